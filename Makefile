@@ -1,0 +1,57 @@
+# make demo    set up what is needed and show what hookline does
+# make test    set up everything and run the tests
+# make check   lint, formatting, types
+# make bench   side-by-side measurements
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+SYSTEM_PACKAGES :=
+
+.PHONY: demo test check format bench system clean
+
+demo: $(VENV)/.core
+	$(BIN)/hookline demo
+
+test: $(VENV)/.dev system
+	$(BIN)/pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/dispatch.py
+
+# Programs of the system that tests use. Without root those tests are skipped and say so.
+system:
+ifneq ($(strip $(SYSTEM_PACKAGES)),)
+	@if dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -qy --no-install-recommends $(SYSTEM_PACKAGES); \
+	else echo "not root: tests that need $(SYSTEM_PACKAGES) will be skipped"; fi
+endif
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	touch $@
+
+# torch comes first and pinned: a resolver left to itself brings several GB of CUDA packages.
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

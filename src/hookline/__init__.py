@@ -1,0 +1,114 @@
+"""Hooks, callbacks and logging for every training loop."""
+
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.callback import MOMENTS, Callback
+from hookline.core.collection import CallbackCollection, load_callbacks
+from hookline.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DuplicateError,
+    HooklineError,
+    MissingExtraError,
+    MomentError,
+    OptionError,
+    OrderError,
+    UnknownNameError,
+)
+from hookline.core.functions import on
+from hookline.core.hook import Hook, HookContext, HookManager
+from hookline.core.policy import Failure, Policy
+from hookline.core.registry import register
+from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
+from hookline.core.timing import Cost, Costs
+
+if TYPE_CHECKING:
+    from hookline import callbacks, testing
+    from hookline.core.state import (
+        ArmResult,
+        EvalResult,
+        ExperimentResult,
+        LogContext,
+        LoopArtifacts,
+        LoopState,
+        ManifestRow,
+        RunResult,
+        TrainingBatch,
+    )
+    from hookline.loops.run import Run, run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MOMENTS",
+    "ArmResult",
+    "At",
+    "Callback",
+    "CallbackCollection",
+    "CheckpointError",
+    "ConfigError",
+    "Cost",
+    "Costs",
+    "DuplicateError",
+    "EvalResult",
+    "Every",
+    "ExperimentResult",
+    "Failure",
+    "Hook",
+    "HookContext",
+    "HookManager",
+    "HooklineError",
+    "LogContext",
+    "LoopArtifacts",
+    "LoopState",
+    "ManifestRow",
+    "MissingExtraError",
+    "MomentError",
+    "Once",
+    "OptionError",
+    "OrderError",
+    "Policy",
+    "Run",
+    "RunResult",
+    "Schedule",
+    "Seconds",
+    "TrainingBatch",
+    "UnknownNameError",
+    "When",
+    "callbacks",
+    "load_callbacks",
+    "on",
+    "register",
+    "run",
+    "testing",
+]
+
+
+_LAZY = {
+    "ArmResult": "hookline.core.state:ArmResult",
+    "EvalResult": "hookline.core.state:EvalResult",
+    "ExperimentResult": "hookline.core.state:ExperimentResult",
+    "LogContext": "hookline.core.state:LogContext",
+    "LoopArtifacts": "hookline.core.state:LoopArtifacts",
+    "LoopState": "hookline.core.state:LoopState",
+    "ManifestRow": "hookline.core.state:ManifestRow",
+    "RunResult": "hookline.core.state:RunResult",
+    "TrainingBatch": "hookline.core.state:TrainingBatch",
+    "Run": "hookline.loops.run:Run",
+    "callbacks": "hookline.callbacks",
+    "run": "hookline.loops.run:run",
+    "testing": "hookline.testing",
+}
+"""What is imported when it is first used, so that `import hookline` stays cheap."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hookline' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, _, attribute = _LAZY[name].partition(":")
+    value = import_module(module)
+    value = getattr(value, attribute) if attribute else value
+    globals()[name] = value
+    return value

@@ -1,0 +1,1 @@
+"""The engine. Standard library only; imports nothing else of hookline."""

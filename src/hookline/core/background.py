@@ -1,0 +1,222 @@
+"""Moments off the training thread: one lane per subscriber, in order, bounded, drained at the end.
+
+A lane is a thread of its own (``background = True``) or a queue on one shared event loop
+(``async def``). A lane that is full drops calls of repeating moments and counts them, because it may
+neither stall the training nor grow without bound; starts, ends, checkpoints and failures are few
+and always get in. What is handed over is a snapshot: the counters and metrics are those of the
+moment that fired; models, tensors and batches are handed over as they are.
+"""
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.policy import Joinable, Policy
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger("hookline")
+
+
+class Lane(ABC):
+    """A place where one subscriber's calls wait and run in order."""
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        self.name = name
+        self.dropped = 0
+        self.error: Exception | None = None
+        self._policy = policy
+
+    def submit(self, job: Callable[[], Any], *, droppable: bool) -> None:
+        """Take a job, or drop and count it when the lane is full and the job may be dropped."""
+        if not droppable or self.waiting() < self._policy.queue_size:
+            self.take(job)
+            return
+        if not self.dropped:
+            logger.warning(
+                "%s is slower than the loop: its queue is full, so some of its calls are dropped. "
+                "Give it a cadence (every=) or less to do.",
+                self.name,
+            )
+        self.dropped += 1
+
+    def raise_waiting(self) -> None:
+        """Raise, once, the exception of a subscriber whose errors propagate."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many jobs wait."""
+
+    @abstractmethod
+    def take(self, job: Callable[[], Any]) -> None:
+        """Put a job at the end of the queue."""
+
+    @abstractmethod
+    def drain(self, seconds: float) -> int:
+        """Wait for what was submitted; return how many jobs were left undone."""
+
+
+class ThreadLane(Lane):
+    """One thread that runs one subscriber's calls in order; it is started by the first of them."""
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        super().__init__(name, policy)
+        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._thread: Joinable | None = None
+
+    def waiting(self) -> int:
+        return self._jobs.qsize()
+
+    def take(self, job: Callable[[], Any]) -> None:
+        self._jobs.put(job)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
+
+    def drain(self, seconds: float) -> int:
+        if self._thread is None:
+            return 0
+        self._jobs.put(None)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return max(self._jobs.qsize() - 1, 0) + 1
+        self._thread = None
+        return 0
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class EventLoop:
+    """One managed event loop in one thread, shared by all async subscribers of a collection."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Joinable | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on the loop, starting it first if need be."""
+        import asyncio  # 30 ms that only users of async moments pay
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = self._policy.start_thread(self._loop.run_forever, "hookline-async")
+        self._loop.call_soon_threadsafe(function)
+
+    def create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine; only from within the loop, which itself keeps but weak references to tasks."""
+        if self._loop is not None:
+            task = self._loop.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Cancel what still runs, end the loop and its thread; a later call starts a fresh one."""
+        if self._loop is None or self._thread is None:
+            return
+        loop, thread = self._loop, self._thread
+        loop.call_soon_threadsafe(lambda: loop.create_task(self._finish(loop)))
+        thread.join(1.0)
+        if not thread.is_alive():
+            loop.close()
+        self._loop = self._thread = None
+
+    async def _finish(self, loop: "asyncio.AbstractEventLoop") -> None:
+        import asyncio
+
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        loop.stop()
+
+
+class AsyncLane(Lane):
+    """One async subscriber's calls, awaited one after another on the shared event loop."""
+
+    def __init__(self, name: str, policy: Policy, loop: EventLoop) -> None:
+        super().__init__(name, policy)
+        self._loop = loop
+        self._jobs: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
+        self._working = False
+
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    def take(self, job: Callable[[], Any]) -> None:
+        self._jobs.append(job)
+        self._loop.call(self._wake)
+
+    def drain(self, seconds: float) -> int:
+        if not self._jobs and not self._working:
+            return 0
+        idle = threading.Event()
+        self.take(_setting(idle))
+        if idle.wait(seconds):
+            return 0
+        undone = len(self._jobs)
+        self._jobs.clear()
+        self._working = False
+        return undone
+
+    def _wake(self) -> None:
+        if self._jobs and not self._working:
+            self._working = True
+            self._loop.create_task(self._work())
+
+    async def _work(self) -> None:
+        while self._jobs:
+            await self._jobs.popleft()()
+        self._working = False
+
+
+def _setting(event: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def set_event() -> None:
+        event.set()
+
+    return set_event
+
+
+class LoopSnapshot:
+    """A loop as it was when a moment fired; what is not data (`log`, `request_stop`, ...) is the loop's own."""
+
+    _DATA = ("step", "current_step", "num_steps", "total_steps", "epoch", "current_epoch", "num_epochs")
+
+    def __init__(self, loop: Any) -> None:
+        vars(self).update({name: getattr(loop, name) for name in self._DATA if hasattr(loop, name)})
+        vars(self).update(_loop=loop, metrics=dict(getattr(loop, "metrics", {})))
+
+    def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
+        """Record metrics at the step of the snapshot rather than at the one under way."""
+        self._loop.log(*args, step=self.step if step is None else step, **values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_loop"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loop, name, value)
+
+
+def snapshot_subject(subject: Any) -> Any:
+    """A moment's first argument as it is now: what has its own `snapshot()` gives it, a loop is wrapped."""
+    own = getattr(type(subject), "snapshot", None)
+    return own(subject) if callable(own) else LoopSnapshot(subject)
+
+
+def snapshot(value: Any) -> Any:
+    """A further argument as it is now: dicts and lists are copied, the rest is handed over as it is."""
+    if isinstance(value, dict):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [snapshot(item) for item in value]
+    return value

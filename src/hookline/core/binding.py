@@ -1,0 +1,108 @@
+"""Which moments a subscriber listens to, and with which arguments: settled when it is added.
+
+A method may take fewer trailing arguments than its moment has. One that cannot be called, or that
+would get the wrong argument under a right name, and one whose name is no moment, are errors here
+rather than surprises at step 10,000.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.core.errors import MomentError, closest
+from hookline.core.moment import Moment
+from hookline.core.subscriber import Subscriber
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One subscriber's method for one moment, and the arguments to call it with, as source text."""
+
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    is_async: bool
+
+
+def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Binding]:
+    """The moments that ``subscriber`` overrides, each checked against the catalogue."""
+    _refuse_misspelt(subscriber, moments)
+    return {
+        name: bind_function(getattr(subscriber, name), moment, who=type(subscriber).__name__)
+        for name, moment in moments.items()
+        if _overrides(subscriber, name)
+    }
+
+
+def bind_function(function: Callable[..., Any], moment: Moment, *, who: str) -> Binding:
+    """Check that ``function`` can be called at ``moment`` and settle with which arguments."""
+    if not callable(function):
+        raise MomentError(f"{who}.{moment.name} is {function!r}; a moment is a method: {moment.signature()}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-ins have none: give them everything
+        return Binding(function, moment.arguments, is_async=False)
+    arguments = _accepted(signature, moment)
+    if arguments is None:
+        raise MomentError(_cannot_call(function, signature, moment, who))
+    return Binding(function, arguments, is_async=inspect.iscoroutinefunction(function))
+
+
+def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] | None:
+    """The arguments to pass, or None when no call can work."""
+    accepted: list[str] = []
+    by_keyword: list[str] = []
+    for parameter in signature.parameters.values():
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            accepted = [*moment.arguments]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            by_keyword = [*moment.keywords]
+        elif parameter.kind is parameter.KEYWORD_ONLY or parameter.name in moment.keywords:
+            if parameter.name in moment.keywords:
+                by_keyword.append(parameter.name)
+            elif required:
+                return None
+        elif len(accepted) < len(moment.arguments):
+            place = len(accepted)
+            if parameter.name in moment.arguments and moment.arguments[place] != parameter.name:
+                return None
+            accepted.append(moment.arguments[place])
+        elif required:
+            return None
+    return (*accepted, *(f"{name}={name}" for name in dict.fromkeys(by_keyword)))
+
+
+def _cannot_call(function: Callable[..., Any], signature: inspect.Signature, moment: Moment, who: str) -> str:
+    name = getattr(function, "__name__", moment.name)
+    return (
+        f"{who}: {name}{signature} cannot be called at the moment {moment.name}.\n"
+        f"    it is defined as    {name}{signature}\n"
+        f"    it is called as     {moment.signature()}\n"
+        "Trailing arguments may be left off; their order may not change."
+    )
+
+
+def _overrides(subscriber: Subscriber, name: str) -> bool:
+    """Whether the method is the subscriber's own rather than the no-op of the base class."""
+    if name in vars(subscriber):
+        return True
+    for owner in type(subscriber).__mro__:
+        if name in vars(owner):
+            return not _is_base(owner)
+    return False
+
+
+def _is_base(owner: type) -> bool:
+    """The classes that declare moments declare them as no-ops; they say so with ``_declares_moments``."""
+    return bool(vars(owner).get("_declares_moments", False))
+
+
+def _refuse_misspelt(subscriber: Subscriber, moments: Mapping[str, Moment]) -> None:
+    for owner in type(subscriber).__mro__:
+        for name, value in vars(owner).items():
+            if name.startswith("on_") and callable(value) and name not in moments:
+                raise MomentError(
+                    f"{type(subscriber).__name__}.{name} is not a moment. {closest(name, moments)} "
+                    "A helper method of your own needs another name, e.g. with a leading underscore."
+                )

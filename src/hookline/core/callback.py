@@ -1,0 +1,188 @@
+"""`Callback`: the catalogue of moments.
+
+One typed, documented method per moment, in the order in which they fire, listed nowhere else:
+`MOMENTS` is read off the class. Every method is a no-op, so a callback overrides what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hookline.core.moment import catalogue, repeats
+from hookline.core.subscriber import Subscriber
+
+if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
+    from hookline.core.state import (
+        ArmResult,
+        EvalResult,
+        ExperimentResult,
+        LogContext,
+        LoopArtifacts,
+        LoopState,
+        ManifestRow,
+        RunResult,
+    )
+
+Metrics: TypeAlias = Mapping[str, Any]
+Returned: TypeAlias = Metrics | Coroutine[Any, Any, Metrics | None] | None
+
+
+class Callback(Subscriber):
+    """Override any of these; the defaults are no-ops.
+
+    A moment may leave off trailing arguments that it does not need, may be ``async``, and may
+    return a dict of metrics, which is recorded under the callback's name. This is the loop::
+
+        on_experiment_start(ctx)
+        for group in experiment:
+            on_group_start(ctx, group_name)
+            for run in group:
+                on_run_start(ctx)
+                on_train_start(loop)
+                for epoch in epochs:
+                    on_train_epoch_start(loop)
+                    for step_idx in steps:
+                        on_rollout_start / on_rollout_end     (loops that generate their own data)
+                        on_step_start(loop, step_idx)
+                        for batch in micro_batches:           (one, without accumulation)
+                            on_train_batch_start(loop, batch, batch_idx)
+                            on_train_batch_end(loop, outputs, batch, batch_idx)
+                        on_before_optimizer_step(loop, optimizer)
+                        on_step_end(loop, step_idx, batch, metrics)   (before the row is written)
+                        on_log(loop, step, metrics)                   (after it)
+                        when due: validation, on_checkpoint(loop, row)
+                    on_train_epoch_end(loop)
+                on_train_end(loop, artifacts)     (an orderly end; otherwise on_exception(loop, error))
+                on_benchmark_eval(ctx, eval_result, predictions)
+                on_run_end(ctx, run_result, arm)
+            on_group_end(ctx, group_name)
+        on_experiment_end(ctx, result)
+
+    and a validation::
+
+        on_validation_start(loop)
+        on_validation_epoch_start(loop)
+        for batch in batches:
+            on_validation_batch_start(loop, batch, batch_idx)
+            on_validation_batch_end(loop, outputs, batch, batch_idx)
+        on_validation_epoch_end(loop)         (its metrics are known from here on)
+        on_validation_end(loop)
+        on_eval(loop, step_idx, eval_name, metrics)
+    """
+
+    _declares_moments = True
+
+    # Arguments are positional-only so that a subclass may name them as its framework does.
+
+    def on_experiment_start(self, ctx: LogContext, /) -> Returned:
+        """Once, before any arm. A logger creates the experiment's record: ``ctx.ids['experiment_id']``."""
+
+    def on_group_start(self, ctx: LogContext, group_name: str, /) -> Returned:
+        """When a group of runs (repeats or stages) begins. A logger sets ``ctx.ids[f'group:{group_name}']``."""
+
+    def on_run_start(self, ctx: LogContext, /) -> Returned:
+        """Before a run trains; ``ctx.run_config`` is set. A logger sets ``ctx.ids['run_id']``."""
+
+    def on_train_start(self, loop: LoopState, /) -> Returned:
+        """Once, before the first step."""
+
+    def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> Returned:
+        """After a checkpoint was loaded; the loop's counters are those of the checkpoint."""
+
+    def on_train_epoch_start(self, loop: LoopState, /) -> Returned:
+        """Before the first step of an epoch."""
+
+    @repeats("step_idx + 1", axis="rollout")
+    def on_rollout_start(self, loop: LoopState, step_idx: int, lesson_id: str | None, /) -> Returned:
+        """Before completions are generated for a rollout step."""
+
+    @repeats("step_idx + 1", axis="rollout")
+    def on_rollout_end(self, loop: LoopState, step_idx: int, rollouts: Any, /) -> Returned:
+        """After completions were generated and scored."""
+
+    def on_weights_update(self, loop: LoopState, version: int, /) -> Returned:
+        """After new weights arrived in a loop that generates."""
+
+    @repeats("step_idx + 1")
+    def on_step_start(self, loop: LoopState, step_idx: int, /) -> Returned:
+        """Before a step (one optimizer update) begins; ``step_idx`` counts from 0."""
+
+    @repeats("loop.step + 1")
+    def on_train_batch_start(self, loop: LoopState, batch: Any, batch_idx: int, /) -> Returned:
+        """Before one forward and backward pass; ``batch_idx`` counts from 0 in each epoch."""
+
+    @repeats("loop.step + 1")
+    def on_train_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> Returned:
+        """After one forward and backward pass; ``outputs`` is what it gave, e.g. ``{"loss": ...}``."""
+
+    @repeats("loop.step + 1")
+    def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> Returned:
+        """Gradients are complete, the optimizer has not moved yet."""
+
+    @repeats("step_idx + 1")
+    def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> Returned:
+        """After a step, before its row is written: what is logged or returned here lands in that row."""
+
+    @repeats("step")
+    def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> Returned:
+        """After a row of metrics was written; ``step`` is the completed count it belongs to."""
+
+    def on_validation_start(self, loop: LoopState, /) -> Returned:
+        """Before a validation."""
+
+    def on_validation_epoch_start(self, loop: LoopState, /) -> Returned:
+        """Before the first batch of a pass over the validation data."""
+
+    @repeats("batch_idx + 1", axis="validation")
+    def on_validation_batch_start(self, loop: LoopState, batch: Any, batch_idx: int, /) -> Returned:
+        """Before a validation batch."""
+
+    @repeats("batch_idx + 1", axis="validation")
+    def on_validation_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> Returned:
+        """After a validation batch."""
+
+    def on_validation_epoch_end(self, loop: LoopState, /) -> Returned:
+        """After the last validation batch; ``loop.get_metric("val/loss")`` is the one of this validation."""
+
+    def on_validation_end(self, loop: LoopState, /) -> Returned:
+        """After a validation."""
+
+    def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> Returned:
+        """After an evaluator finished inside the loop, with its metrics; once per evaluator."""
+
+    def on_checkpoint(self, loop: LoopState, row: ManifestRow, /) -> Returned:
+        """After a checkpoint was saved and its manifest row written."""
+
+    def on_train_epoch_end(self, loop: LoopState, /) -> Returned:
+        """After the last step of an epoch."""
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> Returned:
+        """Once, after an orderly end: all steps done, or a stop that was asked for."""
+
+    def on_exception(self, loop: LoopState, error: BaseException, /) -> Returned:
+        """Instead of `on_train_end`, when an error or an interrupt ends the training."""
+
+    def on_benchmark_eval(
+        self,
+        ctx: LogContext,
+        eval_result: EvalResult,
+        predictions: list[dict[str, Any]],
+        /,
+        *,
+        step: int | None = None,
+    ) -> Returned:
+        """After a benchmark was scored: in the loop with the step, after training with ``step=None``."""
+
+    def on_run_end(self, ctx: LogContext, run_result: RunResult, arm: ArmResult, /) -> Returned:
+        """After a run and its benchmarks; ``ctx.status`` and ``ctx.error`` are set."""
+
+    def on_group_end(self, ctx: LogContext, group_name: str, /) -> Returned:
+        """After the last run of a group."""
+
+    def on_experiment_end(self, ctx: LogContext, result: ExperimentResult, /) -> Returned:
+        """Once, after the last arm."""
+
+
+MOMENTS = catalogue(Callback)
+"""Every moment by name, in the order in which they fire."""

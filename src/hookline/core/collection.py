@@ -1,0 +1,202 @@
+"""`CallbackCollection`: an ordered set of subscribers that is itself a callback.
+
+Call a moment on it and every subscriber gets it. A collection inside another is a group; a loop
+only ever holds one. Order, isolation, cadence and cost are the engine's (`Roster`); this class adds
+what people give it: callbacks, hooks, names, functions, dicts, other collections.
+
+Do not keep a moment's bound attribute (``fire = callbacks.on_step_end``): a change to the collection
+replaces it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, overload
+
+from hookline.core.callback import MOMENTS, Callback
+from hookline.core.errors import MomentError, UnknownNameError
+from hookline.core.functions import HOOK_FUNCTIONS, LoggerFunction, hook_functions
+from hookline.core.hook import ContextSource, Hook, hook_target
+from hookline.core.policy import Failure, Policy
+from hookline.core.roster import Newcomer, Roster
+from hookline.core.subscriber import Subscriber, configured
+
+
+class CallbackCollection(Roster, Callback):
+    """An ordered set of subscribers; see the module.
+
+    Args:
+        subscribers: Callbacks, hooks, registered names, ``hl.on(...)`` functions, logger functions
+            ``fn(report_data, step)``, dicts of hook functions, entries of a configuration,
+            other collections; or one collection, whose members are taken over.
+        name: What it is called as a group in another collection.
+        strict: Let every exception propagate instead of isolating observers.
+        policy: Further settings of the engine.
+    """
+
+    def __init__(
+        self,
+        subscribers: Iterable[Any] = (),
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        policy: Policy | None = None,
+    ) -> None:
+        policy = policy or Policy()
+        super().__init__(MOMENTS, paced_by="on_step_end", policy=replace(policy, strict=strict or policy.strict))
+        self._contexts = ContextSource()
+        if name is not None:
+            self.configure(name=name)
+        self.extend(subscribers)
+
+    def add(self, subscriber: Any, **options: Any) -> None:
+        """Add one subscriber; see `Subscriber` for the options.
+
+        Raises:
+            MomentError: It overrides something that is no moment, or cannot be called as one.
+            OrderError: Its ``before`` or ``after`` names nobody, or makes a cycle.
+            DuplicateError: The name, or this very instance, is there already.
+        """
+        self.enter(self._newcomers(subscriber, options))
+
+    def extend(self, subscribers: Iterable[Any]) -> None:
+        """Add several at once, all or none; they may name one another in ``before`` and ``after``."""
+        if isinstance(subscribers, str | Mapping) or callable(subscribers) or not isinstance(subscribers, Iterable):
+            raise MomentError(f"{subscribers!r} is one subscriber: give a list of them.")
+        self.enter([newcomer for subscriber in subscribers for newcomer in self._newcomers(subscriber, {})])
+
+    def insert(self, index: int, subscriber: Any, **options: Any) -> None:
+        """Add one subscriber at a place of its own, whatever its priority."""
+        newcomers = self._newcomers(subscriber, options)
+        if len(newcomers) != 1:
+            raise MomentError("A dict of several hook functions has no single place: add it instead.")
+        self.enter_at(index, *newcomers[0])
+
+    def remove(self, reference: Any) -> None:
+        """Take out an instance (this very one), all of a class, or the one with a name."""
+        self.leave(reference)
+
+    def move_to_front(self, reference: Any) -> None:
+        """Make a subscriber run first."""
+        self.place(reference, 0)
+
+    def move_to_back(self, reference: Any) -> None:
+        """Make a subscriber run last."""
+        self.place(reference, -1)
+
+    def move_to_position(self, reference: Any, index: int) -> None:
+        """Make a subscriber run at this place, counted as in a list."""
+        self.place(reference, index)
+
+    def name_of(self, reference: Any) -> str:
+        """The unique name that a subscriber goes by here."""
+        return self._meant(reference)[0].name
+
+    def names(self) -> list[str]:
+        """The subscribers' names, in the order in which they run."""
+        return [entry.name for entry in self.entries]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The latest exceptions of subscribers, oldest first."""
+        return list(self.health.failures)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([entry.subscriber for entry in self.entries])
+
+    def __contains__(self, reference: object) -> bool:
+        return bool(self.find(reference))
+
+    @overload
+    def __getitem__(self, key: int | str) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Any]: ...
+    def __getitem__(self, key: int | str | slice) -> Any:
+        if isinstance(key, str):
+            return self._meant(key)[0].subscriber
+        return list(self)[key]
+
+    def __bool__(self) -> bool:
+        return True  # a loop's collection is there even while it is empty
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"CallbackCollection([{', '.join(self.names())}])"
+
+    def __reduce__(self) -> tuple[Callable[..., "CallbackCollection"], tuple[Any, ...]]:
+        """Copies and pickles hold the subscribers and their options, not the compiled moments."""
+        members = [(entry.subscriber, dict(entry.given)) for entry in self.entries]
+        return _rebuild, (self._policy, members, configured(self))
+
+    def _newcomers(self, given: Any, options: Mapping[str, Any]) -> list[Newcomer]:
+        """What somebody gave, as subscribers."""
+        if isinstance(given, str):
+            return self._from_entry(given, options)
+        if isinstance(given, Mapping):
+            return self._from_mapping(given, options)
+        if isinstance(given, Hook):
+            return [(given, hook_target(given, self._contexts), options)]
+        if isinstance(given, Callback):
+            return [(given, given, options)]
+        if isinstance(given, type) and issubclass(given, Subscriber):
+            raise MomentError(f"{given.__name__} is a class: give an instance, {given.__name__}(...).")
+        if callable(given):
+            logger_function = LoggerFunction(given)
+            return [(logger_function, logger_function, options)]
+        raise MomentError(
+            f"{given!r} is not a subscriber: give a Callback, a Hook, a registered name, hl.on(moment, fn), "
+            "a logger function fn(report_data, step), a dict of hook functions, or a CallbackCollection."
+        )
+
+    def _from_mapping(self, given: Mapping[Any, Any], options: Mapping[str, Any]) -> list[Newcomer]:
+        """A dict of hook functions, or one entry of a configuration."""
+        if all(callable(value) or isinstance(value, list | tuple) for value in given.values()):
+            return [(function, function, options) for function in hook_functions(given)]
+        if any(key in HOOK_FUNCTIONS for key in given):
+            raise UnknownNameError(f"{given!r} mixes hook functions with something else: give functions only.")
+        return self._from_entry(given, options)
+
+    def _from_entry(self, entry: Any, options: Mapping[str, Any]) -> list[Newcomer]:
+        from hookline.core.config import Source, build  # only who configures by name pays for it
+
+        subscriber, own = build(entry, Source(entry), repr(entry) if isinstance(entry, str) else "callback")
+        return self._newcomers(subscriber, {**own, **options})
+
+
+def load_callbacks(source: Any, *, strict: bool = False, policy: Policy | None = None) -> CallbackCollection:
+    """The collection that a YAML or JSON file, a dict or a list describes."""
+    from hookline.core.config import read_callbacks
+
+    collection = CallbackCollection(strict=strict, policy=policy)
+    newcomers = [
+        n for subscriber, options in read_callbacks(source) for n in collection._newcomers(subscriber, options)
+    ]
+    collection.enter(newcomers)
+    return collection
+
+
+def _rebuild(policy: Policy, members: list[tuple[Any, dict[str, Any]]], options: dict[str, Any]) -> CallbackCollection:
+    collection = CallbackCollection(policy=policy)
+    collection.enter([n for subscriber, given in members for n in collection._newcomers(subscriber, given)])
+    return collection.configure(**options) if options else collection
+
+
+def _firing(name: str) -> Callable[..., None]:
+    def fire(self: CallbackCollection, *args: Any, **kwargs: Any) -> None:
+        """Compile the moment, keep the result as this collection's attribute, and fire it."""
+        compiled = self.fire(name)
+        vars(self)[name] = compiled
+        compiled(*args, **kwargs)
+
+    return fire
+
+
+for _name in MOMENTS:
+    setattr(CallbackCollection, _name, _firing(_name))

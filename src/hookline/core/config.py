@@ -1,0 +1,230 @@
+"""Callbacks from YAML, JSON or a dict.
+
+Every entry is checked before anything is built: names, options, and arguments against the
+constructor's signature and types. An error says the file and line, the path inside it, what was
+given and what is accepted. YAML is read safely, and a key given twice is an error.
+
+    callbacks:
+      - progress_bar
+      - early_stopping: {monitor: val/loss, patience: 5}
+      - use: my_package.hooks:GradientAlarm
+        with: {threshold: 0.9}
+        every: 25
+        after: [early_stopping]
+"""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError, closest
+from hookline.core.registry import REGISTRY
+from hookline.core.subscriber import OPTION_NAMES, Options, Subscriber
+
+SETTABLE = OPTION_NAMES - {"when"}
+"""The options that a configuration may set; ``when`` takes a function and is given in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A configuration and where it came from, so that errors can point into it."""
+
+    data: Any
+    file: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def error(self, path: str, message: str) -> ConfigError:
+        """An error at a path such as ``callbacks[1].with.threshold``."""
+        line = self.lines.get(path)
+        where = f"{self.file}:{line}: " if self.file and line else f"{self.file}: " if self.file else ""
+        return ConfigError(f"{where}{path}: {message}" if path else f"{where}{message}")
+
+
+def read_callbacks(source: Any) -> list[tuple[Subscriber, dict[str, Any]]]:
+    """The subscribers that a path, a dict or a list describes, each with its options."""
+    read = read_source(source)
+    entries = _entries(read)
+    return [build(entry, read, f"callbacks[{index}]") for index, entry in enumerate(entries)]
+
+
+def build(entry: Any, source: Source, path: str) -> tuple[Subscriber, dict[str, Any]]:
+    """One subscriber and its options from one entry of a configuration."""
+    name, arguments, options, at = _parts(entry, source, path)
+    factory = _factory(name, source, at)
+    _check_arguments(factory, arguments, source, f"{path}.with" if "use" in entry else at)
+    try:
+        subscriber = factory(**arguments)
+    except (TypeError, ValueError, HooklineError) as error:
+        raise source.error(at, f"{name} cannot be built: {error}") from error
+    if not isinstance(subscriber, Subscriber):
+        raise source.error(at, f"{name} gives {subscriber!r}, which is neither a Callback nor a Hook.")
+    try:
+        Options.settle(subscriber, options)
+    except OptionError as error:
+        raise source.error(path, str(error)) from error
+    return subscriber, options
+
+
+def read_source(source: Any) -> Source:
+    """Read a YAML or JSON file, or take a dict or list as it is."""
+    if isinstance(source, Mapping | list | tuple):
+        return Source(source)
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"{source!r} is not a configuration: give a path, a dict or a list.")
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    return _read_json(text, str(path)) if path.suffix == ".json" else _read_yaml(text, str(path))
+
+
+def _read_json(text: str, file: str) -> Source:
+    try:
+        return Source(json.loads(text), file)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg}.") from error
+
+
+def _read_yaml(text: str, file: str) -> Source:
+    import yaml
+
+    lines: dict[str, int] = {}
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _note_lines(root, "", lines, file)
+        return Source(yaml.safe_load(text), file, lines)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{file}:{line}: not valid YAML: {error.problem}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}.") from error
+
+
+def _note_lines(node: Any, path: str, lines: dict[str, int], file: str) -> None:
+    """Remember on which line each path stands, and refuse a key that is given twice."""
+    if node is None:
+        return
+    lines[path] = node.start_mark.line + 1
+    if node.id == "sequence":
+        for index, item in enumerate(node.value):
+            _note_lines(item, f"{path}[{index}]", lines, file)
+    elif node.id == "mapping":
+        seen = set()
+        for key, item in node.value:
+            inner = f"{path}.{key.value}" if path else str(key.value)
+            if inner in seen:
+                raise ConfigError(f"{file}:{key.start_mark.line + 1}: {inner} is given twice.")
+            seen.add(inner)
+            _note_lines(item, inner, lines, file)
+            lines[inner] = key.start_mark.line + 1
+
+
+def _entries(source: Source) -> list[Any]:
+    data = source.data
+    if isinstance(data, Mapping):
+        unknown = [key for key in data if key != "callbacks"]
+        if unknown:
+            raise source.error(str(unknown[0]), f"unknown key. {closest(str(unknown[0]), ['callbacks'])}")
+        data = data.get("callbacks", ())
+    if data is None:
+        return []
+    if not isinstance(data, list | tuple):
+        raise source.error("callbacks", f"{data!r} is not a list of callbacks.")
+    return list(data)
+
+
+def _parts(entry: Any, source: Source, path: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    """An entry's name, constructor arguments, options, and the path of what names it."""
+    if isinstance(entry, str):
+        return entry, {}, {}, path
+    if not isinstance(entry, Mapping):
+        raise source.error(path, f"{entry!r} is not a callback: give a name, or a mapping with one.")
+    options = {key: value for key, value in entry.items() if key in SETTABLE}
+    rest = {key: value for key, value in entry.items() if key not in options}
+    if "use" in rest:
+        name, arguments, at = rest.pop("use"), rest.pop("with", {}), f"{path}.use"
+        for key in rest:
+            accepted = ["use", "with", *SETTABLE]
+            raise source.error(f"{path}.{key}", f"unknown key. {closest(str(key), accepted)}")
+    elif len(rest) == 1:
+        ((name, arguments),) = rest.items()
+        at = f"{path}.{name}"
+    else:
+        given = ", ".join(map(str, rest)) or "nothing"
+        raise source.error(path, f"one name is needed, {given} was given. Options are: {', '.join(sorted(SETTABLE))}.")
+    if not isinstance(name, str):
+        raise source.error(at, f"{name!r} is not a name: give a registered name or 'package.module:Class'.")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+        raise source.error(at, f"{arguments!r} is not a mapping of arguments.")
+    return name, dict(arguments), options, at
+
+
+def _factory(name: str, source: Source, path: str) -> Callable[..., Any]:
+    try:
+        return import_name(name) if ":" in name else REGISTRY.find(name)
+    except UnknownNameError as error:
+        raise source.error(path, str(error)) from error
+
+
+def import_name(name: str) -> Callable[..., Any]:
+    """The class or function at ``package.module:Name``."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except Exception as error:
+        raise UnknownNameError(f"{name!r} cannot be imported: {type(error).__name__}: {error}.") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UnknownNameError(f"{module_name!r} has no {attribute!r}. {closest(part, dir(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UnknownNameError(f"{name!r} is {found!r}, which is not a class.")
+    return found
+
+
+def _check_arguments(factory: Callable[..., Any], arguments: dict[str, Any], source: Source, path: str) -> None:
+    """Refuse unknown and missing arguments and those of a wrong type; convert what a type allows."""
+    signature = inspect.signature(factory)
+    parameters = signature.parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    hints = _hints(factory)
+    for key, value in arguments.items():
+        if key in parameters:
+            arguments[key] = _checked(value, hints.get(key), source, f"{path}.{key}")
+        elif not takes_any:
+            raise source.error(
+                f"{path}.{key}", f"unknown argument. {closest(key, parameters)} It is called as {signature}."
+            )
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise source.error(path, f"{error}. It is called as {signature}.") from None
+
+
+def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    function: Any = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+    try:
+        return get_type_hints(function)
+    except Exception:  # an annotation that cannot be resolved here, e.g. a forward reference to an extra
+        return {}
+
+
+def _checked(value: Any, hint: Any, source: Source, path: str) -> Any:
+    if hint is None:
+        return value
+    import msgspec
+
+    try:
+        return msgspec.convert(value, hint, strict=True)
+    except msgspec.ValidationError as error:
+        wanted = hint.__name__ if isinstance(hint, type) else str(hint)
+        raise source.error(path, f"{value!r} was given, {wanted} is accepted ({error}).") from None
+    except TypeError:
+        return value  # not a type that configuration values can be checked against, e.g. a callable

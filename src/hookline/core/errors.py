@@ -1,0 +1,66 @@
+"""Every error hookline raises on purpose.
+
+    HooklineError
+    ├── MomentError        (TypeError)    a misspelt moment, or a signature that cannot be called
+    ├── OptionError        (ValueError)   an option with a value that is not accepted
+    ├── OrderError         (ValueError)   a cycle, an unknown dependency, a place that breaks a constraint
+    ├── DuplicateError     (ValueError)   a name or an instance that is already there
+    ├── UnknownNameError   (LookupError)  a name that nothing goes by
+    ├── ConfigError        (ValueError)   a configuration file or dict that does not fit
+    ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
+    └── MissingExtraError  (ImportError)  an optional dependency that is not installed
+
+Each also inherits the built-in type that it resembles, so ``except ValueError`` keeps working.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class HooklineError(Exception):
+    """The base of all errors that hookline raises on purpose."""
+
+
+class MomentError(HooklineError, TypeError):
+    """A misspelt moment, or a signature that the engine cannot call."""
+
+
+class OptionError(HooklineError, ValueError):
+    """An option of a subscriber or of a schedule with a value that is not accepted."""
+
+
+class OrderError(HooklineError, ValueError):
+    """An order that cannot be: a cycle, an unknown dependency, a place that breaks a constraint."""
+
+
+class DuplicateError(HooklineError, ValueError):
+    """A name or an instance that is already in the collection."""
+
+
+class UnknownNameError(HooklineError, LookupError):
+    """A name that nothing goes by."""
+
+
+class ConfigError(HooklineError, ValueError):
+    """A configuration that does not fit, with the file and the path inside it."""
+
+
+class CheckpointError(HooklineError, RuntimeError):
+    """A checkpoint that cannot be written or read."""
+
+
+class MissingExtraError(HooklineError, ImportError):
+    """An optional dependency that is not installed; the message has the command that installs it."""
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the known spelling nearest to ``name``, or lists all of them.
+
+    >>> closest("on_step_ends", ["on_step_end", "on_train_end"])
+    "Did you mean 'on_step_end'?"
+    """
+    names = sorted(known)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if matches:
+        return f"Did you mean {matches[0]!r}?"
+    return f"Known: {', '.join(names)}." if names else "There are none."

@@ -1,0 +1,175 @@
+"""Plain functions as subscribers: one moment (`on`), a logger function, a dict of hook functions.
+
+`on("step_end", fn)` calls ``fn`` with the moment's arguments. A logger function is called
+``fn(report_data, step)`` once per step and once per validation, with plain Python numbers. A dict of
+hook functions has up to eight names; each is called ``fn(worker, report_data)``.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hookline.core.binding import bind_function
+from hookline.core.callback import MOMENTS, Callback
+from hookline.core.errors import MomentError, UnknownNameError, closest
+from hookline.core.subscriber import WRITER_PRIORITY
+from hookline.core.values import find_metric, plain
+
+Function = Callable[..., Any]
+
+
+class FunctionCallback(Callback):
+    """A function under one moment's name; it can still be called as the function it was."""
+
+    def __init__(self, moment: str, function: Function) -> None:
+        name = moment if moment.startswith("on_") else f"on_{moment}"
+        if name not in MOMENTS:
+            raise MomentError(f"{moment!r} is not a moment. {closest(name, MOMENTS)}")
+        bind_function(function, MOMENTS[name], who=f"on({moment!r})")
+        self.function = function
+        self._default_name = function_name(function, otherwise=name)
+        vars(self)[name] = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def on(moment: str, function: Function | None = None, **options: Any) -> Any:
+    """Subscribe a function to a moment: ``on("step_end", fn, every=10)``, or as a decorator ``@on("step_end")``.
+
+    Args:
+        moment: A moment's name, with or without ``on_``.
+        function: Called with the moment's arguments; it may leave off trailing ones.
+        **options: Those of any subscriber: ``every``, ``start``, ``when``, ``priority``, ``name``, ...
+    """
+
+    def subscribe(subscribed: Function) -> FunctionCallback:
+        return FunctionCallback(moment, subscribed).configure(**options)
+
+    return subscribe if function is None else subscribe(function)
+
+
+class LoggerFunction(Callback):
+    """A function called ``fn(report_data, step)`` after each step and each validation, on rank zero."""
+
+    priority = WRITER_PRIORITY
+    ranks = "zero"
+
+    def __init__(self, function: Function) -> None:
+        _require_two(function, "a logger function", "(report_data, step)")
+        self.function = function
+        self._default_name = function_name(function, otherwise="logger_function")
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Mapping[str, Any], /) -> None:
+        self.function(plain(metrics), step_idx + 1)
+
+    def on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: Mapping[str, Any], /) -> None:
+        self.function(plain(metrics), step_idx + 1)
+
+
+class HookFunction(Callback):
+    """One of the eight hook functions, called ``fn(worker, report_data)``."""
+
+    def __init__(self, hook_name: str, function: Function) -> None:
+        if hook_name not in HOOK_FUNCTIONS:
+            raise UnknownNameError(f"{hook_name!r} is not a hook function. {closest(hook_name, HOOK_FUNCTIONS)}")
+        _require_two(function, f"hook function {hook_name!r}", "(worker, report_data)")
+        moment, report = HOOK_FUNCTIONS[hook_name]
+        self._default_name = hook_name
+
+        def call(loop: Any, *arguments: Any) -> Any:
+            return function(getattr(loop, "worker", loop), report(loop, *arguments))
+
+        vars(self)[moment] = call
+
+
+def hook_functions(functions: Mapping[str, Function | Iterable[Function]]) -> list[HookFunction]:
+    """The subscribers for a dict of hook functions; a name may have one function or several."""
+    return [
+        HookFunction(name, function)
+        for name, given in functions.items()
+        for function in ([given] if callable(given) else given)
+    ]
+
+
+def _pre_training(loop: Any) -> dict[str, Any]:
+    return {
+        "total_epochs": loop.num_epochs,
+        "total_steps": loop.num_steps,
+        "start_epoch": loop.epoch,
+        "start_step": loop.step,
+    }
+
+
+def _pre_step(loop: Any, step_idx: int) -> dict[str, Any]:
+    return {"current_epoch": loop.epoch, "current_step": loop.step, "total_steps": loop.num_steps}
+
+
+def _post_step(loop: Any, step_idx: int, batch: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {**plain(metrics), **_pre_step(loop, step_idx)}
+
+
+def _post_training(loop: Any, artifacts: Any) -> dict[str, Any]:
+    return {
+        "final_epoch": loop.epoch,
+        "final_step": loop.step,
+        "total_steps": loop.num_steps,
+        "final_val_loss": plain(find_metric(loop.metrics, "val/loss")),
+    }
+
+
+def _pre_validation(loop: Any) -> dict[str, Any]:
+    return {"current_epoch": loop.epoch, "is_last_step": loop.num_steps is not None and loop.step >= loop.num_steps}
+
+
+def _pre_validation_batch(loop: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+    return {"current_epoch": loop.epoch, "batch_index": batch_idx}
+
+
+def _post_validation_batch(loop: Any, outputs: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+    return {"current_epoch": loop.epoch, "batch_index": batch_idx, "val_score": _score(outputs)}
+
+
+def _post_validation(loop: Any) -> dict[str, Any]:
+    return {"current_epoch": loop.epoch, "val_avg_loss": plain(find_metric(loop.metrics, "val/loss"))}
+
+
+HOOK_FUNCTIONS: Mapping[str, tuple[str, Callable[..., dict[str, Any]]]] = {
+    "pre_training_hook": ("on_train_start", _pre_training),
+    "pre_training_step_hook": ("on_step_start", _pre_step),
+    "post_training_step_hook": ("on_step_end", _post_step),
+    "post_training_hook": ("on_train_end", _post_training),
+    "pre_validation_hook": ("on_validation_start", _pre_validation),
+    "pre_per_step_validation_hook": ("on_validation_batch_start", _pre_validation_batch),
+    "post_per_step_validation_hook": ("on_validation_batch_end", _post_validation_batch),
+    "post_validation_hook": ("on_validation_end", _post_validation),
+}
+"""The names of hook functions: at which moment each is called, and how its report_data is made."""
+
+
+def _score(outputs: Any) -> Any:
+    """A validation batch's score: its loss or score where the outputs name one, otherwise the outputs."""
+    if isinstance(outputs, Mapping):
+        outputs = next((outputs[key] for key in ("loss", "val/loss", "val_loss", "score") if key in outputs), None)
+    return plain(outputs)
+
+
+def function_name(function: Function, *, otherwise: str) -> str:
+    """A function's own name as a subscriber's name; lambdas and partials have none."""
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else otherwise
+
+
+def _require_two(function: Any, what: str, wanted: str) -> None:
+    if isinstance(function, type) or not callable(function):
+        raise MomentError(f"{function!r} is not {what}: give a function {wanted}.")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, None)
+    except ValueError:
+        return  # some built-ins have no signature
+    except TypeError:
+        raise MomentError(
+            f"{getattr(function, '__name__', function)}{signature} cannot be {what}: it is called with two arguments, "
+            f"{wanted}. To call a function at one moment, use hl.on('step_end', fn)."
+        ) from None

@@ -1,0 +1,68 @@
+"""What happens when a subscriber raises.
+
+An observer's exception is logged with its name, moment and step, counted, and kept from the others;
+after several in a row the observer is disabled, loudly. The exception of a critical subscriber, or
+any under a strict policy, is counted too, gets a note that says where it came from, and propagates.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hookline.core.entry import Entry, Leaf
+from hookline.core.moment import Moment
+from hookline.core.policy import Failure, Policy
+
+logger = logging.getLogger("hookline")
+
+
+class Health:
+    """The failures of a roster's subscribers, and who is disabled for them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.failures: deque[Failure] = deque(maxlen=100)
+        self.on_failure: Callable[[Failure], None] | None = None
+
+    def propagates(self, leaf: Leaf) -> bool:
+        """Whether this subscriber's exceptions reach the loop."""
+        return self._policy.strict or leaf.critical
+
+    def failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception) -> bool:
+        """Note a failed call, already counted in its meter; return whether the subscriber is disabled for it."""
+        entry = leaf.entry
+        meter = entry.meters[moment.name]
+        meter.errors += 1
+        last, streak = entry.streaks.get(moment.name, (-1, 0))
+        streak = streak + 1 if last == meter.calls - 1 else 1
+        entry.streaks[moment.name] = (meter.calls, streak)
+        fatal = self.propagates(leaf)
+        disable = not fatal and not entry.disabled and streak >= self._policy.failures_allowed
+        entry.disabled = entry.disabled or disable
+        step = getattr(subject, "step", None)
+        self._note(Failure(leaf.path, moment.name, step, error, disable), fatal=fatal)
+        return disable
+
+    def guarded(self, entry: Entry, what: str, function: Callable[[], Any]) -> Any:
+        """Call something other than a moment (state, close) under the same policy; None if it failed."""
+        try:
+            return function()
+        except Exception as error:
+            fatal = self._policy.strict or entry.options.critical
+            self._note(Failure(entry.name, what, None, error, disabled=False), fatal=fatal)
+            if fatal:
+                raise
+            return None
+
+    def _note(self, failure: Failure, *, fatal: bool) -> None:
+        self.failures.append(failure)
+        if fatal:
+            failure.error.add_note(f"hookline: raised by {failure.subscriber} at {failure.where}")
+        else:
+            logger.error("%s (training goes on)", failure, exc_info=failure.error)
+        if failure.disabled:
+            allowed = self._policy.failures_allowed
+            logger.error("%s is DISABLED from here on: it failed %d times in a row.", failure.subscriber, allowed)
+        if self.on_failure is not None:
+            self.on_failure(failure)

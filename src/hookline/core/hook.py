@@ -1,0 +1,343 @@
+"""Hooks: objects that decide (`should_run`) and act (`run`) on a context.
+
+A hook can be registered with a `HookManager`, which a worker asks once per step, or added to any
+`CallbackCollection`, where it is asked after each step. Both are the same engine: order, isolation,
+cadence, background and cost hold for hooks as for callbacks. The logger ``hookline.hooks`` shows at
+DEBUG each hook's run, its time and its result.
+"""
+
+import inspect
+import itertools
+import logging
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hookline.core.callback import MOMENTS
+from hookline.core.entry import Leaf
+from hookline.core.errors import MomentError, OptionError
+from hookline.core.moment import Moment
+from hookline.core.policy import Policy
+from hookline.core.rng import split
+from hookline.core.roster import Roster
+from hookline.core.schedule import Every, Schedule
+from hookline.core.subscriber import Subscriber
+from hookline.core.timing import Costs, duration
+from hookline.core.values import plain
+
+logger = logging.getLogger("hookline.hooks")
+
+
+@dataclass
+class HookContext:
+    """What a hook is told: the worker, the step, a source of randomness, the lesson, and what happened."""
+
+    worker: Any
+    step: int
+    rng: Any = None
+    lesson_id: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def split_rng(self) -> tuple[Any, Any]:
+        """Two fresh generators, different from each other and from all that were given out before."""
+        self.rng, first, second = split(self.rng)
+        return first, second
+
+    def snapshot(self) -> "HookContext":
+        """This context as it is now, for a hook that runs later on another thread."""
+        rng = None if self.rng is None else self.split_rng()[0]
+        return replace(self, rng=rng, metadata=dict(self.metadata))
+
+
+class Hook(Subscriber, ABC):
+    """Decides whether to run at a step, and runs. ``run`` may be ``async`` and may return a dict of metrics."""
+
+    @abstractmethod
+    def should_run(self, context: HookContext) -> bool:
+        """Whether to run at this step."""
+
+    @abstractmethod
+    def run(self, context: HookContext) -> Any:
+        """Act; a returned dict is recorded."""
+
+
+class PeriodicHook(Hook):
+    """Runs every ``frequency`` steps, after the first ``start_step`` of them."""
+
+    def __init__(self, frequency: int, start_step: int = 0) -> None:
+        try:
+            Every(frequency, start_step)
+        except OptionError:
+            raise OptionError(
+                f"{type(self).__name__}(frequency={frequency!r}, start_step={start_step!r}): "
+                "frequency is a whole number of at least 1, start_step one of at least 0. "
+                "To leave a hook out, do not register it."
+            ) from None
+        self.frequency = frequency
+        self.start_step = start_step
+
+    def should_run(self, context: HookContext) -> bool:
+        return context.step > self.start_step and context.step % self.frequency == 0
+
+
+class CompositeHook(Hook):
+    """Several hooks as one; each keeps its own cadence, its own errors and its own line in the costs."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self.manager = HookManager(hooks)
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """The hooks inside, in the order in which they run."""
+        return self.manager.get_hooks()
+
+    def should_run(self, context: HookContext) -> bool:
+        return any(hook.should_run(context) for hook in self.hooks)
+
+    def run(self, context: HookContext) -> dict[str, Any]:
+        return self.manager.run_hooks(context)
+
+
+class LoggingHook(PeriodicHook):
+    """Logs where the worker is: the step, the lesson, and the numbers in the context's metadata."""
+
+    def __init__(self, frequency: int = 100, start_step: int = 0, *, level: int = logging.INFO) -> None:
+        super().__init__(frequency, start_step)
+        self.level = level
+
+    def run(self, context: HookContext) -> None:
+        facts = [f"step {context.step}"]
+        if context.lesson_id is not None:
+            facts.append(f"lesson {context.lesson_id}")
+        facts += [f"{key}={_shown(value)}" for key, value in context.metadata.items()]
+        logger.log(self.level, "%s", ", ".join(facts))
+
+
+class MetricsHook(PeriodicHook):
+    """Collects custom metrics: ``metrics_fn(context)`` returns a dict, which is recorded."""
+
+    def __init__(
+        self, frequency: int, metrics_fn: Callable[[HookContext], Mapping[str, Any]], start_step: int = 0
+    ) -> None:
+        super().__init__(frequency, start_step)
+        if not callable(metrics_fn):
+            raise OptionError(f"metrics_fn={metrics_fn!r}: give a function that takes the context and returns a dict.")
+        self.metrics_fn = metrics_fn
+
+    def run(self, context: HookContext) -> dict[str, Any]:
+        return dict(self.metrics_fn(context))
+
+
+class CheckpointHook(PeriodicHook):
+    """Asks the worker for a checkpoint at the next step boundary."""
+
+    def run(self, context: HookContext) -> None:
+        context.worker.request_checkpoint()
+
+
+class HookManager:
+    """Registers hooks and runs those that are due. Hooks may be registered or taken out at any time.
+
+    Args:
+        hooks: Hooks to begin with.
+        strict: Let every exception of a hook propagate instead of isolating it.
+        policy: Further settings of the engine.
+    """
+
+    def __init__(self, hooks: Iterable[Hook] = (), *, strict: bool = False, policy: Policy | None = None) -> None:
+        policy = policy or Policy()
+        self.roster = _HookRoster(replace(policy, strict=strict or policy.strict))
+        self.roster.enter([(hook, hook_target(hook), {}) for hook in hooks])
+
+    def register_hook(self, hook: Hook, **options: Any) -> None:
+        """Add a hook; options are those of any subscriber: ``name``, ``priority``, ``after``, ``every``, ..."""
+        self.roster.enter([(hook, hook_target(hook), options)])
+
+    def unregister_hook(self, hook: Hook) -> bool:
+        """Take out this very hook; whether it was there."""
+        if isinstance(hook, str | type) or not self.roster.find(hook):
+            return False
+        self.roster.leave(hook)
+        return True
+
+    def clear_hooks(self) -> None:
+        """Take out all hooks."""
+        for hook in self.get_hooks():
+            self.roster.leave(hook)
+
+    def get_hooks(self) -> list[Hook]:
+        """The hooks in the order in which they run; changing the list changes nothing."""
+        return [entry.subscriber for entry in self.roster.entries]
+
+    def run_hooks(self, context: HookContext) -> dict[str, Any]:
+        """Run the hooks that are due and merge what they return.
+
+        A key that another hook gave already is kept under ``<hook's name>/<key>``. What hooks on
+        other threads have returned since the last call is part of the result.
+        """
+        self.roster.fire("asked")(context)
+        return self.roster.collect()
+
+    def costs(self) -> Costs:
+        """What each hook has cost so far."""
+        return self.roster.costs()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every hook, by name."""
+        return self.roster.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of every hook, by name."""
+        self.roster.load_state_dict(state)
+
+    def close(self) -> dict[str, Any]:
+        """Finish background hooks, close all, and return what they gave since the last `run_hooks`."""
+        self.roster.close()
+        return self.roster.collect()
+
+    def __len__(self) -> int:
+        return len(self.roster.entries)
+
+    def __repr__(self) -> str:
+        return f"HookManager([{', '.join(entry.name for entry in self.roster.entries)}])"
+
+
+_ASKED = Moment("asked", ("context",), axis="hook", count="context.step")
+
+
+class _HookRoster(Roster):
+    """A roster whose moment is "asked"; it gathers what the hooks return instead of logging it.
+
+    It also knows the end of a step, so that a `CompositeHook` can be part of a collection.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        moments = {_ASKED.name: _ASKED, "on_step_end": MOMENTS["on_step_end"]}
+        super().__init__(moments, paced_by=_ASKED.name, policy=policy)
+        self._results: dict[str, Any] = {}
+
+    def receive(self, leaf: Leaf, moment: Moment, subject: Any, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            super().receive(leaf, moment, subject, value)
+            return
+        for key, item in value.items():
+            self._results[f"{leaf.path}/{key}" if key in self._results else key] = item
+
+    def collect(self) -> dict[str, Any]:
+        """Everything gathered since the last time."""
+        results, self._results = self._results, {}
+        return results
+
+
+def hook_target(hook: Hook, contexts: "ContextSource | None" = None) -> "HookTarget | Roster":
+    """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat."""
+    if not isinstance(hook, Hook):
+        raise MomentError(f"{hook!r} is not a hook: give an instance of a subclass of hookline.hooks.Hook.")
+    if isinstance(hook, CompositeHook):
+        return hook.manager.roster
+    return HookTarget(hook, contexts or ContextSource())
+
+
+class HookTarget(Subscriber):
+    """A hook as the engine calls it, by a manager (`asked`) or by a collection (after each step)."""
+
+    def __init__(self, hook: Hook, contexts: "ContextSource") -> None:
+        self.hook = hook
+        self.contexts = contexts
+        self.schedule: Schedule = _Asks(hook, contexts)
+        if type(hook).should_run is PeriodicHook.should_run:
+            self.schedule = _Periodic(hook)
+        is_async = inspect.iscoroutinefunction(hook.run)
+        self.asked = self._asked_async if is_async else self._asked
+        self.on_step_end = self._after_step_async if is_async else self._after_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.hook.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.hook.load_state_dict(state)
+
+    def close(self) -> None:
+        self.hook.close()
+
+    def _asked(self, context: HookContext) -> Any:
+        start = time.perf_counter()
+        result = self.hook.run(context)
+        self._debug(context, result, start)
+        return result
+
+    async def _asked_async(self, context: HookContext) -> Any:
+        start = time.perf_counter()
+        result = await self.hook.run(context)
+        self._debug(context, result, start)
+        return result
+
+    def _after_step(self, loop: Any, step_idx: int) -> Any:
+        return self._asked(self.contexts.at(loop, step_idx + 1))
+
+    async def _after_step_async(self, loop: Any, step_idx: int) -> Any:
+        return await self._asked_async(self.contexts.at(loop, step_idx + 1))
+
+    def _debug(self, context: HookContext, result: Any, start: float) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            took = duration(time.perf_counter() - start)
+            logger.debug("%s ran at step %d in %s -> %r", self.hook.name, context.step, took, result)
+
+
+class _Asks(Schedule):
+    """Due when the hook itself says so."""
+
+    def __init__(self, hook: Hook, contexts: "ContextSource") -> None:
+        self.hook, self.contexts = hook, contexts
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        context = subject if isinstance(subject, HookContext) else self.contexts.at(subject, count)
+        return bool(self.hook.should_run(context))
+
+
+class _Periodic(Schedule):
+    """Due as `PeriodicHook` says, without asking it at the steps in between."""
+
+    def __init__(self, hook: Any) -> None:
+        self.hook = hook
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return Every(self.hook.frequency, self.hook.start_step).due(count)
+
+    def next(self, count: int) -> int:
+        return Every(self.hook.frequency, self.hook.start_step).next(count)
+
+
+class ContextSource:
+    """Makes the one context that the hooks of a collection share at a step.
+
+    Its generator is made from the step, so it is the same after a resume and takes nothing from the
+    loop's own randomness; hooks that split it get different ones.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self._number = next(self._numbers)
+        self._lock = threading.Lock()
+        self._latest: HookContext | None = None
+
+    def at(self, loop: Any, step: int) -> HookContext:
+        """The context of a loop's step."""
+        with self._lock:
+            latest = self._latest
+            if latest is None or latest.worker is not loop or latest.step != step:
+                rng = random.Random(f"hookline/{self._number}/{step}")
+                metadata = dict(getattr(loop, "metrics", {}))
+                latest = HookContext(loop, step, rng, getattr(loop, "lesson_id", None), metadata)
+                self._latest = latest
+            return latest
+
+
+def _shown(value: Any) -> str:
+    value = plain(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,98 @@
+"""Names for classes of callbacks and hooks: built in, registered, or installed by other packages.
+
+A package offers its own through the entry point group ``hookline.callbacks``. Entry points and the
+built-in modules are only read when a name is looked up that nobody registered yet.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hookline.core.errors import DuplicateError, OptionError, UnknownNameError, closest
+from hookline.core.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS = "hookline.callbacks"
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Registry:
+    """Names to factories: classes of subscribers, or functions that return one.
+
+    Args:
+        builtin_modules: Modules that register names when imported.
+    """
+
+    def __init__(self, builtin_modules: tuple[str, ...] = ()) -> None:
+        self._builtin_modules = builtin_modules
+        self._registered: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Give a class of callbacks or hooks a name: ``@register("gradient_alarm")``."""
+        if not isinstance(name, str) or not name or "/" in name:
+            raise OptionError(f"register({name!r}): give a non-empty string without '/'.")
+
+        def enter(factory: T) -> T:
+            known = self._registered.get(name)
+            if known is not None and _place(known) != _place(factory):
+                raise DuplicateError(f"{name!r} is taken by {_place(known)}. Register {_place(factory)} under another.")
+            if isinstance(factory, type) and issubclass(factory, Subscriber) and "name" not in vars(factory):
+                factory._default_name = name
+            self._registered[name] = factory
+            return factory
+
+        return enter
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """The factory that goes by a name."""
+        self._load_builtin()
+        if name in self._registered:
+            return self._registered[name]
+        for point in _entry_points():
+            if point.name == name:
+                return self.register(name)(_load(point))
+        raise UnknownNameError(f"Nothing is registered as {name!r}. {closest(name, self.names())}")
+
+    def names(self) -> list[str]:
+        """All names that can be found, sorted."""
+        self._load_builtin()
+        return sorted({*self._registered, *self.installed()})
+
+    def installed(self) -> dict[str, str]:
+        """The names that other packages offer, with the package of each."""
+        return {point.name: point.dist.name if point.dist else point.value for point in _entry_points()}
+
+    @functools.cache  # noqa: B019 - registries live as long as the program
+    def _load_builtin(self) -> None:
+        for module in self._builtin_modules:
+            importlib.import_module(module)
+
+
+def _entry_points() -> "Iterable[EntryPoint]":
+    import importlib.metadata  # 20 ms that only a look-up pays
+
+    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+
+
+def _load(point: "EntryPoint") -> Callable[..., Any]:
+    try:
+        factory: Callable[..., Any] = point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else point.value
+        raise UnknownNameError(
+            f"{point.name!r} is offered by {package} ({point.value}), but cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return factory
+
+
+def _place(factory: Callable[..., Any]) -> str:
+    return f"{factory.__module__}:{factory.__qualname__}"
+
+
+REGISTRY = Registry(builtin_modules=("hookline.callbacks",))
+register = REGISTRY.register

@@ -1,0 +1,330 @@
+"""`Roster`: an ordered set of subscribers to a catalogue of moments.
+
+`CallbackCollection` and `HookManager` are two faces of this class. It guarantees that a change that
+is refused changes nothing; that a change made while a moment fires takes effect at the next firing
+(a firing runs on the function that was compiled before, so nobody is skipped or called twice); and
+that nested rosters are compiled flat, so that a group costs no more than its members.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from hookline.core.background import AsyncLane, EventLoop, Lane, ThreadLane
+from hookline.core.binding import Binding, bind
+from hookline.core.dispatch import Call, Compiled, Fire, Slot, compile_moment
+from hookline.core.entry import Entry, Leaf, unique_name
+from hookline.core.errors import DuplicateError, OptionError, UnknownNameError, closest
+from hookline.core.handover import HandOver
+from hookline.core.health import Health
+from hookline.core.ledger import Ledger
+from hookline.core.moment import Moment
+from hookline.core.order import arrange, matches, require_known, require_order
+from hookline.core.policy import Policy
+from hookline.core.schedule import Schedule
+from hookline.core.subscriber import Options, Subscriber
+from hookline.core.timing import Costs, Meter
+
+logger = logging.getLogger("hookline")
+
+Target: TypeAlias = "Subscriber | Roster"
+Newcomer: TypeAlias = tuple[Subscriber, Target, Mapping[str, Any]]
+
+
+class Roster:
+    """An ordered set of subscribers; see the module's guarantees.
+
+    Args:
+        moments: The catalogue.
+        paced_by: The moment whose timed passes look after budgets and the report of costs.
+        policy: How errors, queues and time limits are handled.
+    """
+
+    def __init__(self, moments: Mapping[str, Moment], *, paced_by: str, policy: Policy) -> None:
+        self.health = Health(policy)
+        self._moments = moments
+        self._paced_by = paced_by
+        self._policy = policy
+        self._ledger = Ledger(policy)
+        self._event_loop = EventLoop(policy)
+        self._lock = threading.RLock()
+        self._preferred: list[Entry] = []
+        self._entries: list[Entry] = []
+        self._compiled: dict[str, Compiled] = {}
+        self._parents: weakref.WeakSet[Roster] = weakref.WeakSet()
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The subscribers in the order in which they run."""
+        return self._entries
+
+    def find(self, reference: Any) -> list[Entry]:
+        """The entries that an instance (by identity), a class or a name means; none if nothing fits."""
+        if isinstance(reference, str | type):
+            return [entry for entry in self._entries if matches(entry, reference)]
+        return [entry for entry in self._entries if entry.is_for(reference)]
+
+    def enter(self, newcomers: Iterable[Newcomer]) -> None:
+        """Add (subscriber as given, subscriber as called, options); all of them or, with an error, none."""
+        with self._lock:
+            preferred = list(self._preferred)
+            fresh = []
+            for subscriber, target, given in newcomers:
+                entry = self._entry(subscriber, target, given, preferred)
+                preferred.insert(_place(preferred, entry.options.priority), entry)
+                fresh.append(entry)
+            require_known(fresh, preferred)
+            self._commit(preferred, arrange(preferred))
+            self._adopt(fresh)
+
+    def enter_at(self, position: int, subscriber: Subscriber, target: Target, given: Mapping[str, Any]) -> None:
+        """Add one subscriber at a position, counted as by `list.insert`."""
+        with self._lock:
+            entry = self._entry(subscriber, target, given, self._entries)
+            entry.moved = True
+            entries = list(self._entries)
+            entries.insert(position, entry)
+            require_known([entry], entries)
+            arrange(entries)
+            require_order(entries)
+            self._commit(entries, list(entries))
+            self._adopt([entry])
+
+    def leave(self, reference: Any) -> list[Any]:
+        """Take out everything that an instance, a class or a name means, and return it."""
+        with self._lock:
+            leaving = self._meant(reference)
+            self._commit(
+                [entry for entry in self._preferred if entry not in leaving],
+                [entry for entry in self._entries if entry not in leaving],
+            )
+            for entry in leaving:
+                if isinstance(entry.target, Roster):
+                    entry.target._parents.discard(self)
+            return [entry.subscriber for entry in leaving]
+
+    def place(self, reference: Any, position: int) -> None:
+        """Move one subscriber to a position, counted as in a list."""
+        with self._lock:
+            moving = self._meant(reference)
+            if len(moving) > 1:
+                names = ", ".join(entry.name for entry in moving)
+                raise OptionError(f"{reference!r} means several subscribers ({names}); give one of these names.")
+            size = len(self._entries)
+            if isinstance(position, bool) or not isinstance(position, int) or not -size <= position < size:
+                raise OptionError(f"position={position!r}: give a whole number from {-size} to {size - 1}.")
+            entries = [entry for entry in self._entries if entry is not moving[0]]
+            entries.insert(position % size, moving[0])
+            require_order(entries)
+            moving[0].moved = True
+            self._commit(entries, list(entries))
+
+    def fire(self, name: str) -> Fire:
+        """The function that fires a moment, compiled at its first use after a change."""
+        with self._lock:
+            if name not in self._compiled:
+                self._compiled[name] = self._compile(self._moments[name])
+            return self._compiled[name].fire
+
+    def receive(self, leaf: Leaf, moment: Moment, subject: Any, value: Any) -> None:
+        """Take what a subscriber returned: a dict is recorded under its name, by the loop."""
+        if not isinstance(value, Mapping):
+            if not leaf.entry.warned:
+                leaf.entry.warned = True
+                logger.warning(
+                    "%s returned %r from %s, which is ignored: return a dict of metrics, or nothing.",
+                    leaf.path,
+                    value,
+                    moment.name,
+                )
+        elif value and hasattr(subject, "log"):
+            subject.log({f"{leaf.path}/{key}": item for key, item in value.items()})
+
+    def costs(self) -> Costs:
+        """What each subscriber has cost so far, dearest first."""
+        with self._lock:
+            self._credit()
+            return Costs(leaf.cost() for leaf in self.leaves())
+
+    def plan(self) -> dict[str, list[str]]:
+        """For each moment that somebody listens to, who runs, in order."""
+        leaves = [leaf for leaf in self.leaves() if not leaf.entry.disabled]
+        listening = {name: [leaf.path for leaf in leaves if name in leaf.entry.bindings] for name in self._moments}
+        return {name: paths for name, paths in listening.items() if paths}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every subscriber, by name."""
+        states = {entry.name: self._state(entry) for entry in self._entries}
+        return {name: {} if state is None else state for name, state in states.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore every subscriber by name; warn about names that are on one side only."""
+        for name in state.keys() - {entry.name for entry in self._entries}:
+            logger.warning("The checkpoint has state for %r, which is not here: ignored.", name)
+        for entry in self._entries:
+            if entry.name in state:
+                load = partial(entry.target.load_state_dict, state[entry.name])
+                self.health.guarded(entry, "load_state_dict", load)
+            elif self._state(entry):
+                logger.warning("The checkpoint has no state for %r: it starts anew.", entry.name)
+
+    def close(self) -> None:
+        """Finish background work within the time limit, then close every subscriber. May be called again."""
+        leaves = list(self.leaves())
+        lanes = [lane for leaf in leaves for lane in leaf.entry.lanes.values()]
+        for lane in lanes:
+            undone = lane.drain(self._policy.drain_seconds)
+            if undone:
+                limit = self._policy.drain_seconds
+                logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, undone)
+        self._event_loop.stop()
+        for entry in self._entries:
+            self.health.guarded(entry, "close", entry.target.close)
+        for lane in lanes:
+            lane.raise_waiting()
+
+    def leaves(self, groups: tuple[Entry, ...] = ()) -> Iterator[Leaf]:
+        """Every subscriber in the order of running, those of groups in their group's place."""
+        for entry in self._entries:
+            if isinstance(entry.target, Roster):
+                yield from entry.target.leaves((*groups, entry))
+            else:
+                yield Leaf(entry, groups)
+
+    def _meant(self, reference: Any) -> list[Entry]:
+        found = self.find(reference)
+        if not found:
+            given = reference if isinstance(reference, str) else getattr(reference, "__name__", repr(reference))
+            raise UnknownNameError(f"{given} is not here. {closest(str(given), (e.name for e in self._entries))}")
+        return found
+
+    def _entry(
+        self, subscriber: Subscriber, target: Target, given: Mapping[str, Any], present: Sequence[Entry]
+    ) -> Entry:
+        for entry in present:
+            if entry.is_for(subscriber):
+                raise DuplicateError(f"{entry.name!r} is already here: this very instance was added before.")
+        if isinstance(target, Roster):
+            self._refuse_nesting(target)
+        options = Options.settle(subscriber, given)
+        own = getattr(target, "schedule", None)  # a hook's should_run
+        if own is not None:
+            options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
+        return Entry(
+            subscriber=subscriber,
+            target=target,
+            options=options,
+            given=given,
+            name=unique_name(options, (entry.name for entry in present)),
+            bindings={} if isinstance(target, Roster) else bind(target, self._moments),
+        )
+
+    def _refuse_nesting(self, target: "Roster") -> None:
+        inner = [target]
+        while inner:
+            roster = inner.pop()
+            if roster is self:
+                raise DuplicateError("A collection cannot hold itself, directly or through a group.")
+            inner += [entry.target for entry in roster._entries if isinstance(entry.target, Roster)]
+
+    def _adopt(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if isinstance(entry.target, Roster):
+                entry.target._parents.add(self)
+
+    def _commit(self, preferred: list[Entry], arranged: list[Entry]) -> None:
+        self._preferred, self._entries = preferred, arranged
+        self._invalidate()
+
+    def _invalidate(self) -> None:
+        """Forget the compiled moments, here and wherever this roster is nested; firings under way run on."""
+        with self._lock:
+            self._credit()
+            for name in self._compiled:
+                vars(self).pop(name, None)
+            self._compiled = {}
+        for parent in list(self._parents):
+            parent._invalidate()
+
+    def _credit(self) -> None:
+        for compiled in self._compiled.values():
+            compiled.credit()
+
+    def _compile(self, moment: Moment) -> Compiled:
+        calls = [
+            self._call(leaf, moment, leaf.entry.bindings[moment.name])
+            for leaf in self.leaves()
+            if moment.name in leaf.entry.bindings and not leaf.entry.disabled
+        ]
+        return compile_moment(
+            moment,
+            calls,
+            clock=self._policy.clock,
+            sampled=partial(self._sampled, moment, calls),
+            reviewed=moment.name == self._paced_by,
+        )
+
+    def _call(self, leaf: Leaf, moment: Moment, binding: Binding) -> Call:
+        meter = leaf.entry.meters.setdefault(moment.name, Meter())
+        gate = leaf.gate(moment)
+        propagates = self.health.propagates(leaf)
+        deferred = leaf.background or binding.is_async
+        metered = deferred or gate is not None or meter.slow
+        fail = partial(self._failed, leaf, moment, metered)
+        give = partial(self.receive, leaf, moment)
+        slot = Slot(
+            arguments=moment.everything if deferred else binding.arguments,
+            guarded=not propagates,
+            metered=metered,
+            gated=gate is not None,
+            rank_zero=leaf.rank_zero and moment.subject != "ctx",
+        )
+        if not deferred:
+            return Call(binding.function, slot, fail, give, meter, gate)
+        lane = self._lane(leaf, is_async=binding.is_async)
+        hand_over = HandOver(lane, binding, moment, meter, self._policy.clock, propagates, fail, give)
+        return Call(hand_over, slot, partial(self._hand_over_failed, leaf, moment), give, Meter(), gate)
+
+    def _lane(self, leaf: Leaf, *, is_async: bool) -> Lane:
+        lanes, kind = leaf.entry.lanes, "async" if is_async else "thread"
+        if kind not in lanes:
+            policy = self._policy
+            lanes[kind] = AsyncLane(leaf.path, policy, self._event_loop) if is_async else ThreadLane(leaf.path, policy)
+        return lanes[kind]
+
+    def _failed(self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, error: Exception) -> None:
+        with self._lock:
+            self._credit()
+            if metered:
+                leaf.entry.meters[moment.name].calls += 1
+            if self.health.failed(leaf, moment, subject, error):
+                self._invalidate()
+
+    def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception) -> None:
+        """The error of an earlier call has been noted already; one of the hand-over itself has not."""
+        if not any(failure.error is error for failure in self.health.failures):
+            self._failed(leaf, moment, True, subject, error)
+
+    def _sampled(self, moment: Moment, calls: Sequence[Call], subject: Any) -> None:
+        """After a timed pass: time slow subscribers at every call, and look after budgets and the report."""
+        if any(call.meter.slow and not call.slot.metered for call in calls):
+            self._invalidate()
+        if moment.name == self._paced_by:
+            with self._lock:
+                self._credit()
+                self._ledger.review(self.leaves(), subject)
+
+    def _state(self, entry: Entry) -> Any:
+        return self.health.guarded(entry, "state_dict", entry.target.state_dict)
+
+
+def _place(entries: Sequence[Entry], priority: float) -> int:
+    """Behind everything of the same or a higher priority; what was moved by hand does not count."""
+    for index, entry in enumerate(entries):
+        if not entry.moved and entry.options.priority < priority:
+            return index
+    return len(entries)

@@ -1,0 +1,207 @@
+"""What each subscriber costs, known without paying for it.
+
+Two clock reads around a call cost more than everything else the engine does, so most calls are
+only counted: generated code counts down to the next sample (about one call in 16 at first and one
+in 192 later; the distance varies, so that a subscriber with a rhythm of its own is not missed) and
+times that one. A
+subscriber whose samples take more than `SLOW_NS` is timed at every call from then on, where two
+clock reads no longer matter. Call counts are exact; totals of sampled subscribers are estimates.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, overload
+
+SLOW_NS = 20_000
+RECENT = 256
+
+
+class Tally:
+    """Spaces the samples of one compiled moment and, from the spacing, knows how often it fired."""
+
+    __slots__ = ("credited", "issued", "left", "samples", "seed")
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.issued = 1
+        self.credited = 0
+        self.seed = 1
+        self.left: Callable[[], int] = lambda: 1
+
+    def interval(self) -> int:
+        """How many firings until the next sample: 8 to 23, later 128 to 255, never in step with anything."""
+        self.samples += 1
+        self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
+        distance = 8 + (self.seed >> 16 & 15) if self.samples < 32 else 128 + (self.seed >> 16 & 127)
+        self.issued += distance
+        return distance
+
+    def take(self) -> int:
+        """The firings since this was last asked."""
+        fired = self.issued - self.left()
+        new, self.credited = fired - self.credited, fired
+        return new
+
+
+class Meter:
+    """The calls of one subscriber at one moment: how many, how long, how many failed."""
+
+    __slots__ = ("calls", "errors", "first_ns", "max_ns", "recent", "timed", "timed_ns")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.errors = 0
+        self.timed = 0
+        self.first_ns = 0
+        self.timed_ns = 0
+        self.max_ns = 0
+        self.recent: deque[int] = deque(maxlen=RECENT)
+
+    def sample(self, ns: int) -> None:
+        """Time one of the calls that are counted elsewhere."""
+        if not self.timed:
+            self.first_ns = ns
+        self.timed += 1
+        self.timed_ns += ns
+        if ns > self.max_ns:
+            self.max_ns = ns
+        self.recent.append(ns)
+
+    def count(self, ns: int) -> None:
+        """Count and time one call."""
+        self.calls += 1
+        self.sample(ns)
+
+    @property
+    def usual_ns(self) -> float:
+        """The mean of the timed calls but the first, which often pays for imports and caches."""
+        if self.timed > 1:
+            return (self.timed_ns - self.first_ns) / (self.timed - 1)
+        return float(self.first_ns)
+
+    @property
+    def slow(self) -> bool:
+        """Whether calls take long enough that timing each of them costs nothing to speak of."""
+        return self.timed > 2 and self.usual_ns > SLOW_NS
+
+    @property
+    def total_ns(self) -> float:
+        """What all calls took: those timed, and the others at the usual price."""
+        return self.timed_ns + max(self.calls - self.timed, 0) * self.usual_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one subscriber has cost so far."""
+
+    name: str
+    calls: int
+    total_seconds: float
+    mean_seconds: float
+    p95_seconds: float
+    max_seconds: float
+    errors: int = 0
+    disabled: bool = False
+    background: bool = False
+    dropped: int = 0
+
+    @classmethod
+    def of(cls, name: str, meters: Iterable[Meter], **facts: Any) -> "Cost":
+        """Sum a subscriber's meters over all moments."""
+        used = list(meters)
+        calls = sum(meter.calls for meter in used)
+        total = sum(meter.total_ns for meter in used) / 1e9
+        recent = sorted(chain.from_iterable(meter.recent for meter in used))
+        return cls(
+            name=name,
+            calls=calls,
+            total_seconds=total,
+            mean_seconds=total / calls if calls else 0.0,
+            p95_seconds=recent[int(0.95 * (len(recent) - 1))] / 1e9 if recent else 0.0,
+            max_seconds=max((meter.max_ns for meter in used), default=0) / 1e9,
+            errors=sum(meter.errors for meter in used),
+            **facts,
+        )
+
+    def as_metrics(self) -> dict[str, float]:
+        """The cost as metrics: ``hooks/<name>/calls`` and so on."""
+        keys = ("calls", "errors", "total_seconds", "mean_seconds", "p95_seconds", "max_seconds")
+        return {f"hooks/{self.name}/{key}": getattr(self, key) for key in keys}
+
+    @property
+    def note(self) -> str:
+        """What stands out: errors, a subscriber that was disabled, work on another thread."""
+        notes = [
+            f"{self.errors} error{'s' if self.errors > 1 else ''}" if self.errors else "",
+            "DISABLED" if self.disabled else "",
+            "background" if self.background else "",
+            f"{self.dropped} dropped" if self.dropped else "",
+        ]
+        return ", ".join(note for note in notes if note)
+
+
+class Costs(Sequence[Cost]):
+    """The costs of all subscribers, dearest first; `str()` gives a table."""
+
+    COLUMNS = ("subscriber", "calls", "total", "mean", "p95", "max", "")
+
+    def __init__(self, costs: Iterable[Cost]) -> None:
+        self._costs = sorted(costs, key=lambda cost: -cost.total_seconds)
+
+    @overload
+    def __getitem__(self, key: int) -> Cost: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Cost]: ...
+    def __getitem__(self, key: int | slice) -> Cost | list[Cost]:
+        return self._costs[key]
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    def __iter__(self) -> Iterator[Cost]:
+        return iter(self._costs)
+
+    def by_name(self) -> Mapping[str, Cost]:
+        """The costs, looked up by the subscriber's name."""
+        return {cost.name: cost for cost in self._costs}
+
+    def as_metrics(self) -> dict[str, float]:
+        """All costs as metrics under ``hooks/<name>/``."""
+        return {key: value for cost in self._costs for key, value in cost.as_metrics().items()}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table below `COLUMNS`."""
+        return [
+            (
+                cost.name,
+                f"{cost.calls:,}",
+                *map(duration, (cost.total_seconds, cost.mean_seconds, cost.p95_seconds, cost.max_seconds)),
+                cost.note,
+            )
+            for cost in self._costs
+        ]
+
+    def __str__(self) -> str:
+        lines = [self.COLUMNS, *self.rows()]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.COLUMNS))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column in (0, 6) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> duration(0.0000123), duration(0.25), duration(90)
+    ('12.3 µs', '250.0 ms', '90.0 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 1e-9:.0f} ns"

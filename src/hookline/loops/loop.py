@@ -1,0 +1,179 @@
+"""`Loop`: what every loop of hookline keeps and offers, whoever drives it.
+
+It implements `LoopState`: counters, metrics, requests. Metrics of a step in progress gather in one
+row, which is committed at the end of the step; metrics logged outside of a step are a row of their
+own; those logged from another thread wait for the loop's own thread, because moments fire on that
+one only.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from hookline.core.collection import CallbackCollection
+from hookline.core.errors import OptionError
+from hookline.core.state import LogContext, ManifestRow
+from hookline.core.values import find_metric
+from hookline.loops import ranks
+from hookline.loops.metrics import collect
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Metrics committed together at a step."""
+
+    step: int
+    metrics: dict[str, Any]
+
+
+class Loop(ABC):
+    """The state of a loop and its subscribers; drivers add what runs.
+
+    Args:
+        callbacks: A `CallbackCollection`, or what one can be made of.
+        strict: Let every exception of a subscriber propagate.
+        output_dir: Where the loop writes its files.
+        ctx: The experiment-scope context that this run belongs to.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any] = (),
+        *,
+        strict: bool = False,
+        output_dir: str | Path | None = None,
+        ctx: LogContext | None = None,
+    ) -> None:
+        self.callbacks = (
+            callbacks if isinstance(callbacks, CallbackCollection) else CallbackCollection(callbacks, strict=strict)
+        )
+        self.step = 0
+        self.epoch = 0
+        self.num_steps: int | None = None
+        self.num_epochs: int | None = None
+        self.output_dir = None if output_dir is None else Path(output_dir)
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self.rank = ranks.rank()
+        self.world_size = ranks.world_size()
+        self.ctx = ctx or LogContext(output_dir=self.output_dir)
+        self.metrics: dict[str, Any] = {}
+        self.history: list[Row] = []
+        self.samples: list[dict[str, Any]] = []
+        self.stop_reason: str | None = None
+        self.checkpoint_requested = False
+        self.validation_requested = False
+        self._thread = threading.get_ident()
+        self._open_row: dict[str, Any] | None = None
+        self._held_back: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
+        self._committing = False
+
+    @property
+    def current_step(self) -> int:
+        """Another name for `step`."""
+        return self.step
+
+    @property
+    def total_steps(self) -> int | None:
+        """Another name for `num_steps`."""
+        return self.num_steps
+
+    @property
+    def current_epoch(self) -> int:
+        """Another name for `epoch`."""
+        return self.epoch
+
+    @property
+    def native(self) -> Any:
+        """The host framework's own trainer: here the loop itself."""
+        return self
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for a stop."""
+        return self.stop_reason is not None
+
+    @property
+    def should_stop(self) -> bool:
+        """The same; assigning True asks for a stop, assigning False takes it back."""
+        return self.stop_requested
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if value:
+            self.request_stop("should_stop was set")
+        else:
+            self.stop_reason = None
+
+    def request_stop(self, reason: str = "requested") -> None:
+        """Ask for a stop at the next step boundary; the first reason is kept."""
+        self.stop_reason = self.stop_reason or reason
+
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint at the next step boundary."""
+        self.checkpoint_requested = True
+
+    def request_validation(self) -> None:
+        """Ask for a validation at the next step boundary."""
+        self.validation_requested = True
+
+    def get_metric(self, name: str) -> Any:
+        """The latest value of a metric, or None; ``val_loss`` also finds ``val/loss``."""
+        return find_metric(self.metrics, name)
+
+    def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
+        """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
+
+        Args:
+            step: The completed count to record them at, where it is not the current one.
+        """
+        metrics = collect(args, values)
+        at = self.step if step is None else step
+        if threading.get_ident() != self._thread:
+            self._held_back.put((at, metrics))
+        elif self._open_row is not None and step is None:
+            self._open_row.update(metrics)
+            self.metrics.update(metrics)
+        elif self._committing:
+            self._write(at, metrics)
+        else:
+            self.commit(at, metrics)
+
+    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record samples (prompt, completion, rewards, ...), one mapping each."""
+        samples = [dict(row) if isinstance(row, Mapping) else row for row in rows]
+        for sample in samples:
+            if not isinstance(sample, dict):
+                raise OptionError(f"log_samples(): {sample!r} is not a mapping; give a dict per sample.")
+        self.samples += [{"step": self.step, **sample} for sample in samples]
+
+    @abstractmethod
+    def save_checkpoint(self, path: Any = None) -> ManifestRow:
+        """Save a checkpoint now, fire `on_checkpoint`, and return its manifest row."""
+
+    def commit(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write one row and fire `on_log`; what its subscribers log is written without firing it again."""
+        self._write(step, metrics)
+        self._committing = True
+        try:
+            self.callbacks.on_log(self, step, metrics)
+        finally:
+            self._committing = False
+
+    def _write(self, step: int, metrics: dict[str, Any]) -> None:
+        self.metrics.update(metrics)
+        self.history.append(Row(step, metrics))
+
+    def _commit_held_back(self) -> None:
+        """Commit what other threads logged since the last time."""
+        while True:
+            try:
+                step, metrics = self._held_back.get_nowait()
+            except Empty:
+                return
+            self.commit(step, metrics)

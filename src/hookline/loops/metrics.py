@@ -1,0 +1,50 @@
+"""What `log()` accepts, made into one flat dict of plain values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.values import plain
+
+
+def collect(args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
+
+    >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
+    {'loss': 0.5, 'grad/norm': 1.0}
+    """
+    flat: dict[str, Any] = {}
+    _flatten(flat, "", {**_positional(args), **values})
+    return flat
+
+
+def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
+    match args:
+        case ():
+            return {}
+        case (Mapping() as values,):
+            return values
+        case (str() as name, value):
+            return {name: value}
+    raise OptionError(f"log{args!r}: give log(name, value), log({{name: value}}) or log(name=value).")
+
+
+def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if not isinstance(key, str) or not key:
+            raise OptionError(f"log(): the name {key!r} is not a non-empty string.")
+        name = prefix + key
+        if isinstance(value, Mapping):
+            _flatten(flat, f"{name}/", value)
+        else:
+            flat[name] = _scalar(name, value)
+
+
+def _scalar(name: str, value: Any) -> Any:
+    scalar = plain(value)
+    if scalar is None or isinstance(scalar, bool | int | float | str):
+        return scalar
+    raise OptionError(
+        f"log(): {name!r} is a {type(value).__name__}; give a number, a string, a bool, "
+        "an array or tensor with one element, or a dict of these."
+    )

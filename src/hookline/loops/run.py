@@ -1,0 +1,348 @@
+"""`run()`: the driver for a loop that somebody else wrote.
+
+    with hl.run("warmup", callbacks=[...]) as run:
+        for batch in run.steps(loader):
+            run.log(loss=train_step(batch))
+
+The body of the ``for`` is one step. It is complete when the next batch is asked for, when the loop
+ends, and also when the body breaks out of the loop; a step that raises is not. Stop requests,
+SIGINT and SIGTERM end the iteration at the next step boundary.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.state import LoopArtifacts, ManifestRow
+from hookline.loops import checkpoint
+from hookline.loops.loop import Loop
+from hookline.loops.metrics import collect
+from hookline.loops.ranks import Agreement
+from hookline.loops.signals import StopSignals
+
+B = TypeVar("B")
+
+
+class Run(Loop):
+    """Drives a loop of your own, as ``hl.run(...)``: a context that fires the moments of training around it.
+
+    Args:
+        name: What the run is called in messages.
+        callbacks: Anything a `CallbackCollection` takes, or a collection.
+        config: Kept as ``run.config`` and ``run.ctx.run_config``.
+        output_dir: Where checkpoints go.
+        save: Called with a checkpoint's directory to write the model and what else belongs to it.
+        load: Called with a checkpoint's directory to read it back.
+        strict: Let exceptions of observers propagate.
+        summary: Print how the run ended and what each subscriber cost.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        callbacks: Iterable[Any] = (),
+        config: Any = None,
+        output_dir: str | Path | None = None,
+        save: Callable[[Path], object] | None = None,
+        load: Callable[[Path], object] | None = None,
+        strict: bool = False,
+        summary: bool = True,
+    ) -> None:
+        super().__init__(callbacks, strict=strict, output_dir=output_dir)
+        self.name = name or "run"
+        self.config = config
+        self.status = "created"
+        self.checkpoints: list[ManifestRow] = []
+        self.seconds = 0.0
+        self.ctx.run_key, self.ctx.run_config = self.name, config
+        self._save, self._load = save, load
+        self._prints_summary = summary
+        self._signals = StopSignals(self.request_stop)
+        self._agreement = Agreement()
+        self._train_started = False
+        self._loaded: ManifestRow | None = None
+        self._early: list[tuple[int, dict[str, Any]]] = []
+        self._step: tuple[Any, int] | None = None
+        self._epoch_state = "closed"
+        self._inside_epochs = False
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        if self.status != "created":
+            raise OptionError(f"This run is {self.status}: a run is entered once. Make another with hl.run().")
+        self.status = "running"
+        self._began = time.perf_counter()
+        self._signals.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._end()
+            else:
+                self._fail(error)
+        finally:
+            self._signals.restore()
+            self.seconds = time.perf_counter() - self._began
+        if self._prints_summary and self.rank == 0 and len(self.callbacks):
+            from hookline.loops.summary import print_summary
+
+            print_summary(self)
+
+    def steps(self, batches: Iterable[B] | int, *, epochs: int = 1, total: int | None = None) -> Iterator[B]:
+        """Yield batches, one step each, firing the moments around them.
+
+        Args:
+            batches: What to iterate over in each epoch; a number means ``range(number)``.
+            epochs: How often; inside `epochs()` leave it at 1.
+            total: How many steps the run is to have in all, where the length does not tell; no more are made.
+        """
+        data: Any = range(batches) if isinstance(batches, int) else batches
+        if not isinstance(data, Iterable):
+            raise OptionError(f"steps({batches!r}): give something to iterate over, or a number of steps.")
+        _require_count("epochs", epochs)
+        if total is not None:
+            _require_count("total", total)
+        if epochs > 1 and iter(data) is data:
+            raise OptionError(
+                f"steps(epochs={epochs}): {data!r} is an iterator, which one epoch uses up. "
+                "Give a list or a loader that can be iterated over again."
+            )
+        if epochs > 1 and self._inside_epochs:
+            raise OptionError(f"steps(epochs={epochs}) inside run.epochs(): give the epochs in one place.")
+        self._settle()
+        self._plan(data, epochs, total)
+        return self._steps(data, epochs, total)
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """Yield the index of each epoch, firing its start and end around ``run.steps()`` inside."""
+        _require_count("epochs", n)
+        self._settle()
+        self.num_epochs = n
+        return self._epochs(n)
+
+    def validate(self, name: str = "val") -> "Validation":
+        """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch."""
+        return Validation(self, name)
+
+    def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
+        """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``."""
+        if self._train_started or self.status != "running":
+            super().log(*args, step=step, **values)
+        else:  # the first moment is on_train_start, and it waits until the plan is known
+            self._early.append((self.step if step is None else step, collect(args, values)))
+
+    def save_checkpoint(self, path: str | Path | None = None) -> ManifestRow:
+        """Save the loop's counters, the callbacks' states, and what ``save=`` writes, and return the row."""
+        state = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "metrics": self.metrics,
+            "callbacks": self.callbacks.state_dict(),
+        }
+        row = checkpoint.save(self._checkpoint_path(path), state, self._save, step=self.step)
+        self.checkpoints.append(row)
+        self.callbacks.on_checkpoint(self, row)
+        return row
+
+    def load_checkpoint(self, path: str | Path) -> ManifestRow:
+        """Take up a checkpoint: counters, metrics, the callbacks' states, and what ``load=`` reads."""
+        path = Path(path)
+        state = checkpoint.load(path)
+        if self._load is not None:
+            self._load(path)
+        self.step, self.epoch = state["step"], state["epoch"]
+        self.metrics.update(state["metrics"])
+        self.callbacks.load_state_dict(state["callbacks"])
+        row = ManifestRow(step=self.step, path=path, metrics=state["metrics"])
+        if self._train_started:
+            self.callbacks.on_checkpoint_load(self, row)
+        else:
+            self._loaded = row
+        return row
+
+    def _steps(self, batches: Iterable[B], epochs: int, total: int | None) -> Iterator[B]:
+        self._start()
+        for _ in range(1) if self._inside_epochs else self._epochs(epochs):
+            for batch_idx, batch in enumerate(batches):
+                if self._must_stop() or (total is not None and self.step >= total):
+                    self._settle()
+                    return
+                self._enter_epoch()
+                self._begin_step(batch, batch_idx)
+                yield batch
+                self._end_step()
+
+    def _epochs(self, n: int) -> Iterator[int]:
+        self._inside_epochs = True
+        try:
+            for epoch in range(self._first_epoch(n), n):
+                if self._must_stop():
+                    break
+                self.epoch = epoch
+                self._epoch_state = "waiting"
+                yield epoch
+                self._settle()
+        finally:
+            self._inside_epochs = False
+
+    def _first_epoch(self, n: int) -> int:
+        """Where a resumed run goes on; a second pass over data begins at 0 again."""
+        return self.epoch if self._loaded is not None and self.epoch < n else 0
+
+    def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
+        if not self._inside_epochs:
+            self.num_epochs = epochs
+        if total is not None:
+            self.num_steps = total
+        elif isinstance(batches, Sized):
+            done = self.epoch if self._inside_epochs else self._first_epoch(epochs)
+            self.num_steps = self.step + len(batches) * ((self.num_epochs or 1) - done)
+
+    def _start(self) -> None:
+        """Fire `on_train_start`, once, and then what had to wait for it."""
+        if self._train_started:
+            return
+        self._train_started = True
+        self.callbacks.on_train_start(self)
+        if self._loaded is not None:
+            self.callbacks.on_checkpoint_load(self, self._loaded)
+        for step, metrics in self._early:
+            self.commit(step, metrics)
+
+    def _enter_epoch(self) -> None:
+        if self._epoch_state == "waiting":
+            self._epoch_state = "open"
+            self.callbacks.on_train_epoch_start(self)
+
+    def _begin_step(self, batch: Any, batch_idx: int) -> None:
+        self._step = (batch, batch_idx)
+        self._open_row = {}
+        self.callbacks.on_step_start(self, self.step)
+        self.callbacks.on_train_batch_start(self, batch, batch_idx)
+
+    def _end_step(self) -> None:
+        if self._step is None or self._open_row is None:
+            return
+        (batch, batch_idx), row = self._step, self._open_row
+        self.callbacks.on_train_batch_end(self, row, batch, batch_idx)
+        self.step += 1
+        self._step = None
+        self.callbacks.on_step_end(self, self.step - 1, batch, row)
+        self._open_row = None
+        self.commit(self.step, row)
+        self._commit_held_back()
+        if self.checkpoint_requested:
+            self.checkpoint_requested = False
+            self.save_checkpoint()
+
+    def _settle(self) -> None:
+        """Complete a step and an epoch that a ``break`` left open."""
+        self._end_step()
+        if self._epoch_state == "open":
+            self._epoch_state = "closed"
+            self.callbacks.on_train_epoch_end(self)
+
+    def _must_stop(self) -> bool:
+        self.stop_reason = self._agreement.agree(self.stop_reason)
+        return self.stop_requested
+
+    def _end(self) -> None:
+        try:
+            self._settle()
+            self._start()
+            self._commit_held_back()
+            self.status = "stopped" if self.stop_requested else "completed"
+            self.callbacks.on_train_end(self, self._artifacts())
+            self.callbacks.close()
+            self._commit_held_back()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self.status = "failed"
+        self._open_row = self._step = None
+        self.ctx.status, self.ctx.error = "failed", f"{type(error).__name__}: {error}"
+        try:
+            self.callbacks.on_exception(self, error)
+        finally:
+            self.callbacks.close()
+
+    def _artifacts(self) -> LoopArtifacts:
+        return LoopArtifacts(self.step, dict(self.metrics), tuple(self.checkpoints), self.output_dir, self.stop_reason)
+
+    def _checkpoint_path(self, path: str | Path | None) -> Path:
+        if path is not None:
+            return Path(path)
+        if self.output_dir is None:
+            raise CheckpointError("Where to? Give hl.run(output_dir=...) or save_checkpoint(path).")
+        return self.output_dir / "checkpoints" / f"step-{self.step:08d}"
+
+
+class Validation:
+    """One validation of a run: averages what is logged for each batch and fires the validation moments."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run = run
+        self.name = name
+        self.metrics: dict[str, Any] = {}
+        self._batch: dict[str, Any] = {}
+        self._values: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def __enter__(self) -> Self:
+        self.run._start()
+        self.run.validation_requested = False
+        self.run.callbacks.on_validation_start(self.run)
+        self.run.callbacks.on_validation_epoch_start(self.run)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        run = self.run
+        self.metrics = {f"{self.name}/{key}": _mean(values) for key, values in self._values.items()}
+        run.log(self.metrics)
+        run.callbacks.on_validation_epoch_end(run)
+        run.callbacks.on_validation_end(run)
+        in_step = run._step is not None
+        run.callbacks.on_eval(run, run.step if in_step else run.step - 1, self.name, self.metrics)
+
+    def batches(self, batches: Iterable[B]) -> Iterator[B]:
+        """Yield validation batches, firing the moments around each."""
+        for batch_idx, batch in enumerate(batches):
+            self._batch = {}
+            self.run.callbacks.on_validation_batch_start(self.run, batch, batch_idx)
+            yield batch
+            self.run.callbacks.on_validation_batch_end(self.run, self._batch, batch, batch_idx)
+
+    def log(self, *args: Any, **values: Any) -> None:
+        """Record metrics of a batch, or of the whole validation; numbers are averaged over the calls."""
+        metrics = collect(args, values)
+        self._batch.update(metrics)
+        for key, value in metrics.items():
+            self._values[key].append(value)
+
+
+run = Run
+
+
+def _require_count(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{what}={value!r}: give a whole number of at least 1.")
+
+
+def _mean(values: list[Any]) -> Any:
+    """The mean of numbers; of anything else the last."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return sum(values) / len(values)
+    return values[-1]

@@ -1,0 +1,47 @@
+"""What is printed when a run ends: how it went, its last metrics, and what each subscriber cost."""
+
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.timing import Costs, duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hookline.loops.run import Run
+
+
+def print_summary(run: "Run") -> None:
+    """Print a run's summary to standard error, so that a script's own output stays clean."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    console.print(_headline(run))
+    metrics = {name: value for name, value in run.metrics.items() if not name.startswith("hooks/")}
+    if metrics:
+        console.print("  " + "  ".join(f"{name} [bold]{_shown(value)}[/]" for name, value in metrics.items()))
+    console.print(cost_table(run.callbacks.costs()))
+    for failure in run.callbacks.failures[-3:]:
+        console.print(f"[red]{'DISABLED: ' if failure.disabled else ''}[/]", str(failure), markup=False)
+
+
+def cost_table(costs: Costs) -> "Table":
+    """The costs as a table for a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in costs.COLUMNS:
+        table.add_column(column, justify="left" if column in ("subscriber", "") else "right")
+    for cost, row in zip(costs, costs.rows(), strict=True):
+        table.add_row(*row, style="red" if cost.disabled else "yellow" if cost.errors else "")
+    return table
+
+
+def _headline(run: "Run") -> str:
+    colour = {"completed": "green", "stopped": "yellow"}.get(run.status, "red")
+    reason = f" ({run.stop_reason})" if run.stop_reason else ""
+    return f"[bold]{run.name}[/] [{colour}]{run.status}[/]{reason} after {run.step} steps in {duration(run.seconds)}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

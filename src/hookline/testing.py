@@ -1,0 +1,213 @@
+"""For authors of callbacks and hooks: a recording callback, a fake loop, and a contract to check.
+
+>>> class Greeter(Callback):
+...     def on_train_start(self, loop): loop.log(greeted=1)
+>>> loop = FakeLoop(callbacks=[Greeter()])
+>>> loop.callbacks.on_train_start(loop)
+>>> loop.get_metric("greeted")
+1
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hookline.core.callback import MOMENTS, Callback
+from hookline.core.collection import CallbackCollection
+from hookline.core.hook import Hook
+from hookline.core.moment import Moment
+from hookline.core.state import (
+    ArmResult,
+    EvalResult,
+    ExperimentResult,
+    LogContext,
+    LoopArtifacts,
+    ManifestRow,
+    RunResult,
+)
+from hookline.core.values import plain
+from hookline.loops.loop import Loop
+
+__all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_everything"]
+
+
+class Event(NamedTuple):
+    """One moment that fired, with its arguments but the first."""
+
+    moment: str
+    arguments: tuple[Any, ...] = ()
+
+
+class RecordingCallback(Callback):
+    """Remembers what fired, in order, with which arguments."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def names(self) -> list[str]:
+        """The moments that fired, in order."""
+        return [event.moment for event in self.events]
+
+    def clear(self) -> None:
+        """Forget what fired."""
+        self.events.clear()
+
+
+def _recording(moment: Moment) -> Callable[..., None]:
+    def record(self: RecordingCallback, subject: Any, *arguments: Any, **keywords: Any) -> None:
+        values = [*arguments, *(keywords[name] for name in moment.keywords if name in keywords)]
+        self.events.append(Event(moment.name, tuple(dict(v) if isinstance(v, dict) else v for v in values)))
+
+    return record
+
+
+for _moment in MOMENTS.values():
+    setattr(RecordingCallback, _moment.name, _recording(_moment))
+
+
+class FakeLoop(Loop):
+    """A loop that does nothing by itself: fire its moments through ``loop.callbacks``.
+
+    Subscribers' exceptions propagate. Checkpoints are rows in ``checkpoints`` and write nothing;
+    logged metrics are in ``metrics`` (the latest), ``history`` (rows) and ``logged_metrics``.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int = 0,
+        num_steps: int | None = 10,
+        callbacks: Iterable[Any] = (),
+        strict: bool = True,
+        **facts: Any,
+    ) -> None:
+        super().__init__(callbacks, strict=strict)
+        self.step = step
+        self.num_steps = num_steps
+        self.num_epochs = 1
+        self.checkpoints: list[ManifestRow] = []
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    @property
+    def logged_metrics(self) -> dict[str, Any]:
+        """Another name for `metrics`."""
+        return self.metrics
+
+    def save_checkpoint(self, path: Any = None) -> ManifestRow:
+        """Remember that a checkpoint was asked for, and fire `on_checkpoint`."""
+        row = ManifestRow(step=self.step, path=Path(path or f"step-{self.step:08d}"), metrics=dict(self.metrics))
+        self.checkpoints.append(row)
+        self.callbacks.on_checkpoint(self, row)
+        return row
+
+    def run_steps(self, n: int, metrics: Callable[[int], Mapping[str, Any]] = lambda step_idx: {}) -> None:
+        """Complete up to ``n`` steps, firing step and log moments, until a stop is asked for."""
+        for _ in range(n):
+            if self.stop_requested:
+                return
+            row = dict(metrics(self.step))
+            self.callbacks.on_step_start(self, self.step)
+            self.callbacks.on_train_batch_start(self, None, self.step)
+            self.callbacks.on_train_batch_end(self, row, None, self.step)
+            self.metrics.update(row)
+            self._open_row = row
+            self.step += 1
+            self.callbacks.on_step_end(self, self.step - 1, None, row)
+            self._open_row = None
+            self.commit(self.step, row)
+
+
+def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) -> FakeLoop:
+    """Lead a callback or hook through the life of an experiment with one run, every moment of it.
+
+    Exceptions propagate. Returns the loop, in which the callback's doing can be looked at.
+    """
+    values = {"loss": 1.0, "val/loss": 1.0, "reward": 0.5} if metrics is None else dict(metrics)
+    callbacks = CallbackCollection([callback], strict=True)
+    loop = FakeLoop(num_steps=4, callbacks=callbacks)
+    ctx, row = LogContext(run_key="run", group_name="group"), ManifestRow(step=0, path=Path("step-0"))
+    arm = ArmResult("arm")
+    callbacks.on_experiment_start(ctx)
+    callbacks.on_group_start(ctx, "group")
+    callbacks.on_run_start(ctx)
+    callbacks.on_train_start(loop)
+    callbacks.on_checkpoint_load(loop, row)
+    callbacks.on_train_epoch_start(loop)
+    callbacks.on_rollout_start(loop, 0, "lesson")
+    callbacks.on_rollout_end(loop, 0, [])
+    callbacks.on_weights_update(loop, 1)
+    callbacks.on_before_optimizer_step(loop, None)
+    loop.run_steps(4, lambda step_idx: dict(values))
+    _validate(loop, values)
+    loop.save_checkpoint()
+    callbacks.on_train_epoch_end(loop)
+    callbacks.on_train_end(loop, LoopArtifacts(step=loop.step, metrics=dict(loop.metrics)))
+    callbacks.on_exception(loop, RuntimeError("an error, for the sake of the moment"))
+    callbacks.on_benchmark_eval(ctx, EvalResult("benchmark", {"score": 1.0}), [{"output": "4"}], step=None)
+    callbacks.on_run_end(ctx, RunResult("run"), arm)
+    callbacks.on_group_end(ctx, "group")
+    callbacks.on_experiment_end(ctx, ExperimentResult("experiment", [arm]))
+    callbacks.close()
+    return loop
+
+
+def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
+    callbacks = loop.callbacks
+    callbacks.on_validation_start(loop)
+    callbacks.on_validation_epoch_start(loop)
+    callbacks.on_validation_batch_start(loop, None, 0)
+    callbacks.on_validation_batch_end(loop, dict(metrics), None, 0)
+    loop.log(metrics)
+    callbacks.on_validation_epoch_end(loop)
+    callbacks.on_validation_end(loop)
+    callbacks.on_eval(loop, loop.step - 1, "val", dict(metrics))
+
+
+def check_callback(factory: Callable[[], Callback | Hook]) -> None:
+    """Check that what ``factory`` makes behaves as any subscriber must.
+
+    Every moment can fire, with usual metrics, with none and with ones that are not finite; two live
+    side by side; a copy works and shares nothing; the state survives JSON and comes back equal;
+    closing twice is harmless.
+
+    Raises:
+        AssertionError: Something does not hold; the message says what.
+    """
+    unusual = {"loss": float("nan"), "val/loss": float("inf"), "reward": None, "note": "text"}
+    for metrics in (None, {}, unusual):
+        subscriber = factory()
+        _expect(
+            f"every moment can fire with metrics {metrics!r}", partial(fire_everything, subscriber, metrics=metrics)
+        )
+        _expect("closing twice is harmless", subscriber.close)
+    first, second = factory(), factory()
+    pair = CallbackCollection([first, second])
+    assert len(set(pair.names())) == 2, "two of a kind do not live side by side"
+    assert first is not second, "the factory must make a new one each time"
+    _expect("a copy can be made and works", lambda: fire_everything(copy.deepcopy(factory())))
+    _check_state(factory)
+
+
+def _check_state(factory: Callable[[], Callback | Hook]) -> None:
+    used = factory()
+    fire_everything(used)
+    state = used.state_dict()
+    try:
+        restored_state = json.loads(json.dumps(plain(state)))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"state_dict() does not survive JSON: {error}") from error
+    restored = factory()
+    restored.load_state_dict(restored_state)
+    again = json.loads(json.dumps(plain(restored.state_dict())))
+    assert again == restored_state, f"state_dict() after load_state_dict() is {again!r}, not {restored_state!r}"
+
+
+def _expect(what: str, check: Callable[[], Any]) -> None:
+    try:
+        check()
+    except Exception as error:
+        raise AssertionError(f"It does not hold that {what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,27 @@
+"""What all tests share: one thread for numerical libraries, and skips that count as failures where asked."""
+
+import os
+
+# Before torch or numpy is imported: more threads are slower in parallel tests, and change results.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """torch, on one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    return torch
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under REQUIRE_ALL=1 a skipped test is a failure: nothing may be left out unseen."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if skipped and os.environ.get("REQUIRE_ALL") == "1":
+        reporter.write_line(f"REQUIRE_ALL=1: {len(skipped)} skipped tests count as failures", red=True)
+        session.exitstatus = 1
