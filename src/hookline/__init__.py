@@ -23,7 +23,7 @@ from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
 from hookline.core.timing import Cost, Costs
 
 if TYPE_CHECKING:
-    from hookline import callbacks, testing
+    from hookline import callbacks, functions, hooks, testing
     from hookline.core.state import (
         ArmResult,
         EvalResult,
@@ -76,6 +76,8 @@ __all__ = [
     "UnknownNameError",
     "When",
     "callbacks",
+    "functions",
+    "hooks",
     "load_callbacks",
     "on",
     "register",
@@ -96,6 +98,8 @@ _LAZY = {
     "TrainingBatch": "hookline.core.state:TrainingBatch",
     "Run": "hookline.loops.run:Run",
     "callbacks": "hookline.callbacks",
+    "functions": "hookline.functions",
+    "hooks": "hookline.hooks",
     "run": "hookline.loops.run:run",
     "testing": "hookline.testing",
 }

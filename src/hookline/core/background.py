@@ -31,10 +31,14 @@ class Lane(ABC):
         self.dropped = 0
         self.error: Exception | None = None
         self._policy = policy
+        # Each is written by one thread only: the first by the loop's, the second by the lane's.
+        self._submitted = 0
+        self._done = 0
 
     def submit(self, job: Callable[[], Any], *, droppable: bool) -> None:
         """Take a job, or drop and count it when the lane is full and the job may be dropped."""
-        if not droppable or self.waiting() < self._policy.queue_size:
+        if not droppable or self.undone() < self._policy.queue_size:
+            self._submitted += 1
             self.take(job)
             return
         if not self.dropped:
@@ -51,17 +55,17 @@ class Lane(ABC):
             error, self.error = self.error, None
             raise error
 
-    @abstractmethod
-    def waiting(self) -> int:
-        """How many jobs wait."""
+    def undone(self) -> int:
+        """How many jobs wait or are under way."""
+        return self._submitted - self._done
 
     @abstractmethod
     def take(self, job: Callable[[], Any]) -> None:
         """Put a job at the end of the queue."""
 
     @abstractmethod
-    def drain(self, seconds: float) -> int:
-        """Wait for what was submitted; return how many jobs were left undone."""
+    def drain(self, seconds: float) -> None:
+        """Wait for what was submitted, but no longer than this."""
 
 
 class ThreadLane(Lane):
@@ -72,27 +76,20 @@ class ThreadLane(Lane):
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._thread: Joinable | None = None
 
-    def waiting(self) -> int:
-        return self._jobs.qsize()
-
     def take(self, job: Callable[[], Any]) -> None:
         self._jobs.put(job)
         if self._thread is None or not self._thread.is_alive():
             self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
 
-    def drain(self, seconds: float) -> int:
-        if self._thread is None:
-            return 0
-        self._jobs.put(None)
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            return max(self._jobs.qsize() - 1, 0) + 1
-        self._thread = None
-        return 0
+    def drain(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            self._done += 1
 
 
 class EventLoop:
@@ -150,24 +147,26 @@ class AsyncLane(Lane):
         self._jobs: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
         self._working = False
 
-    def waiting(self) -> int:
-        return len(self._jobs)
-
     def take(self, job: Callable[[], Any]) -> None:
+        async def counted() -> None:
+            await job()
+            self._done += 1
+
+        self._append(counted)
+
+    def drain(self, seconds: float) -> None:
+        if self.undone():
+            reached = threading.Event()
+
+            async def reach() -> None:
+                reached.set()
+
+            self._append(reach)
+            reached.wait(seconds)
+
+    def _append(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._jobs.append(job)
         self._loop.call(self._wake)
-
-    def drain(self, seconds: float) -> int:
-        if not self._jobs and not self._working:
-            return 0
-        idle = threading.Event()
-        self.take(_setting(idle))
-        if idle.wait(seconds):
-            return 0
-        undone = len(self._jobs)
-        self._jobs.clear()
-        self._working = False
-        return undone
 
     def _wake(self) -> None:
         if self._jobs and not self._working:
@@ -175,16 +174,15 @@ class AsyncLane(Lane):
             self._loop.create_task(self._work())
 
     async def _work(self) -> None:
-        while self._jobs:
-            await self._jobs.popleft()()
-        self._working = False
-
-
-def _setting(event: Any) -> Callable[[], Coroutine[Any, Any, None]]:
-    async def set_event() -> None:
-        event.set()
-
-    return set_event
+        try:
+            while self._jobs:
+                await self._jobs.popleft()()
+        except BaseException:  # cancelled at the end of the run: what still waits was reported as undone
+            self._jobs.clear()
+            self._submitted = self._done
+            raise
+        finally:
+            self._working = False
 
 
 class LoopSnapshot:

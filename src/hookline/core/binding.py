@@ -2,7 +2,8 @@
 
 A method may take fewer trailing arguments than its moment has. One that cannot be called, or that
 would get the wrong argument under a right name, and one whose name is no moment, are errors here
-rather than surprises at step 10,000.
+rather than surprises at step 10,000. A parameter with a default is the author's own (``lambda loop,
+name=name: ...``) unless it bears the name of the argument in its place.
 """
 
 import inspect
@@ -52,24 +53,24 @@ def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] |
     """The arguments to pass, or None when no call can work."""
     accepted: list[str] = []
     by_keyword: list[str] = []
+    waiting = list(moment.arguments)
     for parameter in signature.parameters.values():
         required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_POSITIONAL:
-            accepted = [*moment.arguments]
+            accepted, waiting = [*moment.arguments], []
         elif parameter.kind is parameter.VAR_KEYWORD:
             by_keyword = [*moment.keywords]
-        elif parameter.kind is parameter.KEYWORD_ONLY or parameter.name in moment.keywords:
-            if parameter.name in moment.keywords:
-                by_keyword.append(parameter.name)
-            elif required:
+        elif parameter.name in moment.keywords:
+            by_keyword.append(parameter.name)
+        elif parameter.kind is parameter.KEYWORD_ONLY or not waiting:
+            if required:
                 return None
-        elif len(accepted) < len(moment.arguments):
-            place = len(accepted)
-            if parameter.name in moment.arguments and moment.arguments[place] != parameter.name:
-                return None
-            accepted.append(moment.arguments[place])
+        elif parameter.name == waiting[0] or (required and parameter.name not in moment.arguments):
+            accepted.append(waiting.pop(0))
         elif required:
             return None
+        else:
+            waiting = []  # the author's own default, and so are all behind it
     return (*accepted, *(f"{name}={name}" for name in dict.fromkeys(by_keyword)))
 
 

@@ -40,10 +40,13 @@ class Callback(Subscriber):
             for run in group:
                 on_run_start(ctx)
                 on_train_start(loop)
+                on_checkpoint_load(loop, row)                 (a run that is resumed)
                 for epoch in epochs:
                     on_train_epoch_start(loop)
                     for step_idx in steps:
-                        on_rollout_start / on_rollout_end     (loops that generate their own data)
+                        on_weights_update(loop, version)      (loops that generate their own data)
+                        on_rollout_start(loop, step_idx, lesson_id)
+                        on_rollout_end(loop, step_idx, rollouts)
                         on_step_start(loop, step_idx)
                         for batch in micro_batches:           (one, without accumulation)
                             on_train_batch_start(loop, batch, batch_idx)

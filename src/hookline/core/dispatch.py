@@ -64,7 +64,7 @@ class Compiled:
         for tally, calls in self.tallies:
             fired = tally.take()
             for call in calls:
-                call.meter.calls += fired
+                call.meter.counted += fired
 
 
 def compile_moment(

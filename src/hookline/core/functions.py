@@ -7,7 +7,7 @@ hook functions has up to eight names; each is called ``fn(worker, report_data)``
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 from hookline.core.binding import bind_function
 from hookline.core.callback import MOMENTS, Callback
@@ -34,7 +34,13 @@ class FunctionCallback(Callback):
         return self.function(*args, **kwargs)
 
 
-def on(moment: str, function: Function | None = None, **options: Any) -> Any:
+@overload
+def on(moment: str, function: Function, **options: Any) -> FunctionCallback: ...
+@overload
+def on(moment: str, function: None = None, **options: Any) -> Callable[[Function], FunctionCallback]: ...
+def on(
+    moment: str, function: Function | None = None, **options: Any
+) -> FunctionCallback | Callable[[Function], FunctionCallback]:
     """Subscribe a function to a moment: ``on("step_end", fn, every=10)``, or as a decorator ``@on("step_end")``.
 
     Args:

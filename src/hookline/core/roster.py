@@ -177,10 +177,10 @@ class Roster:
         leaves = list(self.leaves())
         lanes = [lane for leaf in leaves for lane in leaf.entry.lanes.values()]
         for lane in lanes:
-            undone = lane.drain(self._policy.drain_seconds)
-            if undone:
-                limit = self._policy.drain_seconds
-                logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, undone)
+            limit = self._policy.drain_seconds
+            lane.drain(limit)
+            if lane.undone():
+                logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, lane.undone())
         self._event_loop.stop()
         for entry in self._entries:
             self.health.guarded(entry, "close", entry.target.close)
@@ -300,7 +300,7 @@ class Roster:
         with self._lock:
             self._credit()
             if metered:
-                leaf.entry.meters[moment.name].calls += 1
+                leaf.entry.meters[moment.name].metered += 1
             if self.health.failed(leaf, moment, subject, error):
                 self._invalidate()
 

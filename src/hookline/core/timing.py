@@ -46,50 +46,61 @@ class Tally:
 
 
 class Meter:
-    """The calls of one subscriber at one moment: how many, how long, how many failed."""
+    """The calls of one subscriber at one moment: how many, how long, how many failed.
 
-    __slots__ = ("calls", "errors", "first_ns", "max_ns", "recent", "timed", "timed_ns")
+    Calls that are only counted (``counted``, ``sampled_ns``) and calls that are timed each
+    (``metered``, ``metered_ns``) are kept apart, so that estimates never touch what is known.
+    """
+
+    __slots__ = ("counted", "errors", "first_ns", "max_ns", "metered", "metered_ns", "recent", "sampled_ns", "samples")
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.counted = self.samples = self.sampled_ns = self.first_ns = 0
+        self.metered = self.metered_ns = 0
         self.errors = 0
-        self.timed = 0
-        self.first_ns = 0
-        self.timed_ns = 0
         self.max_ns = 0
         self.recent: deque[int] = deque(maxlen=RECENT)
 
     def sample(self, ns: int) -> None:
         """Time one of the calls that are counted elsewhere."""
-        if not self.timed:
+        if not self.samples:
             self.first_ns = ns
-        self.timed += 1
-        self.timed_ns += ns
+        self.samples += 1
+        self.sampled_ns += ns
+        self._note(ns)
+
+    def count(self, ns: int) -> None:
+        """Count and time one call."""
+        self.metered += 1
+        self.metered_ns += ns
+        self._note(ns)
+
+    def _note(self, ns: int) -> None:
         if ns > self.max_ns:
             self.max_ns = ns
         self.recent.append(ns)
 
-    def count(self, ns: int) -> None:
-        """Count and time one call."""
-        self.calls += 1
-        self.sample(ns)
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
+        return self.counted + self.metered
 
     @property
     def usual_ns(self) -> float:
-        """The mean of the timed calls but the first, which often pays for imports and caches."""
-        if self.timed > 1:
-            return (self.timed_ns - self.first_ns) / (self.timed - 1)
+        """The mean of the samples but the first, which often pays for imports and caches."""
+        if self.samples > 1:
+            return (self.sampled_ns - self.first_ns) / (self.samples - 1)
         return float(self.first_ns)
 
     @property
     def slow(self) -> bool:
         """Whether calls take long enough that timing each of them costs nothing to speak of."""
-        return self.timed > 2 and self.usual_ns > SLOW_NS
+        return self.samples > 2 and self.usual_ns > SLOW_NS
 
     @property
     def total_ns(self) -> float:
-        """What all calls took: those timed, and the others at the usual price."""
-        return self.timed_ns + max(self.calls - self.timed, 0) * self.usual_ns
+        """What all calls took: those timed, and those only counted at the usual price."""
+        return self.metered_ns + self.sampled_ns + max(self.counted - self.samples, 0) * self.usual_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.state import LoopArtifacts, ManifestRow
@@ -96,7 +96,11 @@ class Run(Loop):
 
             print_summary(self)
 
-    def steps(self, batches: Iterable[B] | int, *, epochs: int = 1, total: int | None = None) -> Iterator[B]:
+    @overload
+    def steps(self, batches: int, *, epochs: int = 1, total: int | None = None) -> Iterator[int]: ...
+    @overload
+    def steps(self, batches: Iterable[B], *, epochs: int = 1, total: int | None = None) -> Iterator[B]: ...
+    def steps(self, batches: Iterable[Any] | int, *, epochs: int = 1, total: int | None = None) -> Iterator[Any]:
         """Yield batches, one step each, firing the moments around them.
 
         Args:

@@ -9,19 +9,26 @@ if TYPE_CHECKING:
 
     from hookline.loops.run import Run
 
+LOG_FILE_WIDTH = 120
+
 
 def print_summary(run: "Run") -> None:
     """Print a run's summary to standard error, so that a script's own output stays clean."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    console.print(_headline(run))
+    if not console.is_terminal:
+        console.width = LOG_FILE_WIDTH
+    console.print(_headline(run), soft_wrap=True)
     metrics = {name: value for name, value in run.metrics.items() if not name.startswith("hooks/")}
     if metrics:
-        console.print("  " + "  ".join(f"{name} [bold]{_shown(value)}[/]" for name, value in metrics.items()))
+        console.print(
+            "  " + "  ".join(f"{name} [bold]{_shown(value)}[/]" for name, value in metrics.items()), soft_wrap=True
+        )
     console.print(cost_table(run.callbacks.costs()))
     for failure in run.callbacks.failures[-3:]:
-        console.print(f"[red]{'DISABLED: ' if failure.disabled else ''}[/]", str(failure), markup=False)
+        prefix, style = ("DISABLED: ", "red") if failure.disabled else ("", "yellow")
+        console.print(f"{prefix}{failure}", style=style, markup=False, soft_wrap=True)
 
 
 def cost_table(costs: Costs) -> "Table":

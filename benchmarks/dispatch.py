@@ -1,0 +1,438 @@
+"""What firing a moment costs, as a ratio to a direct method call, beside the peers that are installed.
+
+Five situations: nobody listens; one callback; ten; ten of which one overrides the moment; ten whose
+cadence is not due. hookline is a plain `CallbackCollection`, isolation and accounting on, past its
+first samples. Each peer is called as its own trainer calls it. A cadence is a test inside each
+callback where the framework has none of its own (Ignite has). Keras's thread pool, which it uses
+while no callback overrides the moment, is waited for. All ten callbacks are of one class, which
+favours dispatchers that call them all from one place in their code.
+
+Beneath the table: what an `add` to a collection of ten costs, the firing after it (which rebuilds
+the moment), and what `import hookline` adds to the start of an interpreter. Nothing is asserted:
+the bars are marked as met or not. How things are timed is said in `measure`.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from measure import Case, Loop, fresh, import_milliseconds, quiet, round_robin
+from rich.console import Console
+from rich.table import Table
+
+import hookline
+from hookline import Callback, CallbackCollection
+
+SITUATIONS = {
+    "nobody": "nobody",
+    "one": "one",
+    "ten": "ten",
+    "ten_one_overrides": "ten, one overrides",
+    "ten_not_due": "ten not due",
+}
+BARS = {"nobody": 1.6, "one": 3.0, "ten": 18.0, "ten_one_overrides": 3.2, "ten_not_due": 3.5}
+"""At most so many times a direct call, for hookline."""
+LEADS = {"torchtnt": 1.4, "Hugging Face": 15.0}
+"""At least so many times as fast as these, with ten callbacks."""
+EVERY = 10**9
+"""A cadence that no benchmark lives to see."""
+DIRECT = Case("direct", "call")
+
+Loops = dict[str, Loop]
+
+
+class Observer(Callback):
+    """Listens and does nothing."""
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+        pass
+
+
+def _fire_step(target: Callback, loop: Any, metrics: dict[str, Any], calls: int) -> None:
+    for i in range(calls):
+        target.on_step_end(loop, i, None, metrics)
+
+
+def _fire_torchtnt(handler: Any, state: Any, unit: Any, calls: int) -> None:
+    for _ in range(calls):
+        handler.on_train_step_end(state, unit)
+
+
+def _fire_hugging_face(handler: Any, args: Any, state: Any, control: Any, calls: int) -> None:
+    for _ in range(calls):
+        handler.on_step_end(args, state, control)
+
+
+def _fire_lightning(call_callback_hooks: Any, trainer: Any, outputs: Any, calls: int) -> None:
+    for i in range(calls):
+        call_callback_hooks(trainer, "on_train_batch_end", outputs, None, i)
+
+
+def _fire_keras(callbacks: Any, logs: Any, calls: int) -> None:
+    for i in range(calls):
+        callbacks.on_train_batch_end(i, logs)
+    callbacks.on_epoch_end(0, logs)
+
+
+def _fire_ignite(engine: Any, event: Any, calls: int) -> None:
+    for _ in range(calls):
+        engine.fire_event(event)
+
+
+def _fire_pluggy(hook: Any, loop: Any, metrics: dict[str, Any], calls: int) -> None:
+    for i in range(calls):
+        hook.on_step_end(loop=loop, step_idx=i, batch=None, metrics=metrics)
+
+
+def situations(
+    prepare: Callable[[list[Any]], Loop],
+    *,
+    observer: Callable[[], Any],
+    bystander: Callable[[], Any],
+    cadenced: Callable[[], Any],
+) -> Loops:
+    """The five situations; ``prepare`` makes the loop that fires for these callbacks."""
+    return {
+        "nobody": prepare([]),
+        "one": prepare([observer()]),
+        "ten": prepare([observer() for _ in range(10)]),
+        "ten_one_overrides": prepare([observer(), *(bystander() for _ in range(9))]),
+        "ten_not_due": prepare([cadenced() for _ in range(10)]),
+    }
+
+
+def direct_loop() -> Loop:
+    """The base of all ratios: the same call on a callback itself."""
+    return partial(fresh(_fire_step), Observer(), None, {})
+
+
+def hookline_loops() -> Loops:
+    """`CallbackCollection` with the default policy."""
+
+    def prepare(callbacks: list[Any]) -> Loop:
+        return partial(fresh(_fire_step), CallbackCollection(callbacks), None, {})
+
+    cadenced = partial(_configured, every=EVERY)
+    return situations(prepare, observer=Observer, bystander=Callback, cadenced=cadenced)
+
+
+def _configured(**options: Any) -> Observer:
+    return Observer().configure(**options)
+
+
+def torchtnt_loops() -> Loops:
+    """Its `CallbackHandler`, which keeps a list of the overriding callbacks for each hook."""
+    from torchtnt.framework._callback_handler import CallbackHandler
+    from torchtnt.framework.callback import Callback as Base
+    from torchtnt.utils.progress import Progress
+
+    class Listening(Base):  # type: ignore[misc]
+        def on_train_step_end(self, state: Any, unit: Any) -> None:
+            pass
+
+    class Testing(Base):  # type: ignore[misc]
+        def on_train_step_end(self, state: Any, unit: Any) -> None:
+            if (unit.train_progress.num_steps_completed + 1) % EVERY == 0:
+                self.ran = True
+
+    def prepare(callbacks: list[Any]) -> Loop:
+        unit = SimpleNamespace(train_progress=Progress())
+        return partial(fresh(_fire_torchtnt), CallbackHandler(callbacks), None, unit)
+
+    return situations(prepare, observer=Listening, bystander=Base, cadenced=Testing)
+
+
+def hugging_face_loops() -> Loops:
+    """Its `CallbackHandler`, without the `Trainer` around it."""
+    from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+
+    class Listening(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            pass
+
+    class Testing(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if (state.global_step + 1) % EVERY == 0:
+                self.ran = True
+
+    def prepare(callbacks: list[Any]) -> Loop:
+        handler = CallbackHandler(callbacks, None, None, None, None)
+        return partial(fresh(_fire_hugging_face), handler, None, TrainerState(), TrainerControl())
+
+    return situations(prepare, observer=Listening, bystander=TrainerCallback, cadenced=Testing)
+
+
+def lightning_loops() -> Loops:
+    """The function that its loops call for every hook, with a real `Trainer` and module."""
+    from lightning.pytorch import Callback as Base
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.trainer.call import _call_callback_hooks
+
+    class Listening(Base):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            pass
+
+    class Testing(Base):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (batch_idx + 1) % EVERY == 0:
+                self.ran = True
+
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+    def prepare(callbacks: list[Any]) -> Loop:
+        trainer = Trainer(accelerator="cpu", callbacks=callbacks, **off)
+        trainer.strategy.connect(LightningModule())
+        return partial(fresh(_fire_lightning), _call_callback_hooks, trainer, None)
+
+    return situations(prepare, observer=Listening, bystander=Base, cadenced=Testing)
+
+
+def keras_loops() -> Loops:
+    """Its `CallbackList`, begun as `fit` begins it."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    from keras.callbacks import Callback as Base
+    from keras.callbacks import CallbackList
+
+    class Listening(Base):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            pass
+
+    class Testing(Base):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (batch + 1) % EVERY == 0:
+                self.ran = True
+
+    def prepare(callbacks: list[Any]) -> Loop:
+        listed = CallbackList(callbacks)
+        listed.on_train_begin()
+        return partial(fresh(_fire_keras), listed, {})
+
+    return situations(prepare, observer=Listening, bystander=Base, cadenced=Testing)
+
+
+def ignite_loops() -> Loops:
+    """Its `Engine`, with handlers on events; not due by its own event filter."""
+    from ignite.engine import Engine, Events
+
+    event = Events.ITERATION_COMPLETED
+
+    def listen(engine: Any) -> None:
+        pass
+
+    def prepare(events: list[Any]) -> Loop:
+        engine = Engine(lambda engine, batch: None)
+        engine.state.iteration = 1
+        for one in events:
+            engine.add_event_handler(one, listen)
+        return partial(fresh(_fire_ignite), engine, event)
+
+    return situations(
+        prepare,
+        observer=lambda: event,
+        bystander=lambda: Events.EPOCH_COMPLETED,
+        cadenced=lambda: event(every=EVERY),
+    )
+
+
+def pluggy_loops() -> Loops:
+    """A `PluginManager` with one hook of four arguments."""
+    import pluggy
+
+    implements = pluggy.HookimplMarker("benchmark")
+
+    class Specification:
+        @pluggy.HookspecMarker("benchmark")
+        def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+            pass
+
+    class Listening:
+        @implements
+        def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+            pass
+
+    class Testing:
+        @implements
+        def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+            if (step_idx + 1) % EVERY == 0:
+                self.ran = True
+
+    def prepare(plugins: list[Any]) -> Loop:
+        manager = pluggy.PluginManager("benchmark")
+        manager.add_hookspecs(Specification)
+        for plugin in plugins:
+            manager.register(plugin)
+        return partial(fresh(_fire_pluggy), manager.hook, None, {})
+
+    return situations(prepare, observer=Listening, bystander=object, cadenced=Testing)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A framework to compare with; ``loops`` raises ImportError where it is missing."""
+
+    name: str
+    package: str
+    distribution: str
+    loops: Callable[[], Loops]
+
+
+PEERS = (
+    Peer("torchtnt", "torchtnt", "torchtnt", torchtnt_loops),
+    Peer("Hugging Face", "transformers", "transformers", hugging_face_loops),
+    Peer("Lightning", "lightning", "lightning", lightning_loops),
+    Peer("Keras", "keras", "keras", keras_loops),
+    Peer("Ignite", "ignite", "pytorch-ignite", ignite_loops),
+    Peer("pluggy", "pluggy", "pluggy", pluggy_loops),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was measured; ratios and nanoseconds by system and situation."""
+
+    cpus: int | None
+    rounds: int
+    calls: int
+    versions: dict[str, str]
+    not_installed: list[str]
+    direct_nanoseconds: float
+    nanoseconds: dict[str, dict[str, float]]
+    ratios: dict[str, dict[str, float]]
+    add_microseconds: float
+    rebuild_microseconds: float
+    import_milliseconds: float
+
+    @property
+    def leads(self) -> dict[str, float]:
+        """How many times as fast as a peer hookline is, with ten callbacks."""
+        return {
+            peer: self.ratios[peer]["ten"] / self.ratios["hookline"]["ten"] for peer in LEADS if peer in self.ratios
+        }
+
+
+def measure(*, rounds: int, calls: int) -> Report:
+    """Measure everything there is."""
+    found, missing = _installed()
+    systems = {"hookline": hookline_loops(), **{peer.name: loops for peer, loops in found.items()}}
+    cases = {Case(system, situation): loop for system, loops in systems.items() for situation, loop in loops.items()}
+    timings = round_robin({DIRECT: direct_loop(), **cases}, rounds=rounds, calls=calls)
+    add_microseconds, rebuild_microseconds = _add_and_rebuild(adds=min(calls, 500))
+    return Report(
+        cpus=os.cpu_count(),
+        rounds=rounds,
+        calls=calls,
+        versions=_versions(found),
+        not_installed=missing,
+        direct_nanoseconds=timings.nanoseconds(DIRECT),
+        nanoseconds={
+            system: {name: timings.nanoseconds(Case(system, name)) for name in SITUATIONS} for system in systems
+        },
+        ratios={system: {name: timings.ratio(Case(system, name), DIRECT) for name in SITUATIONS} for system in systems},
+        add_microseconds=add_microseconds,
+        rebuild_microseconds=rebuild_microseconds,
+        import_milliseconds=import_milliseconds("hookline", Path(hookline.__file__).parents[1], starts=rounds),
+    )
+
+
+def _installed() -> tuple[dict[Peer, Loops], list[str]]:
+    found, missing = {}, []
+    for peer in PEERS:
+        try:
+            with quiet():
+                found[peer] = peer.loops()
+        except ImportError as error:
+            absent = error.name == peer.package
+            missing.append(peer.name if absent else f"{peer.name} ({error})")
+    return found, missing
+
+
+def _versions(peers: Iterable[Peer]) -> dict[str, str]:
+    own = {"Python": platform.python_version(), "hookline": hookline.__version__}
+    return own | {peer.name: importlib.metadata.version(peer.distribution) for peer in peers}
+
+
+def _add_and_rebuild(*, adds: int) -> tuple[float, float]:
+    """Microseconds for an `add` to a collection of ten, and for the firing after it."""
+    collection = CallbackCollection(Observer() for _ in range(10))
+    taken = [_add_and_fire(collection, Observer()) for _ in range(adds)]
+    return median(add for add, _ in taken) / 1e3, median(rebuild for _, rebuild in taken) / 1e3
+
+
+def _add_and_fire(collection: CallbackCollection, newcomer: Observer) -> tuple[int, int]:
+    collection.on_step_end(None, 0, None, {})
+    start = time.perf_counter_ns()
+    collection.add(newcomer)
+    added = time.perf_counter_ns()
+    collection.on_step_end(None, 0, None, {})
+    fired = time.perf_counter_ns()
+    collection.remove(newcomer)
+    return added - start, fired - added
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the table, hookline's bars in it, and the lines beneath."""
+    table = Table(title=f"Times a direct method call ({report.direct_nanoseconds:.1f} ns)")
+    table.add_column("")
+    for heading in SITUATIONS.values():
+        table.add_column(heading, justify="right")
+    for system, ratios in report.ratios.items():
+        table.add_row(system, *(f"{ratios[name]:.1f}" for name in SITUATIONS))
+        if system == "hookline":
+            table.add_row(
+                "  bar", *(f"{bar} {_met(ratios[name] <= bar)}" for name, bar in BARS.items()), end_section=True
+            )
+    console.print(table)
+    for line in _lines(report):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for peer, lead in report.leads.items():
+        bar = LEADS[peer]
+        yield f"ten callbacks: {lead:.2f} times as fast as {peer} (bar {bar} {_met(lead >= bar)})"
+    yield f"add to a collection of ten: {report.add_microseconds:.1f} µs"
+    yield f"rebuild and first firing after it: {report.rebuild_microseconds:.1f} µs"
+    yield f"import hookline, over a bare interpreter: {report.import_milliseconds:.1f} ms"
+    if report.not_installed:
+        yield f"not installed: {', '.join(report.not_installed)}"
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    yield f"{report.rounds} rounds of {report.calls:,} calls; {report.cpus} CPUs; {versions}"
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "NOT MET"
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least 1")
+    return number
+
+
+def main() -> None:
+    """Measure, and print a table or one JSON object."""
+    parser = argparse.ArgumentParser(description="What firing a moment costs, beside hookline's peers.")
+    parser.add_argument("--rounds", type=_count, default=15, help="times that every case is measured")
+    parser.add_argument("--calls", type=_count, default=20_000, help="calls in each measurement")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    options = parser.parse_args()
+    report = measure(rounds=options.rounds, calls=options.calls)
+    if options.json:
+        print(json.dumps(asdict(report) | {"leads": report.leads}))
+    else:
+        show(report, Console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What benchmarks share: cases timed in turns, the cost of an import, and quiet set-up of other libraries.
+
+Cases are timed round-robin: a round times every case once, so that a machine that is slow for a
+while is slow for all of them. A case's nanoseconds are the median over the rounds; its ratio to
+another case is the median of the ratios within each round. Every case is warmed up first and the
+garbage collector only runs between rounds. The loop around the calls is part of what is measured.
+"""
+
+import contextlib
+import gc
+import io
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import FunctionType
+from typing import Any, NamedTuple
+
+Loop = Callable[[int], object]
+"""Makes as many calls as it is told to."""
+
+
+class Case(NamedTuple):
+    """What is timed: a system, in one situation."""
+
+    system: str
+    situation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Nanoseconds a call, of each case in each round."""
+
+    rounds: Mapping[Case, list[float]]
+
+    def nanoseconds(self, case: Case) -> float:
+        """What a call took, usually."""
+        return median(self.rounds[case])
+
+    def ratio(self, case: Case, base: Case) -> float:
+        """How many times as long as ``base`` a call took, usually."""
+        return median(own / other for own, other in zip(self.rounds[case], self.rounds[base], strict=True))
+
+
+def round_robin(loops: Mapping[Case, Loop], *, rounds: int, calls: int) -> Timings:
+    """Time every loop once in each round, in the order given."""
+    taken: dict[Case, list[float]] = {case: [] for case in loops}
+    for loop in loops.values():
+        loop(calls)
+    with _collector_off():
+        for _ in range(rounds):
+            gc.collect()
+            for case, loop in loops.items():
+                taken[case].append(_time(loop, calls))
+    return Timings(taken)
+
+
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with code of its own, as if it had been written out a second time.
+
+    The interpreter adapts code to the types that it meets there. Two cases that share a loop would
+    spoil it for each other, which no real loop suffers from.
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"{function!r} is not a plain function: its code cannot be copied.")
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+def import_milliseconds(module: str, source: Path, *, starts: int) -> float:
+    """What ``import module`` adds to a bare interpreter, bytecode cached; the first start of each is discarded."""
+    bare, full = "pass", f"import {module}"
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        path = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
+        environment |= {"PYTHONPYCACHEPREFIX": cache, "PYTHONPATH": path}
+        for code in (bare, full):
+            _start(code, environment)
+        return median(-_start(bare, environment) + _start(full, environment) for _ in range(starts))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what libraries say while they are imported and set up; their exceptions still come through."""
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        warnings.simplefilter("ignore")
+        logging.disable()
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _time(loop: Loop, calls: int) -> float:
+    start = time.perf_counter_ns()
+    loop(calls)
+    return (time.perf_counter_ns() - start) / calls
+
+
+def _start(code: str, environment: Mapping[str, str]) -> float:
+    start = time.perf_counter_ns()
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)  # noqa: S603 - our own text
+    return (time.perf_counter_ns() - start) / 1e6

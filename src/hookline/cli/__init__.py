@@ -1,0 +1,5 @@
+"""The command line: ``hookline``."""
+
+from hookline.cli.app import app
+
+__all__ = ["app"]

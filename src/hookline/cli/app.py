@@ -1,0 +1,46 @@
+"""The program ``hookline``: its groups of commands, and how it ends.
+
+Results go to standard output. An error that hookline raises on purpose is one message on standard
+error and exit status 1, without a traceback; a command line that cannot be understood is status 2.
+"""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import hookline
+from hookline.cli import demo, hooks
+from hookline.core.errors import HooklineError
+
+
+class _ErrorsAsMessages(TyperGroup):
+    """Commands whose intended errors end the program with a message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HooklineError as error:
+            typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True, add_completion=False)
+app.add_typer(hooks.app, name="hooks")
+app.command("demo")(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hookline {hookline.__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Begin with: hookline demo")
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Hooks, callbacks and logging for every training loop."""

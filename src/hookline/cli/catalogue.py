@@ -1,0 +1,166 @@
+"""What is registered, and what can be said of a class of subscribers without building one.
+
+A package's callback that cannot be imported is part of the list, with its error; it breaks nothing.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from hookline.core.callback import MOMENTS, Callback
+from hookline.core.config import import_name
+from hookline.core.errors import HooklineError, UnknownNameError
+from hookline.core.hook import Hook
+from hookline.core.registry import REGISTRY
+from hookline.core.subscriber import OPTION_NAMES, Subscriber
+
+Factory = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One registered name: what it stands for, and the package that it comes from."""
+
+    name: str
+    kind: str
+    source: str
+    summary: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a constructor; type and default are source text."""
+
+    name: str
+    type: str
+    required: bool
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a class says of itself; the options with their defaults as source text."""
+
+    name: str
+    kind: str
+    source: str
+    path: str
+    docstring: str
+    arguments: list[Argument]
+    moments: list[str]
+    options: dict[str, str]
+
+
+def offers() -> list[Offer]:
+    """Everything that goes by a name, sorted; what cannot be imported with its error."""
+    installed = REGISTRY.installed()
+    return [_offer(name, installed.get(name, "hookline")) for name in REGISTRY.names()]
+
+
+def describe(name: str) -> Description:
+    """Describe what goes by a registered name or stands at ``package.module:Class``.
+
+    Raises:
+        UnknownNameError: Nothing goes by that name, or what does is no callback or hook.
+    """
+    factory = import_name(name) if ":" in name else REGISTRY.find(name)
+    product = _product(factory)
+    return Description(
+        name=product.name if product is not None and ":" in name else name,
+        kind=_kind(product),
+        source=_source(factory, REGISTRY.installed().get(name)),
+        path=f"{factory.__module__}:{factory.__qualname__}",
+        docstring=inspect.cleandoc(factory.__doc__ or ""),
+        arguments=_arguments(factory),
+        moments=_moments(product),
+        options={option: repr(getattr(product or Subscriber, option)) for option in sorted(OPTION_NAMES)},
+    )
+
+
+def first_sentence(docstring: str | None) -> str:
+    """The first sentence of a docstring, on one line and with single backticks.
+
+    >>> first_sentence("Counts to ``n`` = 3.5 and stops. Then rests.")
+    'Counts to `n` = 3.5 and stops.'
+    """
+    paragraph = " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split()).replace("``", "`")
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", paragraph)[0]
+
+
+def _offer(name: str, package: str) -> Offer:
+    try:
+        factory = REGISTRY.find(name)
+        product = _product(factory)
+    except HooklineError as error:
+        return Offer(name, "unknown", package, "", str(error))
+    except SystemExit as error:  # not an Exception, so the registry lets it through
+        return Offer(name, "unknown", package, "", f"It exits when it is imported: {error!r}")
+    return Offer(name, _kind(product), _source(factory, package), first_sentence(factory.__doc__))
+
+
+def _product(factory: Factory) -> type[Callback] | type[Hook] | None:
+    """The class of what a factory makes, if it is one or a function that says what it returns."""
+    made: Any = factory if isinstance(factory, type) else _returned(factory)
+    if isinstance(made, type) and issubclass(made, Callback | Hook):
+        return made
+    if isinstance(factory, type) or not callable(factory):
+        raise UnknownNameError(
+            f"{factory!r} is neither a Callback nor a Hook: give a subclass of one, or a function that returns one."
+        )
+    return None
+
+
+def _returned(function: Factory) -> Any:
+    try:
+        return get_type_hints(function).get("return")
+    except (NameError, TypeError, AttributeError):  # not a function, or an annotation that means nothing here
+        return None
+
+
+def _kind(product: type[Subscriber] | None) -> str:
+    if product is None:
+        return "factory"
+    return "hook" if issubclass(product, Hook) else "callback"
+
+
+def _source(factory: Factory, package: str | None) -> str:
+    """The package that offers it, or the one it is defined in; hookline's own names win over other packages'."""
+    module = factory.__module__.partition(".")[0]
+    return module if package is None or module == "hookline" else package
+
+
+def _arguments(factory: Factory) -> list[Argument]:
+    try:
+        parameters = inspect.signature(factory).parameters
+    except ValueError:  # some built-ins have no signature
+        return []
+    return [_argument(parameter) for parameter in parameters.values()]
+
+
+def _argument(parameter: inspect.Parameter) -> Argument:
+    stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" * (parameter.kind is parameter.VAR_KEYWORD)
+    has_default = parameter.default is not parameter.empty
+    return Argument(
+        name=f"{stars}{parameter.name}",
+        type=_annotation(parameter.annotation),
+        required=not has_default and not stars,
+        default=repr(parameter.default) if has_default else None,
+    )
+
+
+def _annotation(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _moments(product: type[Subscriber] | None) -> list[str]:
+    """The moments that a callback overrides; a hook is asked after each step."""
+    if product is None:
+        return []
+    if issubclass(product, Hook):
+        return ["on_step_end"]
+    return [name for name in MOMENTS if getattr(product, name) is not getattr(Callback, name)]

@@ -1,0 +1,52 @@
+"""What the commands print on standard output: text and tables for people, or one JSON document.
+
+Names, docstrings and paths are printed as they are; brackets in them are no markup.
+"""
+
+import contextlib
+import sys
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.padding import Padding
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def console() -> Console:
+    """Standard output, as it is now, for people."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+
+
+def indented(text: str, columns: int = 2) -> Padding:
+    """A paragraph with all of its lines indented, also those that a narrow terminal makes of it."""
+    return Padding(text, (0, 0, 0, columns), expand=False)
+
+
+def table(*columns: str, whole: Collection[str] = (), numbers: Collection[str] = ()) -> Table:
+    """An empty table.
+
+    Args:
+        whole: The columns whose cells are kept on one line, because people copy from them.
+        numbers: The columns that are aligned to the right.
+    """
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify: JustifyMethod = "right" if column in numbers else "left"
+        made.add_column(column, no_wrap=column in whole, justify=justify, overflow="fold")
+    return made
+
+
+def foreign_code() -> contextlib.AbstractContextManager[Any]:
+    """Where code of others is imported or run: what it prints goes to standard error, not into our output."""
+    return contextlib.redirect_stdout(sys.stderr)

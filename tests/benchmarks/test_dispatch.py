@@ -1,0 +1,55 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "dispatch.py"
+SITUATIONS = ["nobody", "one", "ten", "ten_one_overrides", "ten_not_due"]
+
+
+def run_benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--rounds", "2", "--calls", "50", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_dispatch_with_json_prints_one_object_with_every_situation():
+    done = run_benchmark("--json")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["rounds"], report["calls"]) == (2, 50)
+    assert list(report["ratios"]) == list(report["nanoseconds"])
+    for system in report["ratios"]:
+        for measured in (report["ratios"][system], report["nanoseconds"][system]):
+            assert list(measured) == SITUATIONS
+            assert all(value > 0 for value in measured.values())
+
+
+def test_dispatch_with_json_accounts_for_every_peer():
+    report = json.loads(run_benchmark("--json").stdout)
+
+    missing = [reason.partition(" (")[0] for reason in report["not_installed"]]
+    peers = {"torchtnt", "Hugging Face", "Lightning", "Keras", "Ignite", "pluggy"}
+    assert {"hookline", "pluggy"} <= set(report["ratios"])
+    assert sorted([*report["ratios"], *missing]) == sorted([*peers, "hookline"])
+    assert set(report["versions"]) == {"Python", *report["ratios"]}
+    assert min(report[key] for key in ("cpus", "direct_nanoseconds", "add_microseconds", "rebuild_microseconds")) > 0
+
+
+def test_dispatch_without_json_prints_the_table_and_the_bars():
+    done = run_benchmark()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    table, _, beneath = done.stdout.partition("add to a collection of ten")
+    for text in ("nobody", "ten, one overrides", "ten not due", "hookline", "bar", "1.6", "18.0", "3.5", "pluggy"):
+        assert text in table
+    assert "import hookline, over a bare interpreter" in beneath
+    assert "2 rounds of 50 calls" in beneath
+    assert done.stdout.count("MET") + done.stdout.count("met") >= 5
+
+
+def test_dispatch_with_no_rounds_is_refused():
+    done = run_benchmark("--rounds", "0")
+
+    assert done.returncode == 2
+    assert "at least 1" in done.stderr

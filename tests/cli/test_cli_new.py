@@ -1,0 +1,115 @@
+"""``hookline hooks new``: what it writes can be installed, passes its own tests and is found by its name."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def installed(program, tmp_path):
+    """Create a package, install it into a directory of its own, and give that directory."""
+
+    def create(name):
+        assert program("hooks", "new", name).returncode == 0
+        options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-compile"]
+        command = [sys.executable, "-m", "pip", "install", *options, "--target", tmp_path / "site", tmp_path / name]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        return tmp_path / "site"
+
+    return create
+
+
+@pytest.mark.parametrize("name", ["gradient-alarm", "top_5"])
+def test_new_package_installed_passes_its_own_tests(installed, tmp_path, name):
+    environment = {**os.environ, "PYTHONPATH": str(installed(name))}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-W", "error"]
+    result = subprocess.run(
+        command, cwd=tmp_path / name, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stdout
+    assert "5 passed" in result.stdout
+
+
+def test_new_package_installed_is_listed_with_its_distribution(installed, program):
+    result = program("hooks", "list", "--json", imports=[installed("gradient_alarm")])
+    assert {
+        "name": "gradient_alarm",
+        "kind": "hook",
+        "source": "gradient-alarm",
+        "summary": "Warns when a metric is above a threshold, and counts how often it was.",
+        "error": None,
+    } in json.loads(result.stdout)
+
+
+def test_new_package_installed_can_be_configured_by_its_name(installed, program, tmp_path):
+    site = installed("gradient-alarm")
+    (tmp_path / "callbacks.yaml").write_text("callbacks:\n  - gradient_alarm: {threshold: 5.0, frequency: 25}\n")
+    result = program("hooks", "plan", "callbacks.yaml", "--json", imports=[site])
+    assert json.loads(result.stdout)["moments"] == {"on_step_end": ["gradient_alarm"]}
+
+
+def test_new_output_says_what_was_made_and_what_to_type_next(cli, tmp_path):
+    result = cli("hooks", "new", "gradient-alarm", "--directory", "made here")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "Created made here/gradient-alarm:",
+        "  pyproject.toml",
+        "  README.md",
+        "  src/gradient_alarm/__init__.py",
+        "  tests/test_gradient_alarm.py",
+        "",
+        "Next:",
+        "  cd 'made here/gradient-alarm'",
+        '  pip install -e ".[test]"',
+        "  pytest",
+        "  hookline hooks show gradient_alarm",
+    ]
+    assert (tmp_path / "made here/gradient-alarm/src/gradient_alarm/__init__.py").is_file()
+
+
+def test_new_name_in_camel_case_is_spelt_as_each_place_needs(cli, tmp_path):
+    assert cli("hooks", "new", "GradientAlarm").exit_code == 0
+    module = (tmp_path / "GradientAlarm/src/gradient_alarm/__init__.py").read_text()
+    project = (tmp_path / "GradientAlarm/pyproject.toml").read_text()
+    assert "class GradientAlarm(hooks.PeriodicHook):" in module
+    assert 'name = "gradient-alarm"\n' in project
+    assert 'gradient_alarm = "gradient_alarm:GradientAlarm"\n' in project
+
+
+def test_new_directory_that_exists_is_left_alone(cli, tmp_path):
+    (tmp_path / "gradient-alarm").mkdir()
+    result = cli("hooks", "new", "gradient-alarm")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "gradient-alarm exists already" in result.stderr
+    assert list((tmp_path / "gradient-alarm").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("9lives", "'9lives' is not a name: give letters, digits, '-' and '_', beginning with a letter."),
+        ("two words", "'two words' is not a name"),
+        ("../escape", "'../escape' is not a name"),
+        ("gradient\n", "is not a name"),
+        ("class", "'class' is a word of Python"),
+        ("none", "'none' is a word of Python"),
+        ("json", "A module 'json' is there already"),
+        ("pytest", "A module 'pytest' is there already"),
+        ("early-stopping", "'early_stopping' is registered already"),
+    ],
+)
+def test_new_name_that_cannot_be_used_is_refused_before_writing(cli, tmp_path, name, message):
+    result = cli("hooks", "new", name)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_place_that_cannot_be_written_is_an_error(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = cli("hooks", "new", "gradient-alarm", "--directory", "file")
+    assert result.exit_code == 1
+    assert "file/gradient-alarm cannot be written: Not a directory." in result.stderr

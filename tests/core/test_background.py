@@ -1,0 +1,235 @@
+"""Subscribers off the training thread: order, snapshots, bounds, errors, draining. No test waits for time."""
+
+import asyncio
+import threading
+
+import pytest
+
+import hookline as hl
+from hookline.testing import FakeLoop
+
+
+class ManualThreads:
+    """Starts nothing: a test runs what was started when it wants to."""
+
+    def __init__(self):
+        self.targets = []
+
+    def start(self, target, name):
+        self.targets.append(target)
+        return self
+
+    def join(self, timeout=None):
+        while self.targets:
+            self.targets.pop()()
+
+    def is_alive(self):
+        return bool(self.targets)
+
+
+class NeverEnding(ManualThreads):
+    """A thread that does not get anything done in time."""
+
+    def join(self, timeout=None):
+        pass
+
+    def is_alive(self):
+        return True
+
+
+def collection(*members, threads=None, **policy):
+    start = {"start_thread": threads.start} if threads else {}
+    return hl.CallbackCollection(members, policy=hl.Policy(**start, **policy))
+
+
+def test_background_subscriber_runs_in_order_on_another_thread():
+    seen = []
+    work = hl.on(
+        "step_end", lambda loop, i: seen.append((i, threading.current_thread().name)), name="work", background=True
+    )
+    callbacks = collection(work)
+    FakeLoop(callbacks=callbacks).run_steps(5)
+    callbacks.close()
+    assert seen == [(i, "hookline-work") for i in range(5)]
+
+
+def test_background_arguments_are_snapshots():
+    seen = []
+
+    def look(loop, step_idx, batch, metrics):
+        seen.append((loop.step, dict(loop.metrics), metrics))
+
+    threads = ManualThreads()
+    callbacks = collection(hl.on("step_end", look, background=True), threads=threads)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(2, lambda step_idx: {"loss": step_idx})
+    callbacks.close()
+    assert seen == [(1, {"loss": 0}, {"loss": 0}), (2, {"loss": 1}, {"loss": 1})]
+
+
+def test_background_subscriber_can_steer_and_log_at_its_own_step():
+    threads = ManualThreads()
+
+    def steer(loop):
+        loop.request_stop("seen enough")
+        return {"late": loop.step}
+
+    callbacks = collection(hl.on("step_end", steer, name="steer", every=3, background=True), threads=threads)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(5)
+    callbacks.close()
+    assert loop.stop_reason == "seen enough"
+    assert [(row.step, row.metrics) for row in loop.history if row.metrics] == [(3, {"steer/late": 3})]
+
+
+def test_background_queue_full_drops_repeating_moments_only_and_says_so(caplog):
+    recorded, threads = [], ManualThreads()
+
+    class Slow(hl.Callback):
+        background = True
+
+        def on_step_end(self, loop, step_idx):
+            recorded.append(step_idx)
+
+        def on_train_end(self, loop):
+            recorded.append("end")
+
+    callbacks = collection(Slow(), threads=threads, queue_size=3)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(10)
+    callbacks.on_train_end(loop, None)
+    callbacks.close()
+    assert recorded == [0, 1, 2, "end"]
+    assert callbacks.costs()[0].dropped == 7
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["slow is slower than the loop"]
+
+
+def test_background_errors_follow_the_same_policy():
+    def fail(loop):
+        raise ValueError("bad")
+
+    callbacks = collection(hl.on("step_end", fail, background=True), threads=ManualThreads())
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(5)
+    callbacks.close()
+    cost = callbacks.costs()[0]
+    assert (cost.errors, cost.disabled, cost.background) == (5, True, True)
+    assert [f.step for f in callbacks.failures] == [1, 2, 3, 4, 5]
+
+
+def test_background_critical_error_is_raised_by_the_next_call_or_at_the_end():
+    def fail(loop, step_idx):
+        if step_idx == 0:
+            raise ValueError("critical")
+
+    threads = ManualThreads()
+    callbacks = collection(hl.on("step_end", fail, critical=True, background=True), threads=threads)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(1)
+    with pytest.raises(ValueError, match="critical"):
+        callbacks.close()
+    loop.run_steps(1)
+    callbacks.close()
+    assert len(callbacks.failures) == 1
+
+
+def test_background_work_not_finished_in_time_is_counted_and_left(caplog):
+    callbacks = collection(
+        hl.on("step_end", print, name="stuck", background=True), threads=NeverEnding(), drain_seconds=0
+    )
+    FakeLoop(callbacks=callbacks).run_steps(3)
+    callbacks.close()
+    assert caplog.records[-1].getMessage() == "stuck did not finish within 0 s; calls left undone: 3."
+
+
+def test_background_collection_can_be_used_again_after_close():
+    seen = []
+    callbacks = collection(hl.on("step_end", lambda loop, i: seen.append(i), background=True))
+    for _ in range(2):
+        FakeLoop(callbacks=callbacks).run_steps(2)
+        callbacks.close()
+    assert seen == [0, 1, 0, 1]
+
+
+def test_async_moments_run_in_order_on_one_event_loop():
+    seen = []
+
+    class Async(hl.Callback):
+        def __init__(self, label):
+            self.label = label
+
+        async def on_step_end(self, loop, step_idx):
+            await asyncio.sleep(0)
+            seen.append((self.label, step_idx, threading.current_thread().name))
+
+    callbacks = collection(Async("a"), Async("b"))
+    FakeLoop(callbacks=callbacks).run_steps(3)
+    callbacks.close()
+    assert [entry[1] for entry in seen if entry[0] == "a"] == [0, 1, 2]
+    assert [entry[1] for entry in seen if entry[0] == "b"] == [0, 1, 2]
+    assert {entry[2] for entry in seen} == {"hookline-async"}
+
+
+def test_async_subscribers_wait_beside_one_another():
+    gate = asyncio.Event()
+    seen = []
+
+    async def waits(loop):
+        await gate.wait()
+        seen.append("waited")
+
+    async def opens(loop):
+        seen.append("opened")
+        gate.set()
+
+    callbacks = collection(hl.on("step_end", waits), hl.on("step_end", opens))
+    FakeLoop(callbacks=callbacks).run_steps(1)
+    callbacks.close()
+    assert seen == ["opened", "waited"]
+
+
+def test_async_returned_dict_is_logged_and_errors_are_isolated():
+    async def derive(loop):
+        return {"value": 7}
+
+    async def fail(loop):
+        raise ValueError("bad")
+
+    callbacks = collection(hl.on("step_end", derive, name="derive"), hl.on("step_end", fail, name="fail"))
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(1)
+    callbacks.close()
+    loop._commit_held_back()
+    assert loop.metrics == {"derive/value": 7}
+    assert callbacks.costs().by_name()["fail"].errors == 1
+
+
+def test_async_work_that_never_ends_is_cancelled_at_the_limit(caplog):
+    cancelled = []
+
+    async def forever(loop):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    callbacks = collection(hl.on("step_end", forever, name="forever"), drain_seconds=0.01)
+    FakeLoop(callbacks=callbacks).run_steps(1)
+    callbacks.close()
+    assert cancelled == [True]
+    assert "forever did not finish within 0.01 s" in caplog.text
+
+
+def test_async_context_ids_set_by_a_background_logger_reach_the_context():
+    class Tracker(hl.Callback):
+        background = True
+
+        def on_experiment_start(self, ctx):
+            ctx.ids["experiment_id"] = "e1"
+
+    callbacks = collection(Tracker(), threads=ManualThreads())
+    ctx = hl.LogContext()
+    callbacks.on_experiment_start(ctx)
+    callbacks.close()
+    assert ctx.ids == {"experiment_id": "e1"}

@@ -1,0 +1,147 @@
+"""What happens when subscribers raise."""
+
+import pytest
+
+import hookline as hl
+from hookline.testing import FakeLoop, RecordingCallback
+
+
+class Failing(hl.Callback):
+    """Raises at the steps it is told to."""
+
+    def __init__(self, *steps):
+        self.steps, self.called = steps, 0
+
+    def on_step_end(self, loop, step_idx):
+        self.called += 1
+        if step_idx in self.steps:
+            raise ValueError(f"bad step {step_idx}")
+
+
+def run(callbacks, steps):
+    loop = FakeLoop(callbacks=callbacks, num_steps=steps)
+    loop.run_steps(steps)
+    return loop
+
+
+def test_failing_observer_is_logged_and_kept_from_the_others(caplog):
+    recording = RecordingCallback()
+    run(hl.CallbackCollection([Failing(1), recording]), 3)
+    assert recording.names().count("on_step_end") == 3
+    assert [r.getMessage() for r in caplog.records] == [
+        "failing failed at on_step_end, step 2: ValueError: bad step 1 (training goes on)"
+    ]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_failing_three_times_in_a_row_disables_loudly(caplog):
+    failing = Failing(2, 3, 4, 5, 6)
+    callbacks = hl.CallbackCollection([failing])
+    run(callbacks, 10)
+    assert failing.called == 5
+    assert caplog.records[-1].getMessage() == "failing is DISABLED from here on: it failed 3 times in a row."
+    cost = callbacks.costs().by_name()["failing"]
+    assert (cost.calls, cost.errors, cost.disabled) == (5, 3, True)
+    assert [failure.disabled for failure in callbacks.failures] == [False, False, True]
+    assert callbacks.plan() == {}
+
+
+def test_failures_with_a_success_in_between_do_not_disable():
+    failing = Failing(*(step for step in range(30) if step % 3 != 2))
+    callbacks = hl.CallbackCollection([failing])
+    run(callbacks, 30)
+    assert (failing.called, callbacks.costs()[0].errors, callbacks.costs()[0].disabled) == (30, 20, False)
+
+
+def test_failures_in_a_row_are_counted_at_the_calls_of_a_cadence():
+    failing = Failing(*range(100))
+    callbacks = hl.CallbackCollection()
+    callbacks.add(failing, every=10)
+    run(callbacks, 100)
+    assert failing.called == 3
+
+
+def test_failing_at_one_moment_is_not_excused_by_another():
+    class Half(Failing):
+        def on_step_start(self, loop):
+            pass
+
+    half = Half(*range(100))
+    run(hl.CallbackCollection([half]), 10)
+    assert half.called == 3
+
+
+def test_critical_subscriber_propagates_with_a_note_of_where():
+    failing = Failing(0)
+    failing.critical = True
+    with pytest.raises(ValueError, match="bad step 0") as caught:
+        run(hl.CallbackCollection([failing]), 1)
+    assert caught.value.__notes__ == ["hookline: raised by failing at on_step_end, step 1"]
+
+
+def test_strict_collection_propagates_everything():
+    with pytest.raises(ValueError, match="bad step 0"):
+        run(hl.CallbackCollection([Failing(0)], strict=True), 1)
+
+
+def test_base_exception_always_propagates():
+    def interrupt(loop):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hl.CallbackCollection([hl.on("step_end", interrupt)]), 1)
+
+
+def test_failure_listener_hears_each_failure():
+    heard = []
+    callbacks = hl.CallbackCollection([Failing(0)])
+    callbacks.health.on_failure = heard.append
+    run(callbacks, 1)
+    assert [(f.subscriber, f.moment, f.step, str(f.error)) for f in heard] == [
+        ("failing", "on_step_end", 1, "bad step 0")
+    ]
+
+
+def test_failing_predicate_is_isolated_like_the_subscriber():
+    recording = RecordingCallback()
+    callbacks = hl.CallbackCollection()
+    callbacks.add(recording, when=lambda loop: 1 / 0)
+    run(callbacks, 5)
+    assert (recording.names().count("on_step_end"), callbacks.costs()[0].disabled) == (0, True)
+
+
+def test_failing_state_and_close_are_isolated(caplog):
+    class Broken(hl.Callback):
+        def state_dict(self):
+            raise RuntimeError("no state")
+
+        def close(self):
+            raise RuntimeError("no close")
+
+    callbacks = hl.CallbackCollection([Broken()])
+    assert callbacks.state_dict() == {"broken": {}}
+    callbacks.close()
+    assert [f.moment for f in callbacks.failures] == ["state_dict", "close"]
+
+
+def test_disabled_subscriber_is_still_closed():
+    closed = []
+
+    class Closing(Failing):
+        def close(self):
+            closed.append(True)
+
+    callbacks = hl.CallbackCollection([Closing(0, 1, 2)])
+    run(callbacks, 5)
+    callbacks.close()
+    assert closed == [True]
+
+
+def test_rank_zero_subscriber_is_called_on_rank_zero_only():
+    ranks = []
+    callbacks = hl.CallbackCollection(
+        [hl.on("step_end", lambda loop: ranks.append(loop.rank), ranks="zero")], strict=True
+    )
+    for rank in (0, 1, 0, 3):
+        callbacks.on_step_end(FakeLoop(rank=rank), 0, None, {})
+    assert ranks == [0, 0]

@@ -1,0 +1,60 @@
+"""Every code block in README.md and docs/ is run, page by page, from top to bottom."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+DOCUMENTED_MAKE = re.compile(r"^make (\w+)", re.MULTILINE)
+
+
+def run_commands(code, directory):
+    """The commands of a console block that are hookline's; those of make are checked to exist."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(DOCUMENTED_MAKE.findall(code)) <= targets
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for line in code.splitlines():
+        if line.startswith("hookline "):
+            command = shlex.split(line, comments=True)
+            done = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment, check=False)
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_code_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        language, code = match["language"], match["code"]
+        if match["file"]:
+            (tmp_path / match["file"]).write_text(code)
+        elif language == "python":
+            exec(compile(code, str(page), "exec"), namespace)
+        elif language == "bash":
+            run_commands(code, tmp_path)
+        else:
+            assert language == "text", f"a block of {language!r} in {page.name} is not run: say 'text' if it is output"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_moments_page_is_what_the_catalogue_says():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import generate
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    assert (ROOT / "docs" / "moments.md").read_text() == generate.moments_page()

@@ -1,0 +1,52 @@
+"""Two real processes that train together over gloo, on loopback and a file store."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+from hookline.loops.ranks import Agreement, rank, world_size
+
+TRAIN = """
+    import sys
+    import torch.distributed as dist
+    import hookline as hl
+
+    rank, store = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    seen = []
+    callbacks = [hl.on("step_end", lambda loop: seen.append(loop.step), ranks="zero")]
+    with hl.run(callbacks=callbacks, strict=True, summary=False) as run:
+        for i in run.steps(100):
+            if rank == 1 and i == 4:
+                run.request_stop("loss is NaN")
+    print(run.rank, run.world_size, run.step, run.stop_reason, len(seen), sep="|")
+    dist.destroy_process_group()
+"""
+
+
+def test_stop_asked_for_on_one_rank_stops_all_at_the_same_step(tmp_path):
+    code = textwrap.dedent(TRAIN)
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for rank in (0, 1)
+    ]
+    out = [process.communicate(timeout=120)[0].strip() for process in processes]
+    assert out == ["0|2|5|loss is NaN (asked by rank 1)|5", "1|2|5|loss is NaN|0"]
+
+
+def test_alone_a_request_is_taken_as_it_is():
+    agreement = Agreement()
+    assert (agreement.agree(None), agreement.agree("enough")) == (None, "enough")
+
+
+def test_rank_and_world_size_come_from_the_launcher(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert (rank(), world_size()) == (3, 8)
+    monkeypatch.setenv("RANK", "nonsense")
+    assert rank() == 0

@@ -1,0 +1,237 @@
+"""hl.run: the driver for a bare loop."""
+
+import pytest
+
+import hookline as hl
+from hookline.testing import RecordingCallback
+
+STEP = ["on_step_start", "on_train_batch_start", "on_train_batch_end", "on_step_end", "on_log"]
+
+
+def run_with(*callbacks, **options):
+    return hl.run(callbacks=callbacks, strict=True, summary=False, **options)
+
+
+def test_run_fires_every_moment_once_in_order():
+    recording = RecordingCallback()
+    with run_with(recording) as run:
+        for _ in run.steps("ab", epochs=2):
+            run.log(loss=1.0)
+    epoch = ["on_train_epoch_start", *STEP, *STEP, "on_train_epoch_end"]
+    assert recording.names() == ["on_train_start", *epoch, *epoch, "on_train_end"]
+    assert (run.status, run.step, run.epoch, run.num_steps, run.num_epochs) == ("completed", 4, 1, 4, 2)
+
+
+def test_run_step_end_has_the_index_batch_metrics_and_completed_count():
+    seen = []
+    with run_with(hl.on("step_end", lambda loop, i, batch, m: seen.append((loop.step, i, batch, dict(m))))) as run:
+        for batch in run.steps(["a", "b"]):
+            run.log("loss", len(seen))
+            run.log({"nested": {"x": batch}})
+    assert seen == [(1, 0, "a", {"loss": 0, "nested/x": "a"}), (2, 1, "b", {"loss": 1, "nested/x": "b"})]
+
+
+def test_run_derived_metrics_land_in_the_row_of_the_step():
+    derived = hl.on("step_end", lambda loop, i, b, metrics: {"double": 2 * metrics["loss"]}, name="d")
+    with run_with(derived) as run:
+        for i in run.steps(2):
+            run.log(loss=i)
+    assert [(row.step, row.metrics) for row in run.history] == [
+        (1, {"loss": 0, "d/double": 0}),
+        (2, {"loss": 1, "d/double": 2}),
+    ]
+
+
+def test_run_epochs_and_steps_nest():
+    recording = RecordingCallback()
+    with run_with(recording) as run:
+        for epoch in run.epochs(2):
+            for _ in run.steps([1]):
+                run.log(epoch=epoch)
+    epoch = ["on_train_epoch_start", *STEP, "on_train_epoch_end"]
+    assert recording.names() == ["on_train_start", *epoch, *epoch, "on_train_end"]
+    assert run.num_steps == 2
+
+
+def test_run_plan_is_known_at_train_start():
+    plans = []
+    with run_with(hl.on("train_start", lambda loop: plans.append((loop.num_steps, loop.num_epochs)))) as run:
+        for _ in run.steps([1, 2, 3], epochs=4):
+            pass
+    assert plans == [(12, 4)]
+
+
+def test_run_total_limits_a_stream_and_leaves_the_epoch_in_order():
+    recording = RecordingCallback()
+    with run_with(recording) as run:
+        seen = list(run.steps(iter(range(100)), total=3))
+    assert seen == [0, 1, 2]
+    assert (run.num_steps, recording.names()[-2:]) == (3, ["on_train_epoch_end", "on_train_end"])
+
+
+def test_run_stop_request_ends_at_the_step_boundary_in_every_epoch():
+    recording = RecordingCallback()
+    with run_with(
+        recording, hl.on("step_end", lambda loop, i: (i == 2 and loop.request_stop("enough")) or None)
+    ) as run:
+        for _ in run.steps([1, 2], epochs=5):
+            pass
+    assert (run.step, run.epoch, run.status, run.stop_reason) == (3, 1, "stopped", "enough")
+    assert recording.names()[-2:] == ["on_train_epoch_end", "on_train_end"]
+
+
+def test_run_should_stop_can_be_set_and_taken_back():
+    with run_with() as run:
+        for i in run.steps(10):
+            run.should_stop = i in (2, 5)
+            if i == 2:
+                run.should_stop = False
+    assert (run.step, run.stop_reason) == (6, "should_stop was set")
+
+
+def test_run_break_completes_the_step_and_the_epoch():
+    recording = RecordingCallback()
+    with run_with(recording) as run:
+        for i in run.steps(10):
+            run.log(loss=i)
+            if i == 1:
+                break
+        run.log(final=1)
+    assert (run.step, run.status) == (2, "completed")
+    assert recording.names()[-4:] == ["on_step_end", "on_log", "on_train_epoch_end", "on_train_end"]
+    assert [row.metrics for row in run.history] == [{"loss": 0}, {"loss": 1, "final": 1}]
+
+
+def test_run_exception_fires_on_exception_not_train_end_and_propagates():
+    recording = RecordingCallback()
+    with pytest.raises(ZeroDivisionError), run_with(recording) as run:
+        for i in run.steps(10):
+            run.log(value=1 / (1 - i))
+    assert recording.names()[-3:] == ["on_step_start", "on_train_batch_start", "on_exception"]
+    assert (run.step, run.status, run.ctx.error) == (1, "failed", "ZeroDivisionError: division by zero")
+
+
+def test_run_critical_failure_ends_the_run():
+    def explode(loop):
+        raise RuntimeError("disk full")
+
+    recording = RecordingCallback()
+    with (
+        pytest.raises(RuntimeError, match="disk full"),
+        hl.run(callbacks=[hl.on("step_end", explode, critical=True), recording], summary=False) as run,
+    ):
+        list(run.steps(3))
+    assert (run.status, recording.names()[-1]) == ("failed", "on_exception")
+
+
+def test_run_callbacks_are_closed_in_every_case():
+    closed = []
+
+    class Closing(hl.Callback):
+        def close(self):
+            closed.append(True)
+
+    with run_with(Closing()):
+        pass
+    with pytest.raises(KeyboardInterrupt), run_with(Closing()):
+        raise KeyboardInterrupt
+    assert closed == [True, True]
+
+
+def test_run_without_steps_still_starts_and_ends():
+    recording = RecordingCallback()
+    with run_with(recording) as run:
+        run.log(loss=1.0)
+    assert recording.names() == ["on_train_start", "on_log", "on_train_end"]
+
+
+def test_run_log_inside_on_log_is_written_without_firing_again():
+    with run_with(hl.on("log", lambda loop, step, metrics: {"rows": 1}, name="counting")) as run:
+        for _ in run.steps(2):
+            run.log(loss=1)
+    assert [row.metrics for row in run.history] == [{"loss": 1}, {"counting/rows": 1}] * 2
+
+
+def test_run_logs_from_other_threads_come_in_at_the_next_boundary():
+    import threading
+
+    recording = RecordingCallback()
+    with run_with(recording) as run:
+        for i in run.steps(2):
+            if i == 0:
+                thread = threading.Thread(target=lambda: run.log(other=1, step=77))
+                thread.start()
+                thread.join()
+    rows = [(row.step, row.metrics) for row in run.history]
+    assert rows == [(1, {}), (77, {"other": 1}), (2, {})]
+
+
+def test_run_metrics_are_plain_numbers(torch):
+    import numpy as np
+
+    with run_with() as run:
+        for _ in run.steps(1):
+            run.log(loss=torch.tensor(0.5), accuracy=np.float32(0.25), n=np.int64(3), one=torch.ones(1).sum())
+    assert run.history[0].metrics == {"loss": 0.5, "accuracy": 0.25, "n": 3, "one": 1.0}
+    assert [type(value) for value in run.metrics.values()] == [float, float, int, float]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("loss",), "give log"),
+        ((1.0,), "give log"),
+        (({"x": object()},), "'x' is a object"),
+        (({"x": {"y": [1, 2]}},), "'x/y' is a list"),
+        (({3: 1.0},), "the name 3"),
+    ],
+)
+def test_run_log_of_something_else_is_an_error_naming_it(arguments, message):
+    with run_with() as run, pytest.raises(hl.OptionError, match=message):
+        run.log(*arguments)
+
+
+def test_run_steps_with_bad_arguments_are_errors_when_called():
+    with run_with() as run:
+        for arguments, message in [
+            ({"batches": None}, "give something to iterate over"),
+            ({"batches": [1], "epochs": 0}, "epochs=0"),
+            ({"batches": [1], "total": -1}, "total=-1"),
+            ({"batches": iter([1]), "epochs": 2}, "is an iterator"),
+        ]:
+            with pytest.raises(hl.OptionError, match=message):
+                run.steps(**arguments)
+
+
+def test_run_is_entered_once():
+    with run_with() as run:
+        pass
+    with pytest.raises(hl.OptionError, match="entered once"), run:
+        pass
+
+
+def test_run_takes_functions_dicts_names_and_hooks_as_callbacks():
+    logged, hooked = [], []
+    with run_with(
+        "early_stopping",
+        lambda report_data, step: logged.append((step, report_data)),
+        {"post_training_step_hook": lambda worker, report_data: hooked.append(report_data["loss"])},
+        hl.hooks.MetricsHook(2, lambda context: {"m": context.step}),
+    ) as run:
+        for i in run.steps(2):
+            run.log({"loss": i})
+    assert logged == [(1, {"loss": 0}), (2, {"loss": 1, "metrics_hook/m": 2})]
+    assert hooked == [0, 1]
+
+
+def test_run_summary_is_printed_with_costs_and_failures(capsys):
+    def fail(loop):
+        raise ValueError("broken observer")
+
+    with hl.run("trial", callbacks=[hl.on("step_end", fail)]) as run:
+        for _ in run.steps(5):
+            run.log(loss=0.125)
+    printed = capsys.readouterr().err
+    assert "trial completed after 5 steps" in printed
+    assert "loss 0.125" in printed
+    assert "DISABLED: fail failed at on_step_end, step 3: ValueError: broken observer" in printed

@@ -1,0 +1,111 @@
+"""hookline.testing: what authors of callbacks use, and that its checks can fail."""
+
+import pytest
+
+import hookline as hl
+from hookline.testing import FakeLoop, RecordingCallback, check_callback, fire_everything
+
+
+def test_fire_everything_fires_every_moment_of_the_catalogue():
+    recording = RecordingCallback()
+    fire_everything(recording)
+    assert set(recording.names()) == set(hl.MOMENTS)
+
+
+def test_fire_everything_lets_exceptions_through():
+    def fail(loop):
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        fire_everything(hl.on("checkpoint", fail))
+
+
+def test_fire_everything_asks_hooks_after_each_step():
+    loop = fire_everything(hl.hooks.MetricsHook(2, lambda context: {"step": context.step}))
+    assert [row.metrics["metrics_hook/step"] for row in loop.history if "metrics_hook/step" in row.metrics] == [2, 4]
+
+
+def test_recording_callback_keeps_arguments_as_they_were():
+    recording = RecordingCallback()
+    loop = FakeLoop(callbacks=[recording])
+    loop.run_steps(1, lambda step_idx: {"loss": 0.5})
+    loop.save_checkpoint("here")
+    assert [event for event in recording.events if event.moment in ("on_step_end", "on_log")] == [
+        ("on_step_end", (0, None, {"loss": 0.5})),
+        ("on_log", (1, {"loss": 0.5})),
+    ]
+    assert recording.names()[-1] == "on_checkpoint"
+
+
+def test_fake_loop_stops_when_asked_and_takes_facts():
+    loop = FakeLoop(callbacks=[hl.on("step_end", lambda loop: loop.request_stop("two"), every=2)], rank=3, model="m")
+    loop.run_steps(10)
+    assert (loop.step, loop.stop_reason, loop.rank, loop.model) == (2, "two", 3, "m")
+    assert isinstance(loop, hl.LoopState)
+
+
+class Fine(hl.Callback):
+    def __init__(self):
+        self.seen = 0
+
+    def on_step_end(self, loop):
+        self.seen += 1
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class FailsOnNaN(Fine):
+    def on_log(self, loop, step, metrics):
+        assert metrics.get("loss", 0) == metrics.get("loss", 0)
+
+
+class ForgetsState(Fine):
+    def load_state_dict(self, state):
+        pass
+
+
+class KeepsALock(Fine):
+    def __init__(self):
+        import threading
+
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class HasOddState(Fine):
+    def state_dict(self):
+        return {"thing": object()}
+
+
+class ClosesOnce(Fine):
+    def close(self):
+        del self.seen
+
+
+def test_contract_holds_for_a_good_callback():
+    check_callback(Fine)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (FailsOnNaN, "every moment can fire"),
+        (ForgetsState, "after load_state_dict"),
+        (KeepsALock, "a copy can be made"),
+        (HasOddState, "does not survive JSON"),
+        (ClosesOnce, "closing twice"),
+    ],
+)
+def test_contract_names_what_does_not_hold(factory, message):
+    with pytest.raises(AssertionError, match=message):
+        check_callback(factory)
+
+
+def test_contract_refuses_a_factory_that_makes_one_instance_only():
+    one = Fine()
+    with pytest.raises((AssertionError, hl.DuplicateError)):
+        check_callback(lambda: one)
