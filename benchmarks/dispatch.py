@@ -1,11 +1,11 @@
 """What firing a moment costs, as a ratio to a direct method call, beside the peers that are installed.
 
-Five situations: nobody listens; one callback; ten; ten of which one overrides the moment; ten whose
-cadence is not due. hookline is a plain `CallbackCollection`, isolation and accounting on, past its
+Five situations: nobody listens; one callback; ten; ten of which one overrides the moment; ten that
+are not due. hookline is a plain `CallbackCollection`, isolation and accounting on, past its
 first samples. Each peer is called as its own trainer calls it. A cadence is a test inside each
 callback where the framework has none of its own (Ignite has). Keras's thread pool, which it uses
-while no callback overrides the moment, is waited for. All ten callbacks are of one class, which
-favours dispatchers that call them all from one place in their code.
+while no callback overrides the moment, is waited for. The ten callbacks are of ten classes, as they
+are in life; ten of one class would favour dispatchers that call all of them from one line (torchtnt).
 
 Beneath the table: what an `add` to a collection of ten costs, the firing after it (which rebuilds
 the moment), and what `import hookline` adds to the start of an interpreter. Nothing is asserted:
@@ -37,7 +37,7 @@ SITUATIONS = {
     "nobody": "nobody",
     "one": "one",
     "ten": "ten",
-    "ten_one_overrides": "ten, one overrides",
+    "ten_one_overrides": "one of ten",
     "ten_not_due": "ten not due",
 }
 BARS = {"nobody": 1.6, "one": 3.0, "ten": 18.0, "ten_one_overrides": 3.2, "ten_not_due": 3.5}
@@ -49,13 +49,6 @@ EVERY = 10**9
 DIRECT = Case("direct", "call")
 
 Loops = dict[str, Loop]
-
-
-class Observer(Callback):
-    """Listens and does nothing."""
-
-    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
-        pass
 
 
 def _fire_step(target: Callback, loop: Any, metrics: dict[str, Any], calls: int) -> None:
@@ -73,9 +66,9 @@ def _fire_hugging_face(handler: Any, args: Any, state: Any, control: Any, calls:
         handler.on_step_end(args, state, control)
 
 
-def _fire_lightning(call_callback_hooks: Any, trainer: Any, outputs: Any, calls: int) -> None:
+def _fire_lightning(call_callback_hooks: Any, trainer: Any, calls: int) -> None:
     for i in range(calls):
-        call_callback_hooks(trainer, "on_train_batch_end", outputs, None, i)
+        call_callback_hooks(trainer, "on_train_batch_end", None, None, i)
 
 
 def _fire_keras(callbacks: Any, logs: Any, calls: int) -> None:
@@ -111,23 +104,33 @@ def situations(
     }
 
 
+def overriding(base: type, moment: str, method: Callable[..., None]) -> Callable[[], Any]:
+    """Makes callbacks, each of a class of its own, with this method."""
+    return lambda: type("Overriding", (base,), {moment: fresh(method)})()
+
+
+def _listen(self: Any, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+    pass
+
+
+observer = overriding(Callback, "on_step_end", _listen)
+
+
 def direct_loop() -> Loop:
     """The base of all ratios: the same call on a callback itself."""
-    return partial(fresh(_fire_step), Observer(), None, {})
+    return partial(fresh(_fire_step), observer(), None, {})
 
 
 def hookline_loops() -> Loops:
-    """`CallbackCollection` with the default policy."""
+    """`CallbackCollection` with the default policy; not due by ``every=``."""
 
     def prepare(callbacks: list[Any]) -> Loop:
         return partial(fresh(_fire_step), CallbackCollection(callbacks), None, {})
 
-    cadenced = partial(_configured, every=EVERY)
-    return situations(prepare, observer=Observer, bystander=Callback, cadenced=cadenced)
+    def cadenced() -> Any:
+        return observer().configure(every=EVERY)
 
-
-def _configured(**options: Any) -> Observer:
-    return Observer().configure(**options)
+    return situations(prepare, observer=observer, bystander=Callback, cadenced=cadenced)
 
 
 def torchtnt_loops() -> Loops:
@@ -136,40 +139,38 @@ def torchtnt_loops() -> Loops:
     from torchtnt.framework.callback import Callback as Base
     from torchtnt.utils.progress import Progress
 
-    class Listening(Base):  # type: ignore[misc]
-        def on_train_step_end(self, state: Any, unit: Any) -> None:
-            pass
+    def listen(self: Any, state: Any, unit: Any) -> None:
+        pass
 
-    class Testing(Base):  # type: ignore[misc]
-        def on_train_step_end(self, state: Any, unit: Any) -> None:
-            if (unit.train_progress.num_steps_completed + 1) % EVERY == 0:
-                self.ran = True
+    def test(self: Any, state: Any, unit: Any) -> None:
+        if (unit.train_progress.num_steps_completed + 1) % EVERY == 0:
+            self.ran = True
 
     def prepare(callbacks: list[Any]) -> Loop:
         unit = SimpleNamespace(train_progress=Progress())
         return partial(fresh(_fire_torchtnt), CallbackHandler(callbacks), None, unit)
 
-    return situations(prepare, observer=Listening, bystander=Base, cadenced=Testing)
+    made = partial(overriding, Base, "on_train_step_end")
+    return situations(prepare, observer=made(listen), bystander=Base, cadenced=made(test))
 
 
 def hugging_face_loops() -> Loops:
     """Its `CallbackHandler`, without the `Trainer` around it."""
     from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
 
-    class Listening(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            pass
+    def listen(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        pass
 
-    class Testing(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if (state.global_step + 1) % EVERY == 0:
-                self.ran = True
+    def test(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (state.global_step + 1) % EVERY == 0:
+            self.ran = True
 
     def prepare(callbacks: list[Any]) -> Loop:
         handler = CallbackHandler(callbacks, None, None, None, None)
         return partial(fresh(_fire_hugging_face), handler, None, TrainerState(), TrainerControl())
 
-    return situations(prepare, observer=Listening, bystander=TrainerCallback, cadenced=Testing)
+    made = partial(overriding, TrainerCallback, "on_step_end")
+    return situations(prepare, observer=made(listen), bystander=TrainerCallback, cadenced=made(test))
 
 
 def lightning_loops() -> Loops:
@@ -178,23 +179,22 @@ def lightning_loops() -> Loops:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.trainer.call import _call_callback_hooks
 
-    class Listening(Base):  # type: ignore[misc]
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            pass
+    def listen(self: Any, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pass
 
-    class Testing(Base):  # type: ignore[misc]
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if (batch_idx + 1) % EVERY == 0:
-                self.ran = True
+    def test(self: Any, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % EVERY == 0:
+            self.ran = True
 
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
     def prepare(callbacks: list[Any]) -> Loop:
         trainer = Trainer(accelerator="cpu", callbacks=callbacks, **off)
         trainer.strategy.connect(LightningModule())
-        return partial(fresh(_fire_lightning), _call_callback_hooks, trainer, None)
+        return partial(fresh(_fire_lightning), _call_callback_hooks, trainer)
 
-    return situations(prepare, observer=Listening, bystander=Base, cadenced=Testing)
+    made = partial(overriding, Base, "on_train_batch_end")
+    return situations(prepare, observer=made(listen), bystander=Base, cadenced=made(test))
 
 
 def keras_loops() -> Loops:
@@ -203,21 +203,20 @@ def keras_loops() -> Loops:
     from keras.callbacks import Callback as Base
     from keras.callbacks import CallbackList
 
-    class Listening(Base):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            pass
+    def listen(self: Any, batch: int, logs: Any = None) -> None:
+        pass
 
-    class Testing(Base):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if (batch + 1) % EVERY == 0:
-                self.ran = True
+    def test(self: Any, batch: int, logs: Any = None) -> None:
+        if (batch + 1) % EVERY == 0:
+            self.ran = True
 
     def prepare(callbacks: list[Any]) -> Loop:
         listed = CallbackList(callbacks)
         listed.on_train_begin()
         return partial(fresh(_fire_keras), listed, {})
 
-    return situations(prepare, observer=Listening, bystander=Base, cadenced=Testing)
+    made = partial(overriding, Base, "on_train_batch_end")
+    return situations(prepare, observer=made(listen), bystander=Base, cadenced=made(test))
 
 
 def ignite_loops() -> Loops:
@@ -232,8 +231,8 @@ def ignite_loops() -> Loops:
     def prepare(events: list[Any]) -> Loop:
         engine = Engine(lambda engine, batch: None)
         engine.state.iteration = 1
-        for one in events:
-            engine.add_event_handler(one, listen)
+        for listened in events:
+            engine.add_event_handler(listened, fresh(listen))
         return partial(fresh(_fire_ignite), engine, event)
 
     return situations(
@@ -250,30 +249,21 @@ def pluggy_loops() -> Loops:
 
     implements = pluggy.HookimplMarker("benchmark")
 
-    class Specification:
-        @pluggy.HookspecMarker("benchmark")
-        def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
-            pass
-
-    class Listening:
-        @implements
-        def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
-            pass
-
-    class Testing:
-        @implements
-        def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
-            if (step_idx + 1) % EVERY == 0:
-                self.ran = True
+    def test(self: Any, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+        if (step_idx + 1) % EVERY == 0:
+            self.ran = True
 
     def prepare(plugins: list[Any]) -> Loop:
         manager = pluggy.PluginManager("benchmark")
-        manager.add_hookspecs(Specification)
+        manager.add_hookspecs(overriding(object, "on_step_end", pluggy.HookspecMarker("benchmark")(fresh(_listen)))())
         for plugin in plugins:
             manager.register(plugin)
         return partial(fresh(_fire_pluggy), manager.hook, None, {})
 
-    return situations(prepare, observer=Listening, bystander=object, cadenced=Testing)
+    made = partial(overriding, object, "on_step_end")
+    return situations(
+        prepare, observer=made(implements(fresh(_listen))), bystander=object, cadenced=made(implements(test))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,17 +305,20 @@ class Report:
     @property
     def leads(self) -> dict[str, float]:
         """How many times as fast as a peer hookline is, with ten callbacks."""
-        return {
-            peer: self.ratios[peer]["ten"] / self.ratios["hookline"]["ten"] for peer in LEADS if peer in self.ratios
-        }
+        ten = {system: ratios["ten"] for system, ratios in self.ratios.items()}
+        return {peer: ten[peer] / ten["hookline"] for peer in LEADS if peer in ten}
 
 
 def measure(*, rounds: int, calls: int) -> Report:
     """Measure everything there is."""
     found, missing = _installed()
     systems = {"hookline": hookline_loops(), **{peer.name: loops for peer, loops in found.items()}}
-    cases = {Case(system, situation): loop for system, loops in systems.items() for situation, loop in loops.items()}
+    cases = {Case(system, name): loop for system, loops in systems.items() for name, loop in loops.items()}
     timings = round_robin({DIRECT: direct_loop(), **cases}, rounds=rounds, calls=calls)
+
+    def of_each(figure: Callable[[Case], float]) -> dict[str, dict[str, float]]:
+        return {system: {name: figure(Case(system, name)) for name in SITUATIONS} for system in systems}
+
     add_microseconds, rebuild_microseconds = _add_and_rebuild(adds=min(calls, 500))
     return Report(
         cpus=os.cpu_count(),
@@ -334,10 +327,8 @@ def measure(*, rounds: int, calls: int) -> Report:
         versions=_versions(found),
         not_installed=missing,
         direct_nanoseconds=timings.nanoseconds(DIRECT),
-        nanoseconds={
-            system: {name: timings.nanoseconds(Case(system, name)) for name in SITUATIONS} for system in systems
-        },
-        ratios={system: {name: timings.ratio(Case(system, name), DIRECT) for name in SITUATIONS} for system in systems},
+        nanoseconds=of_each(timings.nanoseconds),
+        ratios=of_each(partial(timings.ratio, base=DIRECT)),
         add_microseconds=add_microseconds,
         rebuild_microseconds=rebuild_microseconds,
         import_milliseconds=import_milliseconds("hookline", Path(hookline.__file__).parents[1], starts=rounds),
@@ -363,12 +354,12 @@ def _versions(peers: Iterable[Peer]) -> dict[str, str]:
 
 def _add_and_rebuild(*, adds: int) -> tuple[float, float]:
     """Microseconds for an `add` to a collection of ten, and for the firing after it."""
-    collection = CallbackCollection(Observer() for _ in range(10))
-    taken = [_add_and_fire(collection, Observer()) for _ in range(adds)]
+    collection = CallbackCollection(observer() for _ in range(10))
+    taken = [_add_and_fire(collection, observer()) for _ in range(adds)]
     return median(add for add, _ in taken) / 1e3, median(rebuild for _, rebuild in taken) / 1e3
 
 
-def _add_and_fire(collection: CallbackCollection, newcomer: Observer) -> tuple[int, int]:
+def _add_and_fire(collection: Any, newcomer: Callback) -> tuple[int, int]:
     collection.on_step_end(None, 0, None, {})
     start = time.perf_counter_ns()
     collection.add(newcomer)
@@ -381,19 +372,17 @@ def _add_and_fire(collection: CallbackCollection, newcomer: Observer) -> tuple[i
 
 def show(report: Report, console: Console) -> None:
     """Print the table, hookline's bars in it, and the lines beneath."""
-    table = Table(title=f"Times a direct method call ({report.direct_nanoseconds:.1f} ns)")
-    table.add_column("")
+    table = Table("", title=f"Times a direct method call ({report.direct_nanoseconds:.1f} ns)")
     for heading in SITUATIONS.values():
         table.add_column(heading, justify="right")
     for system, ratios in report.ratios.items():
-        table.add_row(system, *(f"{ratios[name]:.1f}" for name in SITUATIONS))
+        table.add_row(system, *(f"{ratios[name]:.2f}" for name in SITUATIONS))
         if system == "hookline":
-            table.add_row(
-                "  bar", *(f"{bar} {_met(ratios[name] <= bar)}" for name, bar in BARS.items()), end_section=True
-            )
+            bars = (f"{BARS[name]} {_met(ratios[name] <= BARS[name])}" for name in SITUATIONS)
+            table.add_row("  bar", *bars, end_section=True)
     console.print(table)
     for line in _lines(report):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _lines(report: Report) -> Iterator[str]:

@@ -65,12 +65,15 @@ def round_robin(loops: Mapping[Case, Loop], *, rounds: int, calls: int) -> Timin
 def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function with code of its own, as if it had been written out a second time.
 
-    The interpreter adapts code to the types that it meets there. Two cases that share a loop would
-    spoil it for each other, which no real loop suffers from.
+    The interpreter adapts code to what it meets there. Two cases that share a loop, or two callbacks
+    that share a method, would be measured as something that real ones are not.
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"{function!r} is not a plain function: its code cannot be copied.")
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    code, names = function.__code__.replace(), function.__globals__
+    copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__dict__.update(function.__dict__)
+    return copy
 
 
 def import_milliseconds(module: str, source: Path, *, starts: int) -> float:

@@ -9,6 +9,7 @@ from hookline.core.hook import (
     LoggingHook,
     MetricsHook,
     PeriodicHook,
+    load_hooks,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "LoggingHook",
     "MetricsHook",
     "PeriodicHook",
+    "load_hooks",
 ]

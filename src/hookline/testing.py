@@ -23,13 +23,13 @@ from hookline.core.state import (
     ArmResult,
     EvalResult,
     ExperimentResult,
-    LogContext,
     LoopArtifacts,
     ManifestRow,
     RunResult,
 )
 from hookline.core.values import plain
 from hookline.loops.loop import Loop
+from hookline.loops.metrics import MetricsRow
 
 __all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_everything"]
 
@@ -71,7 +71,7 @@ for _moment in MOMENTS.values():
 class FakeLoop(Loop):
     """A loop that does nothing by itself: fire its moments through ``loop.callbacks``.
 
-    Subscribers' exceptions propagate. Checkpoints are rows in ``checkpoints`` and write nothing;
+    Subscribers' exceptions propagate, unless a `CallbackCollection` given says otherwise. Checkpoints are rows in ``checkpoints`` and write nothing;
     logged metrics are in ``metrics`` (the latest), ``history`` (rows) and ``logged_metrics``.
     """
 
@@ -81,10 +81,11 @@ class FakeLoop(Loop):
         step: int = 0,
         num_steps: int | None = 10,
         callbacks: Iterable[Any] = (),
-        strict: bool = True,
+        strict: bool | None = None,
         **facts: Any,
     ) -> None:
-        super().__init__(callbacks, strict=strict)
+        own = isinstance(callbacks, CallbackCollection)
+        super().__init__(callbacks, strict=not own if strict is None else strict)
         self.step = step
         self.num_steps = num_steps
         self.num_epochs = 1
@@ -109,7 +110,7 @@ class FakeLoop(Loop):
         for _ in range(n):
             if self.stop_requested:
                 return
-            row = dict(metrics(self.step))
+            row = MetricsRow(metrics(self.step))
             self.callbacks.on_step_start(self, self.step)
             self.callbacks.on_train_batch_start(self, None, self.step)
             self.callbacks.on_train_batch_end(self, row, None, self.step)
@@ -129,10 +130,11 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) 
     values = {"loss": 1.0, "val/loss": 1.0, "reward": 0.5} if metrics is None else dict(metrics)
     callbacks = CallbackCollection([callback], strict=True)
     loop = FakeLoop(num_steps=4, callbacks=callbacks)
-    ctx, row = LogContext(run_key="run", group_name="group"), ManifestRow(step=0, path=Path("step-0"))
+    ctx, row = loop.ctx, ManifestRow(step=0, path=Path("step-0"))
     arm = ArmResult("arm")
     callbacks.on_experiment_start(ctx)
     callbacks.on_group_start(ctx, "group")
+    ctx.run_key, ctx.group_name, ctx.run_config = "run", "group", {"learning_rate": 0.1}
     callbacks.on_run_start(ctx)
     callbacks.on_train_start(loop)
     callbacks.on_checkpoint_load(loop, row)
@@ -148,6 +150,7 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) 
     callbacks.on_train_end(loop, LoopArtifacts(step=loop.step, metrics=dict(loop.metrics)))
     callbacks.on_exception(loop, RuntimeError("an error, for the sake of the moment"))
     callbacks.on_benchmark_eval(ctx, EvalResult("benchmark", {"score": 1.0}), [{"output": "4"}], step=None)
+    ctx.status = "completed"
     callbacks.on_run_end(ctx, RunResult("run"), arm)
     callbacks.on_group_end(ctx, "group")
     callbacks.on_experiment_end(ctx, ExperimentResult("experiment", [arm]))

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def program(tmp_path):
 def cli(tmp_path, monkeypatch):
     """Run the program in this process, in an empty directory; what it changes is put back."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [str(tmp_path), *__import__("sys").path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments):

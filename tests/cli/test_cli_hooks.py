@@ -187,10 +187,10 @@ def test_check_argument_of_wrong_type_names_file_line_and_path(program, here):
 
 
 def test_check_malformed_yaml_names_file_and_line(cli, here):
-    here("broken.yaml", "callbacks:\n  - progress_bar\n  - early_stopping: {patience: 3\n  - progress_bar\n")
+    here("broken.yaml", "callbacks:\n  - progress_bar\n  - early_stopping: ]\n  - progress_bar\n")
     result = cli("hooks", "check", "broken.yaml")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("Error: broken.yaml:4: not valid YAML: ")
+    assert result.stderr.startswith("Error: broken.yaml:3: not valid YAML: ")
 
 
 def test_check_misspelt_name_suggests_the_right_one(cli, here):

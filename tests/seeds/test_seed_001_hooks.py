@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import re
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -783,7 +782,6 @@ def test_sharing_hook_of_an_installed_package_is_found_through_its_entry_point(t
     loop = FakeLoop(callbacks=[{"seed_001_shared": {"frequency": 2}}])
     loop.run_steps(4)
     assert [row.metrics for row in loop.history] == [{}, {"seed_001_shared/step": 2}, {}, {"seed_001_shared/step": 4}]
-    monkeypatch.delitem(sys.modules, "seed_001_package")
 
 
 CONFIGURATION = {

@@ -599,6 +599,17 @@ def test_callback_without_error_handling_does_not_crash_the_training_either(capl
     assert "careless failed at on_train_batch_end, step 1: ValueError: careless" in caplog.text
 
 
+def test_collection_given_to_a_strict_run_lets_its_errors_through():
+    class Careless(Callback):
+        def on_train_batch_end(self, trainer, outputs, batch, batch_idx):
+            raise ValueError("careless")
+
+    callbacks = CallbackCollection([Careless()])
+    with pytest.raises(ValueError, match="careless"), hl.run(callbacks=callbacks, strict=True, summary=False) as run:
+        for _ in run.steps(2):
+            pass
+
+
 def test_my_callback():
     # Create mock trainer
     trainer = FakeLoop()

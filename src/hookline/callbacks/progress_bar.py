@@ -83,15 +83,18 @@ class _Bar:
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
 
+        text = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # the text gives way, not the bar
         self._progress = Progress(
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16, table_column=Column(no_wrap=True, width=16)),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.description}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.description}", table_column=text, markup=False),
             console=console,
+            expand=True,
         )
         self._task = self._progress.add_task("", total=None, rate="")
         self._progress.start()

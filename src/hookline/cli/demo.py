@@ -121,7 +121,7 @@ def _introduce(out: Console) -> None:
         "early_stopping   a callback that ends the run when val/loss no longer improves",
         f"overfitting      a function, called every {VALIDATE_EVERY} steps, that adds a metric",
         "weight_norm      a hook, asked after each step, that runs at every 50th",
-        "broken_pager     an observer that is broken on purpose: watch what its errors do",
+        "broken_pager     an observer that is broken on purpose, to show isolation",
     ):
         out.print(indented(line))
     out.print()
@@ -132,11 +132,9 @@ def _explain(out: Console, run: hl.Run) -> None:
     share = sum(cost.total_seconds for cost in costs) / run.seconds
     lines = [f"The run {run.status} at step {run.step} of {run.num_steps}: {run.stop_reason or 'all steps are done'}."]
     lines += [
-        f"{cost.name} ({cost.note}) hurt nobody: its errors are logged, counted and kept from the loop."
-        for cost in costs
-        if cost.errors
+        f"{cost.name} ({cost.note}) hurt nobody: errors are counted, not passed on." for cost in costs if cost.errors
     ]
-    lines += [f"All {len(costs)} subscribers together took {share:.1%} of the time; the table has each one's part."]
+    lines += [f"All {len(costs)} subscribers together took {share:.1%} of the run's time."]
     out.print("What happened", style="bold")
     for line in lines:
         out.print(indented(line))

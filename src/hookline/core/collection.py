@@ -8,14 +8,14 @@ Do not keep a moment's bound attribute (``fire = callbacks.on_step_end``): a cha
 replaces it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.errors import MomentError, UnknownNameError
 from hookline.core.functions import HOOK_FUNCTIONS, LoggerFunction, hook_functions
-from hookline.core.hook import ContextSource, Hook, hook_target
+from hookline.core.hook import Hook, hook_target
 from hookline.core.policy import Failure, Policy
 from hookline.core.roster import Newcomer, Roster
 from hookline.core.subscriber import Subscriber, configured
@@ -43,7 +43,6 @@ class CallbackCollection(Roster, Callback):
     ) -> None:
         policy = policy or Policy()
         super().__init__(MOMENTS, paced_by="on_step_end", policy=replace(policy, strict=strict or policy.strict))
-        self._contexts = ContextSource()
         if name is not None:
             self.configure(name=name)
         self.extend(subscribers)
@@ -133,7 +132,7 @@ class CallbackCollection(Roster, Callback):
     def __reduce__(self) -> tuple[Callable[..., "CallbackCollection"], tuple[Any, ...]]:
         """Copies and pickles hold the subscribers and their options, not the compiled moments."""
         members = [(entry.subscriber, dict(entry.given)) for entry in self.entries]
-        return _rebuild, (self._policy, members, configured(self))
+        return _rebuild, (replace(self.policy, strict=self.strict), members, configured(self))
 
     def _newcomers(self, given: Any, options: Mapping[str, Any]) -> list[Newcomer]:
         """What somebody gave, as subscribers."""
@@ -142,7 +141,7 @@ class CallbackCollection(Roster, Callback):
         if isinstance(given, Mapping):
             return self._from_mapping(given, options)
         if isinstance(given, Hook):
-            return [(given, hook_target(given, self._contexts), options)]
+            return [(given, hook_target(given), options)]
         if isinstance(given, Callback):
             return [(given, given, options)]
         if isinstance(given, type) and issubclass(given, Subscriber):
@@ -172,17 +171,16 @@ class CallbackCollection(Roster, Callback):
 
 def load_callbacks(source: Any, *, strict: bool = False, policy: Policy | None = None) -> CallbackCollection:
     """The collection that a YAML or JSON file, a dict or a list describes."""
-    from hookline.core.config import read_callbacks
+    from hookline.core.config import pointing_to, read_subscribers
 
-    collection = CallbackCollection(strict=strict, policy=policy)
-    newcomers = [
-        n for subscriber, options in read_callbacks(source) for n in collection._newcomers(subscriber, options)
-    ]
-    collection.enter(newcomers)
-    return collection
+    members = read_subscribers(source)
+    with pointing_to(source):
+        return _rebuild(replace(policy or Policy(), strict=strict), members, {})
 
 
-def _rebuild(policy: Policy, members: list[tuple[Any, dict[str, Any]]], options: dict[str, Any]) -> CallbackCollection:
+def _rebuild(
+    policy: Policy, members: Sequence[tuple[Any, Mapping[str, Any]]], options: Mapping[str, Any]
+) -> CallbackCollection:
     collection = CallbackCollection(policy=policy)
     collection.enter([n for subscriber, given in members for n in collection._newcomers(subscriber, given)])
     return collection.configure(**options) if options else collection
@@ -190,10 +188,8 @@ def _rebuild(policy: Policy, members: list[tuple[Any, dict[str, Any]]], options:
 
 def _firing(name: str) -> Callable[..., None]:
     def fire(self: CallbackCollection, *args: Any, **kwargs: Any) -> None:
-        """Compile the moment, keep the result as this collection's attribute, and fire it."""
-        compiled = self.fire(name)
-        vars(self)[name] = compiled
-        compiled(*args, **kwargs)
+        """Fire the moment for the first time after a change; from then on the compiled function stands here."""
+        self.fire(name)(*args, **kwargs)
 
     return fire
 

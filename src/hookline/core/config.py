@@ -16,12 +16,15 @@ given and what is accepted. YAML is read safely, and a key given twice is an err
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError, closest
+from hookline.core.binding import bind
+from hookline.core.callback import MOMENTS
+from hookline.core.errors import ConfigError, HooklineError, UnknownNameError, closest
 from hookline.core.registry import REGISTRY
 from hookline.core.subscriber import OPTION_NAMES, Options, Subscriber
 
@@ -44,11 +47,25 @@ class Source:
         return ConfigError(f"{where}{path}: {message}" if path else f"{where}{message}")
 
 
-def read_callbacks(source: Any) -> list[tuple[Subscriber, dict[str, Any]]]:
-    """The subscribers that a path, a dict or a list describes, each with its options."""
+def read_subscribers(source: Any) -> list[tuple[Subscriber, dict[str, Any]]]:
+    """The subscribers that a path, a dict or a list describes, each with its options.
+
+    A dict has them under ``callbacks`` or ``hooks``.
+    """
     read = read_source(source)
-    entries = _entries(read)
-    return [build(entry, read, f"callbacks[{index}]") for index, entry in enumerate(entries)]
+    key, entries = _entries(read)
+    return [build(entry, read, f"{key}[{index}]") for index, entry in enumerate(entries)]
+
+
+@contextmanager
+def pointing_to(source: Any) -> Iterator[None]:
+    """Put the file's name before an error about how its subscribers go together."""
+    try:
+        yield
+    except HooklineError as error:
+        if isinstance(source, str | Path) and not isinstance(error, ConfigError):
+            raise ConfigError(f"{source}: {error}") from error
+        raise
 
 
 def build(entry: Any, source: Source, path: str) -> tuple[Subscriber, dict[str, Any]]:
@@ -58,13 +75,14 @@ def build(entry: Any, source: Source, path: str) -> tuple[Subscriber, dict[str, 
     _check_arguments(factory, arguments, source, f"{path}.with" if "use" in entry else at)
     try:
         subscriber = factory(**arguments)
-    except (TypeError, ValueError, HooklineError) as error:
-        raise source.error(at, f"{name} cannot be built: {error}") from error
+    except Exception as error:  # whatever a constructor raises, the reader of the file needs its place
+        raise source.error(at, f"{name} cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(subscriber, Subscriber):
         raise source.error(at, f"{name} gives {subscriber!r}, which is neither a Callback nor a Hook.")
     try:
         Options.settle(subscriber, options)
-    except OptionError as error:
+        bind(subscriber, MOMENTS)
+    except HooklineError as error:
         raise source.error(path, str(error)) from error
     return subscriber, options
 
@@ -80,6 +98,8 @@ def read_source(source: Any) -> Source:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     return _read_json(text, str(path)) if path.suffix == ".json" else _read_yaml(text, str(path))
 
 
@@ -100,19 +120,23 @@ def _read_yaml(text: str, file: str) -> Source:
         return Source(yaml.safe_load(text), file, lines)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{file}:{line}: not valid YAML: {error.problem}.") from error
+        opened = f" ({error.context} on line {error.context_mark.line + 1})" if error.context_mark else ""
+        raise ConfigError(f"{file}:{line}: not valid YAML: {error.problem}{opened}.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML: {error}.") from error
 
 
-def _note_lines(node: Any, path: str, lines: dict[str, int], file: str) -> None:
-    """Remember on which line each path stands, and refuse a key that is given twice."""
+def _note_lines(node: Any, path: str, lines: dict[str, int], file: str, around: tuple[Any, ...] = ()) -> None:
+    """Remember on which line each path stands, and refuse a key given twice and a value that holds itself."""
     if node is None:
         return
+    if any(node is outer for outer in around):
+        raise ConfigError(f"{file}:{node.start_mark.line + 1}: {path} holds itself.")
+    around = (*around, node)
     lines[path] = node.start_mark.line + 1
     if node.id == "sequence":
         for index, item in enumerate(node.value):
-            _note_lines(item, f"{path}[{index}]", lines, file)
+            _note_lines(item, f"{path}[{index}]", lines, file, around)
     elif node.id == "mapping":
         seen = set()
         for key, item in node.value:
@@ -120,22 +144,23 @@ def _note_lines(node: Any, path: str, lines: dict[str, int], file: str) -> None:
             if inner in seen:
                 raise ConfigError(f"{file}:{key.start_mark.line + 1}: {inner} is given twice.")
             seen.add(inner)
-            _note_lines(item, inner, lines, file)
+            _note_lines(item, inner, lines, file, around)
             lines[inner] = key.start_mark.line + 1
 
 
-def _entries(source: Source) -> list[Any]:
-    data = source.data
-    if isinstance(data, Mapping):
-        unknown = [key for key in data if key != "callbacks"]
-        if unknown:
-            raise source.error(str(unknown[0]), f"unknown key. {closest(str(unknown[0]), ['callbacks'])}")
-        data = data.get("callbacks", ())
-    if data is None:
-        return []
-    if not isinstance(data, list | tuple):
-        raise source.error("callbacks", f"{data!r} is not a list of callbacks.")
-    return list(data)
+def _entries(source: Source) -> tuple[str, list[Any]]:
+    """The list of entries and the key that it stands under."""
+    key, entries = "callbacks", source.data
+    if isinstance(source.data, Mapping):
+        if len(source.data) != 1:
+            given = ", ".join(map(str, source.data)) or "nothing"
+            raise source.error("", f"one key is needed, callbacks or hooks; {given} was given.")
+        ((key, entries),) = source.data.items()
+        if key not in ("callbacks", "hooks"):
+            raise source.error(str(key), f"unknown key. {closest(str(key), ['callbacks', 'hooks'])}")
+    if not isinstance(entries, list | tuple | None):
+        raise source.error(key, f"{entries!r} is not a list.")
+    return key, list(entries or ())
 
 
 def _parts(entry: Any, source: Source, path: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
@@ -191,7 +216,10 @@ def import_name(name: str) -> Callable[..., Any]:
 
 def _check_arguments(factory: Callable[..., Any], arguments: dict[str, Any], source: Source, path: str) -> None:
     """Refuse unknown and missing arguments and those of a wrong type; convert what a type allows."""
-    signature = inspect.signature(factory)
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:
+        raise source.error(path, "its arguments cannot be known: give a class of callbacks or hooks.") from None
     parameters = signature.parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     hints = _hints(factory)

@@ -40,12 +40,13 @@ class Slot(NamedTuple):
 class Call:
     """One subscriber at one moment, as the generated code sees it.
 
-    ``fail(subject, error)`` counts and reports; ``give(subject, value)`` takes a returned value.
+    ``fail(subject, error, ns)`` counts and reports, with the time where the call was timed, otherwise None;
+    ``give(subject, value)`` takes a returned value.
     """
 
     invoke: Callable[..., Any]
     slot: Slot
-    fail: Callable[[Any, Exception], None]
+    fail: Callable[[Any, Exception, int | None], None]
     give: Callable[[Any, Any], None]
     meter: Meter = field(default_factory=Meter)
     gate: Gate | None = None
@@ -163,17 +164,20 @@ def _call(moment: Moment, i: int, slot: Slot, *, timed: bool) -> list[str]:
     subject = moment.subject
     call = f"invoke{i}({', '.join(slot.arguments)})"
     body = (
-        ["start = clock()", f"value = {call}", f"time{i}(clock() - start)", "if value is not None:"]
+        [f"value = {call}", f"time{i}(clock() - start)", "if value is not None:"]
         if timed
         else [f"if (value := {call}) is not None:"]
     )
     body += [f"    give{i}({subject}, value)"]
     if slot.gated:
-        body = [f"if gate{i}(count, {subject}):", *_indent(body)]
+        body = [f"if gate{i}(count, {subject}):", *_indent(["start = clock()", *body])]
     if slot.rank_zero:
         body = [f"if getattr({subject}, 'rank', 0) == 0:", *_indent(body)]
-    caught = [f"    fail{i}({subject}, error)"] if slot.guarded else [f"    fail{i}({subject}, error)", "    raise"]
-    return ["try:", *_indent(body), "except Exception as error:", *caught]
+    caught = [f"    fail{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
+    if not slot.guarded:
+        caught += ["    raise"]
+    begin = ["start = clock()"] if timed else []
+    return [*begin, "try:", *_indent(body), "except Exception as error:", *caught]
 
 
 def _indent(lines: list[str], levels: int = 1) -> list[str]:

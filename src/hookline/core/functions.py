@@ -120,12 +120,13 @@ def _post_training(loop: Any, artifacts: Any) -> dict[str, Any]:
         "final_epoch": loop.epoch,
         "final_step": loop.step,
         "total_steps": loop.num_steps,
-        "final_val_loss": plain(find_metric(loop.metrics, "val/loss")),
+        "final_val_loss": _validation_loss(loop),
     }
 
 
 def _pre_validation(loop: Any) -> dict[str, Any]:
-    return {"current_epoch": loop.epoch, "is_last_step": loop.num_steps is not None and loop.step >= loop.num_steps}
+    under_way = loop.step + bool(getattr(loop, "in_step", False))
+    return {"current_epoch": loop.epoch, "is_last_step": loop.num_steps is not None and under_way >= loop.num_steps}
 
 
 def _pre_validation_batch(loop: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _post_validation_batch(loop: Any, outputs: Any, batch: Any, batch_idx: int) 
 
 
 def _post_validation(loop: Any) -> dict[str, Any]:
-    return {"current_epoch": loop.epoch, "val_avg_loss": plain(find_metric(loop.metrics, "val/loss"))}
+    return {"current_epoch": loop.epoch, "val_avg_loss": _validation_loss(loop)}
 
 
 HOOK_FUNCTIONS: Mapping[str, tuple[str, Callable[..., dict[str, Any]]]] = {
@@ -151,6 +152,14 @@ HOOK_FUNCTIONS: Mapping[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "post_validation_hook": ("on_validation_end", _post_validation),
 }
 """The names of hook functions: at which moment each is called, and how its report_data is made."""
+
+
+def _validation_loss(loop: Any) -> Any:
+    """The loss of the latest validation, whatever it is called; None before the first."""
+    for name, value in getattr(loop, "validation_metrics", {}).items():
+        if name.rpartition("/")[2] == "loss":
+            return plain(value)
+    return plain(find_metric(loop.metrics, "val/loss"))
 
 
 def _score(outputs: Any) -> Any:

@@ -24,7 +24,7 @@ class HandOver:
     meter: Meter
     clock: Callable[[], int]
     propagates: bool
-    fail: Callable[[Any, Exception], None]
+    fail: Callable[[Any, Exception, int | None], None]
     give: Callable[[Any, Any], None]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
@@ -37,20 +37,18 @@ class HandOver:
         }
 
         def work() -> None:
+            start = self.clock()
             try:
-                start = self.clock()
-                value = self.binding.function(*taken, **by_keyword)
-                self._finish(subject, value, start)
+                self._finish(subject, self.binding.function(*taken, **by_keyword), start)
             except Exception as error:
-                self._fail(subject, error)
+                self._fail(subject, error, start)
 
         async def work_async() -> None:
+            start = self.clock()
             try:
-                start = self.clock()
-                value = await self.binding.function(*taken, **by_keyword)
-                self._finish(subject, value, start)
+                self._finish(subject, await self.binding.function(*taken, **by_keyword), start)
             except Exception as error:
-                self._fail(subject, error)
+                self._fail(subject, error, start)
 
         self.lane.submit(work_async if self.binding.is_async else work, droppable=self.moment.repeating)
 
@@ -59,9 +57,9 @@ class HandOver:
         if value is not None:
             self.give(subject, value)
 
-    def _fail(self, subject: Any, error: Exception) -> None:
+    def _fail(self, subject: Any, error: Exception, start: int) -> None:
         try:
-            self.fail(subject, error)
+            self.fail(subject, error, self.clock() - start)
         finally:
             if self.propagates:
                 self.lane.error = error

@@ -21,13 +21,14 @@ class Health:
     """The failures of a roster's subscribers, and who is disabled for them."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.strict = policy.strict
+        self._allowed = policy.failures_allowed
         self.failures: deque[Failure] = deque(maxlen=100)
         self.on_failure: Callable[[Failure], None] | None = None
 
     def propagates(self, leaf: Leaf) -> bool:
         """Whether this subscriber's exceptions reach the loop."""
-        return self._policy.strict or leaf.critical
+        return self.strict or leaf.critical
 
     def failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception) -> bool:
         """Note a failed call, already counted in its meter; return whether the subscriber is disabled for it."""
@@ -38,7 +39,7 @@ class Health:
         streak = streak + 1 if last == meter.calls - 1 else 1
         entry.streaks[moment.name] = (meter.calls, streak)
         fatal = self.propagates(leaf)
-        disable = not fatal and not entry.disabled and streak >= self._policy.failures_allowed
+        disable = not fatal and not entry.disabled and streak >= self._allowed
         entry.disabled = entry.disabled or disable
         step = getattr(subject, "step", None)
         self._note(Failure(leaf.path, moment.name, step, error, disable), fatal=fatal)
@@ -49,7 +50,7 @@ class Health:
         try:
             return function()
         except Exception as error:
-            fatal = self._policy.strict or entry.options.critical
+            fatal = self.strict or entry.options.critical
             self._note(Failure(entry.name, what, None, error, disabled=False), fatal=fatal)
             if fatal:
                 raise
@@ -62,7 +63,6 @@ class Health:
         else:
             logger.error("%s (training goes on)", failure, exc_info=failure.error)
         if failure.disabled:
-            allowed = self._policy.failures_allowed
-            logger.error("%s is DISABLED from here on: it failed %d times in a row.", failure.subscriber, allowed)
+            logger.error("%s is DISABLED from here on: it failed %d times in a row.", failure.subscriber, self._allowed)
         if self.on_failure is not None:
             self.on_failure(failure)

@@ -7,21 +7,21 @@ DEBUG each hook's run, its time and its result.
 """
 
 import inspect
-import itertools
 import logging
 import random
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hookline.core.background import LoopSnapshot
 from hookline.core.callback import MOMENTS
 from hookline.core.entry import Leaf
 from hookline.core.errors import MomentError, OptionError
 from hookline.core.moment import Moment
 from hookline.core.policy import Policy
+from hookline.core.registry import register
 from hookline.core.rng import split
 from hookline.core.roster import Roster
 from hookline.core.schedule import Every, Schedule
@@ -81,7 +81,11 @@ class PeriodicHook(Hook):
         self.start_step = start_step
 
     def should_run(self, context: HookContext) -> bool:
-        return context.step > self.start_step and context.step % self.frequency == 0
+        return self.due(context.step)
+
+    def due(self, step: int) -> bool:
+        """Whether the hook's turn comes at this step."""
+        return step > self.start_step and step % self.frequency == 0
 
 
 class CompositeHook(Hook):
@@ -102,6 +106,7 @@ class CompositeHook(Hook):
         return self.manager.run_hooks(context)
 
 
+@register("logging_hook")
 class LoggingHook(PeriodicHook):
     """Logs where the worker is: the step, the lesson, and the numbers in the context's metadata."""
 
@@ -132,8 +137,12 @@ class MetricsHook(PeriodicHook):
         return dict(self.metrics_fn(context))
 
 
+@register("checkpoint_hook")
 class CheckpointHook(PeriodicHook):
     """Asks the worker for a checkpoint at the next step boundary."""
+
+    def __init__(self, frequency: int = 1000, start_step: int = 0) -> None:
+        super().__init__(frequency, start_step)
 
     def run(self, context: HookContext) -> None:
         context.worker.request_checkpoint()
@@ -199,11 +208,31 @@ class HookManager:
         self.roster.close()
         return self.roster.collect()
 
+    def __reduce__(self) -> tuple[Callable[..., "HookManager"], tuple[Any, ...]]:
+        """Copies and pickles hold the hooks and their options, not what was compiled."""
+        members = [(entry.subscriber, dict(entry.given)) for entry in self.roster.entries]
+        return _rebuild, (replace(self.roster.policy, strict=self.roster.strict), members)
+
     def __len__(self) -> int:
         return len(self.roster.entries)
 
     def __repr__(self) -> str:
         return f"HookManager([{', '.join(entry.name for entry in self.roster.entries)}])"
+
+
+def load_hooks(source: Any, *, strict: bool = False, policy: Policy | None = None) -> HookManager:
+    """The manager with the hooks that a YAML or JSON file, a dict or a list describes, under the key ``hooks``."""
+    from hookline.core.config import pointing_to, read_subscribers  # only who configures by file pays for it
+
+    members = read_subscribers(source)
+    with pointing_to(source):
+        return _rebuild(replace(policy or Policy(), strict=strict), members)
+
+
+def _rebuild(policy: Policy, members: Iterable[tuple[Any, Mapping[str, Any]]]) -> HookManager:
+    manager = HookManager(policy=policy)
+    manager.roster.enter([(hook, hook_target(hook), options) for hook, options in members])
+    return manager
 
 
 _ASKED = Moment("asked", ("context",), axis="hook", count="context.step")
@@ -233,24 +262,19 @@ class _HookRoster(Roster):
         return results
 
 
-def hook_target(hook: Hook, contexts: "ContextSource | None" = None) -> "HookTarget | Roster":
+def hook_target(hook: Hook) -> "HookTarget | Roster":
     """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat."""
     if not isinstance(hook, Hook):
         raise MomentError(f"{hook!r} is not a hook: give an instance of a subclass of hookline.hooks.Hook.")
-    if isinstance(hook, CompositeHook):
-        return hook.manager.roster
-    return HookTarget(hook, contexts or ContextSource())
+    return hook.manager.roster if isinstance(hook, CompositeHook) else HookTarget(hook)
 
 
 class HookTarget(Subscriber):
     """A hook as the engine calls it, by a manager (`asked`) or by a collection (after each step)."""
 
-    def __init__(self, hook: Hook, contexts: "ContextSource") -> None:
+    def __init__(self, hook: Hook) -> None:
         self.hook = hook
-        self.contexts = contexts
-        self.schedule: Schedule = _Asks(hook, contexts)
-        if type(hook).should_run is PeriodicHook.should_run:
-            self.schedule = _Periodic(hook)
+        self.schedule = _Asks(hook)
         is_async = inspect.iscoroutinefunction(hook.run)
         self.asked = self._asked_async if is_async else self._asked
         self.on_step_end = self._after_step_async if is_async else self._after_step
@@ -277,65 +301,65 @@ class HookTarget(Subscriber):
         return result
 
     def _after_step(self, loop: Any, step_idx: int) -> Any:
-        return self._asked(self.contexts.at(loop, step_idx + 1))
+        return self._asked(step_context(loop, step_idx + 1, self.name))
 
     async def _after_step_async(self, loop: Any, step_idx: int) -> Any:
-        return await self._asked_async(self.contexts.at(loop, step_idx + 1))
+        return await self._asked_async(step_context(loop, step_idx + 1, self.name))
 
     def _debug(self, context: HookContext, result: Any, start: float) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             took = duration(time.perf_counter() - start)
-            logger.debug("%s ran at step %d in %s -> %r", self.hook.name, context.step, took, result)
+            logger.debug("%s ran at step %d in %s -> %r", self.name, context.step, took, result)
 
 
 class _Asks(Schedule):
-    """Due when the hook itself says so."""
+    """Due when the hook itself says so; one that is merely periodic needs no context to know."""
 
-    def __init__(self, hook: Hook, contexts: "ContextSource") -> None:
-        self.hook, self.contexts = hook, contexts
-
-    def due(self, count: int, subject: Any = None) -> bool:
-        context = subject if isinstance(subject, HookContext) else self.contexts.at(subject, count)
-        return bool(self.hook.should_run(context))
-
-
-class _Periodic(Schedule):
-    """Due as `PeriodicHook` says, without asking it at the steps in between."""
-
-    def __init__(self, hook: Any) -> None:
+    def __init__(self, hook: Hook) -> None:
         self.hook = hook
 
     def due(self, count: int, subject: Any = None) -> bool:
-        return Every(self.hook.frequency, self.hook.start_step).due(count)
+        hook = self.hook
+        if isinstance(hook, PeriodicHook) and getattr(hook.should_run, "__func__", None) is PeriodicHook.should_run:
+            return hook.due(count)
+        context = subject if isinstance(subject, HookContext) else step_context(subject, count)
+        return bool(hook.should_run(context))
 
-    def next(self, count: int) -> int:
-        return Every(self.hook.frequency, self.hook.start_step).next(count)
+    def __repr__(self) -> str:
+        if isinstance(self.hook, PeriodicHook):
+            return repr(Every(self.hook.frequency, self.hook.start_step))
+        return f"{type(self.hook).__name__}.should_run"
 
 
-class ContextSource:
-    """Makes the one context that the hooks of a collection share at a step.
+class _StepContext(HookContext):
+    """A context whose generator is made when it is first used: seeding one costs more than most hooks."""
 
-    Its generator is made from the step, so it is the same after a resume and takes nothing from the
-    loop's own randomness; hooks that split it get different ones.
-    """
+    _rng: Any = None
+    seed = ""
 
-    _numbers = itertools.count()
+    @property
+    def rng(self) -> Any:
+        """A generator made from the step: the same after a resume, and nothing taken from the loop's own."""
+        if self._rng is None:
+            self._rng = random.Random(self.seed)
+        return self._rng
 
-    def __init__(self) -> None:
-        self._number = next(self._numbers)
-        self._lock = threading.Lock()
-        self._latest: HookContext | None = None
+    @rng.setter
+    def rng(self, value: Any) -> None:
+        self._rng = value
 
-    def at(self, loop: Any, step: int) -> HookContext:
-        """The context of a loop's step."""
-        with self._lock:
-            latest = self._latest
-            if latest is None or latest.worker is not loop or latest.step != step:
-                rng = random.Random(f"hookline/{self._number}/{step}")
-                metadata = dict(getattr(loop, "metrics", {}))
-                latest = HookContext(loop, step, rng, getattr(loop, "lesson_id", None), metadata)
-                self._latest = latest
-            return latest
+
+def step_context(loop: Any, step: int, name: str = "") -> HookContext:
+    """The one context that all hooks of a loop share at a step; on another thread, one for the hook called ``name``."""
+    alone = isinstance(loop, LoopSnapshot)
+    context = None if alone else getattr(loop, "_hook_context", None)
+    if context is None or context.step != step:
+        metadata = dict(getattr(loop, "metrics", {}))
+        context = _StepContext(loop, step, None, getattr(loop, "lesson_id", None), metadata)
+        context.seed = f"hookline/{step}/{name}" if alone else f"hookline/{step}"
+        if not alone:
+            loop._hook_context = context
+    return context
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ built-in modules are only read when a name is looked up that nobody registered y
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookline.core.errors import DuplicateError, OptionError, UnknownNameError, closest
@@ -52,9 +52,9 @@ class Registry:
         self._load_builtin()
         if name in self._registered:
             return self._registered[name]
-        for point in _entry_points():
-            if point.name == name:
-                return self.register(name)(_load(point))
+        point = _entry_points().get(name)
+        if point is not None:
+            return self.register(name)(_load(point))
         raise UnknownNameError(f"Nothing is registered as {name!r}. {closest(name, self.names())}")
 
     def names(self) -> list[str]:
@@ -64,7 +64,7 @@ class Registry:
 
     def installed(self) -> dict[str, str]:
         """The names that other packages offer, with the package of each."""
-        return {point.name: point.dist.name if point.dist else point.value for point in _entry_points()}
+        return {name: _package(point) for name, point in _entry_points().items()}
 
     @functools.cache  # noqa: B019 - registries live as long as the program
     def _load_builtin(self) -> None:
@@ -72,19 +72,24 @@ class Registry:
             importlib.import_module(module)
 
 
-def _entry_points() -> "Iterable[EntryPoint]":
+def _entry_points() -> "dict[str, EntryPoint]":
+    """The entry points by name; where two packages offer one, the first by package name has it."""
     import importlib.metadata  # 20 ms that only a look-up pays
 
-    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+    points = sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=_package, reverse=True)
+    return {point.name: point for point in points}
+
+
+def _package(point: "EntryPoint") -> str:
+    return point.dist.name if point.dist else point.value
 
 
 def _load(point: "EntryPoint") -> Callable[..., Any]:
     try:
         factory: Callable[..., Any] = point.load()
     except Exception as error:
-        package = point.dist.name if point.dist else point.value
         raise UnknownNameError(
-            f"{point.name!r} is offered by {package} ({point.value}), but cannot be imported: "
+            f"{point.name!r} is offered by {_package(point)} ({point.value}), but cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
     return factory

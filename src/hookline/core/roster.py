@@ -48,7 +48,7 @@ class Roster:
         self.health = Health(policy)
         self._moments = moments
         self._paced_by = paced_by
-        self._policy = policy
+        self.policy = policy
         self._ledger = Ledger(policy)
         self._event_loop = EventLoop(policy)
         self._lock = threading.RLock()
@@ -61,6 +61,16 @@ class Roster:
     def entries(self) -> Sequence[Entry]:
         """The subscribers in the order in which they run."""
         return self._entries
+
+    @property
+    def strict(self) -> bool:
+        """Whether every exception propagates; may be set at any time."""
+        return self.health.strict
+
+    @strict.setter
+    def strict(self, value: bool) -> None:
+        self.health.strict = value
+        self._invalidate()
 
     def find(self, reference: Any) -> list[Entry]:
         """The entries that an instance (by identity), a class or a name means; none if nothing fits."""
@@ -124,10 +134,11 @@ class Roster:
             self._commit(entries, list(entries))
 
     def fire(self, name: str) -> Fire:
-        """The function that fires a moment, compiled at its first use after a change."""
+        """The function that fires a moment, compiled at its first use after a change and kept as an attribute."""
         with self._lock:
             if name not in self._compiled:
                 self._compiled[name] = self._compile(self._moments[name])
+                vars(self)[name] = self._compiled[name].fire
             return self._compiled[name].fire
 
     def receive(self, leaf: Leaf, moment: Moment, subject: Any, value: Any) -> None:
@@ -177,7 +188,7 @@ class Roster:
         leaves = list(self.leaves())
         lanes = [lane for leaf in leaves for lane in leaf.entry.lanes.values()]
         for lane in lanes:
-            limit = self._policy.drain_seconds
+            limit = self.policy.drain_seconds
             lane.drain(limit)
             if lane.undone():
                 logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, lane.undone())
@@ -214,12 +225,15 @@ class Roster:
         own = getattr(target, "schedule", None)  # a hook's should_run
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
+        name = unique_name(options, (entry.name for entry in present))
+        if target is not subscriber and not isinstance(target, Roster):
+            target.name = name  # a wrapper goes by the unique name
         return Entry(
             subscriber=subscriber,
             target=target,
             options=options,
             given=given,
-            name=unique_name(options, (entry.name for entry in present)),
+            name=name,
             bindings={} if isinstance(target, Roster) else bind(target, self._moments),
         )
 
@@ -263,7 +277,7 @@ class Roster:
         return compile_moment(
             moment,
             calls,
-            clock=self._policy.clock,
+            clock=self.policy.clock,
             sampled=partial(self._sampled, moment, calls),
             reviewed=moment.name == self._paced_by,
         )
@@ -286,28 +300,33 @@ class Roster:
         if not deferred:
             return Call(binding.function, slot, fail, give, meter, gate)
         lane = self._lane(leaf, is_async=binding.is_async)
-        hand_over = HandOver(lane, binding, moment, meter, self._policy.clock, propagates, fail, give)
+        hand_over = HandOver(lane, binding, moment, meter, self.policy.clock, propagates, fail, give)
         return Call(hand_over, slot, partial(self._hand_over_failed, leaf, moment), give, Meter(), gate)
 
     def _lane(self, leaf: Leaf, *, is_async: bool) -> Lane:
         lanes, kind = leaf.entry.lanes, "async" if is_async else "thread"
         if kind not in lanes:
-            policy = self._policy
+            policy = self.policy
             lanes[kind] = AsyncLane(leaf.path, policy, self._event_loop) if is_async else ThreadLane(leaf.path, policy)
         return lanes[kind]
 
-    def _failed(self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, error: Exception) -> None:
+    def _failed(
+        self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, error: Exception, ns: int | None
+    ) -> None:
+        meter = leaf.entry.meters[moment.name]
         with self._lock:
             self._credit()
             if metered:
-                leaf.entry.meters[moment.name].metered += 1
+                meter.count(ns or 0)
+            elif ns is not None:
+                meter.sample(ns)
             if self.health.failed(leaf, moment, subject, error):
                 self._invalidate()
 
-    def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception) -> None:
+    def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception, ns: int | None) -> None:
         """The error of an earlier call has been noted already; one of the hand-over itself has not."""
         if not any(failure.error is error for failure in self.health.failures):
-            self._failed(leaf, moment, True, subject, error)
+            self._failed(leaf, moment, True, subject, error, ns)
 
     def _sampled(self, moment: Moment, calls: Sequence[Call], subject: Any) -> None:
         """After a timed pass: time slow subscribers at every call, and look after budgets and the report."""

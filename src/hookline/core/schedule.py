@@ -237,14 +237,19 @@ class Gate:
         self.answer = False
 
     def __call__(self, count: int, subject: Any) -> bool:
-        # Validation batches are counted from zero in each validation: the step tells those apart.
-        key = (count, getattr(subject, "step", None)) if self.axis == "validation" else count
-        if key != self.key:
+        key = self._key(count, subject)
+        if key is None or key != self.key:
             self.key, self.answer = key, False
             self.answer = self.schedule.due(count, subject)
             if self.answer:
                 self.schedule.fired(count)
         return self.answer
+
+    def _key(self, count: int, subject: Any) -> object:
+        """What an answer holds for; None where each question is a new one."""
+        if self.axis == "validation":  # counted from zero in each validation: the step tells those apart
+            return count, getattr(subject, "step", None)
+        return None if self.axis == "hook" else count
 
 
 def _whole(what: str, value: object, *, least: int) -> int:

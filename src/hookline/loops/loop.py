@@ -19,7 +19,7 @@ from hookline.core.errors import OptionError
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
-from hookline.loops.metrics import collect
+from hookline.loops.metrics import MetricsRow, collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,8 @@ class Loop(ABC):
         output_dir: str | Path | None = None,
         ctx: LogContext | None = None,
     ) -> None:
-        self.callbacks = (
-            callbacks if isinstance(callbacks, CallbackCollection) else CallbackCollection(callbacks, strict=strict)
-        )
+        self.callbacks = callbacks if isinstance(callbacks, CallbackCollection) else CallbackCollection(callbacks)
+        self.callbacks.strict = strict or self.callbacks.strict
         self.step = 0
         self.epoch = 0
         self.num_steps: int | None = None
@@ -63,13 +62,14 @@ class Loop(ABC):
         self.world_size = ranks.world_size()
         self.ctx = ctx or LogContext(output_dir=self.output_dir)
         self.metrics: dict[str, Any] = {}
+        self.validation_metrics: dict[str, Any] = {}
         self.history: list[Row] = []
         self.samples: list[dict[str, Any]] = []
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
         self.validation_requested = False
         self._thread = threading.get_ident()
-        self._open_row: dict[str, Any] | None = None
+        self._open_row: MetricsRow | None = None
         self._held_back: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
         self._committing = False
 
@@ -87,6 +87,16 @@ class Loop(ABC):
     def current_epoch(self) -> int:
         """Another name for `epoch`."""
         return self.epoch
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way that `step` does not count yet."""
+        return False
+
+    @property
+    def trainer(self) -> Any:
+        """The loop itself: hook functions are given a worker and look for its trainer."""
+        return self
 
     @property
     def native(self) -> Any:

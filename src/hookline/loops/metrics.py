@@ -1,10 +1,33 @@
 """What `log()` accepts, made into one flat dict of plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.core.values import plain
+
+
+class MetricsRow(dict[str, Any]):
+    """The metrics of a step in progress: a dict that may grow while somebody iterates over it.
+
+    A subscriber that goes through the metrics and logs something for each would otherwise change
+    the dict under its own feet.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(super().__iter__()))
+
+    def keys(self) -> Any:
+        """The names as they are now."""
+        return dict.fromkeys(super().keys()).keys()
+
+    def values(self) -> Any:
+        """The values as they are now."""
+        return list(super().values())
+
+    def items(self) -> Any:
+        """The names and values as they are now."""
+        return dict(super().items()).items()
 
 
 def collect(args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:

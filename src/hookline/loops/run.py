@@ -20,7 +20,7 @@ from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops import checkpoint
 from hookline.loops.loop import Loop
-from hookline.loops.metrics import collect
+from hookline.loops.metrics import MetricsRow, collect
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 
@@ -71,6 +71,11 @@ class Run(Loop):
         self._epoch_state = "closed"
         self._inside_epochs = False
         self._began = 0.0
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the body of a step is under way."""
+        return self._step is not None
 
     def __enter__(self) -> Self:
         if self.status != "created":
@@ -228,7 +233,7 @@ class Run(Loop):
 
     def _begin_step(self, batch: Any, batch_idx: int) -> None:
         self._step = (batch, batch_idx)
-        self._open_row = {}
+        self._open_row = MetricsRow()
         self.callbacks.on_step_start(self, self.step)
         self.callbacks.on_train_batch_start(self, batch, batch_idx)
 
@@ -315,11 +320,11 @@ class Validation:
             return
         run = self.run
         self.metrics = {f"{self.name}/{key}": _mean(values) for key, values in self._values.items()}
+        run.validation_metrics = self.metrics
         run.log(self.metrics)
         run.callbacks.on_validation_epoch_end(run)
         run.callbacks.on_validation_end(run)
-        in_step = run._step is not None
-        run.callbacks.on_eval(run, run.step if in_step else run.step - 1, self.name, self.metrics)
+        run.callbacks.on_eval(run, run.step if run.in_step else run.step - 1, self.name, self.metrics)
 
     def batches(self, batches: Iterable[B]) -> Iterator[B]:
         """Yield validation batches, firing the moments around each."""

@@ -34,20 +34,24 @@ def print_summary(run: "Run") -> None:
 def cost_table(costs: Costs) -> "Table":
     """The costs as a table for a terminal."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in costs.COLUMNS:
-        table.add_column(column, justify="left" if column in ("subscriber", "") else "right")
+        table.add_column(column, justify="left" if column in ("subscriber", "") else "right", overflow="fold")
     for cost, row in zip(costs, costs.rows(), strict=True):
-        table.add_row(*row, style="red" if cost.disabled else "yellow" if cost.errors else "")
+        table.add_row(*map(escape, row), style="red" if cost.disabled else "yellow" if cost.errors else "")
     return table
 
 
 def _headline(run: "Run") -> str:
+    from rich.markup import escape
+
     colour = {"completed": "green", "stopped": "yellow"}.get(run.status, "red")
-    reason = f" ({run.stop_reason})" if run.stop_reason else ""
-    return f"[bold]{run.name}[/] [{colour}]{run.status}[/]{reason} after {run.step} steps in {duration(run.seconds)}"
+    reason = f" ({escape(run.stop_reason)})" if run.stop_reason else ""
+    how = f"[{colour}]{run.status}[/]{reason}"
+    return f"[bold]{escape(run.name)}[/] {how} after {run.step} steps in {duration(run.seconds)}"
 
 
 def _shown(value: Any) -> str:
