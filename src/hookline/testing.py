@@ -71,8 +71,9 @@ for _moment in MOMENTS.values():
 class FakeLoop(Loop):
     """A loop that does nothing by itself: fire its moments through ``loop.callbacks``.
 
-    Subscribers' exceptions propagate, unless a `CallbackCollection` given says otherwise. Checkpoints are rows in ``checkpoints`` and write nothing;
-    logged metrics are in ``metrics`` (the latest), ``history`` (rows) and ``logged_metrics``.
+    Subscribers' exceptions propagate, unless a `CallbackCollection` given says otherwise.
+    Checkpoints are rows in ``checkpoints`` and write nothing; logged metrics are in ``metrics`` (the
+    latest), ``history`` (rows) and ``logged_metrics``.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ SITUATIONS = ["nobody", "one", "ten", "ten_one_overrides", "ten_not_due"]
 
 def run_benchmark(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), "--rounds", "2", "--calls", "50", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {"COLUMNS": "100"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
 def test_dispatch_with_json_prints_one_object_with_every_situation():

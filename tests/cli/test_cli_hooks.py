@@ -148,10 +148,10 @@ def test_show_function_that_says_what_it_returns_is_shown_as_that(program, here)
     assert shown["arguments"] == [{"name": "frequency", "type": "int", "required": False, "default": "5"}]
 
 
-def test_show_function_that_says_nothing_is_a_factory(program, here):
-    shown = json.loads(program("hooks", "show", "my_module:untold", "--json").stdout)
-    assert (shown["name"], shown["kind"], shown["moments"]) == ("my_module:untold", "factory", [])
-    assert shown["arguments"] == [{"name": "**options", "type": "", "required": False, "default": None}]
+def test_show_function_that_says_nothing_is_an_error(program, here):
+    result = program("hooks", "show", "my_module:untold", "--json")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "a function whose return annotation is one" in result.stderr
 
 
 def test_show_class_of_another_kind_is_an_error(cli):

@@ -92,13 +92,16 @@ def test_bind_function_passes_the_keyword_where_it_is_wanted(function, arguments
         lambda step_idx: None,
         lambda loop, step_idx, batch, metrics, optimizer: None,
         lambda loop, *, optimizer: None,
-        lambda loop, *, metrics: None,
-        lambda loop, *, metrics=None: None,
     ],
 )
 def test_bind_function_that_cannot_be_called_or_gets_the_wrong_argument_is_refused(function):
     with pytest.raises(hl.MomentError, match="cannot be called at the moment on_step_end"):
         accepted(function)
+
+
+@pytest.mark.parametrize("function", [lambda loop, *, metrics: None, lambda loop, *, metrics=None: None])
+def test_bind_function_argument_that_is_keyword_only_is_passed_by_its_name(function):
+    assert accepted(function) == ("loop", "metrics=metrics")
 
 
 NAMES = [*BENCHMARK_EVAL.arguments, *BENCHMARK_EVAL.keywords, "x", "y"]
@@ -177,7 +180,7 @@ def test_bind_misspelt_moment_is_refused_with_the_closest(misspelt, closest):
     subscriber = type("Misspelt", (hl.Callback,), {misspelt: lambda self, loop: None})()
     assert refusal(subscriber) == (
         f"Misspelt.{misspelt} is not a moment. Did you mean {closest!r}? "
-        "A helper method of your own needs another name, e.g. with a leading underscore."
+        "Something of your own needs another name, e.g. with a leading underscore."
     )
 
 

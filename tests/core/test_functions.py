@@ -178,7 +178,7 @@ def test_logger_function_may_be_a_method_or_a_builtin_without_signature():
         def log_status(self, report_data, step, verbose=False):
             pass
 
-    assert strict(Monitor().log_status, dict().update).names() == ["log_status", "update"]
+    assert strict(Monitor().log_status, {}.update).names() == ["log_status", "update"]
 
 
 def test_logger_function_that_is_async_runs():

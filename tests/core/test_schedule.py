@@ -208,8 +208,8 @@ def test_schedule_repr_shows_how_it_was_made():
 def test_schedule_copy_has_a_memory_of_its_own():
     schedule = ~((hl.Once() & hl.Every(1)) | hl.At())
     copied = schedule.copy()
-    schedule.fired(1)
-    assert [schedule.due(1), copied.due(1)] == [True, False]
+    schedule.settle(1)
+    assert [schedule.due(2), copied.due(2)] == [True, False]
 
 
 def test_schedule_given_to_two_subscribers_is_not_shared():

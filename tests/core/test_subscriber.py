@@ -114,7 +114,7 @@ def test_configure_merges_with_what_was_configured_and_returns_the_instance():
     subscriber = Plain()
     assert subscriber.configure(name="a", priority=1) is subscriber
     subscriber.configure(priority=2, after=["b"])
-    assert configured(subscriber) == {"name": "a", "priority": 2, "after": ["b"]}
+    assert configured(subscriber) == {"name": "a", "priority": 2, "after": ("b",)}
 
 
 def test_configure_that_is_refused_changes_nothing():

@@ -1,5 +1,6 @@
 """Every code block in README.md and docs/ is run, page by page, from top to bottom."""
 
+import logging
 import os
 import re
 import shlex
@@ -29,6 +30,15 @@ def run_commands(code, directory):
             assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture
+def quiet_again():
+    """A page may turn the log down; the tests after it must not be affected."""
+    level = logging.getLogger("hookline").level
+    yield
+    logging.getLogger("hookline").setLevel(level)
+
+
+@pytest.mark.usefixtures("quiet_again")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_code_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -23,6 +23,7 @@ from hookline.hooks import (
     LoggingHook,
     MetricsHook,
     PeriodicHook,
+    load_hooks,
 )
 from hookline.testing import FakeLoop, check_callback
 
@@ -820,7 +821,8 @@ def test_configuration_file_loads_hooks_with_arguments_and_options(tmp_path, fil
 
 def test_configuration_file_for_a_worker_gives_its_manager_the_same_hooks(tmp_path):
     (tmp_path / "hooks.json").write_text(json.dumps(CONFIGURATION))
-    worker = Worker(*hl.load_callbacks(tmp_path / "hooks.json"))
+    worker = Worker()
+    worker.hooks = load_hooks(tmp_path / "hooks.json", strict=True)
     assert [(step, list(result)) for step, result in worker.run(60, reward=0.75)] == [
         (20, ["above"]),
         (30, ["eval.n_examples"]),

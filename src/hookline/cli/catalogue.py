@@ -7,10 +7,10 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from hookline.core.callback import MOMENTS, Callback
-from hookline.core.config import import_name
+from hookline.core.config import import_name, returned_type
 from hookline.core.errors import HooklineError, UnknownNameError
 from hookline.core.hook import Hook
 from hookline.core.registry import REGISTRY
@@ -103,7 +103,7 @@ def _offer(name: str, package: str) -> Offer:
 
 def _product(factory: Factory) -> type[Callback] | type[Hook] | None:
     """The class of what a factory makes, if it is one or a function that says what it returns."""
-    made: Any = factory if isinstance(factory, type) else _returned(factory)
+    made: Any = factory if isinstance(factory, type) else returned_type(factory)
     if isinstance(made, type) and issubclass(made, Callback | Hook):
         return made
     if isinstance(factory, type) or not callable(factory):
@@ -111,13 +111,6 @@ def _product(factory: Factory) -> type[Callback] | type[Hook] | None:
             f"{factory!r} is neither a Callback nor a Hook: give a subclass of one, or a function that returns one."
         )
     return None
-
-
-def _returned(function: Factory) -> Any:
-    try:
-        return get_type_hints(function).get("return")
-    except (NameError, TypeError, AttributeError):  # not a function, or an annotation that means nothing here
-        return None
 
 
 def _kind(product: type[Subscriber] | None) -> str:

@@ -136,7 +136,7 @@ def test_hook_in_a_loop_records_its_alarms():
 README = """\
 # $distribution
 
-A hook for [hookline](https://pypi.org/project/hookline/) that warns when a metric is too high.
+A hook for hookline that warns when a metric is too high.
 
 ```
 pip install -e ".[test]"

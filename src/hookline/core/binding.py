@@ -46,7 +46,12 @@ def bind_function(function: Callable[..., Any], moment: Moment, *, who: str) -> 
     arguments = _accepted(signature, moment)
     if arguments is None:
         raise MomentError(_cannot_call(function, signature, moment, who))
-    return Binding(function, arguments, is_async=inspect.iscoroutinefunction(function))
+    return Binding(function, arguments, is_async=is_async(function))
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await: an ``async def``, or an object with an async ``__call__``."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] | None:
@@ -57,21 +62,33 @@ def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] |
     for parameter in signature.parameters.values():
         required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_POSITIONAL:
-            accepted, waiting = [*moment.arguments], []
+            accepted, waiting = accepted + waiting, []
         elif parameter.kind is parameter.VAR_KEYWORD:
-            by_keyword = [*moment.keywords]
-        elif parameter.name in moment.keywords:
+            by_keyword += moment.keywords
+        elif _by_keyword(parameter, moment):
             by_keyword.append(parameter.name)
-        elif parameter.kind is parameter.KEYWORD_ONLY or not waiting:
-            if required:
-                return None
-        elif parameter.name == waiting[0] or (required and parameter.name not in moment.arguments):
+            waiting = []  # what is behind it cannot be passed by position any more
+        elif waiting and _fits(parameter, waiting[0], moment):
             accepted.append(waiting.pop(0))
-        elif required:
-            return None
+        elif required or parameter.name in (*moment.arguments, *moment.keywords):
+            return None  # nothing to pass, or a right name in a wrong place
         else:
             waiting = []  # the author's own default, and so are all behind it
     return (*accepted, *(f"{name}={name}" for name in dict.fromkeys(by_keyword)))
+
+
+def _fits(parameter: inspect.Parameter, argument: str, moment: Moment) -> bool:
+    """Whether the parameter in the place of ``argument`` takes it: by that name, or by one of its own."""
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        return False
+    own = parameter.name not in (*moment.arguments, *moment.keywords)
+    return parameter.name == argument or (own and parameter.default is parameter.empty)
+
+
+def _by_keyword(parameter: inspect.Parameter, moment: Moment) -> bool:
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        return parameter.name in (*moment.arguments, *moment.keywords)
+    return parameter.name in moment.keywords and parameter.kind is not parameter.POSITIONAL_ONLY
 
 
 def _cannot_call(function: Callable[..., Any], signature: inspect.Signature, moment: Moment, who: str) -> str:
@@ -100,10 +117,9 @@ def _is_base(owner: type) -> bool:
 
 
 def _refuse_misspelt(subscriber: Subscriber, moments: Mapping[str, Moment]) -> None:
-    for owner in type(subscriber).__mro__:
-        for name, value in vars(owner).items():
-            if name.startswith("on_") and callable(value) and name not in moments:
-                raise MomentError(
-                    f"{type(subscriber).__name__}.{name} is not a moment. {closest(name, moments)} "
-                    "A helper method of your own needs another name, e.g. with a leading underscore."
-                )
+    for name in dict.fromkeys([*dir(type(subscriber)), *vars(subscriber)]):
+        if name.startswith("on_") and name not in moments and callable(getattr(subscriber, name)):
+            raise MomentError(
+                f"{type(subscriber).__name__}.{name} is not a moment. {closest(name, moments)} "
+                "Something of your own needs another name, e.g. with a leading underscore."
+            )

@@ -8,16 +8,17 @@ Do not keep a moment's bound attribute (``fire = callbacks.on_step_end``): a cha
 replaces it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
 from hookline.core.callback import MOMENTS, Callback
-from hookline.core.errors import MomentError, UnknownNameError
+from hookline.core.errors import MomentError
 from hookline.core.functions import HOOK_FUNCTIONS, LoggerFunction, hook_functions
 from hookline.core.hook import Hook, hook_target
 from hookline.core.policy import Failure, Policy
-from hookline.core.roster import Newcomer, Roster
+from hookline.core.registry import REGISTRY
+from hookline.core.roster import Member, Newcomer, Roster
 from hookline.core.subscriber import Subscriber, configured
 
 
@@ -45,7 +46,10 @@ class CallbackCollection(Roster, Callback):
         super().__init__(MOMENTS, paced_by="on_step_end", policy=replace(policy, strict=strict or policy.strict))
         if name is not None:
             self.configure(name=name)
-        self.extend(subscribers)
+        if isinstance(subscribers, CallbackCollection):
+            self.restore((member, self._target(member.subscriber)) for member in subscribers.members())
+        else:
+            self.extend(subscribers)
 
     def add(self, subscriber: Any, **options: Any) -> None:
         """Add one subscriber; see `Subscriber` for the options.
@@ -131,19 +135,16 @@ class CallbackCollection(Roster, Callback):
 
     def __reduce__(self) -> tuple[Callable[..., "CallbackCollection"], tuple[Any, ...]]:
         """Copies and pickles hold the subscribers and their options, not the compiled moments."""
-        members = [(entry.subscriber, dict(entry.given)) for entry in self.entries]
-        return _rebuild, (replace(self.policy, strict=self.strict), members, configured(self))
+        return _rebuild, (replace(self.policy, strict=self.strict), self.members(), configured(self))
 
     def _newcomers(self, given: Any, options: Mapping[str, Any]) -> list[Newcomer]:
         """What somebody gave, as subscribers."""
         if isinstance(given, str):
-            return self._from_entry(given, options)
+            return self._newcomers(REGISTRY.find(given)(), options)
         if isinstance(given, Mapping):
             return self._from_mapping(given, options)
-        if isinstance(given, Hook):
-            return [(given, hook_target(given), options)]
-        if isinstance(given, Callback):
-            return [(given, given, options)]
+        if isinstance(given, Callback | Hook):
+            return [(given, self._target(given), options)]
         if isinstance(given, type) and issubclass(given, Subscriber):
             raise MomentError(f"{given.__name__} is a class: give an instance, {given.__name__}(...).")
         if callable(given):
@@ -156,17 +157,16 @@ class CallbackCollection(Roster, Callback):
 
     def _from_mapping(self, given: Mapping[Any, Any], options: Mapping[str, Any]) -> list[Newcomer]:
         """A dict of hook functions, or one entry of a configuration."""
-        if all(callable(value) or isinstance(value, list | tuple) for value in given.values()):
+        if all(key in HOOK_FUNCTIONS or callable(value) for key, value in given.items()):
             return [(function, function, options) for function in hook_functions(given)]
-        if any(key in HOOK_FUNCTIONS for key in given):
-            raise UnknownNameError(f"{given!r} mixes hook functions with something else: give functions only.")
-        return self._from_entry(given, options)
+        from hookline.core.config import read_subscribers  # only who configures by a mapping pays for it
 
-    def _from_entry(self, entry: Any, options: Mapping[str, Any]) -> list[Newcomer]:
-        from hookline.core.config import Source, build  # only who configures by name pays for it
-
-        subscriber, own = build(entry, Source(entry), repr(entry) if isinstance(entry, str) else "callback")
+        ((subscriber, own),) = read_subscribers([given])
         return self._newcomers(subscriber, {**own, **options})
+
+    @staticmethod
+    def _target(subscriber: Any) -> Any:
+        return hook_target(subscriber) if isinstance(subscriber, Hook) else subscriber
 
 
 def load_callbacks(source: Any, *, strict: bool = False, policy: Policy | None = None) -> CallbackCollection:
@@ -174,16 +174,16 @@ def load_callbacks(source: Any, *, strict: bool = False, policy: Policy | None =
     from hookline.core.config import pointing_to, read_subscribers
 
     members = read_subscribers(source)
+    collection = CallbackCollection(strict=strict, policy=policy)
     with pointing_to(source):
-        return _rebuild(replace(policy or Policy(), strict=strict), members, {})
+        collection.enter([n for subscriber, options in members for n in collection._newcomers(subscriber, options)])
+    return collection
 
 
-def _rebuild(
-    policy: Policy, members: Sequence[tuple[Any, Mapping[str, Any]]], options: Mapping[str, Any]
-) -> CallbackCollection:
+def _rebuild(policy: Policy, members: list[Member], options: Mapping[str, Any]) -> CallbackCollection:
     collection = CallbackCollection(policy=policy)
-    collection.enter([n for subscriber, given in members for n in collection._newcomers(subscriber, given)])
-    return collection.configure(**options) if options else collection
+    collection.restore((member, collection._target(member.subscriber)) for member in members)
+    return collection.configure(**options)
 
 
 def _firing(name: str) -> Callable[..., None]:

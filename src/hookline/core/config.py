@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hookline.core.binding import bind
 from hookline.core.callback import MOMENTS
-from hookline.core.errors import ConfigError, HooklineError, UnknownNameError, closest
+from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError, closest
 from hookline.core.registry import REGISTRY
-from hookline.core.subscriber import OPTION_NAMES, Options, Subscriber
+from hookline.core.subscriber import OPTION_NAMES, Subscriber, checked_option
 
 SETTABLE = OPTION_NAMES - {"when"}
 """The options that a configuration may set; ``when`` takes a function and is given in Python."""
@@ -42,19 +42,20 @@ class Source:
 
     def error(self, path: str, message: str) -> ConfigError:
         """An error at a path such as ``callbacks[1].with.threshold``."""
-        line = self.lines.get(path)
+        line = self.lines.get(path) or self.lines.get(path.removeprefix("callbacks"))  # a list at the top has no key
         where = f"{self.file}:{line}: " if self.file and line else f"{self.file}: " if self.file else ""
         return ConfigError(f"{where}{path}: {message}" if path else f"{where}{message}")
 
 
-def read_subscribers(source: Any) -> list[tuple[Subscriber, dict[str, Any]]]:
+def read_subscribers(source: Any) -> list[tuple[Any, Mapping[str, Any]]]:
     """The subscribers that a path, a dict or a list describes, each with its options.
 
     A dict has them under ``callbacks`` or ``hooks``.
     """
     read = read_source(source)
     key, entries = _entries(read)
-    return [build(entry, read, f"{key}[{index}]") for index, entry in enumerate(entries)]
+    plans = [_checked_plan(entry, read, f"{key}[{index}]") for index, entry in enumerate(entries)]
+    return [(plan.build(read), plan.options) for plan in plans]
 
 
 @contextmanager
@@ -68,23 +69,44 @@ def pointing_to(source: Any) -> Iterator[None]:
         raise
 
 
-def build(entry: Any, source: Source, path: str) -> tuple[Subscriber, dict[str, Any]]:
-    """One subscriber and its options from one entry of a configuration."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One entry of a configuration, checked and ready to be built."""
+
+    name: str
+    factory: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any]
+    path: str
+
+    def build(self, source: Source) -> Subscriber:
+        """Make the subscriber."""
+        try:
+            subscriber = self.factory(**self.arguments)
+        except Exception as error:  # whatever a constructor raises, the reader of the file needs its place
+            message = f"{self.name} cannot be built: {type(error).__name__}: {error}"
+            raise source.error(self.path, message) from error
+        if not isinstance(subscriber, Subscriber):
+            raise source.error(self.path, f"{self.name} gives {subscriber!r}, which is neither a Callback nor a Hook.")
+        try:
+            bind(subscriber, MOMENTS)
+        except HooklineError as error:
+            raise source.error(self.path, str(error)) from error
+        return subscriber
+
+
+def _checked_plan(entry: Any, source: Source, path: str) -> Plan:
+    """An entry with its names, options and arguments checked; nothing is built yet."""
     name, arguments, options, at = _parts(entry, source, path)
     factory = _factory(name, source, at)
-    _check_arguments(factory, arguments, source, f"{path}.with" if "use" in entry else at)
-    try:
-        subscriber = factory(**arguments)
-    except Exception as error:  # whatever a constructor raises, the reader of the file needs its place
-        raise source.error(at, f"{name} cannot be built: {type(error).__name__}: {error}") from error
-    if not isinstance(subscriber, Subscriber):
-        raise source.error(at, f"{name} gives {subscriber!r}, which is neither a Callback nor a Hook.")
-    try:
-        Options.settle(subscriber, options)
-        bind(subscriber, MOMENTS)
-    except HooklineError as error:
-        raise source.error(path, str(error)) from error
-    return subscriber, options
+    inside = f"{path}.with" if isinstance(entry, Mapping) and "use" in entry else at
+    checked = _checked_arguments(factory, arguments, source, inside)
+    for key, value in options.items():
+        try:
+            checked_option(name, key, value)
+        except OptionError as error:
+            raise source.error(f"{path}.{key}", str(error)) from error
+    return Plan(name, factory, checked, options, at)
 
 
 def read_source(source: Any) -> Source:
@@ -159,7 +181,7 @@ def _entries(source: Source) -> tuple[str, list[Any]]:
         if key not in ("callbacks", "hooks"):
             raise source.error(str(key), f"unknown key. {closest(str(key), ['callbacks', 'hooks'])}")
     if not isinstance(entries, list | tuple | None):
-        raise source.error(key, f"{entries!r} is not a list.")
+        raise source.error(key, f"{entries!r} is not a list of callbacks or hooks.")
     return key, list(entries or ())
 
 
@@ -172,13 +194,13 @@ def _parts(entry: Any, source: Source, path: str) -> tuple[str, dict[str, Any], 
     options = {key: value for key, value in entry.items() if key in SETTABLE}
     rest = {key: value for key, value in entry.items() if key not in options}
     if "use" in rest:
-        name, arguments, at = rest.pop("use"), rest.pop("with", {}), f"{path}.use"
+        name, arguments, at, inside = rest.pop("use"), rest.pop("with", {}), f"{path}.use", f"{path}.with"
         for key in rest:
             accepted = ["use", "with", *SETTABLE]
             raise source.error(f"{path}.{key}", f"unknown key. {closest(str(key), accepted)}")
     elif len(rest) == 1:
         ((name, arguments),) = rest.items()
-        at = f"{path}.{name}"
+        at = inside = f"{path}.{name}"
     else:
         given = ", ".join(map(str, rest)) or "nothing"
         raise source.error(path, f"one name is needed, {given} was given. Options are: {', '.join(sorted(SETTABLE))}.")
@@ -187,7 +209,7 @@ def _parts(entry: Any, source: Source, path: str) -> tuple[str, dict[str, Any], 
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-        raise source.error(at, f"{arguments!r} is not a mapping of arguments.")
+        raise source.error(inside, f"{arguments!r} is not a mapping of arguments.")
     return name, dict(arguments), options, at
 
 
@@ -199,54 +221,79 @@ def _factory(name: str, source: Source, path: str) -> Callable[..., Any]:
 
 
 def import_name(name: str) -> Callable[..., Any]:
-    """The class or function at ``package.module:Name``."""
+    """The class of subscribers at ``package.module:Name``, or a function that says it returns one.
+
+    Nothing else is taken: a configuration file must not be able to call just anything.
+    """
     module_name, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module_name)
+        found: Any = importlib.import_module(module_name)
     except Exception as error:
         raise UnknownNameError(f"{name!r} cannot be imported: {type(error).__name__}: {error}.") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise UnknownNameError(f"{module_name!r} has no {attribute!r}. {closest(part, dir(found))}")
         found = getattr(found, part)
-    if not callable(found):
-        raise UnknownNameError(f"{name!r} is {found!r}, which is not a class.")
-    return found
+    made = found if isinstance(found, type) else returned_type(found)
+    if not isinstance(made, type) or not issubclass(made, Subscriber):
+        raise UnknownNameError(
+            f"{name!r} is {found!r}, which is neither a Callback nor a Hook: give a subclass of one, "
+            "or a function whose return annotation is one."
+        )
+    factory: Callable[..., Any] = found
+    return factory
 
 
-def _check_arguments(factory: Callable[..., Any], arguments: dict[str, Any], source: Source, path: str) -> None:
-    """Refuse unknown and missing arguments and those of a wrong type; convert what a type allows."""
+def returned_type(function: Any) -> Any:
+    """What a function's annotation says it returns, or None."""
+    try:
+        return get_type_hints(function).get("return")
+    except (NameError, TypeError, AttributeError):  # not a function, or an annotation that means nothing here
+        return None
+
+
+def _checked_arguments(
+    factory: Callable[..., Any], arguments: Mapping[str, Any], source: Source, path: str
+) -> dict[str, Any]:
+    """The arguments, converted where a type allows it; unknown, missing and wrong ones are refused."""
     try:
         signature = inspect.signature(factory)
     except ValueError:
         raise source.error(path, "its arguments cannot be known: give a class of callbacks or hooks.") from None
     parameters = signature.parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    hints = _hints(factory)
+    checked: dict[str, Any] = {}
     for key, value in arguments.items():
-        if key in parameters:
-            arguments[key] = _checked(value, hints.get(key), source, f"{path}.{key}")
-        elif not takes_any:
-            raise source.error(
-                f"{path}.{key}", f"unknown argument. {closest(key, parameters)} It is called as {signature}."
-            )
+        if key not in parameters and not takes_any:
+            message = f"unknown argument. {closest(key, parameters)} It is called as {signature}."
+            raise source.error(f"{path}.{key}", message)
+        checked[key] = _checked(value, _hint(factory, parameters.get(key)), source, f"{path}.{key}")
     try:
-        signature.bind(**arguments)
+        signature.bind(**checked)
     except TypeError as error:
         raise source.error(path, f"{error}. It is called as {signature}.") from None
+    return checked
 
 
-def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+def _hint(factory: Callable[..., Any], parameter: inspect.Parameter | None) -> Any:
+    """A parameter's type, or None where it has none or names something that only type checkers import."""
+    if parameter is None or parameter.annotation is parameter.empty:
+        return None
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
     function: Any = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
-        return get_type_hints(function)
-    except Exception:  # an annotation that cannot be resolved here, e.g. a forward reference to an extra
-        return {}
+        return eval(parameter.annotation, getattr(function, "__globals__", {}))  # noqa: S307 - the class's own text
+    except Exception:
+        return None
 
 
 def _checked(value: Any, hint: Any, source: Source, path: str) -> Any:
+    """The value as the type wants it; what is not a type of configuration values, e.g. a callable, is not checked."""
     if hint is None:
         return value
+    if isinstance(value, str) and Path in (hint, *get_args(hint)) and str not in get_args(hint):
+        return Path(value)
     import msgspec
 
     try:
@@ -255,4 +302,4 @@ def _checked(value: Any, hint: Any, source: Source, path: str) -> Any:
         wanted = hint.__name__ if isinstance(hint, type) else str(hint)
         raise source.error(path, f"{value!r} was given, {wanted} is accepted ({error}).") from None
     except TypeError:
-        return value  # not a type that configuration values can be checked against, e.g. a callable
+        return value

@@ -38,7 +38,8 @@ class Entry:
 
     def is_for(self, thing: object) -> bool:
         """Whether ``thing`` is this very subscriber; equality would also find its twin."""
-        return thing is self.subscriber or thing is self.target
+        function = getattr(self.subscriber, "function", self.subscriber)
+        return thing is self.subscriber or thing is self.target or thing is function
 
     @property
     def total_ns(self) -> float:

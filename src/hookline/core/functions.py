@@ -5,11 +5,13 @@
 hook functions has up to eight names; each is called ``fn(worker, report_data)``.
 """
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
-from hookline.core.binding import bind_function
+from hookline.core.binding import bind_function, is_async
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.errors import MomentError, UnknownNameError, closest
 from hookline.core.subscriber import WRITER_PRIORITY
@@ -22,16 +24,36 @@ class FunctionCallback(Callback):
     """A function under one moment's name; it can still be called as the function it was."""
 
     def __init__(self, moment: str, function: Function) -> None:
-        name = moment if moment.startswith("on_") else f"on_{moment}"
-        if name not in MOMENTS:
-            raise MomentError(f"{moment!r} is not a moment. {closest(name, MOMENTS)}")
+        name = _moment_name(moment)
         bind_function(function, MOMENTS[name], who=f"on({moment!r})")
         self.function = function
         self._default_name = function_name(function, otherwise=name)
         vars(self)[name] = function
+        functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """One that took its function's place in a module, as a decorator does, is pickled by that name."""
+        name = getattr(self.function, "__qualname__", "")
+        module = sys.modules.get(getattr(self.function, "__module__", ""))
+        return name if getattr(module, name, None) is self else (_rebuild, (type(self), dict(vars(self))))
+
+
+def _moment_name(moment: Any) -> str:
+    if not isinstance(moment, str):
+        raise MomentError(f"on({moment!r}): give the moment first, e.g. hl.on('step_end', fn).")
+    name = moment if moment.startswith("on_") else f"on_{moment}"
+    if name not in MOMENTS:
+        raise MomentError(f"{moment!r} is not a moment. {closest(name, MOMENTS)}")
+    return name
+
+
+def _rebuild(kind: type[FunctionCallback], attributes: dict[str, Any]) -> FunctionCallback:
+    callback = kind.__new__(kind)
+    vars(callback).update(attributes)
+    return callback
 
 
 @overload
@@ -48,6 +70,7 @@ def on(
         function: Called with the moment's arguments; it may leave off trailing ones.
         **options: Those of any subscriber: ``every``, ``start``, ``when``, ``priority``, ``name``, ...
     """
+    _moment_name(moment)  # a decorator's mistake shows where it is written
 
     def subscribe(subscribed: Function) -> FunctionCallback:
         return FunctionCallback(moment, subscribed).configure(**options)
@@ -65,12 +88,17 @@ class LoggerFunction(Callback):
         _require_two(function, "a logger function", "(report_data, step)")
         self.function = function
         self._default_name = function_name(function, otherwise="logger_function")
+        if is_async(function):
+            vars(self).update(on_step_end=self._log_async, on_eval=self._log_async)
 
     def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Mapping[str, Any], /) -> None:
         self.function(plain(metrics), step_idx + 1)
 
     def on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: Mapping[str, Any], /) -> None:
         self.function(plain(metrics), step_idx + 1)
+
+    async def _log_async(self, loop: Any, step_idx: int, what: Any, values: Mapping[str, Any], /) -> None:
+        await self.function(plain(values), step_idx + 1)
 
 
 class HookFunction(Callback):
@@ -81,21 +109,24 @@ class HookFunction(Callback):
             raise UnknownNameError(f"{hook_name!r} is not a hook function. {closest(hook_name, HOOK_FUNCTIONS)}")
         _require_two(function, f"hook function {hook_name!r}", "(worker, report_data)")
         moment, report = HOOK_FUNCTIONS[hook_name]
+        self.function, self.report = function, report
         self._default_name = hook_name
+        vars(self)[moment] = self._call_async if is_async(function) else self._call
 
-        def call(loop: Any, *arguments: Any) -> Any:
-            return function(getattr(loop, "worker", loop), report(loop, *arguments))
+    def _call(self, loop: Any, *arguments: Any) -> Any:
+        return self.function(getattr(loop, "worker", loop), self.report(loop, *arguments))
 
-        vars(self)[moment] = call
+    async def _call_async(self, loop: Any, *arguments: Any) -> Any:
+        return await self._call(loop, *arguments)
 
 
 def hook_functions(functions: Mapping[str, Function | Iterable[Function]]) -> list[HookFunction]:
     """The subscribers for a dict of hook functions; a name may have one function or several."""
-    return [
-        HookFunction(name, function)
-        for name, given in functions.items()
-        for function in ([given] if callable(given) else given)
-    ]
+    made = []
+    for name, given in functions.items():
+        several: Iterable[Any] = given if isinstance(given, list | tuple) else [given]
+        made += [HookFunction(name, function) for function in several]
+    return made
 
 
 def _pre_training(loop: Any) -> dict[str, Any]:

@@ -30,11 +30,9 @@ class HandOver:
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
         self.lane.raise_waiting()
         subject = snapshot_subject(arguments[0])
-        named = dict(zip(self.moment.arguments, [subject, *map(snapshot, arguments[1:])], strict=True))
+        named = dict(zip(self.moment.arguments, [subject, *map(snapshot, arguments[1:])], strict=True)) | keywords
         taken = [named[name] for name in self.binding.arguments if "=" not in name]
-        by_keyword = {
-            name: keywords[name] for name in self.moment.keywords if f"{name}={name}" in self.binding.arguments
-        }
+        by_keyword = {name: value for name, value in named.items() if f"{name}={name}" in self.binding.arguments}
 
         def work() -> None:
             start = self.clock()

@@ -6,7 +6,6 @@ cadence, background and cost hold for hooks as for callbacks. The logger ``hookl
 DEBUG each hook's run, its time and its result.
 """
 
-import inspect
 import logging
 import random
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookline.core.background import LoopSnapshot
+from hookline.core.binding import is_async
 from hookline.core.callback import MOMENTS
 from hookline.core.entry import Leaf
 from hookline.core.errors import MomentError, OptionError
@@ -23,7 +23,7 @@ from hookline.core.moment import Moment
 from hookline.core.policy import Policy
 from hookline.core.registry import register
 from hookline.core.rng import split
-from hookline.core.roster import Roster
+from hookline.core.roster import Member, Roster
 from hookline.core.schedule import Every, Schedule
 from hookline.core.subscriber import Subscriber
 from hookline.core.timing import Costs, duration
@@ -210,8 +210,7 @@ class HookManager:
 
     def __reduce__(self) -> tuple[Callable[..., "HookManager"], tuple[Any, ...]]:
         """Copies and pickles hold the hooks and their options, not what was compiled."""
-        members = [(entry.subscriber, dict(entry.given)) for entry in self.roster.entries]
-        return _rebuild, (replace(self.roster.policy, strict=self.roster.strict), members)
+        return _rebuild, (replace(self.roster.policy, strict=self.roster.strict), self.roster.members())
 
     def __len__(self) -> int:
         return len(self.roster.entries)
@@ -225,13 +224,15 @@ def load_hooks(source: Any, *, strict: bool = False, policy: Policy | None = Non
     from hookline.core.config import pointing_to, read_subscribers  # only who configures by file pays for it
 
     members = read_subscribers(source)
+    manager = HookManager(strict=strict, policy=policy)
     with pointing_to(source):
-        return _rebuild(replace(policy or Policy(), strict=strict), members)
+        manager.roster.enter([(hook, hook_target(hook), options) for hook, options in members])
+    return manager
 
 
-def _rebuild(policy: Policy, members: Iterable[tuple[Any, Mapping[str, Any]]]) -> HookManager:
+def _rebuild(policy: Policy, members: list[Member]) -> HookManager:
     manager = HookManager(policy=policy)
-    manager.roster.enter([(hook, hook_target(hook), options) for hook, options in members])
+    manager.roster.restore((member, hook_target(member.subscriber)) for member in members)
     return manager
 
 
@@ -275,9 +276,9 @@ class HookTarget(Subscriber):
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
         self.schedule = _Asks(hook)
-        is_async = inspect.iscoroutinefunction(hook.run)
-        self.asked = self._asked_async if is_async else self._asked
-        self.on_step_end = self._after_step_async if is_async else self._after_step
+        waits = is_async(hook.run)
+        self.asked = self._asked_async if waits else self._asked
+        self.on_step_end = self._after_step_async if waits else self._after_step
 
     def state_dict(self) -> dict[str, Any]:
         return self.hook.state_dict()

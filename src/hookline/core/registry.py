@@ -37,6 +37,8 @@ class Registry:
             raise OptionError(f"register({name!r}): give a non-empty string without '/'.")
 
         def enter(factory: T) -> T:
+            if not callable(factory):
+                raise OptionError(f"register({name!r}): {factory!r} is not a class of callbacks or hooks.")
             known = self._registered.get(name)
             if known is not None and _place(known) != _place(factory):
                 raise DuplicateError(f"{name!r} is taken by {_place(known)}. Register {_place(factory)} under another.")
@@ -96,7 +98,7 @@ def _load(point: "EntryPoint") -> Callable[..., Any]:
 
 
 def _place(factory: Callable[..., Any]) -> str:
-    return f"{factory.__module__}:{factory.__qualname__}"
+    return f"{factory.__module__}:{factory.__qualname__}" if hasattr(factory, "__qualname__") else repr(factory)
 
 
 REGISTRY = Registry(builtin_modules=("hookline.callbacks",))

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hookline.core.background import AsyncLane, EventLoop, Lane, ThreadLane
 from hookline.core.binding import Binding, bind
@@ -33,6 +33,15 @@ logger = logging.getLogger("hookline")
 
 Target: TypeAlias = "Subscriber | Roster"
 Newcomer: TypeAlias = tuple[Subscriber, Target, Mapping[str, Any]]
+
+
+class Member(NamedTuple):
+    """A subscriber in a roster, as a copy of the roster needs it."""
+
+    subscriber: Any
+    given: Mapping[str, Any]
+    name: str
+    moved: bool
 
 
 class Roster:
@@ -94,6 +103,8 @@ class Roster:
     def enter_at(self, position: int, subscriber: Subscriber, target: Target, given: Mapping[str, Any]) -> None:
         """Add one subscriber at a position, counted as by `list.insert`."""
         with self._lock:
+            if isinstance(position, bool) or not isinstance(position, int):
+                raise OptionError(f"index={position!r}: give a whole number.")
             entry = self._entry(subscriber, target, given, self._entries)
             entry.moved = True
             entries = list(self._entries)
@@ -104,14 +115,27 @@ class Roster:
             self._commit(entries, list(entries))
             self._adopt([entry])
 
+    def members(self) -> list["Member"]:
+        """What `restore` makes the same roster of: subscribers, options, names and places."""
+        return [Member(e.subscriber, dict(e.given), e.name, e.moved) for e in self._preferred]
+
+    def restore(self, members: Iterable[tuple["Member", Target]]) -> None:
+        """Add members as they were in another roster, with their names and places."""
+        with self._lock:
+            preferred = list(self._preferred)
+            for member, target in members:
+                entry = self._entry(member.subscriber, target, member.given, preferred, name=member.name)
+                entry.moved = member.moved
+                preferred.append(entry)
+            self._commit(preferred, arrange(preferred))
+            self._adopt(preferred)
+
     def leave(self, reference: Any) -> list[Any]:
         """Take out everything that an instance, a class or a name means, and return it."""
         with self._lock:
             leaving = self._meant(reference)
-            self._commit(
-                [entry for entry in self._preferred if entry not in leaving],
-                [entry for entry in self._entries if entry not in leaving],
-            )
+            preferred = [entry for entry in self._preferred if entry not in leaving]
+            self._commit(preferred, arrange(preferred))
             for entry in leaving:
                 if isinstance(entry.target, Roster):
                     entry.target._parents.discard(self)
@@ -214,7 +238,13 @@ class Roster:
         return found
 
     def _entry(
-        self, subscriber: Subscriber, target: Target, given: Mapping[str, Any], present: Sequence[Entry]
+        self,
+        subscriber: Subscriber,
+        target: Target,
+        given: Mapping[str, Any],
+        present: Sequence[Entry],
+        *,
+        name: str | None = None,
     ) -> Entry:
         for entry in present:
             if entry.is_for(subscriber):
@@ -225,7 +255,7 @@ class Roster:
         own = getattr(target, "schedule", None)  # a hook's should_run
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
-        name = unique_name(options, (entry.name for entry in present))
+        name = name or unique_name(options, (entry.name for entry in present))
         if target is not subscriber and not isinstance(target, Roster):
             target.name = name  # a wrapper goes by the unique name
         return Entry(

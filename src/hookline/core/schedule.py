@@ -26,11 +26,18 @@ class Schedule(ABC):
 
     @abstractmethod
     def due(self, count: int, subject: Any = None) -> bool:
-        """Whether ``count`` is one; ``subject`` is the moment's first argument. Changes nothing."""
+        """Whether ``count`` is one; ``subject`` is the moment's first argument."""
 
     def next(self, count: int) -> int:
         """The first count after ``count`` that may be due."""
         return count + 1
+
+    def settle(self, count: int, subject: Any = None) -> bool:
+        """Decide, and remember a count that was due."""
+        answer = self.due(count, subject)
+        if answer:
+            self.fired(count)
+        return answer
 
     def fired(self, count: int) -> None:  # noqa: B027 - most schedules have nothing to remember
         """Told once for each count that was due, so that `Once` and `Seconds` can remember."""
@@ -115,7 +122,7 @@ class Seconds(Schedule):
     """At the first opportunity after each ``interval`` seconds."""
 
     def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if not isinstance(interval, int | float) or isinstance(interval, bool) or interval <= 0:
+        if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
             raise OptionError(f"Seconds({interval!r}): give a number of seconds above 0.")
         self.interval = interval
         self.clock = clock
@@ -172,6 +179,19 @@ class _Pair(Schedule):
 class _All(_Pair):
     sign = "&"
 
+    def settle(self, count: int, subject: Any = None) -> bool:
+        # What is negated decides last: only then may it remember that its inside was due.
+        sides = (self.left, self.right)
+        straight = [side for side in sides if not isinstance(side, _Not)]
+        negated = [side for side in sides if isinstance(side, _Not)]
+        if not all(side.due(count, subject) for side in straight):
+            return False
+        if not all(side.settle(count, subject) for side in negated):
+            return False
+        for side in straight:
+            side.fired(count)
+        return True
+
     def due(self, count: int, subject: Any = None) -> bool:
         return self.left.due(count, subject) and self.right.due(count, subject)
 
@@ -181,6 +201,10 @@ class _All(_Pair):
 
 class _Any(_Pair):
     sign = "|"
+
+    def settle(self, count: int, subject: Any = None) -> bool:
+        answers = [side.settle(count, subject) for side in (self.left, self.right)]
+        return any(answers)
 
     def due(self, count: int, subject: Any = None) -> bool:
         return self.left.due(count, subject) or self.right.due(count, subject)
@@ -196,8 +220,8 @@ class _Not(Schedule):
     def due(self, count: int, subject: Any = None) -> bool:
         return not self.inner.due(count, subject)
 
-    def fired(self, count: int) -> None:
-        self.inner.fired(count)
+    def settle(self, count: int, subject: Any = None) -> bool:
+        return not self.inner.settle(count, subject)
 
     def copy(self) -> Schedule:
         return _Not(self.inner.copy())
@@ -210,13 +234,9 @@ def cadence(
     every: "int | Schedule | None", start: int = 0, when: Callable[[Any], object] | None = None
 ) -> Schedule | None:
     """The schedule that the options ``every``, ``start`` and ``when`` describe together; None if always due."""
-    parts: list[Schedule] = []
-    if isinstance(every, Schedule):
-        parts.append(every)
-        if _whole("start", start, least=0):
-            parts.append(Every(1, start))
-    elif every is not None or start != 0:
-        parts.append(Every(1 if every is None else every, start))
+    parts: list[Schedule] = [every] if isinstance(every, Schedule) else [] if every is None else [Every(every, start)]
+    if _whole("start", start, least=0) and not isinstance(every, int):
+        parts.append(Every(1, start))
     if when is not None:
         parts.append(When(when))
     return Schedule.together(parts) if parts else None
@@ -240,9 +260,7 @@ class Gate:
         key = self._key(count, subject)
         if key is None or key != self.key:
             self.key, self.answer = key, False
-            self.answer = self.schedule.due(count, subject)
-            if self.answer:
-                self.schedule.fired(count)
+            self.answer = self.schedule.settle(count, subject)
         return self.answer
 
     def _key(self, count: int, subject: Any) -> object:

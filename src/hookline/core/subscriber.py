@@ -8,7 +8,7 @@ only, because those are words that people use for attributes of their own.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 from hookline.core.errors import OptionError, closest
@@ -32,8 +32,11 @@ class _DefaultName:
     """The default of `Subscriber.name`, until somebody assigns one: `_default_name`, or the class's name."""
 
     def __get__(self, instance: object, owner: type) -> str:
-        default: str | None = getattr(owner if instance is None else instance, "_default_name", None)
-        return default or snake_case(owner.__name__)
+        for holder in (instance, owner):
+            default: str | None = getattr(holder, "__dict__", {}).get("_default_name")
+            if default:
+                return default
+        return snake_case(owner.__name__)
 
 
 class Subscriber:
@@ -55,10 +58,8 @@ class Subscriber:
 
     def configure(self, **options: Any) -> Self:
         """Set options on this instance and return it: ``CsvMetrics().configure(every=10)``."""
-        _refuse_unknown(self, options)
-        merged = {**configured(self), **options}
-        Options.settle(self, merged)
-        self.__dict__["_configured"] = merged
+        settled = {key: checked_option(type(self).__name__, key, value) for key, value in options.items()}
+        self.__dict__["_configured"] = {**configured(self), **settled}
         return self
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,31 +95,30 @@ class Options:
     def settle(cls, subscriber: Subscriber, given: Mapping[str, Any]) -> "Options":
         """Check and combine what was given with what the subscriber says of itself."""
         who = type(subscriber).__name__
-        _refuse_unknown(subscriber, given)
-        given = {**configured(subscriber), **given}
-
-        def option(key: str) -> Any:
-            if key in given:
-                return given[key]
-            return getattr(subscriber if key in _OF_INSTANCE else type(subscriber), key)
-
-        return cls(
-            name=_name(who, option("name")),
-            named="name" in given or "name" in vars(subscriber),
-            priority=_priority(who, option("priority")),
-            critical=_boolean(who, "critical", option("critical")),
-            background=_boolean(who, "background", option("background")),
-            ranks=_ranks(who, option("ranks")),
-            schedule=_schedule(who, option("every"), option("start"), option("when")),
-            before=_references(who, "before", option("before")),
-            after=_references(who, "after", option("after")),
-            budget=_budget(who, option("budget")),
-        )
+        options = {**_own(subscriber), **configured(subscriber), **given}
+        settled = {key: checked_option(who, key, value) for key, value in options.items()}
+        schedule = cadence(settled.pop("every"), settled.pop("start"), settled.pop("when"))
+        named = any("name" in source for source in (given, configured(subscriber), vars(subscriber)))
+        return cls(named=named, schedule=schedule, **settled)
 
 
-_OF_INSTANCE = frozenset({"name", "priority", "critical", "background", "ranks"})
-OPTION_NAMES = frozenset({field.name for field in fields(Options)} - {"named", "schedule"} | {"every", "start", "when"})
-"""What `add()`, `configure()` and a configuration file accept as options."""
+def _own(subscriber: Subscriber) -> dict[str, Any]:
+    """What a subscriber says of itself, as an attribute of the instance or of its class."""
+    own = {key: getattr(subscriber if key in _OF_INSTANCE else type(subscriber), key) for key in OPTION_NAMES}
+    when = own["when"]
+    if getattr(getattr(when, "__code__", None), "co_argcount", 1) == 2:  # written as a method: when(self, loop)
+        own["when"] = when.__get__(subscriber)
+    return own
+
+
+def checked_option(who: str, key: str, value: Any) -> Any:
+    """The value of an option as the engine keeps it, or an error that says what is accepted."""
+    if key not in _CHECKS:
+        raise OptionError(f"{who}: unknown option {key}={value!r}. {closest(key, OPTION_NAMES)}")
+    try:
+        return _CHECKS[key](value)
+    except OptionError as error:
+        raise OptionError(f"{who}: {error}") from None
 
 
 def configured(subscriber: Subscriber) -> dict[str, Any]:
@@ -127,60 +127,72 @@ def configured(subscriber: Subscriber) -> dict[str, Any]:
     return options
 
 
-def _refuse_unknown(subscriber: Subscriber, given: Mapping[str, Any]) -> None:
-    for key in given:
-        if key not in OPTION_NAMES:
-            raise OptionError(
-                f"{type(subscriber).__name__}: unknown option {key}={given[key]!r}. {closest(key, OPTION_NAMES)}"
-            )
-
-
-def _name(who: str, value: object) -> str:
+def _name(value: Any) -> str:
     if not isinstance(value, str) or not value or "/" in value or value != value.strip():
-        raise OptionError(f"{who}: name={value!r}; give a non-empty string without '/' or outer blanks.")
+        raise OptionError(f"name={value!r}; give a non-empty string without '/' or outer blanks.")
     return value
 
 
-def _priority(who: str, value: object) -> float:
+def _priority(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise OptionError(f"{who}: priority={value!r}; give a number, higher runs earlier.")
+        raise OptionError(f"priority={value!r}; give a number, higher runs earlier.")
     return value
 
 
-def _boolean(who: str, key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{who}: {key}={value!r}; give True or False.")
-    return value
+def _boolean(key: str) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise OptionError(f"{key}={value!r}; give True or False.")
+        return value
+
+    return check
 
 
-def _ranks(who: str, value: object) -> str:
+def _ranks(value: Any) -> str:
     if value not in ("all", "zero"):
-        raise OptionError(f"{who}: ranks={value!r}; give 'all' or 'zero'.")
+        raise OptionError(f"ranks={value!r}; give 'all' or 'zero'.")
     return str(value)
 
 
-def _schedule(who: str, every: Any, start: Any, when: Any) -> Schedule | None:
-    try:
-        return cadence(every, start, when)
-    except OptionError as error:
-        raise OptionError(f"{who}: {error}") from None
+def _cadence_part(key: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        cadence(**{"every": None, key: value})
+        return value
+
+    return check
 
 
-def _references(who: str, key: str, value: Any) -> tuple[Reference, ...]:
-    items: Iterable[Any] = (value,) if isinstance(value, str | type) else value
-    try:
-        references = tuple(items)
-    except TypeError:
-        references = (value,)
-    for item in references:
-        if not isinstance(item, str | type):
-            raise OptionError(f"{who}: {key}={value!r}; give names or classes of subscribers, one or several.")
-    return references
+def _references(key: str) -> Callable[[Any], tuple[Reference, ...]]:
+    def check(value: Any) -> tuple[Reference, ...]:
+        references = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | type) else (value,)
+        if not all(isinstance(reference, str | type) for reference in references):
+            raise OptionError(f"{key}={value!r}; give names or classes of subscribers, one or several.")
+        return references
+
+    return check
 
 
-def _budget(who: str, value: object) -> float | None:
+def _budget(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise OptionError(f"{who}: budget={value!r}; give the share of step time it may take, above 0 and at most 1.")
+        raise OptionError(f"budget={value!r}; give the share of step time it may take, above 0 and at most 1.")
     return float(value)
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "name": _name,
+    "priority": _priority,
+    "critical": _boolean("critical"),
+    "background": _boolean("background"),
+    "ranks": _ranks,
+    "every": _cadence_part("every"),
+    "start": _cadence_part("start"),
+    "when": _cadence_part("when"),
+    "before": _references("before"),
+    "after": _references("after"),
+    "budget": _budget,
+}
+_OF_INSTANCE = frozenset({"name", "priority", "critical", "background", "ranks"})
+OPTION_NAMES = frozenset(_CHECKS)
+"""What `add()`, `configure()` and a configuration file accept as options."""

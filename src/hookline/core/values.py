@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
 
 def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
     """The metric called ``name``, or by the other spelling of its first separator, or None.
@@ -18,7 +20,7 @@ def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
 
 def plain(value: Any) -> Any:
     """``value`` with 0-d arrays and tensors, also inside mappings and sequences, as Python numbers."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if type(value) in _PLAIN:  # exactly: NumPy's float64 is a float too, and no encoder's friend
         return value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

@@ -1,0 +1,160 @@
+"""The public surface, what `import hookline` loads, and the direction of imports between layers."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hookline
+
+ROOT = Path(hookline.__file__).parent
+
+LAYERS = [
+    {"core"},
+    {"record"},
+    {"sinks", "logging", "callbacks"},
+    {"loops", "rl", "experiment"},
+    {"integrations", "store"},
+    {"server", "cli"},
+]
+RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
+TOP = len(LAYERS)
+FACES = {"hookline", "functions", "hooks", "main", "rewards", "status", "testing"}
+"""Modules beside the folders: the package itself and namespaces for users. They may import every layer."""
+
+
+def python(code):
+    """What a fresh interpreter prints."""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def loaded_by(statement):
+    """The modules that a statement loads in a fresh interpreter, beyond those loaded at its start."""
+    return python(f"import sys; before = set(sys.modules); {statement}; print(*sorted(set(sys.modules) - before))")
+
+
+def module_name(file, root):
+    parts = file.relative_to(root.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(file, root):
+    """Every module that a file imports, anywhere in it, as (line, dotted name)."""
+    module = module_name(file, root)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            outer = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*outer, *([node.module] if node.module else [])])
+            found += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
+    return found
+
+
+def place(name):
+    """A module's folder or face: ``hookline.core.order`` is in ``core``, ``hookline.Callback`` in ``hookline``."""
+    _, _, rest = name.partition(".")
+    first = rest.partition(".")[0]
+    return first if first in RANK or first in FACES else "hookline"
+
+
+def rank(name):
+    return RANK.get(place(name), TOP)
+
+
+def wrong_imports(root):
+    """Imports of an upper layer by a lower one, and of the faces by anything below the top layer."""
+    wrong = []
+    for file in sorted(root.rglob("*.py")):
+        own = rank(module_name(file, root))
+        highest = TOP if own == TOP - 1 else own
+        for line, name in imported(file, root):
+            if name.partition(".")[0] == root.name and rank(name) > highest:
+                wrong.append(f"{file.relative_to(root)}:{line} imports {name}")
+    return wrong
+
+
+def test_public_names_are_sorted_constants_first():
+    assert hookline.__all__ == sorted(hookline.__all__, key=lambda name: (not name.isupper(), name))
+    assert len(set(hookline.__all__)) == len(hookline.__all__)
+
+
+@pytest.mark.parametrize("name", hookline.__all__)
+def test_public_name_can_be_imported(name):
+    assert getattr(importlib.import_module("hookline"), name) is not None
+
+
+def test_public_names_come_with_a_star_import():
+    assert set(python("from hookline import *; print(*globals())")) >= set(hookline.__all__)
+
+
+def test_public_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'hookline' has no attribute 'Calback'"):
+        _ = hookline.Calback
+
+
+def test_public_names_that_wait_for_their_first_use_are_public():
+    assert sorted(set(hookline._LAZY) - set(hookline.__all__)) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("*.py") if path.stem != "__init__"))
+def test_namespace_lists_what_it_offers(name):
+    face = importlib.import_module(f"hookline.{name}")
+    assert face.__all__ == sorted(face.__all__, key=lambda name: (not name.isupper(), name))
+    assert [each for each in face.__all__ if not hasattr(face, each)] == []
+
+
+def test_import_hookline_loads_nothing_heavy():
+    heavy = {"torch", "numpy", "jax", "yaml", "typer", "rich", "asyncio", "msgspec", "importlib.metadata"}
+    assert sorted(heavy & set(loaded_by("import hookline"))) == []
+
+
+def test_import_hookline_loads_the_core_only():
+    ours = [name for name in loaded_by("import hookline") if name.partition(".")[0] == "hookline"]
+    assert [name for name in ours if name != "hookline" and not f"{name}.".startswith("hookline.core.")] == []
+
+
+def test_import_core_loads_only_the_standard_library():
+    modules = [module_name(file, ROOT) for file in sorted((ROOT / "core").glob("*.py"))]
+    loaded = loaded_by(f"import {', '.join(modules)}")
+    allowed = {*sys.stdlib_module_names, "hookline"}
+    assert [name for name in loaded if name.partition(".")[0] not in allowed] == []
+    assert [m for m in loaded if m.startswith("hookline.") and not f"{m}.".startswith("hookline.core.")] == []
+
+
+def test_every_folder_and_module_has_its_place():
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    files = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
+    assert sorted(folders - set(RANK)) == []
+    assert sorted(files - FACES) == []
+
+
+def test_imports_point_one_way():
+    assert wrong_imports(ROOT) == []
+
+
+def test_imports_that_point_the_other_way_are_noticed(tmp_path):
+    root = tmp_path / "hookline"
+    for folder in ("core", "loops", "cli"):
+        (root / folder).mkdir(parents=True)
+    (root / "__init__.py").write_text("from hookline.cli import main")
+    (root / "core" / "a.py").write_text("import json\nfrom hookline.core import b\nfrom hookline import loops\n")
+    (root / "core" / "b.py").write_text("def f():\n    from ..loops.run import run\n\nTEXT = 'import hookline.cli'\n")
+    (root / "loops" / "__init__.py").write_text(
+        "from . import run\nfrom hookline.core.a import x\nimport hookline.cli.main"
+    )
+    (root / "loops" / "run.py").write_text("from hookline import Callback")
+    (root / "cli" / "main.py").write_text("import hookline\nfrom hookline.testing import FakeLoop")
+    assert wrong_imports(root) == [
+        "core/a.py:3 imports hookline.loops",
+        "core/b.py:2 imports hookline.loops.run.run",
+        "loops/__init__.py:3 imports hookline.cli.main",
+        "loops/run.py:1 imports hookline.Callback",
+    ]
