@@ -1,6 +1,7 @@
 """ProgressBar in a terminal and in a log file."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -65,3 +66,13 @@ def test_progress_bar_is_closed_when_training_fails():
 def test_progress_bar_refuses_a_rate_of_zero():
     with pytest.raises(hl.OptionError, match="refresh_rate=0"):
         ProgressBar(refresh_rate=0)
+
+
+def test_progress_bar_keeps_its_bar_in_a_narrow_terminal_and_takes_any_name():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, color_system=None)
+    with hl.run(callbacks=[ProgressBar(console=console, refresh_rate=1)], strict=True, summary=False) as run:
+        for i in run.steps(3):
+            run.log({f"a_long_name_of_a_metric_{n}[/x]": i for n in range(6)})
+    finished = [frame for frame in re.split(r"\x1b\[2K", file.getvalue()) if "100%" in frame]
+    assert "step 3/3" in finished[-1]

@@ -116,6 +116,20 @@ def test_budget_of_the_first_slow_call_does_not_count(caplog):
     assert [record.getMessage() for record in caplog.records] == []
 
 
+def test_costs_of_calls_that_fail_are_counted_with_their_time():
+    clock = Clock()
+
+    def time_out(loop):
+        clock.now += 5_000_000_000
+        raise OSError("no answer")
+
+    members = [hl.on("step_end", time_out, name="often"), hl.on("step_end", time_out, name="rare", every=1)]
+    callbacks = hl.CallbackCollection(members, policy=hl.Policy(clock=clock))
+    FakeLoop(callbacks=callbacks).run_steps(10)
+    costs = callbacks.costs().by_name()
+    assert [(costs[name].calls, costs[name].total_seconds) for name in ("often", "rare")] == [(3, 15.0), (3, 15.0)]
+
+
 def test_meter_usual_price_leaves_out_the_first_call():
     meter = Meter()
     for ns in (1_000_000, 10, 20, 30):

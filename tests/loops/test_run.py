@@ -235,3 +235,14 @@ def test_run_summary_is_printed_with_costs_and_failures(capsys):
     assert "trial completed after 5 steps" in printed
     assert "loss 0.125" in printed
     assert "DISABLED: fail failed at on_step_end, step 3: ValueError: broken observer" in printed
+
+
+def test_run_summary_shows_names_with_brackets_as_they_are(capsys):
+    with hl.run("sweep[lr=0.1]", callbacks=[hl.on("step_end", lambda loop: None, name="a[red]")]) as run:
+        for _ in run.steps(1):
+            run.log({"loss[/x]": 0.5})
+        run.request_stop("reached [bold]goal")
+    printed = capsys.readouterr().err
+    assert "sweep[lr=0.1] stopped (reached [bold]goal)" in printed
+    assert "loss[/x] 0.5" in printed
+    assert "a[red]" in printed

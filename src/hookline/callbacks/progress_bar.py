@@ -82,14 +82,13 @@ class _Bar:
     """A live bar."""
 
     def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
         text = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # the text gives way, not the bar
         self._progress = Progress(
-            BarColumn(bar_width=16, table_column=Column(no_wrap=True, width=16)),
+            BarColumn(bar_width=12, table_column=Column(no_wrap=True, width=12)),
             TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[rate]}"),
             TextColumn("{task.description}", table_column=text, markup=False),

@@ -6,6 +6,7 @@ rather than surprises at step 10,000. A parameter with a default is the author's
 name=name: ...``) unless it bears the name of the argument in its place.
 """
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class Binding:
 
     function: Callable[..., Any]
     arguments: tuple[str, ...]
-    is_async: bool
+    is_async: bool = False
+    is_silent: bool = False
 
 
 def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Binding]:
@@ -42,16 +44,36 @@ def bind_function(function: Callable[..., Any], moment: Moment, *, who: str) -> 
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-ins have none: give them everything
-        return Binding(function, moment.arguments, is_async=False)
+        return Binding(function, moment.arguments)
     arguments = _accepted(signature, moment)
     if arguments is None:
         raise MomentError(_cannot_call(function, signature, moment, who))
-    return Binding(function, arguments, is_async=is_async(function))
+    return Binding(function, arguments, is_async=is_async(function), is_silent=is_silent(function))
 
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await: an ``async def``, or an object with an async ``__call__``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def is_silent(function: Callable[..., Any]) -> bool:
+    """Whether its code can return nothing but None, so that nobody needs to look at what it returns."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or code.co_flags & _NOT_PLAIN:
+        return False
+    instructions = list(dis.get_instructions(code))
+    returns = [i for i, instruction in enumerate(instructions) if instruction.opname.startswith("RETURN_")]
+    return all(_returns_none(instructions, i) for i in returns)
+
+
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _returns_none(instructions: list[dis.Instruction], i: int) -> bool:
+    here, before = instructions[i], instructions[i - 1]
+    if here.opname == "RETURN_CONST":
+        return here.argval is None
+    return not here.is_jump_target and before.opname == "LOAD_CONST" and before.argval is None
 
 
 def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] | None:

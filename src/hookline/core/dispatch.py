@@ -2,21 +2,24 @@
 
 This is the hot path, and the one place where the engine is clever. For each moment it generates a
 function that calls the subscribers in a straight line, each behind its own guard (a `try` costs
-nothing until something is raised), and the collection stores that function as its attribute: firing
+nothing until something is raised), and the collection keeps that function as its attribute: firing
 a moment is one attribute look-up and one call, and with nobody listening the function is empty.
 
 The text of such a function depends only on its *shape* (the moment, and for each call which
-arguments it takes, whether it is guarded, timed, gated). Compiled templates are cached by shape, so
-that rebuilding a moment after an `add` costs about a microsecond.
+arguments it takes, whether it is guarded, timed, gated, can return something). Compiled templates
+are cached by shape and only loaded anew after an `add`. What a call needs are globals of the
+function's own, because free variables are copied at each call; and each function gets a fresh copy
+of the code, because the interpreter keeps in it where it found those globals.
 
 A moment with a cadence keeps a window ``low < count < high`` in which nobody scheduled is due: one
 comparison, and the scheduled subscribers are not looked at. Outside of the window each is asked by
 its gate, in order, right before it would be called, and the window moves on.
 """
 
+import marshal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from hookline.core.moment import Moment
@@ -34,6 +37,7 @@ class Slot(NamedTuple):
     metered: bool
     gated: bool
     rank_zero: bool
+    silent: bool = False
 
 
 @dataclass(slots=True)
@@ -82,16 +86,24 @@ def compile_moment(
         sampled: Called with the moment's subject after a timed pass.
         reviewed: Make timed passes even where every call is timed anyway, for the sake of ``sampled``.
     """
-    make = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls))
     quiet = [call for call in calls if not call.slot.gated]
     gates = [call.gate for call in calls if call.gate is not None]
-    tallies = [(Tally(), _counted(quiet))]
-    if gates:
-        tallies.append((Tally(), _counted(calls)))
-    fire, lefts = make(calls, clock, sampled, lambda count: _horizon(gates, count), *(t.interval for t, _ in tallies))
-    for (tally, _), left in zip(tallies, lefts, strict=True):
-        tally.left = left
-    return Compiled(fire, calls, tallies)
+    tally, open_tally = Tally(), Tally()
+    namespace: dict[str, Any] = {
+        "clock": clock,
+        "sampled": sampled,
+        "horizon": partial(_horizon, gates),
+        "interval": tally.interval,
+        "open_interval": open_tally.interval,
+    }
+    for i, call in enumerate(calls):
+        time = call.meter.count if call.slot.metered else call.meter.sample
+        namespace |= {f"invoke{i}": call.invoke, f"give{i}": call.give, f"fail{i}": call.fail}
+        namespace |= {f"gate{i}": call.gate, f"time{i}": time}
+    code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls))
+    exec(marshal.loads(code), namespace)  # noqa: S102, S302 - our own text, compiled by ourselves
+    fire, tally.left, open_tally.left = namespace["make"]()
+    return Compiled(fire, calls, [(tally, _counted(quiet)), (open_tally, _counted(calls))])
 
 
 def _counted(calls: Iterable[Call]) -> list[Call]:
@@ -103,81 +115,93 @@ def _horizon(gates: Iterable[Gate], count: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _template(moment: Moment, slots: tuple[Slot, ...], reviewed: bool) -> Callable[..., Any]:
-    namespace: dict[str, Any] = {}
-    exec(compile(_source(moment, slots, reviewed), f"<hookline {moment.name}>", "exec"), namespace)  # noqa: S102 - our own text
-    make: Callable[..., Any] = namespace["make"]
-    return make
+def _template(moment: Moment, slots: tuple[Slot, ...], reviewed: bool) -> bytes:
+    return marshal.dumps(compile(_source(moment, slots, reviewed), f"<hookline {moment.name}>", "exec"))
 
 
 def _source(moment: Moment, slots: tuple[Slot, ...], reviewed: bool) -> str:
     everyone = list(enumerate(slots))
-    header = ", ".join(
-        [*moment.arguments, *(["*"] if moment.keywords else []), *(f"{k}=None" for k in moment.keywords)]
-    )
-    lines = ["def make(calls, clock, sampled, horizon, interval, open_interval=None):"]
-    for i, slot in everyone:
-        lines += [f"    invoke{i}, give{i}, fail{i} = calls[{i}].invoke, calls[{i}].give, calls[{i}].fail"]
-        lines += [f"    gate{i}, time{i} = calls[{i}].gate, calls[{i}].meter.{'count' if slot.metered else 'sample'}"]
-    lines += ["    left = open_left = 1", "    low = high = 0"]
-    if not any(slot.gated for slot in slots):
-        body = _sampling(moment, everyone, "left", "interval", reviewed=reviewed)
-        lines += _indent([f"def fire({header}):", "    nonlocal left", *_indent(body)])
-        return "\n".join([*lines, "    return fire, (lambda: left,)"])
-    quiet = _sampling(moment, [(i, slot) for i, slot in everyone if not slot.gated], "left", "interval")
-    opened = _sampling(moment, everyone, "open_left", "open_interval", reviewed=reviewed)
-    lines += _indent(
-        [
-            f"def fire({header}):",
-            "    nonlocal left",
-            f"    count = {moment.count}",
-            "    if low < count < high:",
-            *_indent(quiet or ["return"], 2),
-            "    else:",
-            f"        fire_open(count, {', '.join(moment.everything)})",
-            f"def fire_open(count, {header}):",
-            "    nonlocal open_left, low, high",
-            *_indent(opened),
-            "    low, high = count, horizon(count)",
-            "return fire, (lambda: left, lambda: open_left)",
+    quiet = [(i, slot) for i, slot in everyone if not slot.gated]
+    if len(quiet) == len(everyone):
+        functions = _sampling(moment, "fire", everyone, "left", "interval", reviewed=reviewed)
+    else:
+        functions = [
+            *_sampling(moment, "fire_quiet", quiet, "left", "interval", window=True),
+            *_sampling(moment, "fire_open", everyone, "open_left", "open_interval", reviewed=reviewed, moves=True),
         ]
-    )
-    return "\n".join(lines)
+    counters = ["left = open_left = low = high = 0"]
+    result = [f"return {'fire' if len(quiet) == len(everyone) else 'fire_quiet'}, lambda: left, lambda: open_left"]
+    return "\n".join(["def make():", *_indent([*counters, *functions, *result])])
 
 
 def _sampling(
-    moment: Moment, slots: list[tuple[int, Slot]], left: str, interval: str, *, reviewed: bool = False
+    moment: Moment,
+    name: str,
+    slots: list[tuple[int, Slot]],
+    left: str,
+    interval: str,
+    *,
+    reviewed: bool = False,
+    window: bool = False,
+    moves: bool = False,
 ) -> list[str]:
-    """The calls; where some are only counted, twice: the usual pass, and now and then one that is timed."""
+    """A function that makes the calls and, where some are only counted, one that now and then times them.
+
+    Args:
+        window: Hand over to ``fire_open`` where somebody may be due.
+        moves: Move the window on afterwards.
+    """
+    count = ["count"] if moves else []
+    keywords = ["*", *(f"{name}=None" for name in moment.keywords)] if moment.keywords else []
+    header = ", ".join([*count, *moment.arguments, *keywords])
+    passed = ", ".join([*count, *moment.everything])
+    ending = ["low, high = count, horizon(count)"] if moves else []
     usual = _calls(moment, slots, timed=False)
-    if all(slot.metered for _, slot in slots) and not reviewed:
-        return usual
-    timed = [f"{left} = {interval}()", *_calls(moment, slots, timed=True), f"sampled({moment.subject})"]
-    return [f"{left} -= 1", f"if {left} > 0:", *_indent(usual), "else:", *_indent(timed)]
+    timed: list[str] = []
+    if reviewed or not all(slot.metered for _, slot in slots):
+        body = ["start = clock()", *_calls(moment, slots, timed=True), f"sampled({moment.subject})"]
+        timed = [f"def {name}_timed({header}):", *_indent(body)]
+        usual = [
+            f"if {left} > 0:",
+            *_indent([f"{left} -= 1", *usual]),
+            "else:",
+            *_indent([f"{left} = {interval}() - 1", f"{name}_timed({passed})"]),
+        ]
+    if window:
+        opened = f"fire_open(count, {', '.join(moment.everything)})"
+        usual = [
+            f"count = {moment.count}",
+            "if low < count < high:",
+            *_indent(usual or ["return"]),
+            "else:",
+            *_indent([opened]),
+        ]
+    declared = [f"nonlocal {left}{', low, high' if moves else ''}"]
+    return [f"def {name}({header}):", *_indent([*declared, *usual, *ending]), *timed]
 
 
 def _calls(moment: Moment, slots: list[tuple[int, Slot]], *, timed: bool) -> list[str]:
-    return [line for i, slot in slots for line in _call(moment, i, slot, timed=timed or slot.metered)]
+    return [line for i, slot in slots for line in _call(moment, i, slot, chained=timed)]
 
 
-def _call(moment: Moment, i: int, slot: Slot, *, timed: bool) -> list[str]:
-    subject = moment.subject
-    call = f"invoke{i}({', '.join(slot.arguments)})"
-    body = (
-        [f"value = {call}", f"time{i}(clock() - start)", "if value is not None:"]
-        if timed
-        else [f"if (value := {call}) is not None:"]
-    )
-    body += [f"    give{i}({subject}, value)"]
+def _call(moment: Moment, i: int, slot: Slot, *, chained: bool) -> list[str]:
+    """One call; in a timed pass (``chained``) the clock read after it is the one before the next."""
+    subject, call = moment.subject, f"invoke{i}({', '.join(slot.arguments)})"
+    timed = chained or slot.metered
+    body = [call if slot.silent else f"value = {call}"]
+    if timed:
+        body += ["now = clock()", f"time{i}(now - start)", "start = now"]
+    if not slot.silent:
+        body += ["if value is not None:", f"    give{i}({subject}, value)"]
     if slot.gated:
         body = [f"if gate{i}(count, {subject}):", *_indent(["start = clock()", *body])]
     if slot.rank_zero:
         body = [f"if getattr({subject}, 'rank', 0) == 0:", *_indent(body)]
-    caught = [f"    fail{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
-    if not slot.guarded:
-        caught += ["    raise"]
-    begin = ["start = clock()"] if timed else []
-    return [*begin, "try:", *_indent(body), "except Exception as error:", *caught]
+    begin = ["start = clock()"] if slot.metered and not chained else []
+    caught = [f"fail{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
+    caught += ["start = clock()"] if chained else []
+    caught += [] if slot.guarded else ["raise"]
+    return [*begin, "try:", *_indent(body), "except Exception as error:", *_indent(caught)]
 
 
 def _indent(lines: list[str], levels: int = 1) -> list[str]:

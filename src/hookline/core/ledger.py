@@ -21,20 +21,26 @@ class Ledger:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._began_ns: int | None = None
-        self._reported_ns = 0
+        self._report_at_ns = 0
         self._spent_before: dict[Entry, float] = {}
+
+    def is_due(self) -> bool:
+        """Whether it is time for a report."""
+        return self._policy.clock() >= self._report_at_ns
 
     def review(self, leaves: Iterable[Leaf], subject: Any) -> None:
         """Warn once about each subscriber over its budget, and log all costs when it is time."""
         now = self._policy.clock()
         leaves = list(leaves)
         if self._began_ns is None:
-            self._began_ns = self._reported_ns = now
+            self._began_ns = now
+            self._report_at_ns = now + int(self._policy.report_seconds * 1e9)
         for leaf in leaves:
             self._check(leaf, now - self._began_ns)
-        if now - self._reported_ns >= self._policy.report_seconds * 1e9 and hasattr(subject, "log"):
-            self._reported_ns = now
-            subject.log(Costs(leaf.cost() for leaf in leaves).as_metrics())
+        if now >= self._report_at_ns:
+            self._report_at_ns = now + int(self._policy.report_seconds * 1e9)
+            if hasattr(subject, "log"):
+                subject.log(Costs(leaf.cost() for leaf in leaves).as_metrics())
 
     def _check(self, leaf: Leaf, elapsed_ns: int) -> None:
         entry, budget = leaf.entry, leaf.entry.options.budget

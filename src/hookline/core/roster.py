@@ -162,7 +162,8 @@ class Roster:
         with self._lock:
             if name not in self._compiled:
                 self._compiled[name] = self._compile(self._moments[name])
-                vars(self)[name] = self._compiled[name].fire
+                # Not through vars(): an instance whose dict was asked for has slower attributes.
+                setattr(self, name, self._compiled[name].fire)
             return self._compiled[name].fire
 
     def receive(self, leaf: Leaf, moment: Moment, subject: Any, value: Any) -> None:
@@ -289,7 +290,7 @@ class Roster:
         with self._lock:
             self._credit()
             for name in self._compiled:
-                vars(self).pop(name, None)
+                delattr(self, name)
             self._compiled = {}
         for parent in list(self._parents):
             parent._invalidate()
@@ -304,12 +305,15 @@ class Roster:
             for leaf in self.leaves()
             if moment.name in leaf.entry.bindings and not leaf.entry.disabled
         ]
+        paces = moment.name == self._paced_by
+        meters = [call.meter for call in calls if not call.slot.metered]
+        budgets = any(leaf.entry.options.budget is not None for leaf in self.leaves())
         return compile_moment(
             moment,
             calls,
             clock=self.policy.clock,
-            sampled=partial(self._sampled, moment, calls),
-            reviewed=moment.name == self._paced_by,
+            sampled=partial(self._sampled, meters, paces, budgets),
+            reviewed=paces,
         )
 
     def _call(self, leaf: Leaf, moment: Moment, binding: Binding) -> Call:
@@ -326,6 +330,7 @@ class Roster:
             metered=metered,
             gated=gate is not None,
             rank_zero=leaf.rank_zero and moment.subject != "ctx",
+            silent=deferred or binding.is_silent,
         )
         if not deferred:
             return Call(binding.function, slot, fail, give, meter, gate)
@@ -358,11 +363,13 @@ class Roster:
         if not any(failure.error is error for failure in self.health.failures):
             self._failed(leaf, moment, True, subject, error, ns)
 
-    def _sampled(self, moment: Moment, calls: Sequence[Call], subject: Any) -> None:
+    def _sampled(self, meters: Sequence[Meter], paces: bool, budgets: bool, subject: Any) -> None:
         """After a timed pass: time slow subscribers at every call, and look after budgets and the report."""
-        if any(call.meter.slow and not call.slot.metered for call in calls):
-            self._invalidate()
-        if moment.name == self._paced_by:
+        for meter in meters:
+            if meter.slow:
+                self._invalidate()
+                break
+        if paces and (budgets or self._ledger.is_due()):
             with self._lock:
                 self._credit()
                 self._ledger.review(self.leaves(), subject)

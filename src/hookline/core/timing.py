@@ -2,7 +2,7 @@
 
 Two clock reads around a call cost more than everything else the engine does, so most calls are
 only counted: generated code counts down to the next sample (about one call in 16 at first and one
-in 192 later; the distance varies, so that a subscriber with a rhythm of its own is not missed) and
+in 224 later; the distance varies, so that a subscriber with a rhythm of its own is not missed) and
 times that one. A
 subscriber whose samples take more than `SLOW_NS` is timed at every call from then on, where two
 clock reads no longer matter. Call counts are exact; totals of sampled subscribers are estimates.
@@ -25,16 +25,16 @@ class Tally:
 
     def __init__(self) -> None:
         self.samples = 0
-        self.issued = 1
+        self.issued = 0
         self.credited = 0
         self.seed = 1
-        self.left: Callable[[], int] = lambda: 1
+        self.left: Callable[[], int] = int
 
     def interval(self) -> int:
-        """How many firings until the next sample: 8 to 23, later 128 to 255, never in step with anything."""
+        """How many firings until the next sample: 8 to 23, later 192 to 255, never in step with anything."""
         self.samples += 1
         self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
-        distance = 8 + (self.seed >> 16 & 15) if self.samples < 32 else 128 + (self.seed >> 16 & 127)
+        distance = 8 + (self.seed >> 16 & 15) if self.samples < 32 else 192 + (self.seed >> 16 & 63)
         self.issued += distance
         return distance
 
@@ -67,18 +67,17 @@ class Meter:
             self.first_ns = ns
         self.samples += 1
         self.sampled_ns += ns
-        self._note(ns)
+        self.recent.append(ns)
+        if ns > self.max_ns:
+            self.max_ns = ns
 
     def count(self, ns: int) -> None:
         """Count and time one call."""
         self.metered += 1
         self.metered_ns += ns
-        self._note(ns)
-
-    def _note(self, ns: int) -> None:
+        self.recent.append(ns)
         if ns > self.max_ns:
             self.max_ns = ns
-        self.recent.append(ns)
 
     @property
     def calls(self) -> int:
@@ -95,7 +94,7 @@ class Meter:
     @property
     def slow(self) -> bool:
         """Whether calls take long enough that timing each of them costs nothing to speak of."""
-        return self.samples > 2 and self.usual_ns > SLOW_NS
+        return self.sampled_ns - self.first_ns > SLOW_NS * (self.samples - 1) > SLOW_NS
 
     @property
     def total_ns(self) -> float:

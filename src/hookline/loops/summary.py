@@ -15,6 +15,7 @@ LOG_FILE_WIDTH = 120
 def print_summary(run: "Run") -> None:
     """Print a run's summary to standard error, so that a script's own output stays clean."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
@@ -22,9 +23,8 @@ def print_summary(run: "Run") -> None:
     console.print(_headline(run), soft_wrap=True)
     metrics = {name: value for name, value in run.metrics.items() if not name.startswith("hooks/")}
     if metrics:
-        console.print(
-            "  " + "  ".join(f"{name} [bold]{_shown(value)}[/]" for name, value in metrics.items()), soft_wrap=True
-        )
+        shown = [f"{escape(name)} [bold]{escape(_shown(value))}[/]" for name, value in metrics.items()]
+        console.print("  " + "  ".join(shown), soft_wrap=True)
     console.print(cost_table(run.callbacks.costs()))
     for failure in run.callbacks.failures[-3:]:
         prefix, style = ("DISABLED: ", "red") if failure.disabled else ("", "yellow")
@@ -37,7 +37,7 @@ def cost_table(costs: Costs) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in costs.COLUMNS:
         table.add_column(column, justify="left" if column in ("subscriber", "") else "right", overflow="fold")
     for cost, row in zip(costs, costs.rows(), strict=True):
