@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         TrainingBatch,
     )
     from hookline.loops.run import Run, run
+    from hookline.record.reader import follow, read
+    from hookline.record.recorder import Recorder
 
 __version__ = "0.1.0"
 
@@ -68,6 +70,7 @@ __all__ = [
     "OptionError",
     "OrderError",
     "Policy",
+    "Recorder",
     "Run",
     "RunResult",
     "Schedule",
@@ -76,10 +79,12 @@ __all__ = [
     "UnknownNameError",
     "When",
     "callbacks",
+    "follow",
     "functions",
     "hooks",
     "load_callbacks",
     "on",
+    "read",
     "register",
     "run",
     "testing",
@@ -96,10 +101,13 @@ _LAZY = {
     "ManifestRow": "hookline.core.state:ManifestRow",
     "RunResult": "hookline.core.state:RunResult",
     "TrainingBatch": "hookline.core.state:TrainingBatch",
+    "Recorder": "hookline.record.recorder:Recorder",
     "Run": "hookline.loops.run:Run",
     "callbacks": "hookline.callbacks",
+    "follow": "hookline.record.reader:follow",
     "functions": "hookline.functions",
     "hooks": "hookline.hooks",
+    "read": "hookline.record.reader:read",
     "run": "hookline.loops.run:run",
     "testing": "hookline.testing",
 }

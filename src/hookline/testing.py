@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.collection import CallbackCollection
 from hookline.core.hook import Hook
+from hookline.core.metrics import MetricsRow
 from hookline.core.moment import Moment
 from hookline.core.state import (
     ArmResult,
@@ -29,7 +30,6 @@ from hookline.core.state import (
 )
 from hookline.core.values import plain
 from hookline.loops.loop import Loop
-from hookline.loops.metrics import MetricsRow
 
 __all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_everything"]
 

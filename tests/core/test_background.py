@@ -113,8 +113,8 @@ def test_background_errors_follow_the_same_policy():
     loop.run_steps(5)
     callbacks.close()
     cost = callbacks.costs()[0]
-    assert (cost.errors, cost.disabled, cost.background) == (5, True, True)
-    assert [f.step for f in callbacks.failures] == [1, 2, 3, 4, 5]
+    assert (cost.errors, cost.disabled, cost.background) == (3, True, True)
+    assert [f.step for f in callbacks.failures] == [1, 2, 3]
 
 
 def test_background_critical_error_is_raised_by_the_next_call_or_at_the_end():
@@ -233,3 +233,100 @@ def test_async_context_ids_set_by_a_background_logger_reach_the_context():
     callbacks.on_experiment_start(ctx)
     callbacks.close()
     assert ctx.ids == {"experiment_id": "e1"}
+
+
+def test_background_critical_subscriber_in_a_group_still_ends_the_run():
+    closed = []
+
+    class Critical(hl.Callback):
+        background = critical = True
+
+        def on_train_end(self, loop):
+            raise OSError("disk full")
+
+        def close(self):
+            closed.append(True)
+
+    group = hl.CallbackCollection([Critical()], name="group")
+    with pytest.raises(OSError, match="disk full"), hl.run(callbacks=[group], summary=False) as run:
+        list(run.steps(1))
+    assert (run.status, closed) == ("failed", [True])
+
+
+def test_background_subscriber_in_a_group_works_in_a_second_run():
+    seen = []
+    group = hl.CallbackCollection([hl.on("train_start", lambda loop: seen.append("start"), background=True)])
+    for _ in range(2):
+        with hl.run(callbacks=hl.CallbackCollection([group]), summary=False) as run:
+            list(run.steps(1))
+    assert seen == ["start", "start"]
+
+
+def test_background_snapshot_holds_for_get_metric_and_validation_metrics_too():
+    seen, threads = [], ManualThreads()
+    look = hl.on(
+        "step_end", lambda loop: seen.append((loop.get_metric("loss"), loop.validation_metrics)), background=True
+    )
+    callbacks = collection(look, threads=threads)
+    loop = FakeLoop(callbacks=callbacks)
+    for value in range(3):
+        loop.validation_metrics = {"val/loss": value}
+        loop.run_steps(1, lambda step_idx: {"loss": step_idx})
+    callbacks.close()
+    assert seen == [(value, {"val/loss": value}) for value in range(3)]
+
+
+def test_background_batches_and_outputs_of_other_types_are_handed_over_as_they_are():
+    class Output(dict):
+        loss = 3.0
+
+    seen, output, batch = [], Output(a=1), (1, 2)
+    look = hl.on("train_batch_end", lambda loop, out, batch: seen.append((out is output, batch)), background=True)
+    callbacks = collection(look, threads=ManualThreads())
+    callbacks.on_train_batch_end(FakeLoop(), output, batch, 0)
+    callbacks.close()
+    assert seen == [(True, (1, 2))]
+
+
+def test_background_subscriber_that_was_removed_is_still_drained_and_closed():
+    done = []
+
+    class Slow(hl.Callback):
+        background = True
+
+        def on_step_end(self, loop, step_idx):
+            done.append(step_idx)
+
+        def close(self):
+            done.append("closed")
+
+    slow, threads = Slow(), ManualThreads()
+    callbacks = collection(slow, threads=threads)
+    FakeLoop(callbacks=callbacks).run_steps(3)
+    callbacks.remove(slow)
+    callbacks.close()
+    assert done == [0, 1, 2, "closed"]
+
+
+def test_background_exit_reaches_the_training_thread():
+    def leave(loop):
+        raise SystemExit(3)
+
+    callbacks = collection(hl.on("step_end", leave, background=True), threads=ManualThreads())
+    FakeLoop(callbacks=callbacks).run_steps(2)
+    with pytest.raises(SystemExit):
+        callbacks.close()
+
+
+def test_async_cancelled_task_is_a_failure_and_the_others_go_on():
+    seen = []
+
+    async def fragile(loop, step_idx):
+        if step_idx == 1:
+            raise asyncio.CancelledError
+        seen.append(step_idx)
+
+    callbacks = collection(hl.on("step_end", fragile))
+    FakeLoop(callbacks=callbacks).run_steps(4)
+    callbacks.close()
+    assert (seen, callbacks.costs()[0].errors) == ([0, 2, 3], 1)

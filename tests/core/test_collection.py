@@ -253,3 +253,14 @@ def test_collection_of_what_is_no_list_or_subscriber_is_an_error():
         hl.CallbackCollection([RecordingCallback])
     with pytest.raises(hl.MomentError, match="is not a subscriber"):
         hl.CallbackCollection([None])
+
+
+def test_collection_budget_for_a_group_is_refused():
+    callbacks = hl.CallbackCollection()
+    with pytest.raises(hl.OptionError, match="not a group"):
+        callbacks.add(hl.CallbackCollection(name="group"), budget=0.1)
+
+
+def test_collection_misspelt_hook_function_in_a_list_is_named():
+    with pytest.raises(hl.UnknownNameError, match="Did you mean 'pre_training_hook'"):
+        hl.CallbackCollection([{"pre_trainin_hook": [lambda worker, report_data: None]}])

@@ -534,3 +534,9 @@ def test_add_entry_that_does_not_fit_is_refused_and_changes_nothing():
     with pytest.raises(hl.ConfigError, match=r"early_stopping\.patience: 'many' was given, int is accepted"):
         callbacks.extend([Configured(), {"early_stopping": {"patience": "many"}}])
     assert callbacks.names() == ["progress_bar"]
+
+
+def test_argument_in_scientific_notation_without_a_point_is_a_number(tmp_path):
+    file = tmp_path / "callbacks.yaml"
+    file.write_text("callbacks:\n  - early_stopping: {min_delta: 1e-4}\n")
+    assert hl.load_callbacks(file)["early_stopping"].min_delta == 1e-4

@@ -207,3 +207,22 @@ def test_periodic_hook_with_a_changed_frequency_follows_it():
     hook.frequency = 3
     run_manager(manager, 9)
     assert hook.steps == [2, 4, 3, 6, 9]
+
+
+def test_composite_subclass_that_decides_itself_is_asked():
+    class Late(CompositeHook):
+        def should_run(self, context):
+            return context.step >= 3
+
+    child = Reporting(1)
+    run_manager(HookManager([Late([child])], strict=True), 4)
+    assert child.steps == [3, 4]
+
+
+def test_hook_for_rank_zero_follows_its_workers_rank():
+    class Worker:
+        def __init__(self, rank):
+            self.rank = rank
+
+    manager = HookManager([Reporting(1, {"x": 1}, ranks="zero")], strict=True)
+    assert [manager.run_hooks(HookContext(Worker(rank), 1)) for rank in (0, 1)] == [{"x": 1}, {}]

@@ -45,7 +45,7 @@ def test_checkpoint_at_the_same_path_replaces_the_old_one_whole(tmp_path):
     with hl.run(summary=False) as run:
         for _ in run.steps(2):
             run.save_checkpoint(tmp_path / "latest")
-    assert json.loads((tmp_path / "latest" / "state.json").read_text())["step"] == 1
+    assert json.loads((tmp_path / "latest" / "state.json").read_text())["step"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]
 
 
@@ -62,20 +62,102 @@ def test_checkpoint_save_that_fails_leaves_the_previous_one_whole(tmp_path):
             else:
                 with pytest.raises(hl.CheckpointError, match="No space left"):
                     run.save_checkpoint(tmp_path / "latest")
-    assert json.loads((tmp_path / "latest" / "state.json").read_text())["step"] == 0
+    assert json.loads((tmp_path / "latest" / "state.json").read_text())["step"] == 1
 
 
-def test_checkpoint_without_a_place_or_with_unsaveable_state_is_an_error(tmp_path):
-    class Odd(hl.Callback):
-        def state_dict(self):
-            return {"thing": object()}
+class Odd(hl.Callback):
+    """A callback whose state JSON cannot hold."""
 
+    def state_dict(self):
+        return {"thing": object()}
+
+
+def test_checkpoint_without_a_place_is_an_error():
+    with hl.run(summary=False) as run, pytest.raises(hl.CheckpointError, match="output_dir"):
+        run.save_checkpoint()
+
+
+def test_checkpoint_state_of_an_observer_that_cannot_be_saved_is_left_out(tmp_path, caplog):
     with hl.run(callbacks=[Odd()], summary=False) as run:
-        with pytest.raises(hl.CheckpointError, match="output_dir"):
-            run.save_checkpoint()
-        with pytest.raises(hl.CheckpointError, match="state of 'odd'"):
-            run.save_checkpoint(tmp_path / "x")
+        run.save_checkpoint(tmp_path / "x")
+    assert json.loads((tmp_path / "x" / "state.json").read_text())["callbacks"] == {"odd": {}}
+    assert "The state of 'odd' is not part of the checkpoint" in caplog.text
+
+
+def test_checkpoint_state_of_a_critical_subscriber_that_cannot_be_saved_is_an_error(tmp_path):
+    critical = Odd()
+    critical.critical = True
+    with hl.run(callbacks=[critical], summary=False) as run, pytest.raises(hl.CheckpointError, match="state of 'odd'"):
+        run.save_checkpoint(tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def resumed_steps(tmp_path, stop_after, epochs=3):
+    """What a run and its resume go through, when the first is preempted after some steps."""
+    seen = []
+    with hl.run(output_dir=tmp_path, summary=False) as first:
+        for batch in first.steps("abcd", epochs=epochs):
+            seen.append((first.epoch, batch))
+            if first.step + 1 == stop_after:
+                first.request_checkpoint()
+                first.request_stop("preempted")
+    with hl.run(output_dir=tmp_path, summary=False) as second:
+        second.load_checkpoint(first.checkpoints[-1].path)
+        seen += [(second.epoch, batch) for batch in second.steps("abcd", epochs=epochs)]
+    return seen, second
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 4, 5, 8, 11])
+def test_checkpoint_resume_does_each_batch_once(tmp_path, stop_after):
+    seen, second = resumed_steps(tmp_path, stop_after)
+    assert seen == [(epoch, batch) for epoch in range(3) for batch in "abcd"]
+    assert (second.step, second.num_steps) == (12, 12)
+
+
+def test_checkpoint_resume_inside_epochs_skips_only_once(tmp_path):
+    with hl.run(output_dir=tmp_path, summary=False) as first:
+        for _ in first.epochs(2):
+            for _ in first.steps("ab"):
+                if first.step == 2:
+                    first.save_checkpoint()
+    seen = []
+    with hl.run(summary=False) as second:
+        second.load_checkpoint(first.checkpoints[0].path)
+        for phase in (1, 2):
+            for epoch in second.epochs(2):
+                seen += [(phase, epoch, batch) for batch in second.steps("ab")]
+    assert seen == [(1, 1, "b"), (2, 0, "a"), (2, 0, "b"), (2, 1, "a"), (2, 1, "b")]
+
+
+def test_checkpoint_asked_for_by_a_validation_between_steps_is_saved_there(tmp_path):
+    with hl.run(output_dir=tmp_path, callbacks=[hl.on("eval", lambda loop: loop.request_checkpoint())]) as run:
+        for _ in run.epochs(2):
+            for _ in run.steps(3):
+                pass
+            with run.validate() as val:
+                val.log(loss=1.0)
+    assert [row.step for row in run.checkpoints] == [3, 6]
+
+
+def test_checkpoint_holds_the_state_of_background_subscribers(tmp_path):
+    class Counter(hl.Callback):
+        background = True
+
+        def __init__(self):
+            self.count = 0
+
+        def on_step_end(self, loop):
+            self.count += 1
+
+        def state_dict(self):
+            return {"count": self.count}
+
+    with hl.run(output_dir=tmp_path, callbacks=[Counter()], strict=True, summary=False) as run:
+        for i in run.steps(40):
+            if i == 38:
+                run.request_checkpoint()
+    state = json.loads((run.checkpoints[0].path / "state.json").read_text())
+    assert state["callbacks"] == {"counter": {"count": 39}}
 
 
 def test_checkpoint_that_is_none_or_torn_is_an_error(tmp_path):

@@ -16,11 +16,13 @@ TRAIN = """
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     seen = []
     callbacks = [hl.on("step_end", lambda loop: seen.append(loop.step), ranks="zero")]
-    with hl.run(callbacks=callbacks, strict=True, summary=False) as run:
+    saved = []
+    with hl.run(callbacks=callbacks, output_dir=store + "-out", save=saved.append, strict=True, summary=False) as run:
         for i in run.steps(100):
+            run.request_checkpoint()
             if rank == 1 and i == 4:
                 run.request_stop("loss is NaN")
-    print(run.rank, run.world_size, run.step, run.stop_reason, len(seen), sep="|")
+    print(run.rank, run.world_size, run.step, run.stop_reason, len(seen), len(saved), sep="|")
     dist.destroy_process_group()
 """
 
@@ -36,7 +38,7 @@ def test_stop_asked_for_on_one_rank_stops_all_at_the_same_step(tmp_path):
         for rank in (0, 1)
     ]
     out = [process.communicate(timeout=120)[0].strip() for process in processes]
-    assert out == ["0|2|5|loss is NaN (asked by rank 1)|5", "1|2|5|loss is NaN|0"]
+    assert out == ["0|2|5|loss is NaN (asked by rank 1)|5|5", "1|2|5|loss is NaN|0|0"]
 
 
 def test_alone_a_request_is_taken_as_it_is():

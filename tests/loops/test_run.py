@@ -246,3 +246,41 @@ def test_run_summary_shows_names_with_brackets_as_they_are(capsys):
     assert "sweep[lr=0.1] stopped (reached [bold]goal)" in printed
     assert "loss[/x] 0.5" in printed
     assert "a[red]" in printed
+
+
+def test_run_draws_no_batch_that_it_does_not_use():
+    stream = iter(range(10))
+    with run_with() as run:
+        seen = [list(run.steps(stream, total=3)), list(run.steps(stream, total=6))]
+    assert seen == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_run_outside_of_with_is_an_error():
+    run = run_with()
+    for call in (lambda: run.steps(3), lambda: run.epochs(3)):
+        with pytest.raises(hl.OptionError, match="with hl.run"):
+            call()
+
+
+def test_run_built_in_one_thread_and_driven_in_another_logs_into_its_rows():
+    import threading
+
+    run = run_with()
+
+    def train():
+        with run:
+            for _ in run.steps(2):
+                run.log(loss=1.0)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert [(row.step, row.metrics) for row in run.history] == [(1, {"loss": 1.0}), (2, {"loss": 1.0})]
+
+
+def test_run_that_fails_keeps_what_background_subscribers_logged():
+    background = hl.on("step_end", lambda loop: {"x": loop.step}, name="bg", background=True)
+    with pytest.raises(ZeroDivisionError), hl.run(callbacks=[background], summary=False) as run:
+        for i in run.steps(5):
+            run.log(value=1 / (3 - i))
+    assert [row.metrics["bg/x"] for row in run.history if "bg/x" in row.metrics] == [1, 2, 3]

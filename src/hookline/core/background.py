@@ -15,7 +15,9 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from hookline.core.metrics import MetricsRow
 from hookline.core.policy import Joinable, Policy
+from hookline.core.values import find_metric
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +31,7 @@ class Lane(ABC):
     def __init__(self, name: str, policy: Policy) -> None:
         self.name = name
         self.dropped = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._policy = policy
         # Each is written by one thread only: the first by the loop's, the second by the lane's.
         self._submitted = 0
@@ -59,6 +61,11 @@ class Lane(ABC):
         """How many jobs wait or are under way."""
         return self._submitted - self._done
 
+    @property
+    def stopping(self) -> bool:
+        """Whether what still runs is being ended."""
+        return False
+
     @abstractmethod
     def take(self, job: Callable[[], Any]) -> None:
         """Put a job at the end of the queue."""
@@ -82,7 +89,7 @@ class ThreadLane(Lane):
             self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
 
     def drain(self, seconds: float) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join(seconds)
 
@@ -100,6 +107,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Joinable | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.stopping = False
 
     def call(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop, starting it first if need be."""
@@ -122,11 +130,13 @@ class EventLoop:
         if self._loop is None or self._thread is None:
             return
         loop, thread = self._loop, self._thread
+        self.stopping = True
         loop.call_soon_threadsafe(lambda: loop.create_task(self._finish(loop)))
         thread.join(1.0)
         if not thread.is_alive():
             loop.close()
         self._loop = self._thread = None
+        self.stopping = False
 
     async def _finish(self, loop: "asyncio.AbstractEventLoop") -> None:
         import asyncio
@@ -146,6 +156,10 @@ class AsyncLane(Lane):
         self._loop = loop
         self._jobs: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
         self._working = False
+
+    @property
+    def stopping(self) -> bool:
+        return self._loop.stopping
 
     def take(self, job: Callable[[], Any]) -> None:
         async def counted() -> None:
@@ -188,11 +202,17 @@ class AsyncLane(Lane):
 class LoopSnapshot:
     """A loop as it was when a moment fired; what is not data (`log`, `request_stop`, ...) is the loop's own."""
 
-    _DATA = ("step", "current_step", "num_steps", "total_steps", "epoch", "current_epoch", "num_epochs")
+    _DATA = ("step", "current_step", "num_steps", "total_steps", "epoch", "current_epoch", "num_epochs", "in_step")
 
     def __init__(self, loop: Any) -> None:
         vars(self).update({name: getattr(loop, name) for name in self._DATA if hasattr(loop, name)})
-        vars(self).update(_loop=loop, metrics=dict(getattr(loop, "metrics", {})))
+        for name in ("metrics", "validation_metrics"):
+            vars(self)[name] = dict(getattr(loop, name, {}))
+        vars(self)["_loop"] = loop
+
+    def get_metric(self, name: str) -> Any:
+        """The value that a metric had then, or None."""
+        return find_metric(self.metrics, name)
 
     def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
         """Record metrics at the step of the snapshot rather than at the one under way."""
@@ -212,9 +232,7 @@ def snapshot_subject(subject: Any) -> Any:
 
 
 def snapshot(value: Any) -> Any:
-    """A further argument as it is now: dicts and lists are copied, the rest is handed over as it is."""
-    if isinstance(value, dict):
+    """A further argument as it is now: plain dicts and lists are copied, the rest is handed over as it is."""
+    if type(value) in (dict, MetricsRow):
         return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [snapshot(item) for item in value]
-    return value
+    return list(value) if type(value) is list else value

@@ -157,7 +157,7 @@ class CallbackCollection(Roster, Callback):
 
     def _from_mapping(self, given: Mapping[Any, Any], options: Mapping[str, Any]) -> list[Newcomer]:
         """A dict of hook functions, or one entry of a configuration."""
-        if all(key in HOOK_FUNCTIONS or callable(value) for key, value in given.items()):
+        if all(key in HOOK_FUNCTIONS or _is_functions(value) for key, value in given.items()):
             return [(function, function, options) for function in hook_functions(given)]
         from hookline.core.config import read_subscribers  # only who configures by a mapping pays for it
 
@@ -167,6 +167,10 @@ class CallbackCollection(Roster, Callback):
     @staticmethod
     def _target(subscriber: Any) -> Any:
         return hook_target(subscriber) if isinstance(subscriber, Hook) else subscriber
+
+
+def _is_functions(value: Any) -> bool:
+    return callable(value) or (isinstance(value, list | tuple) and bool(value) and all(map(callable, value)))
 
 
 def load_callbacks(source: Any, *, strict: bool = False, policy: Policy | None = None) -> CallbackCollection:

@@ -16,6 +16,7 @@ given and what is accepted. YAML is read safely, and a key given twice is an err
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -294,6 +295,9 @@ def _checked(value: Any, hint: Any, source: Source, path: str) -> Any:
         return value
     if isinstance(value, str) and Path in (hint, *get_args(hint)) and str not in get_args(hint):
         return Path(value)
+    takes_float = float in (hint, *get_args(hint)) and str not in get_args(hint)
+    if takes_float and isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value):
+        return float(value)  # YAML reads 1e-4, without a point, as text
     import msgspec
 
     try:

@@ -50,7 +50,7 @@ class Call:
 
     invoke: Callable[..., Any]
     slot: Slot
-    fail: Callable[[Any, Exception, int | None], None]
+    fail: Callable[[Any, BaseException, int | None], None]
     give: Callable[[Any, Any], None]
     meter: Meter = field(default_factory=Meter)
     gate: Gate | None = None

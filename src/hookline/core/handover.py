@@ -6,6 +6,7 @@ from typing import Any
 
 from hookline.core.background import Lane, snapshot, snapshot_subject
 from hookline.core.binding import Binding
+from hookline.core.entry import Entry
 from hookline.core.moment import Moment
 from hookline.core.timing import Meter
 
@@ -24,7 +25,8 @@ class HandOver:
     meter: Meter
     clock: Callable[[], int]
     propagates: bool
-    fail: Callable[[Any, Exception, int | None], None]
+    entry: Entry
+    fail: Callable[[Any, BaseException, int | None], None]
     give: Callable[[Any, Any], None]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
@@ -35,17 +37,23 @@ class HandOver:
         by_keyword = {name: value for name, value in named.items() if f"{name}={name}" in self.binding.arguments}
 
         def work() -> None:
+            if self.entry.disabled:  # since this call was handed over
+                return
             start = self.clock()
             try:
                 self._finish(subject, self.binding.function(*taken, **by_keyword), start)
-            except Exception as error:
+            except BaseException as error:
                 self._fail(subject, error, start)
 
         async def work_async() -> None:
+            if self.entry.disabled:
+                return
             start = self.clock()
             try:
                 self._finish(subject, await self.binding.function(*taken, **by_keyword), start)
-            except Exception as error:
+            except BaseException as error:
+                if self.lane.stopping:  # cancelled at the end of the run
+                    raise
                 self._fail(subject, error, start)
 
         self.lane.submit(work_async if self.binding.is_async else work, droppable=self.moment.repeating)
@@ -55,9 +63,10 @@ class HandOver:
         if value is not None:
             self.give(subject, value)
 
-    def _fail(self, subject: Any, error: Exception, start: int) -> None:
+    def _fail(self, subject: Any, error: BaseException, start: int) -> None:
+        """Under the policy of errors; an exit or an interrupt always reaches the training thread."""
         try:
             self.fail(subject, error, self.clock() - start)
         finally:
-            if self.propagates:
+            if self.propagates or isinstance(error, SystemExit | KeyboardInterrupt):
                 self.lane.error = error

@@ -30,7 +30,7 @@ class Health:
         """Whether this subscriber's exceptions reach the loop."""
         return self.strict or leaf.critical
 
-    def failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception) -> bool:
+    def failed(self, leaf: Leaf, moment: Moment, subject: Any, error: BaseException) -> bool:
         """Note a failed call, already counted in its meter; return whether the subscriber is disabled for it."""
         entry = leaf.entry
         meter = entry.meters[moment.name]

@@ -42,6 +42,11 @@ class HookContext:
     lesson_id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def rank(self) -> int:
+        """The worker's rank."""
+        return int(getattr(self.worker, "rank", 0))
+
     def split_rng(self) -> tuple[Any, Any]:
         """Two fresh generators, different from each other and from all that were given out before."""
         self.rng, first, second = split(self.rng)
@@ -104,6 +109,15 @@ class CompositeHook(Hook):
 
     def run(self, context: HookContext) -> dict[str, Any]:
         return self.manager.run_hooks(context)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.manager.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.manager.load_state_dict(state)
+
+    def close(self) -> None:
+        self.manager.close()
 
 
 @register("logging_hook")
@@ -185,8 +199,8 @@ class HookManager:
     def run_hooks(self, context: HookContext) -> dict[str, Any]:
         """Run the hooks that are due and merge what they return.
 
-        A key that another hook gave already is kept under ``<hook's name>/<key>``. What hooks on
-        other threads have returned since the last call is part of the result.
+        A key that is there already is kept under ``<hook's name>/<key>``. What hooks on other threads
+        have returned since the last call is part of the result, the newest of each hook.
         """
         self.roster.fire("asked")(context)
         return self.roster.collect()
@@ -254,12 +268,14 @@ class _HookRoster(Roster):
         if not isinstance(value, Mapping):
             super().receive(leaf, moment, subject, value)
             return
-        for key, item in value.items():
-            self._results[f"{leaf.path}/{key}" if key in self._results else key] = item
+        with self._lock:
+            for key, item in value.items():
+                self._results[f"{leaf.path}/{key}" if key in self._results else key] = item
 
     def collect(self) -> dict[str, Any]:
         """Everything gathered since the last time."""
-        results, self._results = self._results, {}
+        with self._lock:
+            results, self._results = self._results, {}
         return results
 
 
@@ -267,7 +283,13 @@ def hook_target(hook: Hook) -> "HookTarget | Roster":
     """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat."""
     if not isinstance(hook, Hook):
         raise MomentError(f"{hook!r} is not a hook: give an instance of a subclass of hookline.hooks.Hook.")
-    return hook.manager.roster if isinstance(hook, CompositeHook) else HookTarget(hook)
+    flat = isinstance(hook, CompositeHook) and not any(
+        getattr(type(hook), name) is not getattr(CompositeHook, name) for name in _COMPOSITE_METHODS
+    )
+    return hook.manager.roster if flat and isinstance(hook, CompositeHook) else HookTarget(hook)
+
+
+_COMPOSITE_METHODS = ("should_run", "run", "state_dict", "load_state_dict", "close")
 
 
 class HookTarget(Subscriber):

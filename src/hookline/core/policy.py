@@ -55,7 +55,7 @@ class Failure:
     subscriber: str
     moment: str
     step: int | None
-    error: Exception
+    error: BaseException
     disabled: bool
 
     @property

@@ -63,6 +63,7 @@ class Roster:
         self._lock = threading.RLock()
         self._preferred: list[Entry] = []
         self._entries: list[Entry] = []
+        self._left: list[Entry] = []
         self._compiled: dict[str, Compiled] = {}
         self._parents: weakref.WeakSet[Roster] = weakref.WeakSet()
 
@@ -139,6 +140,8 @@ class Roster:
             for entry in leaving:
                 if isinstance(entry.target, Roster):
                     entry.target._parents.discard(self)
+                else:
+                    self._left.append(entry)
             return [entry.subscriber for entry in leaving]
 
     def place(self, reference: Any, position: int) -> None:
@@ -208,20 +211,27 @@ class Roster:
             elif self._state(entry):
                 logger.warning("The checkpoint has no state for %r: it starts anew.", entry.name)
 
-    def close(self) -> None:
-        """Finish background work within the time limit, then close every subscriber. May be called again."""
-        leaves = list(self.leaves())
-        lanes = [lane for leaf in leaves for lane in leaf.entry.lanes.values()]
-        for lane in lanes:
-            limit = self.policy.drain_seconds
+    def drain(self) -> None:
+        """Wait, within the time limit, for the background work of all members and of those that left."""
+        limit = self.policy.drain_seconds
+        for lane in self._lanes():
             lane.drain(limit)
             if lane.undone():
                 logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, lane.undone())
+
+    def close(self) -> None:
+        """Finish background work, then close every subscriber, also those that left. May be called again."""
+        self.drain()
         self._event_loop.stop()
-        for entry in self._entries:
+        for entry in [leaf.entry for leaf in self.leaves()] + self._left:
             self.health.guarded(entry, "close", entry.target.close)
+        lanes, self._left = self._lanes(), []
         for lane in lanes:
             lane.raise_waiting()
+
+    def _lanes(self) -> list[Lane]:
+        entries = [leaf.entry for leaf in self.leaves()] + self._left
+        return [lane for entry in entries for lane in entry.lanes.values()]
 
     def leaves(self, groups: tuple[Entry, ...] = ()) -> Iterator[Leaf]:
         """Every subscriber in the order of running, those of groups in their group's place."""
@@ -250,9 +260,14 @@ class Roster:
         for entry in present:
             if entry.is_for(subscriber):
                 raise DuplicateError(f"{entry.name!r} is already here: this very instance was added before.")
+        options = Options.settle(subscriber, given)
         if isinstance(target, Roster):
             self._refuse_nesting(target)
-        options = Options.settle(subscriber, given)
+            if options.budget is not None:
+                raise OptionError(
+                    f"{options.name}: budget={options.budget!r}; a budget is for one subscriber, not a group."
+                )
+        self._left = [entry for entry in self._left if not entry.is_for(subscriber)]
         own = getattr(target, "schedule", None)  # a hook's should_run
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
@@ -329,13 +344,13 @@ class Roster:
             guarded=not propagates,
             metered=metered,
             gated=gate is not None,
-            rank_zero=leaf.rank_zero and moment.subject != "ctx",
+            rank_zero=leaf.rank_zero,
             silent=deferred or binding.is_silent,
         )
         if not deferred:
             return Call(binding.function, slot, fail, give, meter, gate)
         lane = self._lane(leaf, is_async=binding.is_async)
-        hand_over = HandOver(lane, binding, moment, meter, self.policy.clock, propagates, fail, give)
+        hand_over = HandOver(lane, binding, moment, meter, self.policy.clock, propagates, leaf.entry, fail, give)
         return Call(hand_over, slot, partial(self._hand_over_failed, leaf, moment), give, Meter(), gate)
 
     def _lane(self, leaf: Leaf, *, is_async: bool) -> Lane:
@@ -346,7 +361,7 @@ class Roster:
         return lanes[kind]
 
     def _failed(
-        self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, error: Exception, ns: int | None
+        self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, error: BaseException, ns: int | None
     ) -> None:
         meter = leaf.entry.meters[moment.name]
         with self._lock:
@@ -358,7 +373,7 @@ class Roster:
             if self.health.failed(leaf, moment, subject, error):
                 self._invalidate()
 
-    def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: Exception, ns: int | None) -> None:
+    def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: BaseException, ns: int | None) -> None:
         """The error of an earlier call has been noted already; one of the hand-over itself has not."""
         if not any(failure.error is error for failure in self.health.failures):
             self._failed(leaf, moment, True, subject, error, ns)

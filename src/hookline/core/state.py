@@ -132,6 +132,7 @@ class LogContext:
     status: str | None = None
     error: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    rank: int = 0
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Keep metrics that belong to the experiment rather than to a step."""

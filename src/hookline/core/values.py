@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-_PLAIN = frozenset({type(None), bool, int, float, str})
+PLAIN = frozenset({type(None), bool, int, float, str})
+"""The types of plain values, exactly: NumPy's float64 is a float too, and no encoder's friend."""
 
 
 def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
@@ -20,7 +21,7 @@ def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
 
 def plain(value: Any) -> Any:
     """``value`` with 0-d arrays and tensors, also inside mappings and sequences, as Python numbers."""
-    if type(value) in _PLAIN:  # exactly: NumPy's float64 is a float too, and no encoder's friend
+    if type(value) in PLAIN:
         return value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

@@ -23,7 +23,7 @@ Save = Callable[[Path], object]
 
 def save(path: Path, state: Mapping[str, Any], save_more: Save | None, *, step: int) -> ManifestRow:
     """Write a checkpoint at ``path``, replacing what was there only once the new one is complete."""
-    text = _encode(state)
+    text = json.dumps(plain(state))
     aside = path.with_name(f".{path.name}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -48,15 +48,6 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / STATE_FILE} cannot be read: {error}") from error
     return state
-
-
-def _encode(state: Mapping[str, Any]) -> str:
-    for name, own in state["callbacks"].items():
-        try:
-            json.dumps(plain(own))
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"The state of {name!r} cannot be saved as JSON: {error}") from error
-    return json.dumps(plain(state))
 
 
 def _sync(directory: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 from hookline.core.collection import CallbackCollection
 from hookline.core.errors import OptionError
+from hookline.core.metrics import MetricsRow, collect
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
-from hookline.loops.metrics import MetricsRow, collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Loop(ABC):
         self.scheduler: Any = None
         self.rank = ranks.rank()
         self.world_size = ranks.world_size()
-        self.ctx = ctx or LogContext(output_dir=self.output_dir)
+        self.ctx = ctx or LogContext(output_dir=self.output_dir, rank=self.rank)
         self.metrics: dict[str, Any] = {}
         self.validation_metrics: dict[str, Any] = {}
         self.history: list[Row] = []

@@ -9,6 +9,10 @@ ends, and also when the body breaks out of the loop; a step that raises is not. 
 SIGINT and SIGTERM end the iteration at the next step boundary.
 """
 
+import itertools
+import json
+import logging
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -17,12 +21,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.metrics import MetricsRow, collect
 from hookline.core.state import LoopArtifacts, ManifestRow
+from hookline.core.values import plain
 from hookline.loops import checkpoint
 from hookline.loops.loop import Loop
-from hookline.loops.metrics import MetricsRow, collect
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
+
+logger = logging.getLogger("hookline")
 
 B = TypeVar("B")
 
@@ -66,10 +73,14 @@ class Run(Loop):
         self._agreement = Agreement()
         self._train_started = False
         self._loaded: ManifestRow | None = None
+        self._resume: tuple[int, int] | None = None  # the epoch and its batches done, until somebody iterates
+        self._to_skip = 0
+        self._batches_done = 0
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
+        self._closed = False
         self._began = 0.0
 
     @property
@@ -81,6 +92,7 @@ class Run(Loop):
         if self.status != "created":
             raise OptionError(f"This run is {self.status}: a run is entered once. Make another with hl.run().")
         self.status = "running"
+        self._thread = threading.get_ident()
         self._began = time.perf_counter()
         self._signals.install()
         return self
@@ -113,6 +125,7 @@ class Run(Loop):
             epochs: How often; inside `epochs()` leave it at 1.
             total: How many steps the run is to have in all, where the length does not tell; no more are made.
         """
+        self._require_running("steps")
         data: Any = range(batches) if isinstance(batches, int) else batches
         if not isinstance(data, Iterable):
             raise OptionError(f"steps({batches!r}): give something to iterate over, or a number of steps.")
@@ -132,6 +145,7 @@ class Run(Loop):
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the index of each epoch, firing its start and end around ``run.steps()`` inside."""
+        self._require_running("epochs")
         _require_count("epochs", n)
         self._settle()
         self.num_epochs = n
@@ -149,25 +163,32 @@ class Run(Loop):
             self._early.append((self.step if step is None else step, collect(args, values)))
 
     def save_checkpoint(self, path: str | Path | None = None) -> ManifestRow:
-        """Save the loop's counters, the callbacks' states, and what ``save=`` writes, and return the row."""
-        state = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "metrics": self.metrics,
-            "callbacks": self.callbacks.state_dict(),
-        }
-        row = checkpoint.save(self._checkpoint_path(path), state, self._save, step=self.step)
+        """Save the loop's counters, the callbacks' states, and what ``save=`` writes, and return the row.
+
+        Called in the body of a step, it counts that step as done. Rank zero writes; the others go on.
+        """
+        step = self.step + self.in_step
+        place = self._checkpoint_path(path, step)
+        if self.rank == 0:
+            self.callbacks.drain()  # so that the states are those of all moments so far
+            row = checkpoint.save(place, self._state(step), self._save, step=step)
+        else:
+            row = ManifestRow(step=step, path=place, metrics=dict(self.metrics))
         self.checkpoints.append(row)
         self.callbacks.on_checkpoint(self, row)
         return row
 
     def load_checkpoint(self, path: str | Path) -> ManifestRow:
-        """Take up a checkpoint: counters, metrics, the callbacks' states, and what ``load=`` reads."""
+        """Take up a checkpoint: counters, metrics, the callbacks' states, and what ``load=`` reads.
+
+        The next `steps()` goes on behind the last batch that was done, given the same data again.
+        """
         path = Path(path)
         state = checkpoint.load(path)
         if self._load is not None:
             self._load(path)
         self.step, self.epoch = state["step"], state["epoch"]
+        self._resume = (state["epoch"], state["batches_done"])
         self.metrics.update(state["metrics"])
         self.callbacks.load_state_dict(state["callbacks"])
         row = ManifestRow(step=self.step, path=path, metrics=state["metrics"])
@@ -180,40 +201,57 @@ class Run(Loop):
     def _steps(self, batches: Iterable[B], epochs: int, total: int | None) -> Iterator[B]:
         self._start()
         for _ in range(1) if self._inside_epochs else self._epochs(epochs):
-            for batch_idx, batch in enumerate(batches):
-                if self._must_stop() or (total is not None and self.step >= total):
-                    self._settle()
-                    return
+            for batch_idx, batch in self._fetch(batches, total):
                 self._enter_epoch()
                 self._begin_step(batch, batch_idx)
                 yield batch
                 self._end_step()
+            if self.stop_requested or (total is not None and self.step >= total):
+                self._settle()
+                return
+
+    def _fetch(self, batches: Iterable[B], total: int | None) -> Iterator[tuple[int, B]]:
+        """The batches of an epoch behind those done before a resume; none is drawn that would not be used."""
+        source = iter(batches)
+        for batch_idx in itertools.count():
+            if self._must_stop() or (total is not None and self.step >= total):
+                return
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            if self._to_skip:
+                self._to_skip -= 1
+            else:
+                yield batch_idx, batch
 
     def _epochs(self, n: int) -> Iterator[int]:
+        first, self._to_skip = self._place(n)
+        self._resume = None
         self._inside_epochs = True
         try:
-            for epoch in range(self._first_epoch(n), n):
+            for epoch in range(first, n):
                 if self._must_stop():
                     break
-                self.epoch = epoch
+                self.epoch, self._batches_done = epoch, 0
                 self._epoch_state = "waiting"
                 yield epoch
                 self._settle()
         finally:
             self._inside_epochs = False
 
-    def _first_epoch(self, n: int) -> int:
-        """Where a resumed run goes on; a second pass over data begins at 0 again."""
-        return self.epoch if self._loaded is not None and self.epoch < n else 0
+    def _place(self, n: int) -> tuple[int, int]:
+        """The epoch to begin with, and how many of its batches are done: those of a resume, otherwise none."""
+        return self._resume if self._resume is not None and self._resume[0] < n else (0, 0)
 
     def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
         if not self._inside_epochs:
             self.num_epochs = epochs
+        epoch, done = (self.epoch, self._to_skip) if self._inside_epochs else self._place(epochs)
         if total is not None:
             self.num_steps = total
         elif isinstance(batches, Sized):
-            done = self.epoch if self._inside_epochs else self._first_epoch(epochs)
-            self.num_steps = self.step + len(batches) * ((self.num_epochs or 1) - done)
+            self.num_steps = self.step + len(batches) * ((self.num_epochs or 1) - epoch) - done
 
     def _start(self) -> None:
         """Fire `on_train_start`, once, and then what had to wait for it."""
@@ -243,12 +281,16 @@ class Run(Loop):
         (batch, batch_idx), row = self._step, self._open_row
         self.callbacks.on_train_batch_end(self, row, batch, batch_idx)
         self.step += 1
-        self._step = None
+        self._step, self._batches_done = None, batch_idx + 1
         self.callbacks.on_step_end(self, self.step - 1, batch, row)
         self._open_row = None
         self.commit(self.step, row)
         self._commit_held_back()
-        if self.checkpoint_requested:
+        self._answer_requests()
+
+    def _answer_requests(self) -> None:
+        """Save a checkpoint that was asked for, unless a step is under way."""
+        if self.checkpoint_requested and not self.in_step:
             self.checkpoint_requested = False
             self.save_checkpoint()
 
@@ -268,10 +310,11 @@ class Run(Loop):
             self._settle()
             self._start()
             self._commit_held_back()
+            self._answer_requests()
             self.status = "stopped" if self.stop_requested else "completed"
             self.callbacks.on_train_end(self, self._artifacts())
-            self.callbacks.close()
-            self._commit_held_back()
+            self._answer_requests()
+            self._close()
         except BaseException as error:
             self._fail(error)
             raise
@@ -283,17 +326,52 @@ class Run(Loop):
         try:
             self.callbacks.on_exception(self, error)
         finally:
-            self.callbacks.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the callbacks, once, and keep what those on other threads still logged."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self.callbacks.close()
+            finally:
+                self._commit_held_back()
+
+    def _state(self, step: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "epoch": self.epoch,
+            "batches_done": self._batches_done if self._step is None else self._step[1] + 1,
+            "metrics": self.metrics,
+            "callbacks": {name: self._saveable(name, state) for name, state in self.callbacks.state_dict().items()},
+        }
+
+    def _saveable(self, name: str, state: Any) -> Any:
+        """A subscriber's state; one that cannot be saved ends the training only if the subscriber is critical."""
+        try:
+            json.dumps(plain(state))
+        except (TypeError, ValueError) as error:
+            if self.callbacks.strict or self.callbacks[name].critical:
+                raise CheckpointError(f"The state of {name!r} cannot be saved as JSON: {error}") from error
+            logger.exception("The state of %r is not part of the checkpoint: it cannot be saved as JSON.", name)
+            return {}
+        return state
+
+    def _require_running(self, what: str) -> None:
+        if self.status != "running":
+            raise OptionError(
+                f"run.{what}() belongs into the body of: with hl.run(...) as run. This run is {self.status}."
+            )
 
     def _artifacts(self) -> LoopArtifacts:
         return LoopArtifacts(self.step, dict(self.metrics), tuple(self.checkpoints), self.output_dir, self.stop_reason)
 
-    def _checkpoint_path(self, path: str | Path | None) -> Path:
+    def _checkpoint_path(self, path: str | Path | None, step: int) -> Path:
         if path is not None:
             return Path(path)
         if self.output_dir is None:
             raise CheckpointError("Where to? Give hl.run(output_dir=...) or save_checkpoint(path).")
-        return self.output_dir / "checkpoints" / f"step-{self.step:08d}"
+        return self.output_dir / "checkpoints" / f"step-{step:08d}"
 
 
 class Validation:
@@ -325,6 +403,7 @@ class Validation:
         run.callbacks.on_validation_epoch_end(run)
         run.callbacks.on_validation_end(run)
         run.callbacks.on_eval(run, run.step if run.in_step else run.step - 1, self.name, self.metrics)
+        run._answer_requests()
 
     def batches(self, batches: Iterable[B]) -> Iterator[B]:
         """Yield validation batches, firing the moments around each."""

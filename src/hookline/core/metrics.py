@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.values import plain
+from hookline.core.values import PLAIN, plain
 
 
 class MetricsRow(dict[str, Any]):
@@ -36,8 +36,14 @@ def collect(args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
     {'loss': 0.5, 'grad/norm': 1.0}
     """
+    given = {**_positional(args), **values} if args else dict(values)
+    for key, value in given.items():
+        if type(value) not in PLAIN or type(key) is not str or not key:
+            break
+    else:
+        return given  # the usual case, without a second look at anything
     flat: dict[str, Any] = {}
-    _flatten(flat, "", {**_positional(args), **values})
+    _flatten(flat, "", given)
     return flat
 
 

@@ -1,0 +1,350 @@
+"""The journal: an append-only file of a run's records that survives the death of the process.
+
+Guarantees of `append`:
+
+- A line whose `append` returned is in a page of the operating system: it is read back after
+  ``kill -9`` of this process at any later moment. With ``durability="power"`` it is on the disk
+  within `sync_seconds`.
+- A line is there whole or not at all. Its newline is written last, and a reader stops at the first
+  zero byte or line without an end.
+- It makes no system call, waits for no other thread's I/O, wakes nobody (but once per segment) and
+  takes no memory that grows. A segment is allocated in full before it is mapped, so a full disk is
+  an error at a known place and never a fault in the middle of a copy.
+- When there is no room, lines are counted as lost, loudly, and recording resumes when there is.
+
+One writer per file: each process has its own, also a forked child, which begins one of its own at
+its first line. Where preallocation is no guarantee (copy-on-write and network file systems, macOS)
+lines are appended with plain writes instead, and the journal says so once.
+
+The hot path is `append`: reserve under a lock, copy, write the newline.
+"""
+
+import contextlib
+import errno
+import functools
+import itertools
+import logging
+import mmap
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from hookline.core.errors import OptionError
+
+logger = logging.getLogger("hookline")
+
+Durability = Literal["process", "power"]
+SEGMENT_BYTES = 4 << 20
+RETRY_SECONDS = 1.0
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: touch all pages now, off the training thread
+_UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "btrfs", "zfs", "lustre", "ceph", "afs", "vboxsf", "prl_fs", "fuse"}
+
+
+class File(NamedTuple):
+    """What a journal file's name says."""
+
+    path: Path
+    name: str
+    session: int
+    writer: str
+    number: int
+
+
+def files(directory: Path) -> list[File]:
+    """The journal files in a directory, each writer's in order."""
+    found = []
+    for path in directory.glob("*.jsonl"):
+        writer, _, number = path.stem.rpartition("-")
+        parts = writer.split("-")
+        if len(parts) == 4 and parts[1].isdigit() and number.isdigit():
+            found.append(File(path, parts[0], int(parts[1]), writer, int(number)))
+    return sorted(found, key=lambda file: (file.name, file.session, file.writer, file.number))
+
+
+class Segment:
+    """One preallocated, mapped file."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+            self.map = mmap.mmap(self.descriptor, size)
+        except BaseException:
+            os.close(self.descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        with contextlib.suppress(OSError, ValueError):  # an older kernel: pages are touched when they are written
+            self.map.madvise(_POPULATE_WRITE)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        os.fdatasync(self.descriptor)
+
+    def close(self, used: int) -> None:
+        """Give back what was not used."""
+        self.map.close()
+        os.ftruncate(self.descriptor, used)
+        os.close(self.descriptor)
+
+
+class Journal:
+    """Appends lines to the files of one writer in a directory.
+
+    Files are called ``<name>-<session>-<pid>-<token>-<number>.jsonl``: each start under a name is a
+    new session, counted from the files that are there, so that readers can tell what came later
+    without trusting a clock.
+
+    Args:
+        directory: Where the files go; made if need be.
+        name: What the writer is called, e.g. ``main`` or ``rank1``.
+        segment_bytes: The size of one file.
+        durability: ``"process"`` survives the death of the process; ``"power"`` also brings lines to
+            the disk every ``sync_seconds``, in the background.
+        on_gap: Called with the number of lines lost when there is room again.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        name: str = "main",
+        segment_bytes: int = SEGMENT_BYTES,
+        durability: Durability = "process",
+        sync_seconds: float = 1.0,
+        on_gap: Callable[[int], None] | None = None,
+    ) -> None:
+        if segment_bytes < mmap.PAGESIZE:
+            raise OptionError(f"segment_bytes={segment_bytes!r}: give at least {mmap.PAGESIZE}.")
+        if durability not in ("process", "power"):
+            raise OptionError(f"durability={durability!r}: give 'process' or 'power'.")
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not name.isidentifier():
+            raise OptionError(f"name={name!r}: give letters, digits and '_'.")
+        self.lost = 0
+        self.session = 1 + max((file.session for file in files(self.directory) if file.name == name), default=-1)
+        self._name = name
+        self._segment_bytes = segment_bytes
+        self._durability = durability
+        self._sync_seconds = sync_seconds
+        self._on_gap = on_gap
+        self._lock = threading.RLock()  # re-entrant: a signal handler may log while a line is being appended
+        self._closed = False
+        self._segment: Segment | None = None
+        self._next: Segment | None = None
+        self._plain: int | None = None
+        self._map: Any = b""
+        self._position = self._size = self._finished_bytes = 0
+        self._full_since: float | None = None
+        self._keeper: threading.Thread | None = None
+        self._begin()
+        _begin_anew_after_fork()
+        _OPEN.add(self)
+
+    def append(self, line: bytes) -> bool:
+        """Write one line, given without its newline; whether there was room for it."""
+        with self._lock:
+            position = self._position
+            end = position + len(line)
+            if end >= self._size:
+                return self._append_slowly(line)
+            self._position = end + 1  # reserved first: what a signal handler appends now goes behind it
+            view = self._map
+            view[position:end] = line
+            view[end] = 10
+            return True
+
+    @property
+    def bytes_written(self) -> int:
+        """How much was written to all files of this writer."""
+        return self._finished_bytes + self._position
+
+    def sync(self) -> None:
+        """Bring everything to the disk now."""
+        with self._lock:
+            if self._segment is not None:
+                self._segment.sync()
+            elif self._plain is not None:
+                os.fsync(self._plain)
+
+    def close(self) -> None:
+        """Finish the file; appending afterwards counts as lost. May be called again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake.set()
+            if self._durability == "power":
+                self.sync()
+            self._finish_segment()
+            if self._plain is not None:
+                os.close(self._plain)
+                self._plain = None
+            if self._next is not None:
+                self._discard(self._next)
+                self._next = None
+        _OPEN.discard(self)
+
+    def _begin(self) -> None:
+        """Start as a new writer: at the beginning, and in a child after a fork."""
+        self.writer = f"{self._name}-{self.session:04d}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._numbers = itertools.count()
+        self._segment = self._next = self._plain = self._full_since = self._keeper = None
+        self._map = b""
+        self._position = self._size = self._finished_bytes = 0
+        self._wake = threading.Event()
+        if not _can_map(self.directory):
+            self._use_plain_writes("its file system gives no guarantee for preallocated files")
+
+    def _append_slowly(self, line: bytes) -> bool:
+        """Append where the segment does not hold the line: at its end, without a map, with a full disk."""
+        if self._closed or (self._full_since is not None and time.monotonic() - self._full_since < RETRY_SECONDS):
+            self.lost += 1
+            return False
+        try:
+            if self._plain is not None:
+                self._write_plainly(line)
+                return True
+            self._rotate(len(line) + 1)
+        except OSError as error:
+            return self._note_full(error)
+        if self._full_since is not None:
+            self._note_room()
+        return self.append(line)
+
+    def _rotate(self, needed: int) -> None:
+        """Take the prepared segment, or make one that holds the line."""
+        ready, self._next = self._next, None
+        if ready is not None and ready.size < needed:
+            self._discard(ready)
+            ready = None
+        segment = ready or self._make(max(self._segment_bytes, needed))
+        if segment is None:
+            return
+        self._finish_segment()
+        if self._segment is not None:  # a signal handler came between and brought its own
+            self._discard(segment)
+            return
+        self._position, self._size, self._map, self._segment = 0, segment.size, segment.map, segment
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keep, name="hookline-journal", daemon=True)
+            self._keeper.start()
+        self._wake.set()
+
+    def _make(self, size: int) -> Segment | None:
+        try:
+            return Segment(self._path(), size)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
+                self._use_plain_writes(f"files cannot be mapped there ({error.strerror})")
+                return None
+            raise
+
+    def _finish_segment(self) -> None:
+        segment, used = self._segment, self._position
+        if segment is not None:  # let go of first: a signal handler that appends now must not find it half closed
+            self._segment, self._map, self._position, self._size = None, b"", 0, 0
+            self._finished_bytes += used
+            segment.close(used)
+
+    def _keep(self) -> None:
+        """Off the training thread: prepare the next segment, and sync at times."""
+        timeout = self._sync_seconds if self._durability == "power" else None
+        while not self._closed:
+            woken = self._wake.wait(timeout)
+            self._wake.clear()
+            try:
+                if self._durability == "power" and not woken:
+                    self.sync()
+                if woken and self._next is None and not self._closed:
+                    self._offer(Segment(self._path(), self._segment_bytes))
+            except OSError:
+                pass  # no room: `append` will find out when it needs the segment, and say so
+
+    def _offer(self, segment: Segment) -> None:
+        with self._lock:
+            if self._closed or self._next is not None:
+                self._discard(segment)
+            else:
+                self._next = segment
+
+    @staticmethod
+    def _discard(segment: Segment) -> None:
+        segment.close(0)
+        segment.path.unlink(missing_ok=True)
+
+    def _path(self) -> Path:
+        return self.directory / f"{self.writer}-{next(self._numbers):06d}.jsonl"
+
+    def _use_plain_writes(self, why: str) -> None:
+        logger.warning("The journal in %s uses plain appends: %s. Each line costs a system call.", self.directory, why)
+        self._finish_segment()
+        self._plain = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _write_plainly(self, line: bytes) -> None:
+        assert self._plain is not None
+        written = os.write(self._plain, line + b"\n")
+        self._finished_bytes += written
+        if written <= len(line):  # torn by a full disk: a reader skips the piece, and the line is written again later
+            os.write(self._plain, b"\n")
+            raise OSError(errno.ENOSPC, "the line did not fit")
+        if self._full_since is not None:
+            self._note_room()
+
+    def _note_full(self, error: OSError) -> bool:
+        if self._full_since is None:
+            logger.error(
+                "The journal in %s cannot be written (%s): TRAINING GOES ON, RECORDS ARE LOST until there is room.",
+                self.directory,
+                error.strerror,
+            )
+        self._full_since = time.monotonic()
+        self.lost += 1
+        return False
+
+    def _note_room(self) -> None:
+        self._full_since = None
+        logger.warning("The journal in %s can be written again; %d records were lost.", self.directory, self.lost)
+        if self._on_gap is not None:
+            self._on_gap(self.lost)
+
+
+def _can_map(directory: Path) -> bool:
+    return hasattr(os, "posix_fallocate") and hasattr(os, "fdatasync") and _file_system(directory) not in _UNMAPPABLE
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system that a directory lies on, as far as the system tells."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    where = directory.resolve()
+    best, kind = -1, ""
+    for mount in mounts:
+        _, point, found, *_ = mount.split(" ")
+        point = point.replace("\\040", " ")
+        if where.is_relative_to(point) and len(point) > best:
+            best, kind = len(point), found
+    return "fuse" if kind.startswith("fuse") else kind
+
+
+_OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()
+
+
+@functools.cache
+def _begin_anew_after_fork() -> None:
+    """Make forked children leave their parent's files alone; asked for by the first journal, not by the import."""
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    for journal in list(_OPEN):
+        journal._lock = threading.RLock()  # a thread of the parent may hold the old one forever
+        journal._begin()

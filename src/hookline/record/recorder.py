@@ -1,0 +1,160 @@
+"""`Recorder`: the face of the journal that loops use.
+
+`log` takes what people log: numbers, strings, arrays and tensors with one element, nested dicts. The
+usual case (a dict of plain numbers) is encoded without looking at the values one by one: the encoder
+itself finds what is not plain, and the line shows whether something needs a second look.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.metrics import collect
+from hookline.record.journal import Durability, Journal
+from hookline.record.reader import JOURNAL
+from hookline.record.records import (
+    Event,
+    LogLine,
+    Metrics,
+    Record,
+    Rewards,
+    Sample,
+    Status,
+    clean,
+    encode,
+    text,
+)
+
+TEXT_BYTES = 64 << 10
+"""How many bytes of one text are kept."""
+
+_SAMPLE_FIELDS = tuple(name for name in Sample.__struct_fields__ if name not in ("time", "truncated", "axis"))
+_TEXT_FIELDS = ("prompt", "completion", "expected", "reasoning", "answer")
+
+
+class Recorder:
+    """Writes records to the journal of one writer of a run.
+
+    Args:
+        run_dir: The run's directory.
+        name: The writer's name, ``main`` or e.g. ``rank1``.
+        text_bytes: How much of a text is kept; the rest is cut off and its length noted.
+        redact: Called with every text of a sample, and what it returns is recorded.
+        durability: See `Journal`.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        name: str = "main",
+        text_bytes: int = TEXT_BYTES,
+        redact: Callable[[str], str] | None = None,
+        durability: Durability = "process",
+        clock: Callable[[], float] = time.time,
+        **journal: Any,
+    ) -> None:
+        if text_bytes < 1:
+            raise OptionError(f"text_bytes={text_bytes!r}: give a number of bytes above 0.")
+        directory = Path(run_dir) / JOURNAL
+        self.journal = Journal(directory, name=name, durability=durability, on_gap=self._note_gap, **journal)
+        self._text_bytes = text_bytes
+        self._redact = redact
+        self._clock = clock
+
+    def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
+        """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
+        self.metrics(collect(args, values), step, axis)
+
+    def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
+        """Record flat, plain values, as `collect` gives them."""
+        record = Metrics(time=self._clock(), step=step, values=values, axis=axis)
+        try:
+            line = encode(record)
+        except (TypeError, ValueError, OverflowError):  # a lone surrogate, a subclass of a plain type, ...
+            line = b"null"
+        if b"null" in line:  # None, or a number that JSON has no word for
+            record.values = clean(values)
+            line = encode(record)
+        self.journal.append(line)
+
+    def samples(self, rows: Iterable[Mapping[str, Any]], step: int = 0, axis: str = "train") -> None:
+        """Record samples, one mapping each; keys that `Sample` does not have are kept in its ``extra``."""
+        for row in rows:
+            self._append(self._sample(row, step, axis))
+
+    def rewards(self, name: str, values: Sequence[Any], samples: Sequence[str] = (), *, step: int = 0) -> None:
+        """Record the values that a reward function gave."""
+        plain = [collect((), {name: value})[name] for value in values]
+        self._append(Rewards(time=self._clock(), step=step, name=name, values=plain, samples=list(samples)))
+
+    def status(self, status: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
+        """Record where the run is."""
+        self._append(Status(time=self._clock(), status=status, message=message, step=step, data=data))
+
+    def event(self, name: str, *, step: int | None = None, **data: Any) -> None:
+        """Record something that happened."""
+        self._append(Event(time=self._clock(), name=name, step=step, data=data))
+
+    def line(self, level: str, logger: str, message: str, *, step: int | None = None) -> None:
+        """Record a line of logging."""
+        message = self._cut(message)[0]
+        self._append(LogLine(time=self._clock(), level=level, logger=logger, message=message, step=step))
+
+    def resume(self, **steps: int) -> None:
+        """Mark that this session takes up each axis after a step: ``resume(train=400, eval=400)``."""
+        self.event("resume", steps=steps)
+
+    def close(self) -> None:
+        """Finish the journal. May be called again."""
+        self.journal.close()
+
+    def _append(self, record: Record) -> None:
+        self.journal.append(encode(cleaned(record)))
+
+    def _note_gap(self, lost: int) -> None:
+        self.event("records_lost", count=lost)
+
+    def _sample(self, row: Mapping[str, Any], step: int, axis: str) -> Sample:
+        if not isinstance(row, Mapping):
+            raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
+        known = {name: row[name] for name in _SAMPLE_FIELDS if name in row and name != "extra"}
+        extra = dict(row.get("extra", {})) | {key: row[key] for key in row if key not in (*_SAMPLE_FIELDS, "axis")}
+        sample = Sample(**{"time": self._clock(), "step": step, "axis": row.get("axis", axis), "extra": extra} | known)
+        self._cut_texts(sample)
+        if not isinstance(sample.rewards, Mapping):
+            raise OptionError(f"log_samples(): rewards={sample.rewards!r}; give a dict of numbers by function.")
+        sample.rewards = collect((sample.rewards,), {})
+        return sample
+
+    def _cut_texts(self, sample: Sample) -> None:
+        cut: dict[str, int] = {}
+        for name in _TEXT_FIELDS:
+            value = getattr(sample, name)
+            if value is not None:
+                kept, length = self._cut(value if isinstance(value, str) else str(value))
+                setattr(sample, name, kept)
+                cut |= {name: length} if length else {}
+        for name, value in sample.extra.items():
+            if isinstance(value, str):
+                sample.extra[name], length = self._cut(value)
+                cut |= {f"extra.{name}": length} if length else {}
+        sample.truncated = cut
+
+    def _cut(self, value: str) -> tuple[str, int]:
+        """A text as it is kept, and its length in bytes if something was cut off."""
+        value = self._redact(value) if self._redact is not None else value
+        encoded = value.encode("utf-8", "replace")
+        if len(encoded) <= self._text_bytes:
+            return text(value), 0
+        return encoded[: self._text_bytes].decode("utf-8", "ignore"), len(encoded)
+
+
+def cleaned(record: Record) -> Record:
+    """A record with every field in a form that JSON can hold."""
+    for name in record.__struct_fields__:
+        setattr(record, name, clean(getattr(record, name)))
+    return record

@@ -1,0 +1,164 @@
+"""The record types: what one line of a journal can be.
+
+A record is one JSON object with a ``kind``. JSON has no NaN: floats that are not finite are written
+as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` and come back as floats from every
+reader; a metric whose value is one of these three strings comes back as a float, too.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+Scalar: TypeAlias = bool | int | float | str | None
+
+
+class Record(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
+    """What all records have: when it was written, in seconds since 1970."""
+
+    time: float = 0.0
+
+
+class Metrics(Record, tag="metrics"):
+    """Values recorded together at a step of an axis (``train``, ``eval``, ``rollout``)."""
+
+    step: int
+    values: dict[str, Any]
+    axis: str = "train"
+
+
+class Sample(Record, tag="sample"):
+    """One completion: what was asked, what came, how it was rewarded."""
+
+    step: int
+    prompt: str = ""
+    completion: str = ""
+    expected: str | None = None
+    reasoning: str | None = None
+    answer: str | None = None
+    rewards: dict[str, Any] = {}
+    total: Any = None
+    advantage: Any = None
+    group: str | None = None
+    lesson: str | None = None
+    axis: str = "train"
+    extra: dict[str, Any] = {}
+    truncated: dict[str, int] = {}
+
+
+class Rewards(Record, tag="rewards"):
+    """The values that one reward function gave."""
+
+    step: int
+    name: str
+    values: list[Any]
+    samples: list[str] = []
+
+
+class Status(Record, tag="status"):
+    """Where a run is: a word (``running``, ``finished``, ``failed``, ...), and what goes with it."""
+
+    status: str
+    message: str = ""
+    step: int | None = None
+    data: dict[str, Any] = {}
+
+
+class Event(Record, tag="event"):
+    """Something that happened: ``checkpoint``, ``eval``, ``hook_error``, ``resume``, ``stop``, ..."""
+
+    name: str
+    step: int | None = None
+    data: dict[str, Any] = {}
+
+
+class LogLine(Record, tag="log"):
+    """A line of the standard library's logging."""
+
+    level: str
+    logger: str
+    message: str
+    step: int | None = None
+
+
+AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine
+
+_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyRecord)
+
+
+def encode(record: Record) -> bytes:
+    """A record as one line of JSON, without the newline. Never fails on a value that `clean` has seen."""
+    return _encoder.encode(record)
+
+
+def decode(line: bytes) -> AnyRecord:
+    """The record in a line.
+
+    Raises:
+        msgspec.DecodeError: The line is no record.
+    """
+    record: AnyRecord = _decoder.decode(line)
+    match record:
+        case Metrics():
+            _restore(record.values)
+        case Sample():
+            _restore(record.rewards)
+            _restore(record.extra)
+            record.total, record.advantage = finite_back(record.total), finite_back(record.advantage)
+        case Rewards():
+            record.values = [finite_back(value) for value in record.values]
+        case Status() | Event():
+            _restore(record.data)
+        case LogLine():
+            pass
+    return record
+
+
+def finite_back(value: Any) -> Any:
+    """The float that one of the three names stands for; anything else as it is."""
+    return _NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def _restore(values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, str) and value in _NAMES:
+            values[key] = _NAMES[value]
+        elif isinstance(value, dict):
+            _restore(value)
+
+
+def clean(value: Any) -> Any:
+    """``value`` with everything in it that JSON or UTF-8 cannot hold put in a form that it can.
+
+    Floats that are not finite become their names, lone surrogates a replacement character, tuples
+    and sets lists; what is no value at all becomes its `repr`.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _name(value)
+    if isinstance(value, str):
+        return text(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {text(str(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [clean(item) for item in value]
+    if callable(getattr(value, "tolist", None)):
+        return clean(value.tolist())
+    return text(repr(value))
+
+
+def text(value: str) -> str:
+    """``value`` as UTF-8 can hold it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "replace").decode()
+    return str(value)
+
+
+def _name(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

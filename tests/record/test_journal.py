@@ -1,0 +1,221 @@
+"""The journal: what it keeps, and under which faults."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import hookline as hl
+from hookline.record.journal import Journal, files
+from hookline.record.reader import lines
+
+
+def contents(directory):
+    return [line.decode() for file in files(directory) for line, _ in lines(file.path)]
+
+
+def test_journal_lines_are_read_back_while_open_and_after_close(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append(b"one")
+    journal.append(b"two")
+    while_open = contents(tmp_path)
+    journal.close()
+    assert (while_open, contents(tmp_path)) == (["one", "two"], ["one", "two"])
+
+
+def test_journal_rotates_segments_and_gives_back_what_it_did_not_use(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=8192)
+    written = [f"{i:05d}" + "x" * 500 for i in range(100)]
+    for line in written:
+        journal.append(line.encode())
+    journal.close()
+    assert contents(tmp_path) == written
+    sizes = [file.path.stat().st_size for file in files(tmp_path)]
+    assert sum(sizes) == journal.bytes_written == sum(len(line) + 1 for line in written)
+    assert len(sizes) > 5
+
+
+def test_journal_line_larger_than_a_segment_gets_one_of_its_own(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=8192)
+    for line in (b"small", b"L" * 100_000, b"after"):
+        assert journal.append(line)
+    journal.close()
+    assert [len(line) for line in contents(tmp_path)] == [5, 100_000, 5]
+
+
+def test_journal_torn_tail_is_left_out(tmp_path):
+    journal = Journal(tmp_path)
+    for line in (b'{"a": 1}', b'{"b": 2}'):
+        journal.append(line)
+    (file,) = files(tmp_path)
+    whole = file.path.read_bytes().rstrip(b"\0")
+    for cut in range(len(whole) + 1):
+        (tmp_path / "main-0009-1-aa-000000.jsonl").write_bytes(whole[:cut] + bytes(50))
+        found = [line for line, _ in lines(tmp_path / "main-0009-1-aa-000000.jsonl")]
+        assert found == [b'{"a": 1}', b'{"b": 2}'][: whole[:cut].count(b"\n")]
+    journal.close()
+
+
+def test_journal_threads_share_one_writer(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=8192)
+    gate = threading.Barrier(4)
+
+    def write(label):
+        gate.wait()
+        for i in range(500):
+            journal.append(f"{label}{i}".encode())
+
+    threads = [threading.Thread(target=write, args=(label,)) for label in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    found = contents(tmp_path)
+    assert len(found) == 2000
+    assert [line for line in found if line[0] == "b"] == [f"b{i}" for i in range(500)]
+
+
+def test_journal_forked_child_writes_to_a_file_of_its_own(tmp_path):
+    code = """
+        import os, sys
+        from pathlib import Path
+        from hookline.record.journal import Journal
+        journal = Journal(Path(sys.argv[1]))
+        journal.append(b"parent before")
+        pid = os.fork()
+        if pid == 0:
+            journal.append(b"child")
+            journal.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        journal.append(b"parent after")
+        journal.close()
+    """
+    subprocess.run([sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines()), tmp_path], check=True)
+    by_writer = {}
+    for file in files(tmp_path):
+        by_writer.setdefault(file.writer, []).extend(line for line, _ in lines(file.path))
+    assert sorted(by_writer.values()) == [[b"child"], [b"parent before", b"parent after"]]
+
+
+def test_journal_each_start_is_a_new_session(tmp_path):
+    for _ in range(3):
+        journal = Journal(tmp_path)
+        journal.append(b"x")
+        journal.close()
+    other = Journal(tmp_path, name="rank1")
+    assert [file.session for file in files(tmp_path)] == [0, 1, 2]
+    assert other.session == 0
+    other.close()
+
+
+def test_journal_signal_handler_may_append_in_the_middle_of_an_append(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=64 << 10)
+    previous = signal.signal(signal.SIGALRM, lambda *_: journal.append(b"from the handler"))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+        for i in range(20_000):
+            journal.append(b"%d" % i)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    journal.close()
+    found = contents(tmp_path)
+    assert [line for line in found if line[0] != "f"] == [str(i) for i in range(20_000)]
+    assert "from the handler" in found
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two megabytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_journal_on_a_full_disk_goes_on_and_resumes_when_there_is_room(small_disk, caplog, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
+    gaps = []
+    journal = Journal(small_disk, segment_bytes=1 << 20, on_gap=gaps.append)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(1 << 19))
+    results = [journal.append(b"x" * 1000) for _ in range(2000)]
+    lost = results.count(False)
+    filler.unlink()
+    while_full = journal.append(b"y" * 1000)
+    now[0] += 10
+    assert (lost > 0, while_full, journal.append(b"z" * 1000)) == (True, False, True)
+    journal.close()
+    assert (journal.lost, gaps) == (lost + 1, [lost + 1])
+    assert contents(small_disk)[-1] == "z" * 1000
+    assert len(contents(small_disk)) == results.count(True) + 1
+    assert sum("RECORDS ARE LOST" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_journal_where_files_cannot_be_preallocated_uses_plain_appends_and_says_so_once(tmp_path, caplog, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    journal = Journal(tmp_path)
+    for i in range(3):
+        assert journal.append(b"line %d" % i)
+    while_open = contents(tmp_path)
+    journal.close()
+    assert while_open == contents(tmp_path) == ["line 0", "line 1", "line 2"]
+    assert ["plain appends" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_journal_power_durability_syncs_off_the_training_thread(tmp_path, monkeypatch):
+    synced = threading.Event()
+    threads = []
+
+    def note(descriptor):
+        threads.append(threading.current_thread().name)
+        synced.set()
+
+    monkeypatch.setattr("os.fdatasync", note)
+    journal = Journal(tmp_path, durability="power", sync_seconds=0.01)
+    journal.append(b"x")
+    assert synced.wait(30)
+    assert threads[0] == "hookline-journal"
+    journal.close()
+
+
+def test_journal_closed_counts_further_lines_as_lost(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append(b"x")
+    journal.close()
+    journal.close()
+    assert (journal.append(b"y"), journal.lost, contents(tmp_path)) == (False, 1, ["x"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment_bytes": 10}, "segment_bytes=10"),
+        ({"durability": "luck"}, "durability='luck'"),
+        ({"name": "a-b"}, "name='a-b'"),
+    ],
+)
+def test_journal_bad_options_are_errors(tmp_path, options, message):
+    with pytest.raises(hl.OptionError, match=message):
+        Journal(tmp_path, **options)
+
+
+def test_journal_killed_a_thousand_times_loses_nothing(tmp_path):
+    script = Path(__file__).with_name("kill_many.py")
+    done = subprocess.run([sys.executable, script, tmp_path, "1000"], capture_output=True, text=True, check=True)
+    counted = json.loads(done.stdout)
+    print(counted)
+    assert counted.pop("rows") > 10_000
+    assert counted == {"kills": 1000, "lost": 0, "duplicates": 0, "unreadable": 0}

@@ -1,0 +1,224 @@
+"""Recorder, read and follow."""
+
+import math
+import threading
+
+import msgspec
+import pytest
+
+import hookline as hl
+from hookline.record.reader import Reader
+from hookline.record.records import Event, Metrics, Sample, Status
+
+
+def recorded(run_dir, **options):
+    return hl.Recorder(run_dir, clock=lambda: 1.0, **options)
+
+
+def test_recorder_metrics_come_back_as_they_were(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.log({"loss": 0.5, "grad": {"norm": 2.0}}, step=3)
+    recorder.log(reward=1, step=4, axis="rollout")
+    recorder.close()
+    assert list(hl.read(tmp_path)) == [
+        Metrics(time=1.0, step=3, values={"loss": 0.5, "grad/norm": 2.0}),
+        Metrics(time=1.0, step=4, values={"reward": 1}, axis="rollout"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.inf,
+        -math.inf,
+        None,
+        1e308,
+        5e-324,
+        -0.0,
+        2**63,
+        2**70,
+        True,
+        "😀",
+        "a\0b",
+        "line\nbreak",
+        '"quoted"',
+        "null",
+        "{[",
+        "",
+    ],
+)
+def test_recorder_values_round_trip(tmp_path, value):
+    recorder = recorded(tmp_path)
+    recorder.log({"value": value, "other": 1.5}, step=1)
+    recorder.close()
+    (record,) = hl.read(tmp_path)
+    assert record.values == {"value": value, "other": 1.5}
+    assert type(record.values["value"]) is type(value)
+
+
+def test_recorder_nan_comes_back_as_nan_and_a_lone_surrogate_is_replaced(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.log({"nan": math.nan, "text": "a\ud800b", "nested": {"deep": math.nan}}, step=1)
+    recorder.close()
+    (record,) = hl.read(tmp_path)
+    assert math.isnan(record.values["nan"])
+    assert math.isnan(record.values["nested/deep"])
+    assert record.values["text"] == "a?b"
+
+
+def test_recorder_numpy_and_tensors_are_plain_numbers(tmp_path, torch):
+    import numpy as np
+
+    recorder = recorded(tmp_path)
+    recorder.log({"a": np.float32(0.5), "b": np.int64(3), "c": torch.tensor(2.5), "d": np.float64("nan")}, step=1)
+    recorder.close()
+    (record,) = hl.read(tmp_path)
+    assert [record.values[key] for key in "abc"] == [0.5, 3, 2.5]
+    assert math.isnan(record.values["d"])
+
+
+def test_recorder_of_something_else_is_an_error_naming_the_key(tmp_path):
+    recorder = recorded(tmp_path)
+    with pytest.raises(hl.OptionError, match="'model' is a object"):
+        recorder.log({"loss": 1.0, "model": object()}, step=1)
+    recorder.close()
+    assert list(hl.read(tmp_path)) == []
+
+
+def test_recorder_samples_keep_what_is_known_and_what_is_not(tmp_path):
+    recorder = recorded(tmp_path)
+    row = {"prompt": "2+2", "completion": "4", "rewards": {"exact": 1.0, "style": math.nan}, "total": 1.0, "seed": 7}
+    recorder.samples([row, {"completion": "5", "lesson": "sums", "group": "g1", "axis": "eval"}], step=9)
+    recorder.close()
+    first, second = hl.read(tmp_path)
+    assert (first.prompt, first.completion, first.total, first.extra) == ("2+2", "4", 1.0, {"seed": 7})
+    assert math.isnan(first.rewards["style"])
+    assert (second.step, second.lesson, second.group, second.axis) == (9, "sums", "g1", "eval")
+
+
+def test_recorder_long_texts_are_cut_and_marked(tmp_path):
+    recorder = recorded(tmp_path, text_bytes=10)
+    recorder.samples([{"prompt": "short", "completion": "é" * 5_000_000, "note": "n" * 11}], step=1)
+    recorder.close()
+    (sample,) = hl.read(tmp_path)
+    assert (sample.prompt, sample.completion, sample.extra["note"]) == ("short", "é" * 5, "n" * 10)
+    assert sample.truncated == {"completion": 10_000_000, "extra.note": 11}
+
+
+def test_recorder_redacts_texts(tmp_path):
+    recorder = recorded(tmp_path, redact=lambda text: text.replace("secret", "***"))
+    recorder.samples([{"prompt": "my secret", "completion": "a secret too"}], step=1)
+    recorder.line("INFO", "train", "the secret is out")
+    recorder.close()
+    sample, line = hl.read(tmp_path)
+    assert (sample.prompt, sample.completion, line.message) == ("my ***", "a *** too", "the *** is out")
+
+
+def test_recorder_status_events_rewards_and_lines(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.status("running", "step 3 of 10", step=3, progress=0.3)
+    recorder.event("checkpoint", step=3, path="step-3", loss=math.inf)
+    recorder.rewards("exact", [1.0, None, math.nan], ["a", "b", "c"], step=3)
+    recorder.close()
+    status, event, rewards = hl.read(tmp_path)
+    assert status == Status(time=1.0, status="running", message="step 3 of 10", step=3, data={"progress": 0.3})
+    assert event == Event(time=1.0, name="checkpoint", step=3, data={"path": "step-3", "loss": math.inf})
+    assert (rewards.name, rewards.values[:2], rewards.samples) == ("exact", [1.0, None], ["a", "b", "c"])
+
+
+def test_read_after_resumes_has_no_duplicate_and_no_gap(tmp_path):
+    for session, (start, end) in enumerate([(0, 10), (6, 12), (9, 11), (9, 20)]):
+        recorder = recorded(tmp_path)
+        recorder.resume(train=start, eval=start)
+        for step in range(start + 1, end + 1):
+            recorder.log(loss=session, step=step)
+        recorder.log(accuracy=session, step=end, axis="eval")
+        recorder.close()
+    rows = [r for r in hl.read(tmp_path) if isinstance(r, Metrics)]
+    train = {r.step: r.values["loss"] for r in rows if r.axis == "train"}
+    assert len([r for r in rows if r.axis == "train"]) == 20
+    assert [train[step] for step in range(1, 21)] == [0] * 6 + [1] * 3 + [3] * 11
+    assert [(r.step, r.values["accuracy"]) for r in rows if r.axis == "eval"] == [(20, 3)]
+
+
+def test_read_merges_writers_by_time_and_resumes_concern_their_own_writer(tmp_path):
+    times = iter(range(100))
+    for name in ("rank0", "rank1"):
+        recorder = hl.Recorder(tmp_path, name=name, clock=lambda: float(next(times)))
+        recorder.log(loss=1, step=5)
+        recorder.close()
+    again = hl.Recorder(tmp_path, name="rank0", clock=lambda: float(next(times)))
+    again.resume(train=2)
+    again.close()
+    assert [(type(r).__name__, r.time) for r in hl.read(tmp_path)] == [("Metrics", 1.0), ("Event", 2.0)]
+
+
+def test_follow_gives_records_as_they_come_until_the_run_ends(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.log(loss=0, step=0)
+    more = iter([lambda: recorder.log(loss=1, step=1), lambda: recorder.status("finished")])
+    seen = [getattr(r, "step", None) for r in hl.follow(tmp_path, sleep=lambda seconds: next(more)())]
+    recorder.close()
+    assert seen == [0, 1, None]
+
+
+def test_follow_of_a_killed_run_ends_when_it_is_idle(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.log(loss=0, step=0)
+    waits = []
+    seen = list(hl.follow(tmp_path, idle_seconds=1.0, poll_seconds=0.5, sleep=waits.append))
+    recorder.close()
+    assert (len(seen), waits) == (1, [0.5, 0.5])
+
+
+def test_read_of_no_run_is_an_error(tmp_path):
+    with pytest.raises(hl.ConfigError, match="is not a run's directory"):
+        hl.read(tmp_path / "nothing")
+
+
+def test_reader_goes_on_from_a_cursor_and_reads_only_what_is_new(tmp_path):
+    recorder = recorded(tmp_path, segment_bytes=8192)
+    for step in range(100):
+        recorder.log(loss=step, step=step)
+    reader = Reader(tmp_path / "journal")
+    first = reader.poll(limit=30)
+    saved = msgspec.json.decode(msgspec.json.encode(reader.cursor), type=type(reader.cursor))
+    recorder.log(loss=100, step=100)
+    rest = Reader(tmp_path / "journal", saved).poll()
+    recorder.close()
+    assert [record.step for _, record in first] == list(range(30))
+    assert [record.step for _, record in rest] == list(range(30, 101))
+
+
+def test_reader_skips_what_is_no_record_and_counts_it(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.journal.append(b'{"kind":"met')
+    recorder.journal.append(b'{"kind":"unheard of"}')
+    recorder.log(loss=1, step=1)
+    recorder.close()
+    reader = Reader(tmp_path / "journal")
+    assert ([record.step for _, record in reader.poll()], reader.skipped) == ([1], 2)
+    assert len(list(hl.read(tmp_path))) == 1
+
+
+def test_recorder_threads_write_whole_records(tmp_path):
+    recorder = recorded(tmp_path, segment_bytes=16384)
+    threads = [
+        threading.Thread(target=lambda n=n: [recorder.log(thread=n, i=i, step=i) for i in range(300)]) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.close()
+    assert sum(1 for record in hl.read(tmp_path) if isinstance(record, Metrics)) == 1200
+
+
+def test_sample_fields_are_all_recorded(tmp_path):
+    recorder = recorded(tmp_path)
+    names = [name for name in Sample.__struct_fields__ if name not in ("time", "truncated", "step", "axis")]
+    row = {name: {"a": 1.0} if name in ("rewards", "extra") else "1" for name in names}
+    recorder.samples([row], step=2)
+    recorder.close()
+    (sample,) = hl.read(tmp_path)
+    assert {name: getattr(sample, name) for name in names} == row
