@@ -14,7 +14,6 @@ import json
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from hookline.loops import checkpoint
 from hookline.loops.loop import Loop
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
+from hookline.loops.validation import Validation
 
 logger = logging.getLogger("hookline")
 
@@ -151,7 +151,7 @@ class Run(Loop):
         self.num_epochs = n
         return self._epochs(n)
 
-    def validate(self, name: str = "val") -> "Validation":
+    def validate(self, name: str = "val") -> Validation:
         """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch."""
         return Validation(self, name)
 
@@ -199,7 +199,7 @@ class Run(Loop):
         return row
 
     def _steps(self, batches: Iterable[B], epochs: int, total: int | None) -> Iterator[B]:
-        self._start()
+        self.start()
         for _ in range(1) if self._inside_epochs else self._epochs(epochs):
             for batch_idx, batch in self._fetch(batches, total):
                 self._enter_epoch()
@@ -253,7 +253,7 @@ class Run(Loop):
         elif isinstance(batches, Sized):
             self.num_steps = self.step + len(batches) * ((self.num_epochs or 1) - epoch) - done
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Fire `on_train_start`, once, and then what had to wait for it."""
         if self._train_started:
             return
@@ -286,9 +286,9 @@ class Run(Loop):
         self._open_row = None
         self.commit(self.step, row)
         self._commit_held_back()
-        self._answer_requests()
+        self.answer_requests()
 
-    def _answer_requests(self) -> None:
+    def answer_requests(self) -> None:
         """Save a checkpoint that was asked for, unless a step is under way."""
         if self.checkpoint_requested and not self.in_step:
             self.checkpoint_requested = False
@@ -308,12 +308,12 @@ class Run(Loop):
     def _end(self) -> None:
         try:
             self._settle()
-            self._start()
+            self.start()
             self._commit_held_back()
-            self._answer_requests()
+            self.answer_requests()
             self.status = "stopped" if self.stop_requested else "completed"
             self.callbacks.on_train_end(self, self._artifacts())
-            self._answer_requests()
+            self.answer_requests()
             self._close()
         except BaseException as error:
             self._fail(error)
@@ -374,63 +374,9 @@ class Run(Loop):
         return self.output_dir / "checkpoints" / f"step-{step:08d}"
 
 
-class Validation:
-    """One validation of a run: averages what is logged for each batch and fires the validation moments."""
-
-    def __init__(self, run: Run, name: str) -> None:
-        self.run = run
-        self.name = name
-        self.metrics: dict[str, Any] = {}
-        self._batch: dict[str, Any] = {}
-        self._values: defaultdict[str, list[Any]] = defaultdict(list)
-
-    def __enter__(self) -> Self:
-        self.run._start()
-        self.run.validation_requested = False
-        self.run.callbacks.on_validation_start(self.run)
-        self.run.callbacks.on_validation_epoch_start(self.run)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            return
-        run = self.run
-        self.metrics = {f"{self.name}/{key}": _mean(values) for key, values in self._values.items()}
-        run.validation_metrics = self.metrics
-        run.log(self.metrics)
-        run.callbacks.on_validation_epoch_end(run)
-        run.callbacks.on_validation_end(run)
-        run.callbacks.on_eval(run, run.step if run.in_step else run.step - 1, self.name, self.metrics)
-        run._answer_requests()
-
-    def batches(self, batches: Iterable[B]) -> Iterator[B]:
-        """Yield validation batches, firing the moments around each."""
-        for batch_idx, batch in enumerate(batches):
-            self._batch = {}
-            self.run.callbacks.on_validation_batch_start(self.run, batch, batch_idx)
-            yield batch
-            self.run.callbacks.on_validation_batch_end(self.run, self._batch, batch, batch_idx)
-
-    def log(self, *args: Any, **values: Any) -> None:
-        """Record metrics of a batch, or of the whole validation; numbers are averaged over the calls."""
-        metrics = collect(args, values)
-        self._batch.update(metrics)
-        for key, value in metrics.items():
-            self._values[key].append(value)
-
-
 run = Run
 
 
 def _require_count(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise OptionError(f"{what}={value!r}: give a whole number of at least 1.")
-
-
-def _mean(values: list[Any]) -> Any:
-    """The mean of numbers; of anything else the last."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return sum(values) / len(values)
-    return values[-1]

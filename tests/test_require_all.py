@@ -1,0 +1,24 @@
+"""Under REQUIRE_ALL=1 a skipped test is a failure."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(("value", "code"), [("1", 1), ("", 0)])
+@pytest.mark.parametrize("parallel", ["0", "2"])
+def test_skipped_test_counts_as_a_failure_where_asked(tmp_path, value, code, parallel):
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\ndef test_a(): pytest.skip('no such program')\n\ndef test_b(): pass\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    environment = {**os.environ, "REQUIRE_ALL": value}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", parallel, "-p", "no:cacheprovider", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout
+    assert ("skipped tests count as failures" in done.stdout) == bool(code)
