@@ -18,6 +18,12 @@ def torch():
     return torch
 
 
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path, monkeypatch):
+    """Runs are recorded below the current directory: each test has one of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Under REQUIRE_ALL=1 a skipped test is a failure: nothing may be left out unseen."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -12,14 +12,14 @@ def test_checkpoint_holds_counters_states_and_what_the_user_saves(tmp_path):
     model = {"w": 0}
     save = lambda path: (path / "model.json").write_text(json.dumps(model))  # noqa: E731
     stopper = hl.callbacks.EarlyStoppingCallback("loss", patience=50)
-    with hl.run(callbacks=[stopper], output_dir=tmp_path, save=save, strict=True, summary=False) as run:
+    with hl.run(callbacks=[stopper], root=tmp_path, save=save, strict=True, summary=False) as run:
         for i in run.steps(4):
             model["w"] = i
             run.log(loss=1.0)
             if i == 2:
                 run.request_checkpoint()
     (row,) = run.checkpoints
-    assert (row.step, row.path, row.metrics) == (3, tmp_path / "checkpoints" / "step-00000003", {"loss": 1.0})
+    assert (row.step, row.path, row.metrics) == (3, run.dir / "checkpoints" / "step-00000003", {"loss": 1.0})
     assert row.bytes == sum(file.stat().st_size for file in row.path.iterdir())
     state = json.loads((row.path / "state.json").read_text())
     assert (state["step"], state["callbacks"]) == (3, {"early_stopping": {"best": 1.0, "waited": 2}})
@@ -28,7 +28,7 @@ def test_checkpoint_holds_counters_states_and_what_the_user_saves(tmp_path):
 
 def test_checkpoint_loaded_goes_on_where_it_was(tmp_path):
     loaded = []
-    with hl.run(output_dir=tmp_path, summary=False) as first:
+    with hl.run(root=tmp_path, summary=False) as first:
         for i in first.steps(5, total=3):
             first.log(loss=i)
         first.save_checkpoint()
@@ -42,7 +42,7 @@ def test_checkpoint_loaded_goes_on_where_it_was(tmp_path):
 
 
 def test_checkpoint_at_the_same_path_replaces_the_old_one_whole(tmp_path):
-    with hl.run(summary=False) as run:
+    with hl.run(root=None, summary=False) as run:
         for _ in run.steps(2):
             run.save_checkpoint(tmp_path / "latest")
     assert json.loads((tmp_path / "latest" / "state.json").read_text())["step"] == 2
@@ -73,7 +73,7 @@ class Odd(hl.Callback):
 
 
 def test_checkpoint_without_a_place_is_an_error():
-    with hl.run(summary=False) as run, pytest.raises(hl.CheckpointError, match="output_dir"):
+    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="root=None"):
         run.save_checkpoint()
 
 
@@ -87,7 +87,10 @@ def test_checkpoint_state_of_an_observer_that_cannot_be_saved_is_left_out(tmp_pa
 def test_checkpoint_state_of_a_critical_subscriber_that_cannot_be_saved_is_an_error(tmp_path):
     critical = Odd()
     critical.critical = True
-    with hl.run(callbacks=[critical], summary=False) as run, pytest.raises(hl.CheckpointError, match="state of 'odd'"):
+    with (
+        hl.run(callbacks=[critical], root=None, summary=False) as run,
+        pytest.raises(hl.CheckpointError, match="state of 'odd'"),
+    ):
         run.save_checkpoint(tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
@@ -95,13 +98,13 @@ def test_checkpoint_state_of_a_critical_subscriber_that_cannot_be_saved_is_an_er
 def resumed_steps(tmp_path, stop_after, epochs=3):
     """What a run and its resume go through, when the first is preempted after some steps."""
     seen = []
-    with hl.run(output_dir=tmp_path, summary=False) as first:
+    with hl.run(root=tmp_path, summary=False) as first:
         for batch in first.steps("abcd", epochs=epochs):
             seen.append((first.epoch, batch))
             if first.step + 1 == stop_after:
                 first.request_checkpoint()
                 first.request_stop("preempted")
-    with hl.run(output_dir=tmp_path, summary=False) as second:
+    with hl.run(root=tmp_path, summary=False) as second:
         second.load_checkpoint(first.checkpoints[-1].path)
         seen += [(second.epoch, batch) for batch in second.steps("abcd", epochs=epochs)]
     return seen, second
@@ -115,7 +118,7 @@ def test_checkpoint_resume_does_each_batch_once(tmp_path, stop_after):
 
 
 def test_checkpoint_resume_inside_epochs_skips_only_once(tmp_path):
-    with hl.run(output_dir=tmp_path, summary=False) as first:
+    with hl.run(root=tmp_path, summary=False) as first:
         for _ in first.epochs(2):
             for _ in first.steps("ab"):
                 if first.step == 2:
@@ -130,7 +133,7 @@ def test_checkpoint_resume_inside_epochs_skips_only_once(tmp_path):
 
 
 def test_checkpoint_asked_for_by_a_validation_between_steps_is_saved_there(tmp_path):
-    with hl.run(output_dir=tmp_path, callbacks=[hl.on("eval", lambda loop: loop.request_checkpoint())]) as run:
+    with hl.run(root=tmp_path, callbacks=[hl.on("eval", lambda loop: loop.request_checkpoint())]) as run:
         for _ in run.epochs(2):
             for _ in run.steps(3):
                 pass
@@ -152,7 +155,7 @@ def test_checkpoint_holds_the_state_of_background_subscribers(tmp_path):
         def state_dict(self):
             return {"count": self.count}
 
-    with hl.run(output_dir=tmp_path, callbacks=[Counter()], strict=True, summary=False) as run:
+    with hl.run(root=tmp_path, callbacks=[Counter()], strict=True, summary=False) as run:
         for i in run.steps(40):
             if i == 38:
                 run.request_checkpoint()

@@ -17,7 +17,7 @@ TRAIN = """
     seen = []
     callbacks = [hl.on("step_end", lambda loop: seen.append(loop.step), ranks="zero")]
     saved = []
-    with hl.run(callbacks=callbacks, output_dir=store + "-out", save=saved.append, strict=True, summary=False) as run:
+    with hl.run(callbacks=callbacks, root=store + "-out", save=saved.append, strict=True, summary=False) as run:
         for i in run.steps(100):
             run.request_checkpoint()
             if rank == 1 and i == 4:

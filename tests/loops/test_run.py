@@ -158,12 +158,13 @@ def test_run_logs_from_other_threads_come_in_at_the_next_boundary():
     recording = RecordingCallback()
     with run_with(recording) as run:
         for i in run.steps(2):
+            run.log(i=i)
             if i == 0:
                 thread = threading.Thread(target=lambda: run.log(other=1, step=77))
                 thread.start()
                 thread.join()
     rows = [(row.step, row.metrics) for row in run.history]
-    assert rows == [(1, {}), (77, {"other": 1}), (2, {})]
+    assert rows == [(1, {"i": 0}), (77, {"other": 1}), (2, {"i": 1})]
 
 
 def test_run_metrics_are_plain_numbers(torch):

@@ -78,7 +78,8 @@ def test_run_in_another_thread_leaves_signals_alone():
 
     def train():
         with hl.run(summary=False) as run:
-            list(run.steps(3))
+            for i in run.steps(3):
+                run.log(i=i)
         statuses.append((run.status, run.step, len(run.history)))
 
     thread = threading.Thread(target=train)

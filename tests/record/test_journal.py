@@ -52,7 +52,7 @@ def test_journal_torn_tail_is_left_out(tmp_path):
     journal = Journal(tmp_path)
     for line in (b'{"a": 1}', b'{"b": 2}'):
         journal.append(line)
-    (file,) = files(tmp_path)
+    file = files(tmp_path)[0]
     whole = file.path.read_bytes().rstrip(b"\0")
     for cut in range(len(whole) + 1):
         (tmp_path / "main-0009-1-aa-000000.jsonl").write_bytes(whole[:cut] + bytes(50))

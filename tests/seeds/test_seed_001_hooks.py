@@ -370,11 +370,11 @@ def test_metrics_hook_collects_custom_metrics_from_the_context():
 
 
 def test_checkpoint_hook_in_a_run_saves_checkpoints_at_intervals(tmp_path):
-    with hl.run(callbacks=[CheckpointHook(frequency=2)], output_dir=tmp_path, strict=True, summary=False) as run:
+    with hl.run(callbacks=[CheckpointHook(frequency=2)], root=tmp_path, strict=True, summary=False) as run:
         for _ in run.steps(5):
             pass
     assert [row.step for row in run.checkpoints] == [2, 4]
-    assert [row.path.name for row in run.checkpoints] == [path.name for path in sorted(tmp_path.glob("*/*"))]
+    assert [row.path.name for row in run.checkpoints] == [path.name for path in sorted(run.dir.glob("checkpoints/*"))]
 
 
 def test_checkpoint_hook_asks_the_worker_for_a_checkpoint():

@@ -136,7 +136,7 @@ def test_static_type_checking_accepts_the_seeds_signatures_and_refuses_wrong_one
 
 def test_loop_moments_of_a_run_each_fire_at_exactly_one_place(tmp_path):
     recording = RecordingCallback()
-    with run_of(recording, output_dir=tmp_path) as run:
+    with run_of(recording, root=tmp_path) as run:
         for _ in run.steps(["batch"]):
             run.log(loss=1.0)
             run.request_checkpoint()
@@ -149,7 +149,7 @@ def test_loop_moments_of_a_run_each_fire_at_exactly_one_place(tmp_path):
         Event("on_step_end", (0, "batch", {"loss": 1.0})),
         Event("on_checkpoint", (row,)),
         Event("on_eval", (0, "val", {"val/loss": 2.0})),
-        Event("on_train_end", (LoopArtifacts(1, {"loss": 1.0, "val/loss": 2.0}, (row,), tmp_path),)),
+        Event("on_train_end", (LoopArtifacts(1, {"loss": 1.0, "val/loss": 2.0}, (row,), run.dir),)),
     ]
 
 
@@ -185,7 +185,7 @@ def test_on_train_end_fires_once_after_the_final_checkpoint(tmp_path):
         def on_train_end(self, state, artifacts):
             seen.append(("end", artifacts.step, [row.step for row in artifacts.checkpoints], artifacts.metrics))
 
-    with run_of(Closes(), output_dir=tmp_path) as run:
+    with run_of(Closes(), root=tmp_path) as run:
         for _ in run.steps(3):
             run.log(loss=0.5)
     assert seen == [("checkpoint", 3), ("end", 3, [3], {"loss": 0.5})]
@@ -196,7 +196,7 @@ def test_on_train_end_after_a_stop_says_why_and_does_not_fire_after_a_failure():
     with run_of(recording) as run:
         for _ in run.steps(5):
             run.request_stop("enough")
-    assert recording.events[-1] == Event("on_train_end", (LoopArtifacts(1, stop_reason="enough"),))
+    assert recording.events[-1] == Event("on_train_end", (LoopArtifacts(1, output_dir=run.dir, stop_reason="enough"),))
     recording.clear()
     with pytest.raises(ZeroDivisionError), run_of(recording) as run:
         for step in run.steps(5):
@@ -250,7 +250,7 @@ def test_on_checkpoint_fires_after_the_row_is_recorded_and_may_prune(tmp_path):
             self.rows.append(row)
 
     callback = KeepsTheLast()
-    with run_of(callback, output_dir=tmp_path) as run:
+    with run_of(callback, root=tmp_path) as run:
         for _ in run.steps(3):
             run.request_checkpoint()
     assert [row.step for row in callback.rows] == [1, 2, 3]

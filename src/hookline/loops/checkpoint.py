@@ -50,6 +50,12 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
+def last(run_dir: Path) -> Path | None:
+    """The latest complete checkpoint in a run's directory."""
+    found = [path.parent for path in run_dir.glob(f"checkpoints/step-*/{STATE_FILE}")]
+    return max(found, key=lambda path: path.name, default=None)
+
+
 def _sync(directory: Path) -> None:
     for file in directory.rglob("*"):
         if file.is_file():

@@ -20,6 +20,9 @@ from hookline.core.metrics import MetricsRow, collect
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
+from hookline.record.reader import read
+from hookline.record.recorder import Recorder
+from hookline.record.records import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,6 @@ class Loop(ABC):
     Args:
         callbacks: A `CallbackCollection`, or what one can be made of.
         strict: Let every exception of a subscriber propagate.
-        output_dir: Where the loop writes its files.
         ctx: The experiment-scope context that this run belongs to.
     """
 
@@ -45,7 +47,6 @@ class Loop(ABC):
         callbacks: Iterable[Any] = (),
         *,
         strict: bool = False,
-        output_dir: str | Path | None = None,
         ctx: LogContext | None = None,
     ) -> None:
         self.callbacks = callbacks if isinstance(callbacks, CallbackCollection) else CallbackCollection(callbacks)
@@ -54,17 +55,18 @@ class Loop(ABC):
         self.epoch = 0
         self.num_steps: int | None = None
         self.num_epochs: int | None = None
-        self.output_dir = None if output_dir is None else Path(output_dir)
+        self.output_dir: Path | None = None
+        self.recorder: Recorder | None = None
         self.model: Any = None
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.rank = ranks.rank()
         self.world_size = ranks.world_size()
-        self.ctx = ctx or LogContext(output_dir=self.output_dir, rank=self.rank)
+        self.ctx = ctx or LogContext(rank=self.rank)
         self.metrics: dict[str, Any] = {}
         self.validation_metrics: dict[str, Any] = {}
-        self.history: list[Row] = []
-        self.samples: list[dict[str, Any]] = []
+        self._rows: list[Row] = []
+        self._samples: list[dict[str, Any]] = []
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
         self.validation_requested = False
@@ -87,6 +89,13 @@ class Loop(ABC):
     def current_epoch(self) -> int:
         """Another name for `epoch`."""
         return self.epoch
+
+    @property
+    def history(self) -> list[Row]:
+        """All rows so far: read back from the record, or kept in memory where there is none."""
+        if self.recorder is None or self.output_dir is None:
+            return list(self._rows)
+        return [Row(record.step, record.values) for record in read(self.output_dir) if isinstance(record, Metrics)]
 
     @property
     def in_step(self) -> bool:
@@ -156,28 +165,33 @@ class Loop(ABC):
 
     def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
-        samples = [dict(row) if isinstance(row, Mapping) else row for row in rows]
-        for sample in samples:
-            if not isinstance(sample, dict):
-                raise OptionError(f"log_samples(): {sample!r} is not a mapping; give a dict per sample.")
-        self.samples += [{"step": self.step, **sample} for sample in samples]
+        if self.recorder is not None:
+            self.recorder.samples(rows, self.step)
+            return
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
+            self._samples.append({"step": self.step, **row})
 
     @abstractmethod
     def save_checkpoint(self, path: Any = None) -> ManifestRow:
         """Save a checkpoint now, fire `on_checkpoint`, and return its manifest row."""
 
-    def commit(self, step: int, metrics: dict[str, Any]) -> None:
+    def commit(self, step: int, metrics: dict[str, Any], axis: str = "train") -> None:
         """Write one row and fire `on_log`; what its subscribers log is written without firing it again."""
-        self._write(step, metrics)
+        self._write(step, metrics, axis)
         self._committing = True
         try:
             self.callbacks.on_log(self, step, metrics)
         finally:
             self._committing = False
 
-    def _write(self, step: int, metrics: dict[str, Any]) -> None:
+    def _write(self, step: int, metrics: dict[str, Any], axis: str = "train") -> None:
         self.metrics.update(metrics)
-        self.history.append(Row(step, metrics))
+        if self.recorder is None:
+            self._rows.append(Row(step, metrics))
+        elif metrics:
+            self.recorder.metrics(metrics, step, axis)
 
     def _commit_held_back(self) -> None:
         """Commit what other threads logged since the last time."""

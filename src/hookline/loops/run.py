@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar, overload
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import MetricsRow, collect
+from hookline.core.policy import Failure
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.core.values import plain
 from hookline.loops import checkpoint
@@ -28,6 +29,8 @@ from hookline.loops.loop import Loop
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.loops.validation import Validation
+from hookline.record import run_directory
+from hookline.record.recorder import Recorder
 
 logger = logging.getLogger("hookline")
 
@@ -38,10 +41,13 @@ class Run(Loop):
     """Drives a loop of your own, as ``hl.run(...)``: a context that fires the moments of training around it.
 
     Args:
-        name: What the run is called in messages.
+        name: What the run is called; ``resume="auto"`` finds it by this.
+        project: The folder of ``root`` that its directory lies in.
+        root: Where runs are recorded; None keeps everything in memory and writes nothing.
         callbacks: Anything a `CallbackCollection` takes, or a collection.
         config: Kept as ``run.config`` and ``run.ctx.run_config``.
-        output_dir: Where checkpoints go.
+        resume: Take up an earlier run: its id or directory, or ``"auto"`` for the latest of this name that
+            did not end, if there is one. Its last checkpoint is loaded.
         save: Called with a checkpoint's directory to write the model and what else belongs to it.
         load: Called with a checkpoint's directory to read it back.
         strict: Let exceptions of observers propagate.
@@ -52,16 +58,22 @@ class Run(Loop):
         self,
         name: str | None = None,
         *,
+        project: str = "default",
+        root: str | Path | None = "runs",
         callbacks: Iterable[Any] = (),
         config: Any = None,
-        output_dir: str | Path | None = None,
+        resume: str | Path | None = None,
         save: Callable[[Path], object] | None = None,
         load: Callable[[Path], object] | None = None,
         strict: bool = False,
         summary: bool = True,
     ) -> None:
-        super().__init__(callbacks, strict=strict, output_dir=output_dir)
+        super().__init__(callbacks, strict=strict)
+        if resume is not None and root is None:
+            raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
         self.name = name or "run"
+        self.project, self.root = project, root
+        self._resume_from = resume
         self.config = config
         self.status = "created"
         self.checkpoints: list[ManifestRow] = []
@@ -91,11 +103,49 @@ class Run(Loop):
     def __enter__(self) -> Self:
         if self.status != "created":
             raise OptionError(f"This run is {self.status}: a run is entered once. Make another with hl.run().")
-        self.status = "running"
         self._thread = threading.get_ident()
+        self._open()
+        self.status = "running"
         self._began = time.perf_counter()
         self._signals.install()
         return self
+
+    @property
+    def dir(self) -> Path | None:
+        """The run's directory, once it is entered; None where nothing is recorded."""
+        return self.output_dir
+
+    def _open(self) -> None:
+        """Find or make the run's directory, the same on all ranks, and begin to record."""
+        if self.root is None:
+            return
+        directory = self._find_or_make() if self.rank == 0 else None
+        shared = self._agreement.share(directory)
+        if shared is None:
+            return  # another rank of processes that do not talk to each other yet: rank zero records
+        self.output_dir = self.ctx.output_dir = shared
+        self.recorder = Recorder(shared, name="main" if self.rank == 0 else f"rank{self.rank}")
+        self.callbacks.health.on_failure = self._record_failure
+        last = checkpoint.last(shared) if self._resume_from is not None else None
+        if last is not None:
+            self.load_checkpoint(last)
+        if self._resume_from is not None:
+            self.recorder.resume(train=self.step, eval=self.step)
+
+    def _find_or_make(self) -> Path:
+        assert self.root is not None
+        if self._resume_from is not None:
+            found = run_directory.find(self.root, self.project, self._resume_from, name=self.name)
+            if found is not None:
+                return found
+        facts = {"name": self.name, "project": self.project, "config": self.config, "parents": self.ctx.ids}
+        return run_directory.create(self.root, self.project, facts)
+
+    def _record_failure(self, failure: Failure) -> None:
+        if self.recorder is not None:
+            error = f"{type(failure.error).__name__}: {failure.error}"
+            facts = {"subscriber": failure.subscriber, "moment": failure.moment, "disabled": failure.disabled}
+            self.recorder.event("hook_error", step=failure.step, error=error, **facts)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -175,6 +225,8 @@ class Run(Loop):
         else:
             row = ManifestRow(step=step, path=place, metrics=dict(self.metrics))
         self.checkpoints.append(row)
+        if self.recorder is not None:
+            self.recorder.event("checkpoint", step=step, path=str(place), bytes=row.bytes)
         self.callbacks.on_checkpoint(self, row)
         return row
 
@@ -258,6 +310,9 @@ class Run(Loop):
         if self._train_started:
             return
         self._train_started = True
+        if self.recorder is not None:
+            plan = {"num_steps": self.num_steps, "num_epochs": self.num_epochs}
+            self.recorder.status("running", step=self.step, data=plan)
         self.callbacks.on_train_start(self)
         if self._loaded is not None:
             self.callbacks.on_checkpoint_load(self, self._loaded)
@@ -336,6 +391,17 @@ class Run(Loop):
                 self.callbacks.close()
             finally:
                 self._commit_held_back()
+                self._record_end()
+
+    def _record_end(self) -> None:
+        """Say how it ended, and finish the journal."""
+        if self.recorder is None:
+            return
+        if self.stop_reason is not None:
+            self.recorder.event("stop", step=self.step, reason=self.stop_reason)
+        word = {"completed": "finished"}.get(self.status, self.status)
+        self.recorder.status(word, self.ctx.error or self.stop_reason or "", step=self.step)
+        self.recorder.close()
 
     def _state(self, step: int) -> dict[str, Any]:
         return {
@@ -370,7 +436,7 @@ class Run(Loop):
         if path is not None:
             return Path(path)
         if self.output_dir is None:
-            raise CheckpointError("Where to? Give hl.run(output_dir=...) or save_checkpoint(path).")
+            raise CheckpointError("Where to? This run has root=None: give save_checkpoint(path).")
         return self.output_dir / "checkpoints" / f"step-{step:08d}"
 
 

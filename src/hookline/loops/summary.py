@@ -26,6 +26,8 @@ def print_summary(run: "Run") -> None:
         shown = [f"{escape(name)} [bold]{escape(_shown(value))}[/]" for name, value in metrics.items()]
         console.print("  " + "  ".join(shown), soft_wrap=True)
     console.print(cost_table(run.callbacks.costs()))
+    if run.dir is not None:
+        console.print(f"recorded in {run.dir}", style="dim", markup=False, soft_wrap=True)
     for failure in run.callbacks.failures[-3:]:
         prefix, style = ("DISABLED: ", "red") if failure.disabled else ("", "yellow")
         console.print(f"{prefix}{failure}", style=style, markup=False, soft_wrap=True)

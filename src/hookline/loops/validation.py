@@ -38,7 +38,12 @@ class Validation:
         run = self.run
         self.metrics = {f"{self.name}/{key}": _mean(values) for key, values in self._values.items()}
         run.validation_metrics = self.metrics
-        run.log(self.metrics)
+        if run.in_step:
+            run.log(self.metrics)
+        else:
+            run.commit(run.step, self.metrics, axis="eval")
+        if run.recorder is not None:
+            run.recorder.event("eval", step=run.step + run.in_step, evaluator=self.name)
         run.callbacks.on_validation_epoch_end(run)
         run.callbacks.on_validation_end(run)
         run.callbacks.on_eval(run, run.step if run.in_step else run.step - 1, self.name, self.metrics)

@@ -1,0 +1,147 @@
+"""A run's directory: ``<root>/<project>/<run id>/``, with ``run.json``, the journal and the checkpoints.
+
+Ids can be read and said (``2026-11-15-brave-otter-3``) and sort by date. ``run.json`` says what was
+run: the configuration, the command, host and versions, and the git commit; changes that were not
+committed lie beside it in ``git.diff``.
+"""
+
+import contextlib
+import getpass
+import json
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import ConfigError, UnknownNameError, closest
+from hookline.record.reader import FINAL, JOURNAL, Reader
+from hookline.record.records import Status, clean
+
+FACTS = "run.json"
+_DIFF_BYTES = 1 << 20
+_ADJECTIVES = (
+    "amber bold brave bright calm clever crisp eager fair fleet gentle glad keen lively mellow noble "
+    "quick quiet rapid ready sharp silver smooth steady still sturdy sunny swift tidy warm wise witty"
+)
+_ANIMALS = (
+    "badger bear beaver crane deer dolphin eagle falcon finch fox gecko hare hawk heron ibis jay lark "
+    "lynx marten mole moose otter owl panda puma raven robin seal stork swan tern wolf wren"
+)
+
+
+def create(root: str | Path, project: str, facts: dict[str, Any]) -> Path:
+    """Make the directory of a new run and write down what is known about it.
+
+    Raises:
+        ConfigError: The project's name is no name, or the directory cannot be written.
+    """
+    if not project or Path(project).name != project:
+        raise ConfigError(f"project={project!r}: give a name without '/'.")
+    home = Path(root) / project
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        directory = _make(home)
+        _write_facts(directory, facts)
+    except OSError as error:
+        raise ConfigError(f"{home} cannot be written: {error.strerror}. Give another root=, or root=None.") from error
+    return directory
+
+
+def find(root: str | Path, project: str, reference: str | Path, *, name: str) -> Path | None:
+    """The run to take up: a directory, an id in the project, or with ``"auto"`` the latest unfinished one of the name.
+
+    Raises:
+        UnknownNameError: There is no such run. With ``"auto"`` there need not be one.
+    """
+    home = Path(root) / project
+    if reference == "auto":
+        runs = sorted(home.glob(f"*/{FACTS}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        mine = (path.parent for path in runs if _name(path) == name)
+        return next((directory for directory in mine if not is_finished(directory)), None)
+    for directory in (Path(reference), home / str(reference)):
+        if (directory / FACTS).is_file():
+            return directory
+    known = [path.parent.name for path in home.glob(f"*/{FACTS}")]
+    raise UnknownNameError(
+        f"resume={str(reference)!r}: there is no such run in {home}. {closest(str(reference), known)}"
+    )
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether the run came to its end: it finished, or failed; one that was stopped or killed can be taken up."""
+    if not (directory / JOURNAL).is_dir():
+        return False
+    statuses = [record.status for _, record in Reader(directory / JOURNAL).poll() if isinstance(record, Status)]
+    return bool(statuses) and statuses[-1] in FINAL - {"stopped"}
+
+
+def _name(path: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        name: str | None = json.loads(path.read_text(encoding="utf-8")).get("name")
+        return name
+    return None
+
+
+def _make(home: Path) -> Path:
+    """A directory whose id nobody has; the number counts the runs of the day."""
+    day = time.strftime("%Y-%m-%d")
+    words = f"{secrets.choice(_ADJECTIVES.split())}-{secrets.choice(_ANIMALS.split())}"
+    number = 1 + sum(1 for _ in home.glob(f"{day}-*"))
+    while True:
+        directory = home / f"{day}-{words}-{number}"
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return directory
+
+
+def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
+    commit, diff = _git()
+    if diff:
+        (directory / "git.diff").write_bytes(diff[:_DIFF_BYTES])
+    known = {
+        "id": directory.name,
+        "started": time.time(),
+        "command": sys.argv,
+        "cwd": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "user": _user(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _packages(),
+        "git": {"commit": commit, "changed": bool(diff)},
+    }
+    (directory / FACTS).write_text(json.dumps(clean(known | facts), indent=2) + "\n", encoding="utf-8")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
+
+
+def _packages() -> dict[str, str]:
+    """The versions of the packages that are loaded and say theirs."""
+    tops = {name for name in sys.modules if "." not in name and not name.startswith("_")}
+    versions = {name: getattr(sys.modules[name], "__version__", None) for name in sorted(tops)}
+    return {name: version for name, version in versions.items() if isinstance(version, str)}
+
+
+def _git() -> tuple[str | None, bytes]:
+    """The commit of the current directory, and what was changed since; nothing where there is no git."""
+    try:
+        run = {"capture_output": True, "timeout": 5, "check": True}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.decode().strip()  # type: ignore[call-overload]  # noqa: S607
+        diff = subprocess.run(["git", "diff", "HEAD"], **run).stdout  # type: ignore[call-overload]  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return None, b""
+    return commit, diff

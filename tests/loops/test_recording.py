@@ -1,0 +1,169 @@
+"""What a run records, and how it is taken up again."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import hookline as hl
+from hookline.record.records import Event, Metrics, Sample, Status
+
+
+def records(run_dir, kind):
+    return [record for record in hl.read(run_dir) if isinstance(record, kind)]
+
+
+def test_run_records_rows_samples_events_and_how_it_ended():
+    def fail(loop):
+        raise ValueError("broken")
+
+    with hl.run(callbacks=[hl.on("step_end", fail, every=2)], summary=False) as run:
+        for i in run.steps(2):
+            run.log(loss=i)
+        run.log_samples([{"prompt": "2+2", "completion": "4", "rewards": {"exact": 1.0}}])
+        with run.validate() as val:
+            val.log(loss=0.5)
+        run.save_checkpoint()
+    rows = [(r.axis, r.step, r.values) for r in records(run.dir, Metrics)]
+    assert rows == [("train", 1, {"loss": 0}), ("train", 2, {"loss": 1}), ("eval", 2, {"val/loss": 0.5})]
+    assert [(s.step, s.completion, s.rewards) for s in records(run.dir, Sample)] == [(2, "4", {"exact": 1.0})]
+    assert [(e.name, e.step) for e in records(run.dir, Event)] == [("hook_error", 2), ("eval", 2), ("checkpoint", 2)]
+    assert [s.status for s in records(run.dir, Status)] == ["running", "finished"]
+
+
+def test_run_directory_says_what_was_run():
+    with hl.run("trial", project="tests", config={"lr": 0.1, "odd": object}, summary=False) as run:
+        pass
+    facts = json.loads((run.dir / "run.json").read_text())
+    assert run.dir.parts[:-1] == ("runs", "tests")
+    assert (facts["id"], facts["name"], facts["project"], facts["config"]["lr"]) == (
+        run.dir.name,
+        "trial",
+        "tests",
+        0.1,
+    )
+    assert facts["packages"]["hookline"] == hl.__version__
+    assert {"command", "cwd", "host", "user", "pid", "python", "platform", "git", "started", "parents"} <= set(facts)
+
+
+def test_run_ids_are_unique_and_sort_by_day():
+    ids = []
+    for _ in range(5):
+        with hl.run(summary=False) as run:
+            ids.append(run.dir.name)
+    assert len(set(ids)) == 5
+    assert [name.rpartition("-")[2] for name in ids] == ["1", "2", "3", "4", "5"]
+
+
+def test_run_in_a_git_repository_keeps_the_commit_and_the_changes(tmp_path):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "model.py").write_text("new line\n")
+    subprocess.run(["git", "add", "model.py"], check=True)
+    with hl.run(summary=False) as run:
+        pass
+    facts = json.loads((run.dir / "run.json").read_text())
+    assert (len(facts["git"]["commit"]), facts["git"]["changed"]) == (40, True)
+    assert "+new line" in (run.dir / "git.diff").read_text()
+
+
+def test_run_that_fails_or_is_stopped_says_so():
+    with pytest.raises(ZeroDivisionError), hl.run(summary=False) as failed:
+        for i in failed.steps(3):
+            failed.log(x=1 / (1 - i))
+    with hl.run(summary=False) as stopped:
+        for _ in stopped.steps(3):
+            stopped.request_stop("enough")
+    ends = [(s.status, s.message) for run in (failed, stopped) for s in records(run.dir, Status)[1:]]
+    assert ends == [("failed", "ZeroDivisionError: division by zero"), ("stopped", "enough")]
+
+
+def test_run_without_root_writes_nothing(tmp_path):
+    with hl.run(root=None, summary=False) as run:
+        for i in run.steps(2):
+            run.log(loss=i)
+    assert (run.dir, list(tmp_path.iterdir())) == (None, [])
+    assert [row.metrics for row in run.history] == [{"loss": 0}, {"loss": 1}]
+
+
+def test_run_where_nothing_can_be_written_is_an_error_before_it_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(hl.ConfigError, match="cannot be written"), hl.run(root=tmp_path / "file"):
+        pass
+    with pytest.raises(hl.ConfigError, match="project='a/b'"), hl.run(project="a/b"):
+        pass
+
+
+def test_resume_of_an_unknown_run_is_an_error_with_the_closest():
+    with hl.run(summary=False) as run:
+        pass
+    with pytest.raises(hl.UnknownNameError, match=f"Did you mean '{run.dir.name}'"), hl.run(resume=run.dir.name + "0"):
+        pass
+    with pytest.raises(hl.OptionError, match="root=None"):
+        hl.run(root=None, resume="auto")
+
+
+@pytest.mark.parametrize("reference", [lambda run: run.dir, lambda run: run.dir.name, lambda run: "auto"])
+def test_resume_takes_up_the_run_at_its_last_checkpoint(reference):
+    with hl.run("long", summary=False) as first:
+        for i in first.steps(10):
+            first.log(loss=i, first=1)
+            if i in (2, 5):
+                first.request_checkpoint()
+            if i == 7:
+                first.request_stop("preempted")
+    with hl.run("long", resume=reference(first), summary=False) as second:
+        for i in second.steps(10):
+            second.log(loss=i)
+    assert (second.dir, second.step, second.num_steps) == (first.dir, 10, 10)
+    assert [row.step for row in second.history] == list(range(1, 11))
+    assert ["first" in row.metrics for row in second.history] == [True] * 6 + [False] * 4
+
+
+def test_resume_auto_without_an_unfinished_run_begins_a_new_one():
+    for _ in range(2):
+        with hl.run("job", resume="auto", summary=False) as run:
+            list(run.steps(2))
+    assert len(list(run.dir.parent.iterdir())) == 2
+
+
+KILLED = """
+    import os, signal, sys
+    import hookline as hl
+
+    with hl.run("job", resume="auto", summary=False) as run:
+        for i in run.steps(60):
+            run.log(loss=i, pid=os.getpid())
+            if i % 5 == 4:
+                run.request_checkpoint()
+            if i == int(sys.argv[1]):
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_run_killed_again_and_again_ends_with_each_row_once(tmp_path):
+    code = textwrap.dedent(KILLED)
+    ends = [
+        subprocess.run([sys.executable, "-c", code, str(at)], check=False).returncode for at in (3, 12, 13, 31, 49, 99)
+    ]
+    assert ends == [-signal.SIGKILL] * 5 + [0]
+    (run_dir,) = (tmp_path / "runs" / "default").iterdir()
+    rows = records(run_dir, Metrics)
+    assert sorted(row.step for row in rows) == list(range(1, 61))
+    assert all(row.values["loss"] == row.step - 1 for row in rows)
+    assert len({row.values["pid"] for row in rows}) == len(list(itertools.groupby(rows, lambda row: row.values["pid"])))
+    assert records(run_dir, Status)[-1].status == "finished"
+
+
+def test_run_with_a_background_subscriber_records_what_it_returns_at_its_step():
+    late = hl.on("step_end", lambda loop: {"step": loop.step}, name="late", every=5, background=True)
+    with hl.run(callbacks=[late], strict=True, summary=False) as run:
+        for i in run.steps(10):
+            run.log(loss=i)
+    found = [(row.step, row.values["late/step"]) for row in records(run.dir, Metrics) if "late/step" in row.values]
+    assert found == [(5, 5), (10, 10)]
