@@ -39,7 +39,7 @@ def test_run_directory_says_what_was_run():
     with hl.run("trial", project="tests", config={"lr": 0.1, "odd": object}, summary=False) as run:
         pass
     facts = json.loads((run.dir / "run.json").read_text())
-    assert run.dir.parts[:-1] == ("runs", "tests")
+    assert run.dir.parts[-3:-1] == ("runs", "tests")
     assert (facts["id"], facts["name"], facts["project"], facts["config"]["lr"]) == (
         run.dir.name,
         "trial",
@@ -167,3 +167,74 @@ def test_run_with_a_background_subscriber_records_what_it_returns_at_its_step():
             run.log(loss=i)
     found = [(row.step, row.values["late/step"]) for row in records(run.dir, Metrics) if "late/step" in row.values]
     assert found == [(5, 5), (10, 10)]
+
+
+def test_samples_of_a_step_are_recorded_at_its_completed_count():
+    with hl.run(summary=False) as run:
+        for i in run.steps(2):
+            run.log(i=i)
+            run.log_samples([{"completion": str(i), "group": 3, "advantage": 0.5}])
+    assert [(s.step, s.completion, s.group) for s in records(run.dir, Sample)] == [(1, "0", "3"), (2, "1", "3")]
+
+
+def test_run_that_changes_its_directory_goes_on_recording(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    with hl.run(summary=False) as run:
+        for i in run.steps(3):
+            run.log(i=i, text="x" * 3_000_000)
+            monkeypatch.chdir(tmp_path / "elsewhere")
+    assert [row.step for row in run.history] == [1, 2, 3]
+
+
+def test_resume_auto_leaves_a_run_alone_that_is_still_running():
+    with hl.run("job", summary=False) as first, hl.run("job", resume="auto", summary=False) as second:
+        assert first.dir != second.dir
+        with pytest.raises(hl.ConfigError, match="still running"), hl.run("job", resume=first.dir):
+            pass
+
+
+def test_resume_auto_sees_that_another_process_runs(tmp_path):
+    code = "import sys, hookline as hl\n"
+    code += "with hl.run('job', summary=False) as run: print(run.dir, flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        theirs = other.stdout.readline().strip()
+        with hl.run("job", resume="auto", summary=False) as mine:
+            pass
+        other.kill()
+    assert str(mine.dir) != theirs
+    with hl.run("job", resume="auto", summary=False) as again:
+        pass
+    assert str(again.dir) == theirs
+
+
+def test_resume_after_a_checkpoint_in_the_body_of_a_step_misses_no_row():
+    with pytest.raises(KeyboardInterrupt), hl.run("job", summary=False) as first:
+        for i in first.steps(5):
+            first.log(i=i)
+            if i == 1:
+                first.save_checkpoint()
+                raise KeyboardInterrupt
+    with hl.run("job", resume="auto", summary=False) as second:
+        for i in second.steps(5):
+            second.log(i=i)
+    assert second.dir == first.dir
+    assert [(row.step, row.metrics) for row in second.history] == [(i + 1, {"i": i}) for i in range(5)]
+
+
+def test_resume_before_the_first_checkpoint_and_after_an_evaluation_repeats_no_row():
+    for attempt in range(3):
+        with hl.run("job", resume="auto", summary=False) as run:
+            if run.step == 0:
+                run.log(params=7)
+            for _ in run.epochs(2):
+                for i in run.steps(2):
+                    run.log(i=i)
+                    if attempt and i == 1:
+                        run.request_checkpoint()
+                with run.validate() as val:
+                    val.log(loss=attempt)
+                if attempt < 2:
+                    run.request_stop("preempted")
+    rows = [(r.axis, r.step) for r in records(run.dir, Metrics)]
+    assert sorted(rows) == [("eval", 2), ("eval", 4), ("train", 0), *[("train", step) for step in (1, 2, 3, 4)]]

@@ -214,6 +214,27 @@ def test_recorder_threads_write_whole_records(tmp_path):
     assert sum(1 for record in hl.read(tmp_path) if isinstance(record, Metrics)) == 1200
 
 
+def test_recorder_step_that_is_no_whole_number_is_an_error(tmp_path):
+    import numpy as np
+
+    recorder = recorded(tmp_path)
+    recorder.log(x=1, step=np.int64(3))
+    for call in (lambda: recorder.log(x=1, step=1.5), lambda: recorder.samples([{"completion": "a"}], step="3")):
+        with pytest.raises(hl.OptionError, match="give a whole number"):
+            call()
+    recorder.close()
+    assert [record.step for record in hl.read(tmp_path)] == [3]
+
+
+def test_recorder_redacts_and_cuts_texts_that_are_nested(tmp_path):
+    recorder = recorded(tmp_path, redact=lambda text: text.replace("secret", "***"), text_bytes=8)
+    recorder.samples([{"messages": [{"content": "secret"}, {"content": "x" * 20}]}], step=1)
+    recorder.close()
+    (sample,) = hl.read(tmp_path)
+    assert sample.extra == {"messages": [{"content": "***"}, {"content": "x" * 8}]}
+    assert sample.truncated == {"extra.messages[1].content": 20}
+
+
 def test_sample_fields_are_all_recorded(tmp_path):
     recorder = recorded(tmp_path)
     names = [name for name in Sample.__struct_fields__ if name not in ("time", "truncated", "step", "axis")]

@@ -152,7 +152,7 @@ class Loop(ABC):
             step: The completed count to record them at, where it is not the current one.
         """
         metrics = collect(args, values)
-        at = self.step if step is None else step
+        at = self.step + self.in_step if step is None else step
         if threading.get_ident() != self._thread:
             self._held_back.put((at, metrics))
         elif self._open_row is not None and step is None:
@@ -166,12 +166,12 @@ class Loop(ABC):
     def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
         if self.recorder is not None:
-            self.recorder.samples(rows, self.step)
+            self.recorder.samples(rows, self.step + self.in_step)
             return
         for row in rows:
             if not isinstance(row, Mapping):
                 raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
-            self._samples.append({"step": self.step, **row})
+            self._samples.append({"step": self.step + self.in_step, **row})
 
     @abstractmethod
     def save_checkpoint(self, path: Any = None) -> ManifestRow:

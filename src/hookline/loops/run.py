@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.errors import CheckpointError, HooklineError, OptionError
 from hookline.core.metrics import MetricsRow, collect
 from hookline.core.policy import Failure
 from hookline.core.state import LoopArtifacts, ManifestRow
@@ -47,7 +47,7 @@ class Run(Loop):
         callbacks: Anything a `CallbackCollection` takes, or a collection.
         config: Kept as ``run.config`` and ``run.ctx.run_config``.
         resume: Take up an earlier run: its id or directory, or ``"auto"`` for the latest of this name that
-            did not end, if there is one. Its last checkpoint is loaded.
+            neither finished nor is running, if there is one. The last checkpoint in its directory is loaded.
         save: Called with a checkpoint's directory to write the model and what else belongs to it.
         load: Called with a checkpoint's directory to read it back.
         strict: Let exceptions of observers propagate.
@@ -92,7 +92,7 @@ class Run(Loop):
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
-        self._closed = False
+        self._closed = self._ended = self._interrupted = False
         self._began = 0.0
 
     @property
@@ -119,27 +119,46 @@ class Run(Loop):
         """Find or make the run's directory, the same on all ranks, and begin to record."""
         if self.root is None:
             return
-        directory = self._find_or_make() if self.rank == 0 else None
-        shared = self._agreement.share(directory)
+        shared = self._agreement.share(self._find_or_make() if self.rank == 0 else None)
+        if isinstance(shared, Exception):
+            raise shared
         if shared is None:
-            return  # another rank of processes that do not talk to each other yet: rank zero records
+            logger.warning("Rank %d records nothing: torch.distributed is not in use yet.", self.rank)
+            return
+        if self.rank == 0:
+            run_directory.hold(shared)
         self.output_dir = self.ctx.output_dir = shared
         self.recorder = Recorder(shared, name="main" if self.rank == 0 else f"rank{self.rank}")
         self.callbacks.health.on_failure = self._record_failure
-        last = checkpoint.last(shared) if self._resume_from is not None else None
-        if last is not None:
-            self.load_checkpoint(last)
         if self._resume_from is not None:
-            self.recorder.resume(train=self.step, eval=self.step)
+            self._take_up(shared, self.recorder)
 
-    def _find_or_make(self) -> Path:
+    def _take_up(self, directory: Path, recorder: Recorder) -> None:
+        """Go on from the last checkpoint; what was recorded past it is done again."""
+        last = checkpoint.last(directory)
+        if last is None:
+            recorder.resume(-1)
+            return
+        self.load_checkpoint(last)
+        row = checkpoint.load(last)["open_row"]
+        if row:  # the checkpoint was saved in the body of its last step, whose row may not have been written
+            recorder.resume(self.step, train=self.step - 1)
+            recorder.metrics(row, self.step)
+        else:
+            recorder.resume(self.step)
+
+    def _find_or_make(self) -> Path | Exception:
+        """The run's directory, or what is wrong, for all ranks to hear."""
         assert self.root is not None
-        if self._resume_from is not None:
-            found = run_directory.find(self.root, self.project, self._resume_from, name=self.name)
-            if found is not None:
-                return found
-        facts = {"name": self.name, "project": self.project, "config": self.config, "parents": self.ctx.ids}
-        return run_directory.create(self.root, self.project, facts)
+        try:
+            if self._resume_from is not None:
+                found = run_directory.find(self.root, self.project, self._resume_from, name=self.name)
+                if found is not None:
+                    return found
+            facts = {"name": self.name, "project": self.project, "config": self.config, "parents": self.ctx.ids}
+            return run_directory.create(self.root, self.project, facts)
+        except HooklineError as error:
+            return error
 
     def _record_failure(self, failure: Failure) -> None:
         if self.recorder is not None:
@@ -207,10 +226,14 @@ class Run(Loop):
 
     def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
         """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``."""
-        if self._train_started or self.status != "running":
+        if self._ended:
+            logger.warning("%s has ended: what is logged now is not recorded.", self.name)
+        elif self._train_started or self.status != "running":
             super().log(*args, step=step, **values)
         else:  # the first moment is on_train_start, and it waits until the plan is known
-            self._early.append((self.step if step is None else step, collect(args, values)))
+            at, metrics = self.step if step is None else step, collect(args, values)
+            self._write(at, metrics)
+            self._early.append((at, metrics))
 
     def save_checkpoint(self, path: str | Path | None = None) -> ManifestRow:
         """Save the loop's counters, the callbacks' states, and what ``save=`` writes, and return the row.
@@ -311,13 +334,13 @@ class Run(Loop):
             return
         self._train_started = True
         if self.recorder is not None:
-            plan = {"num_steps": self.num_steps, "num_epochs": self.num_epochs}
-            self.recorder.status("running", step=self.step, data=plan)
+            num_steps, num_epochs = self.num_steps, self.num_epochs
+            self.recorder.status("running", step=self.step, num_steps=num_steps, num_epochs=num_epochs)
         self.callbacks.on_train_start(self)
         if self._loaded is not None:
             self.callbacks.on_checkpoint_load(self, self._loaded)
         for step, metrics in self._early:
-            self.commit(step, metrics)
+            self.callbacks.on_log(self, step, metrics)
 
     def _enter_epoch(self) -> None:
         if self._epoch_state == "waiting":
@@ -357,8 +380,10 @@ class Run(Loop):
             self.callbacks.on_train_epoch_end(self)
 
     def _must_stop(self) -> bool:
-        self.stop_reason = self._agreement.agree(self.stop_reason)
-        return self.stop_requested
+        agreed = self._agreement.agree(self.stop_reason)
+        if agreed is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
+            self.stop_reason = agreed
+        return agreed is not None
 
     def _end(self) -> None:
         try:
@@ -376,6 +401,7 @@ class Run(Loop):
 
     def _fail(self, error: BaseException) -> None:
         self.status = "failed"
+        self._interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         self._open_row = self._step = None
         self.ctx.status, self.ctx.error = "failed", f"{type(error).__name__}: {error}"
         try:
@@ -389,19 +415,25 @@ class Run(Loop):
             self._closed = True
             try:
                 self.callbacks.close()
+            except BaseException:
+                self.status = "failed"
+                raise
             finally:
                 self._commit_held_back()
                 self._record_end()
 
     def _record_end(self) -> None:
         """Say how it ended, and finish the journal."""
+        self._ended = True
         if self.recorder is None:
             return
         if self.stop_reason is not None:
             self.recorder.event("stop", step=self.step, reason=self.stop_reason)
-        word = {"completed": "finished"}.get(self.status, self.status)
+        word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.status, self.status)
         self.recorder.status(word, self.ctx.error or self.stop_reason or "", step=self.step)
         self.recorder.close()
+        if self.output_dir is not None:
+            run_directory.let_go(self.output_dir)
 
     def _state(self, step: int) -> dict[str, Any]:
         return {
@@ -409,6 +441,7 @@ class Run(Loop):
             "epoch": self.epoch,
             "batches_done": self._batches_done if self._step is None else self._step[1] + 1,
             "metrics": self.metrics,
+            "open_row": dict(self._open_row or {}) if self.in_step else {},
             "callbacks": {name: self._saveable(name, state) for name, state in self.callbacks.state_dict().items()},
         }
 
@@ -435,6 +468,8 @@ class Run(Loop):
     def _checkpoint_path(self, path: str | Path | None, step: int) -> Path:
         if path is not None:
             return Path(path)
+        if self.rank != 0 and self.output_dir is None:
+            return Path("checkpoints") / f"step-{step:08d}"  # rank zero writes
         if self.output_dir is None:
             raise CheckpointError("Where to? This run has root=None: give save_checkpoint(path).")
         return self.output_dir / "checkpoints" / f"step-{step:08d}"

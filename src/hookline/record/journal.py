@@ -41,8 +41,11 @@ logger = logging.getLogger("hookline")
 Durability = Literal["process", "power"]
 SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
+_SMALLEST_SEGMENT = 64 << 10
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: touch all pages now, off the training thread
-_UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "btrfs", "zfs", "lustre", "ceph", "afs", "vboxsf", "prl_fs", "fuse"}
+_UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
+_UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
+"""File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
 
 
 class File(NamedTuple):
@@ -67,7 +70,7 @@ def files(directory: Path) -> list[File]:
 
 
 class Segment:
-    """One preallocated, mapped file."""
+    """One preallocated, mapped file. It is made under a name that readers ignore, until it is `taken`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
@@ -82,9 +85,9 @@ class Segment:
         with contextlib.suppress(OSError, ValueError):  # an older kernel: pages are touched when they are written
             self.map.madvise(_POPULATE_WRITE)
 
-    def sync(self) -> None:
-        """Bring what was written to the disk."""
-        os.fdatasync(self.descriptor)
+    def taken(self, path: Path) -> None:
+        """Give the file its name: its number is that of its use, not of its making."""
+        self.path = self.path.rename(path)
 
     def close(self, used: int) -> None:
         """Give back what was not used."""
@@ -123,7 +126,7 @@ class Journal:
             raise OptionError(f"segment_bytes={segment_bytes!r}: give at least {mmap.PAGESIZE}.")
         if durability not in ("process", "power"):
             raise OptionError(f"durability={durability!r}: give 'process' or 'power'.")
-        self.directory = Path(directory)
+        self.directory = Path(directory).resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
         if not name.isidentifier():
             raise OptionError(f"name={name!r}: give letters, digits and '_'.")
@@ -143,6 +146,10 @@ class Journal:
         self._position = self._size = self._finished_bytes = 0
         self._full_since: float | None = None
         self._keeper: threading.Thread | None = None
+        self._to_sync: list[int] = []
+        self._lost_before = 0
+        for left_over in self.directory.glob(f"{name}-*.prepared"):  # by a session that was killed
+            left_over.unlink(missing_ok=True)
         self._begin()
         _begin_anew_after_fork()
         _OPEN.add(self)
@@ -166,12 +173,15 @@ class Journal:
         return self._finished_bytes + self._position
 
     def sync(self) -> None:
-        """Bring everything to the disk now."""
+        """Bring everything to the disk now; appends go on meanwhile."""
         with self._lock:
-            if self._segment is not None:
-                self._segment.sync()
-            elif self._plain is not None:
-                os.fsync(self._plain)
+            current = self._segment.descriptor if self._segment is not None else self._plain
+            descriptors, self._to_sync = self._to_sync, []
+            if current is not None:
+                descriptors.append(os.dup(current))
+        for descriptor in descriptors:
+            os.fdatasync(descriptor)
+            os.close(descriptor)
 
     def close(self) -> None:
         """Finish the file; appending afterwards counts as lost. May be called again."""
@@ -180,9 +190,9 @@ class Journal:
                 return
             self._closed = True
             self._wake.set()
+            self._finish_segment()
             if self._durability == "power":
                 self.sync()
-            self._finish_segment()
             if self._plain is not None:
                 os.close(self._plain)
                 self._plain = None
@@ -224,48 +234,57 @@ class Journal:
         if ready is not None and ready.size < needed:
             self._discard(ready)
             ready = None
-        segment = ready or self._make(max(self._segment_bytes, needed))
+        segment = ready or self._make(max(self._segment_bytes, needed), needed)
         if segment is None:
             return
         self._finish_segment()
         if self._segment is not None:  # a signal handler came between and brought its own
             self._discard(segment)
             return
+        segment.taken(self._path())
         self._position, self._size, self._map, self._segment = 0, segment.size, segment.map, segment
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep, name="hookline-journal", daemon=True)
-            self._keeper.start()
+            with contextlib.suppress(RuntimeError):  # no more threads: segments are then made when they are needed
+                self._keeper.start()
         self._wake.set()
 
-    def _make(self, size: int) -> Segment | None:
-        try:
-            return Segment(self._path(), size)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
-                self._use_plain_writes(f"files cannot be mapped there ({error.strerror})")
-                return None
-            raise
+    def _make(self, size: int, needed: int) -> Segment | None:
+        """A segment of this size or, where the disk is nearly full, a smaller one that holds the line."""
+        while True:
+            try:
+                return Segment(self._prepared_path(), size)
+            except OSError as error:
+                if error.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
+                    self._use_plain_writes(f"files cannot be mapped there ({error.strerror})")
+                    return None
+                smaller = max(size // 2, needed, _SMALLEST_SEGMENT)
+                if error.errno != errno.ENOSPC or smaller >= size:
+                    raise
+                size = smaller
 
     def _finish_segment(self) -> None:
         segment, used = self._segment, self._position
         if segment is not None:  # let go of first: a signal handler that appends now must not find it half closed
             self._segment, self._map, self._position, self._size = None, b"", 0, 0
             self._finished_bytes += used
+            if self._durability == "power":
+                self._to_sync.append(os.dup(segment.descriptor))
             segment.close(used)
 
     def _keep(self) -> None:
-        """Off the training thread: prepare the next segment, and sync at times."""
-        timeout = self._sync_seconds if self._durability == "power" else None
+        """Off the training thread: prepare the next segment, and bring lines to the disk in time."""
+        syncs = self._durability == "power"
+        synced = time.monotonic()
         while not self._closed:
-            woken = self._wake.wait(timeout)
+            woken = self._wake.wait(self._sync_seconds if syncs else None)
             self._wake.clear()
-            try:
-                if self._durability == "power" and not woken:
+            with contextlib.suppress(OSError):  # no room: `append` finds out when it needs the segment, and says so
+                if syncs and time.monotonic() - synced >= self._sync_seconds:
                     self.sync()
+                    synced = time.monotonic()
                 if woken and self._next is None and not self._closed:
-                    self._offer(Segment(self._path(), self._segment_bytes))
-            except OSError:
-                pass  # no room: `append` will find out when it needs the segment, and say so
+                    self._offer(Segment(self._prepared_path(), self._segment_bytes))
 
     def _offer(self, segment: Segment) -> None:
         with self._lock:
@@ -278,6 +297,9 @@ class Journal:
     def _discard(segment: Segment) -> None:
         segment.close(0)
         segment.path.unlink(missing_ok=True)
+
+    def _prepared_path(self) -> Path:
+        return self.directory / f"{self.writer}-{secrets.token_hex(3)}.prepared"
 
     def _path(self) -> Path:
         return self.directory / f"{self.writer}-{next(self._numbers):06d}.jsonl"
@@ -311,8 +333,9 @@ class Journal:
     def _note_room(self) -> None:
         self._full_since = None
         logger.warning("The journal in %s can be written again; %d records were lost.", self.directory, self.lost)
+        lost, self._lost_before = self.lost - self._lost_before, self.lost
         if self._on_gap is not None:
-            self._on_gap(self.lost)
+            self._on_gap(lost)
 
 
 def _can_map(directory: Path) -> bool:
@@ -330,7 +353,7 @@ def _file_system(directory: Path) -> str:
     for mount in mounts:
         _, point, found, *_ = mount.split(" ")
         point = point.replace("\\040", " ")
-        if where.is_relative_to(point) and len(point) > best:
+        if where.is_relative_to(point) and len(point) >= best:  # a later mount on the same point covers the earlier
             best, kind = len(point), found
     return "fuse" if kind.startswith("fuse") else kind
 

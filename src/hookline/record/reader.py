@@ -10,7 +10,7 @@ leaves that out, so that the view has no duplicates and no gaps. The history sta
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,21 +133,33 @@ def journal_directory(run_dir: str | Path) -> Path:
     return directory
 
 
-Marks = Mapping[tuple[str, str], list[tuple[int, int]]]
-"""For a writer's name and an axis: the sessions that resumed, and from which step."""
+EVERY_AXIS = "*"
+
+
+@dataclass(slots=True)
+class Marks:
+    """What makes earlier records obsolete: resumes by writer and axis, and evaluations that were done again."""
+
+    resumes: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    evaluated: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def _marks(found: Iterable[File]) -> Marks:
-    marks: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    marks = Marks()
     for file in found:
         for line, _ in lines(file.path):
-            if b'"resume"' not in line:
-                continue
-            record = _decoded(line)
-            if isinstance(record, Event) and record.name == "resume":
-                for axis, step in record.data.get("steps", {}).items():
-                    marks.setdefault((file.name, axis), []).append((file.session, step))
+            if b'"resume"' in line or b'"axis":"eval"' in line:
+                _note(marks, file, _decoded(line))
     return marks
+
+
+def _note(marks: Marks, file: File, record: Any) -> None:
+    if isinstance(record, Event) and record.name == "resume":
+        for axis, step in record.data.get("steps", {}).items():
+            marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
+    elif isinstance(record, Metrics) and record.axis == "eval":
+        key = (file.name, record.step)
+        marks.evaluated[key] = max(file.session, marks.evaluated.get(key, 0))
 
 
 def _by_writer(found: Iterable[File]) -> dict[str, list[File]]:
@@ -176,5 +188,7 @@ def _is_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
     if not isinstance(record, Metrics | Sample | Rewards):
         return False
     axis = record.axis if not isinstance(record, Rewards) else "train"
-    resumes = marks.get((file.name, axis), ())
+    if axis == "eval" and isinstance(record, Metrics) and marks.evaluated[(file.name, record.step)] > file.session:
+        return True
+    resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)

@@ -5,6 +5,7 @@ usual case (a dict of plain numbers) is encoded without looking at the values on
 itself finds what is not plain, and the line shows whether something needs a second look.
 """
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect
 from hookline.record.journal import Durability, Journal
-from hookline.record.reader import JOURNAL
+from hookline.record.reader import EVERY_AXIS, JOURNAL
 from hookline.record.records import (
     Event,
     LogLine,
@@ -71,6 +72,8 @@ class Recorder:
 
     def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
         """Record flat, plain values, as `collect` gives them."""
+        if type(step) is not int:
+            step = whole_step(step)
         record = Metrics(time=self._clock(), step=step, values=values, axis=axis)
         try:
             line = encode(record)
@@ -89,7 +92,7 @@ class Recorder:
     def rewards(self, name: str, values: Sequence[Any], samples: Sequence[str] = (), *, step: int = 0) -> None:
         """Record the values that a reward function gave."""
         plain = [collect((), {name: value})[name] for value in values]
-        self._append(Rewards(time=self._clock(), step=step, name=name, values=plain, samples=list(samples)))
+        self._append(Rewards(time=self._clock(), step=step, name=name, values=plain, samples=[str(s) for s in samples]))
 
     def status(self, status: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
         """Record where the run is."""
@@ -104,9 +107,9 @@ class Recorder:
         message = self._cut(message)[0]
         self._append(LogLine(time=self._clock(), level=level, logger=logger, message=message, step=step))
 
-    def resume(self, **steps: int) -> None:
-        """Mark that this session takes up each axis after a step: ``resume(train=400, eval=400)``."""
-        self.event("resume", steps=steps)
+    def resume(self, step: int | None = None, **steps: int) -> None:
+        """Mark that this session takes up every axis, or those given, after a step: ``resume(400)``."""
+        self.event("resume", steps=steps if step is None else {EVERY_AXIS: step, **steps})
 
     def close(self) -> None:
         """Finish the journal. May be called again."""
@@ -122,8 +125,10 @@ class Recorder:
         if not isinstance(row, Mapping):
             raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
         known = {name: row[name] for name in _SAMPLE_FIELDS if name in row and name != "extra"}
-        extra = dict(row.get("extra", {})) | {key: row[key] for key in row if key not in (*_SAMPLE_FIELDS, "axis")}
+        extra = dict(row.get("extra") or {}) | {key: row[key] for key in row if key not in (*_SAMPLE_FIELDS, "axis")}
         sample = Sample(**{"time": self._clock(), "step": step, "axis": row.get("axis", axis), "extra": extra} | known)
+        sample.step = whole_step(sample.step)
+        sample.group, sample.lesson = (None if v is None else str(v) for v in (sample.group, sample.lesson))
         self._cut_texts(sample)
         if not isinstance(sample.rewards, Mapping):
             raise OptionError(f"log_samples(): rewards={sample.rewards!r}; give a dict of numbers by function.")
@@ -138,11 +143,20 @@ class Recorder:
                 kept, length = self._cut(value if isinstance(value, str) else str(value))
                 setattr(sample, name, kept)
                 cut |= {name: length} if length else {}
-        for name, value in sample.extra.items():
-            if isinstance(value, str):
-                sample.extra[name], length = self._cut(value)
-                cut |= {f"extra.{name}": length} if length else {}
+        sample.extra = self._cut_inside(sample.extra, "extra", cut)
         sample.truncated = cut
+
+    def _cut_inside(self, value: Any, path: str, cut: dict[str, int]) -> Any:
+        """Every text in a nested value as it is kept."""
+        if isinstance(value, str):
+            kept, length = self._cut(value)
+            cut |= {path: length} if length else {}
+            return kept
+        if isinstance(value, Mapping):
+            return {key: self._cut_inside(item, f"{path}.{key}", cut) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._cut_inside(item, f"{path}[{i}]", cut) for i, item in enumerate(value)]
+        return value
 
     def _cut(self, value: str) -> tuple[str, int]:
         """A text as it is kept, and its length in bytes if something was cut off."""
@@ -151,6 +165,18 @@ class Recorder:
         if len(encoded) <= self._text_bytes:
             return text(value), 0
         return encoded[: self._text_bytes].decode("utf-8", "ignore"), len(encoded)
+
+
+def whole_step(step: Any) -> int:
+    """A step as a Python int.
+
+    Raises:
+        OptionError: It is not a whole number.
+    """
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise OptionError(f"step={step!r}: give a whole number.") from None
 
 
 def cleaned(record: Record) -> Record:

@@ -137,11 +137,13 @@ def clean(value: Any) -> Any:
     and sets lists; what is no value at all becomes its `repr`.
     """
     if isinstance(value, float):
-        return value if math.isfinite(value) else _name(value)
+        return float(value) if math.isfinite(value) else _name(value)
     if isinstance(value, str):
         return text(value)
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, Mapping):
         return {text(str(key)): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -6,6 +6,8 @@ committed lie beside it in ``git.diff``.
 """
 
 import contextlib
+import errno
+import fcntl
 import getpass
 import json
 import os
@@ -15,12 +17,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import ConfigError, UnknownNameError, closest
-from hookline.record.reader import FINAL, JOURNAL, Reader
-from hookline.record.records import Status, clean
+from hookline.record.journal import File, files
+from hookline.record.reader import JOURNAL, lines
+from hookline.record.records import clean
 
 FACTS = "run.json"
 _DIFF_BYTES = 1 << 20
@@ -40,9 +44,9 @@ def create(root: str | Path, project: str, facts: dict[str, Any]) -> Path:
     Raises:
         ConfigError: The project's name is no name, or the directory cannot be written.
     """
-    if not project or Path(project).name != project:
+    if not project or project == ".." or Path(project).name != project:
         raise ConfigError(f"project={project!r}: give a name without '/'.")
-    home = Path(root) / project
+    home = Path(root).resolve() / project
     try:
         home.mkdir(parents=True, exist_ok=True)
         directory = _make(home)
@@ -58,13 +62,15 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
     Raises:
         UnknownNameError: There is no such run. With ``"auto"`` there need not be one.
     """
-    home = Path(root) / project
+    home = Path(root).resolve() / project
     if reference == "auto":
         runs = sorted(home.glob(f"*/{FACTS}"), key=lambda path: path.stat().st_mtime, reverse=True)
         mine = (path.parent for path in runs if _name(path) == name)
-        return next((directory for directory in mine if not is_finished(directory)), None)
-    for directory in (Path(reference), home / str(reference)):
+        return next((directory for directory in mine if not is_finished(directory) and not is_alive(directory)), None)
+    for directory in (Path(reference).resolve(), home / str(reference)):
         if (directory / FACTS).is_file():
+            if is_alive(directory):
+                raise ConfigError(f"resume={str(reference)!r}: that run is still running, in another process.")
             return directory
     known = [path.parent.name for path in home.glob(f"*/{FACTS}")]
     raise UnknownNameError(
@@ -73,11 +79,57 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether the run came to its end: it finished, or failed; one that was stopped or killed can be taken up."""
-    if not (directory / JOURNAL).is_dir():
+    """Whether the run finished; one that was stopped, failed or was killed can be taken up."""
+    last = b""
+    if (directory / JOURNAL).is_dir():
+        for file in files(directory / JOURNAL):
+            if file.name == "main":
+                last = next((line for line, _ in reversed(list(_statuses(file)))), last)
+    return b'"finished"' in last
+
+
+def _statuses(file: File) -> Iterator[tuple[bytes, int]]:
+    return ((line, end) for line, end in lines(file.path) if b'"kind":"status"' in line)
+
+
+_HELD: dict[Path, int] = {}
+"""The locks of this process, which a test from inside of it would not see."""
+
+
+def hold(directory: Path) -> None:
+    """Mark a run as alive until this process lets go of it or dies.
+
+    A record lock: it is not inherited by forked children, so none of them keeps a dead run alive.
+    """
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _HELD[directory] = descriptor
+
+
+def let_go(directory: Path) -> None:
+    """Take the mark away."""
+    descriptor = _HELD.pop(directory, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether a process holds the run."""
+    directory = directory.resolve()
+    if directory in _HELD:
+        return True
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
         return False
-    statuses = [record.status for _, record in Reader(directory / JOURNAL).poll() if isinstance(record, Status)]
-    return bool(statuses) and statuses[-1] in FINAL - {"stopped"}
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _name(path: Path) -> str | None:
