@@ -92,7 +92,7 @@ class Run(Loop):
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
-        self._closed = self._ended = self._interrupted = False
+        self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
         self._began = 0.0
 
     @property
@@ -281,7 +281,7 @@ class Run(Loop):
                 self._begin_step(batch, batch_idx)
                 yield batch
                 self._end_step()
-            if self.stop_requested or (total is not None and self.step >= total):
+            if self._agreed_to_stop or (total is not None and self.step >= total):
                 self._settle()
                 return
 
@@ -383,7 +383,8 @@ class Run(Loop):
         agreed = self._agreement.agree(self.stop_reason)
         if agreed is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
             self.stop_reason = agreed
-        return agreed is not None
+        self._agreed_to_stop = agreed is not None
+        return self._agreed_to_stop
 
     def _end(self) -> None:
         try:
