@@ -238,3 +238,19 @@ def test_resume_before_the_first_checkpoint_and_after_an_evaluation_repeats_no_r
                     run.request_stop("preempted")
     rows = [(r.axis, r.step) for r in records(run.dir, Metrics)]
     assert sorted(rows) == [("eval", 2), ("eval", 4), ("train", 0), *[("train", step) for step in (1, 2, 3, 4)]]
+
+
+def test_resume_whose_checkpoint_cannot_be_loaded_lets_go_of_the_run():
+    with hl.run("job", summary=False) as first:
+        list(first.steps(1))
+        first.save_checkpoint()
+        first.request_stop("preempted")
+
+    def refuse(path):
+        raise RuntimeError("another model")
+
+    with pytest.raises(RuntimeError, match="another model"), hl.run("job", resume="auto", load=refuse, summary=False):
+        pass
+    with hl.run("job", resume="auto", summary=False) as again:
+        pass
+    assert again.dir == first.dir

@@ -19,18 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from hookline.core.errors import CheckpointError, HooklineError, OptionError
+from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import MetricsRow, collect
-from hookline.core.policy import Failure
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.core.values import plain
-from hookline.loops import checkpoint
+from hookline.loops import checkpoint, run_record
 from hookline.loops.loop import Loop
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.loops.validation import Validation
-from hookline.record import run_directory
-from hookline.record.recorder import Recorder
 
 logger = logging.getLogger("hookline")
 
@@ -73,7 +70,7 @@ class Run(Loop):
             raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
         self.name = name or "run"
         self.project, self.root = project, root
-        self._resume_from = resume
+        self.resume_from = resume
         self.config = config
         self.status = "created"
         self.checkpoints: list[ManifestRow] = []
@@ -82,7 +79,7 @@ class Run(Loop):
         self._save, self._load = save, load
         self._prints_summary = summary
         self._signals = StopSignals(self.request_stop)
-        self._agreement = Agreement()
+        self.agreement = Agreement()
         self._train_started = False
         self._loaded: ManifestRow | None = None
         self._resume: tuple[int, int] | None = None  # the epoch and its batches done, until somebody iterates
@@ -104,7 +101,7 @@ class Run(Loop):
         if self.status != "created":
             raise OptionError(f"This run is {self.status}: a run is entered once. Make another with hl.run().")
         self._thread = threading.get_ident()
-        self._open()
+        run_record.begin(self)
         self.status = "running"
         self._began = time.perf_counter()
         self._signals.install()
@@ -114,57 +111,6 @@ class Run(Loop):
     def dir(self) -> Path | None:
         """The run's directory, once it is entered; None where nothing is recorded."""
         return self.output_dir
-
-    def _open(self) -> None:
-        """Find or make the run's directory, the same on all ranks, and begin to record."""
-        if self.root is None:
-            return
-        shared = self._agreement.share(self._find_or_make() if self.rank == 0 else None)
-        if isinstance(shared, Exception):
-            raise shared
-        if shared is None:
-            logger.warning("Rank %d records nothing: torch.distributed is not in use yet.", self.rank)
-            return
-        if self.rank == 0:
-            run_directory.hold(shared)
-        self.output_dir = self.ctx.output_dir = shared
-        self.recorder = Recorder(shared, name="main" if self.rank == 0 else f"rank{self.rank}")
-        self.callbacks.health.on_failure = self._record_failure
-        if self._resume_from is not None:
-            self._take_up(shared, self.recorder)
-
-    def _take_up(self, directory: Path, recorder: Recorder) -> None:
-        """Go on from the last checkpoint; what was recorded past it is done again."""
-        last = checkpoint.last(directory)
-        if last is None:
-            recorder.resume(-1)
-            return
-        self.load_checkpoint(last)
-        row = checkpoint.load(last)["open_row"]
-        if row:  # the checkpoint was saved in the body of its last step, whose row may not have been written
-            recorder.resume(self.step, train=self.step - 1)
-            recorder.metrics(row, self.step)
-        else:
-            recorder.resume(self.step)
-
-    def _find_or_make(self) -> Path | Exception:
-        """The run's directory, or what is wrong, for all ranks to hear."""
-        assert self.root is not None
-        try:
-            if self._resume_from is not None:
-                found = run_directory.find(self.root, self.project, self._resume_from, name=self.name)
-                if found is not None:
-                    return found
-            facts = {"name": self.name, "project": self.project, "config": self.config, "parents": self.ctx.ids}
-            return run_directory.create(self.root, self.project, facts)
-        except HooklineError as error:
-            return error
-
-    def _record_failure(self, failure: Failure) -> None:
-        if self.recorder is not None:
-            error = f"{type(failure.error).__name__}: {failure.error}"
-            facts = {"subscriber": failure.subscriber, "moment": failure.moment, "disabled": failure.disabled}
-            self.recorder.event("hook_error", step=failure.step, error=error, **facts)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -380,7 +326,7 @@ class Run(Loop):
             self.callbacks.on_train_epoch_end(self)
 
     def _must_stop(self) -> bool:
-        agreed = self._agreement.agree(self.stop_reason)
+        agreed = self.agreement.agree(self.stop_reason)
         if agreed is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
             self.stop_reason = agreed
         self._agreed_to_stop = agreed is not None
@@ -424,17 +370,9 @@ class Run(Loop):
                 self._record_end()
 
     def _record_end(self) -> None:
-        """Say how it ended, and finish the journal."""
         self._ended = True
-        if self.recorder is None:
-            return
-        if self.stop_reason is not None:
-            self.recorder.event("stop", step=self.step, reason=self.stop_reason)
         word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.status, self.status)
-        self.recorder.status(word, self.ctx.error or self.stop_reason or "", step=self.step)
-        self.recorder.close()
-        if self.output_dir is not None:
-            run_directory.let_go(self.output_dir)
+        run_record.end(self, word)
 
     def _state(self, step: int) -> dict[str, Any]:
         return {
