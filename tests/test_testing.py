@@ -44,6 +44,12 @@ def test_fake_loop_stops_when_asked_and_takes_facts():
     assert isinstance(loop, hl.LoopState)
 
 
+def test_fake_loop_keeps_samples_to_look_at():
+    loop = FakeLoop(step=4, callbacks=[hl.on("eval", lambda loop: loop.log_samples([{"completion": "4"}]))])
+    loop.callbacks.on_eval(loop, 3, "val", {})
+    assert loop.samples == [{"step": 4, "completion": "4"}]
+
+
 class Fine(hl.Callback):
     def __init__(self):
         self.seen = 0

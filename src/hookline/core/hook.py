@@ -283,10 +283,11 @@ def hook_target(hook: Hook) -> "HookTarget | Roster":
     """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat."""
     if not isinstance(hook, Hook):
         raise MomentError(f"{hook!r} is not a hook: give an instance of a subclass of hookline.hooks.Hook.")
-    flat = isinstance(hook, CompositeHook) and not any(
-        getattr(type(hook), name) is not getattr(CompositeHook, name) for name in _COMPOSITE_METHODS
-    )
-    return hook.manager.roster if flat and isinstance(hook, CompositeHook) else HookTarget(hook)
+    if isinstance(hook, CompositeHook) and all(
+        getattr(type(hook), name) is getattr(CompositeHook, name) for name in _COMPOSITE_METHODS
+    ):
+        return hook.manager.roster
+    return HookTarget(hook)
 
 
 _COMPOSITE_METHODS = ("should_run", "run", "state_dict", "load_state_dict", "close")

@@ -66,7 +66,7 @@ class Loop(ABC):
         self.metrics: dict[str, Any] = {}
         self.validation_metrics: dict[str, Any] = {}
         self._rows: list[Row] = []
-        self._samples: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []  # where nothing is recorded
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
         self.validation_requested = False
@@ -171,7 +171,7 @@ class Loop(ABC):
         for row in rows:
             if not isinstance(row, Mapping):
                 raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
-            self._samples.append({"step": self.step + self.in_step, **row})
+            self.samples.append({"step": self.step + self.in_step, **row})
 
     @abstractmethod
     def save_checkpoint(self, path: Any = None) -> ManifestRow:

@@ -17,12 +17,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import ConfigError, UnknownNameError, closest
-from hookline.record.journal import File, files
+from hookline.record.journal import files
 from hookline.record.reader import JOURNAL, lines
 from hookline.record.records import clean
 
@@ -81,15 +80,11 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
 def is_finished(directory: Path) -> bool:
     """Whether the run finished; one that was stopped, failed or was killed can be taken up."""
     last = b""
-    if (directory / JOURNAL).is_dir():
-        for file in files(directory / JOURNAL):
-            if file.name == "main":
-                last = next((line for line, _ in reversed(list(_statuses(file)))), last)
+    for file in files(directory / JOURNAL):
+        if file.name == "main":
+            for line, _ in lines(file.path):
+                last = line if b'"kind":"status"' in line else last
     return b'"finished"' in last
-
-
-def _statuses(file: File) -> Iterator[tuple[bytes, int]]:
-    return ((line, end) for line, end in lines(file.path) if b'"kind":"status"' in line)
 
 
 _HELD: dict[Path, int] = {}
