@@ -250,7 +250,7 @@ def test_background_critical_subscriber_in_a_group_still_ends_the_run():
     group = hl.CallbackCollection([Critical()], name="group")
     with pytest.raises(OSError, match="disk full"), hl.run(callbacks=[group], summary=False) as run:
         list(run.steps(1))
-    assert (run.status, closed) == ("failed", [True])
+    assert (run.state, closed) == ("failed", [True])
 
 
 def test_background_subscriber_in_a_group_works_in_a_second_run():

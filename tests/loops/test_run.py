@@ -19,7 +19,7 @@ def test_run_fires_every_moment_once_in_order():
             run.log(loss=1.0)
     epoch = ["on_train_epoch_start", *STEP, *STEP, "on_train_epoch_end"]
     assert recording.names() == ["on_train_start", *epoch, *epoch, "on_train_end"]
-    assert (run.status, run.step, run.epoch, run.num_steps, run.num_epochs) == ("completed", 4, 1, 4, 2)
+    assert (run.state, run.step, run.epoch, run.num_steps, run.num_epochs) == ("completed", 4, 1, 4, 2)
 
 
 def test_run_step_end_has_the_index_batch_metrics_and_completed_count():
@@ -76,7 +76,7 @@ def test_run_stop_request_ends_at_the_step_boundary_in_every_epoch():
     ) as run:
         for _ in run.steps([1, 2], epochs=5):
             pass
-    assert (run.step, run.epoch, run.status, run.stop_reason) == (3, 1, "stopped", "enough")
+    assert (run.step, run.epoch, run.state, run.stop_reason) == (3, 1, "stopped", "enough")
     assert recording.names()[-2:] == ["on_train_epoch_end", "on_train_end"]
 
 
@@ -97,7 +97,7 @@ def test_run_break_completes_the_step_and_the_epoch():
             if i == 1:
                 break
         run.log(final=1)
-    assert (run.step, run.status) == (2, "completed")
+    assert (run.step, run.state) == (2, "completed")
     assert recording.names()[-4:] == ["on_step_end", "on_log", "on_train_epoch_end", "on_train_end"]
     assert [row.metrics for row in run.history] == [{"loss": 0}, {"loss": 1, "final": 1}]
 
@@ -108,7 +108,7 @@ def test_run_exception_fires_on_exception_not_train_end_and_propagates():
         for i in run.steps(10):
             run.log(value=1 / (1 - i))
     assert recording.names()[-3:] == ["on_step_start", "on_train_batch_start", "on_exception"]
-    assert (run.step, run.status, run.ctx.error) == (1, "failed", "ZeroDivisionError: division by zero")
+    assert (run.step, run.state, run.ctx.error) == (1, "failed", "ZeroDivisionError: division by zero")
 
 
 def test_run_critical_failure_ends_the_run():
@@ -121,7 +121,7 @@ def test_run_critical_failure_ends_the_run():
         hl.run(callbacks=[hl.on("step_end", explode, critical=True), recording], summary=False) as run,
     ):
         list(run.steps(3))
-    assert (run.status, recording.names()[-1]) == ("failed", "on_exception")
+    assert (run.state, recording.names()[-1]) == ("failed", "on_exception")
 
 
 def test_run_callbacks_are_closed_in_every_case():

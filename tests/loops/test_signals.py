@@ -21,7 +21,7 @@ LOOP = """
             if i == 0:
                 print("ready", flush=True)
             BODY
-    print("after", run.status, flush=True)
+    print("after", run.state, flush=True)
 """
 SHORT_STEP, ENDLESS_STEP = "pass", "while True: pass"
 
@@ -80,7 +80,7 @@ def test_run_in_another_thread_leaves_signals_alone():
         with hl.run(summary=False) as run:
             for i in run.steps(3):
                 run.log(i=i)
-        statuses.append((run.status, run.step, len(run.history)))
+        statuses.append((run.state, run.step, len(run.history)))
 
     thread = threading.Thread(target=train)
     thread.start()

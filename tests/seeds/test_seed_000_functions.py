@@ -323,7 +323,7 @@ def test_logger_function_that_fails_does_not_stop_the_training(caplog):
     with hl.run(callbacks=[offline], summary=False) as run:
         for _ in run.steps(5):
             run.log(loss=1.0)
-    assert (run.status, run.step) == ("completed", 5)
+    assert (run.state, run.step) == ("completed", 5)
     failures = [(failure.subscriber, failure.step, failure.disabled) for failure in run.callbacks.failures]
     assert failures == [("offline", 1, False), ("offline", 2, False), ("offline", 3, True)]
     assert "offline is DISABLED" in caplog.text

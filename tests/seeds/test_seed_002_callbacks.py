@@ -251,18 +251,18 @@ def test_progress_bar_last_line_shows_what_was_asked_for(shown, text):
 def test_early_stopping_waits_five_epochs_for_an_improvement_of_min_delta():
     early_stopping = EarlyStoppingCallback(monitor="val_loss", mode="min", patience=5, min_delta=0.001)
     run = validate_each_epoch(early_stopping, losses=[1.0, 0.5, *[0.4995] * 10])
-    assert (run.step, run.status) == (7, "stopped")
+    assert (run.step, run.state) == (7, "stopped")
     assert run.stop_reason == "early stopping: val_loss has not improved on 0.5 for 5 looks"
 
 
 def test_early_stopping_while_the_metric_improves_does_not_stop():
     run = validate_each_epoch(EarlyStoppingCallback(monitor="val_loss", patience=2), losses=[5.0, 4.0, 4.5, 3.0, 3.5])
-    assert (run.step, run.status) == (5, "completed")
+    assert (run.step, run.state) == (5, "completed")
 
 
 def test_early_stopping_mode_max_stops_when_the_metric_no_longer_grows():
     run = validate_each_epoch(EarlyStoppingCallback("val_loss", mode="max", patience=2), losses=[1.0, 2.0, 2.0, 1.0, 9])
-    assert (run.step, run.status) == (4, "stopped")
+    assert (run.step, run.state) == (4, "stopped")
 
 
 # Creating callbacks
@@ -436,7 +436,7 @@ class StatefulCallback(Callback):
 def test_stateful_callback_stops_training_through_should_stop():
     callback = StatefulCallback()
     run = validate_each_epoch(callback, losses=[3.0, 1.0, *[2.0] * 10])
-    assert (run.step, run.status, run.should_stop) == (7, "stopped", True)
+    assert (run.step, run.state, run.should_stop) == (7, "stopped", True)
     assert (callback.best_metric, callback.patience_counter) == (1.0, 5)
 
 
@@ -445,7 +445,7 @@ def test_stateful_callback_with_validation_inside_the_steps_stops_after_that_ste
         for _ in run.steps(20):
             with run.validate() as val:
                 val.log(loss=1.0)
-    assert (run.step, run.status) == (6, "stopped")
+    assert (run.step, run.state) == (6, "stopped")
 
 
 class TrainerAwareCallback(Callback):
@@ -584,7 +584,7 @@ def test_error_handling_callback_logs_the_error_and_training_goes_on():
 
     run = train(ErrorHandlingCallback(), losses=[1.0, 2.0])
     assert [row.metrics["callback_error"] for row in run.history] == ["loss is 1.0", "loss is 2.0"]
-    assert run.status == "completed"
+    assert run.state == "completed"
 
 
 def test_callback_without_error_handling_does_not_crash_the_training_either(caplog):
@@ -595,7 +595,7 @@ def test_callback_without_error_handling_does_not_crash_the_training_either(capl
     with hl.run(callbacks=[Careless()], summary=False) as run:
         for _ in run.steps(2):
             pass
-    assert (run.status, run.step) == ("completed", 2)
+    assert (run.state, run.step) == ("completed", 2)
     assert "careless failed at on_train_batch_end, step 1: ValueError: careless" in caplog.text
 
 

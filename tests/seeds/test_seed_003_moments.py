@@ -283,7 +283,7 @@ def test_on_eval_may_drive_early_stopping():
         for accuracy in run.steps([0.3, 0.6, 0.9, 1.0]):
             with run.validate() as val:
                 val.log(accuracy=accuracy)
-    assert (run.step, run.status, run.stop_reason) == (3, "stopped", "val solved at 2")
+    assert (run.step, run.state, run.stop_reason) == (3, "stopped", "val solved at 2")
 
 
 def test_async_work_spawned_from_inside_a_hook_runs():

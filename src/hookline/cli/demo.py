@@ -130,7 +130,7 @@ def _introduce(out: Console) -> None:
 def _explain(out: Console, run: hl.Run) -> None:
     costs = run.callbacks.costs()
     share = sum(cost.total_seconds for cost in costs) / run.seconds
-    lines = [f"The run {run.status} at step {run.step} of {run.num_steps}: {run.stop_reason or 'all steps are done'}."]
+    lines = [f"The run {run.state} at step {run.step} of {run.num_steps}: {run.stop_reason or 'all steps are done'}."]
     lines += [
         f"{cost.name} ({cost.note}) hurt nobody: errors are counted, not passed on." for cost in costs if cost.errors
     ]

@@ -101,7 +101,7 @@ def _checked_plan(entry: Any, source: Source, path: str) -> Plan:
     name, arguments, options, at = _parts(entry, source, path)
     factory = _factory(name, source, at)
     inside = f"{path}.with" if isinstance(entry, Mapping) and "use" in entry else at
-    checked = _checked_arguments(factory, arguments, source, inside)
+    checked = checked_arguments(factory, arguments, source, inside)
     for key, value in options.items():
         try:
             checked_option(name, key, value)
@@ -226,15 +226,7 @@ def import_name(name: str) -> Callable[..., Any]:
 
     Nothing else is taken: a configuration file must not be able to call just anything.
     """
-    module_name, _, attribute = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise UnknownNameError(f"{name!r} cannot be imported: {type(error).__name__}: {error}.") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise UnknownNameError(f"{module_name!r} has no {attribute!r}. {closest(part, dir(found))}")
-        found = getattr(found, part)
+    found = import_object(name)
     made = found if isinstance(found, type) else returned_type(found)
     if not isinstance(made, type) or not issubclass(made, Subscriber):
         raise UnknownNameError(
@@ -245,6 +237,20 @@ def import_name(name: str) -> Callable[..., Any]:
     return factory
 
 
+def import_object(name: str) -> Any:
+    """What lies at ``package.module:Name``."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise UnknownNameError(f"{name!r} cannot be imported: {type(error).__name__}: {error}.") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UnknownNameError(f"{module_name!r} has no {attribute!r}. {closest(part, dir(found))}")
+        found = getattr(found, part)
+    return found
+
+
 def returned_type(function: Any) -> Any:
     """What a function's annotation says it returns, or None."""
     try:
@@ -253,7 +259,7 @@ def returned_type(function: Any) -> Any:
         return None
 
 
-def _checked_arguments(
+def checked_arguments(
     factory: Callable[..., Any], arguments: Mapping[str, Any], source: Source, path: str
 ) -> dict[str, Any]:
     """The arguments, converted where a type allows it; unknown, missing and wrong ones are refused."""

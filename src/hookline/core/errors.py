@@ -8,7 +8,8 @@
     ├── UnknownNameError   (LookupError)  a name that nothing goes by
     ├── ConfigError        (ValueError)   a configuration file or dict that does not fit
     ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
-    └── MissingExtraError  (ImportError)  an optional dependency that is not installed
+    ├── MissingExtraError  (ImportError)  an optional dependency that is not installed
+    └── RefusedError       (PermissionError) a destination that will not take records as it is set up
 
 Each also inherits the built-in type that it resembles, so ``except ValueError`` keeps working.
 """
@@ -51,6 +52,15 @@ class CheckpointError(HooklineError, RuntimeError):
 
 class MissingExtraError(HooklineError, ImportError):
     """An optional dependency that is not installed; the message has the command that installs it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs a package that is not installed. Install it with: pip install 'hookline[{extra}]'"
+        )
+
+
+class RefusedError(HooklineError, PermissionError):
+    """A destination that will not take records the way it is set up; the message says what to change."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:

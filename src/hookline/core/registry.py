@@ -1,7 +1,8 @@
-"""Names for classes of callbacks and hooks: built in, registered, or installed by other packages.
+"""Names for classes of callbacks, hooks and sinks: built in, registered, or installed by other packages.
 
-A package offers its own through the entry point group ``hookline.callbacks``. Entry points and the
-built-in modules are only read when a name is looked up that nobody registered yet.
+A package offers its own through the entry point groups ``hookline.callbacks`` and
+``hookline.sinks``. Entry points and the built-in modules are only read when a name is looked up
+that nobody registered yet.
 """
 
 import functools
@@ -21,14 +22,16 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class Registry:
-    """Names to factories: classes of subscribers, or functions that return one.
+    """Names to factories: classes of subscribers or sinks, or functions that return one.
 
     Args:
         builtin_modules: Modules that register names when imported.
+        group: The entry points by which other packages offer theirs.
     """
 
-    def __init__(self, builtin_modules: tuple[str, ...] = ()) -> None:
+    def __init__(self, builtin_modules: tuple[str, ...] = (), group: str = ENTRY_POINTS) -> None:
         self._builtin_modules = builtin_modules
+        self._group = group
         self._registered: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -54,7 +57,7 @@ class Registry:
         self._load_builtin()
         if name in self._registered:
             return self._registered[name]
-        point = _entry_points().get(name)
+        point = _entry_points(self._group).get(name)
         if point is not None:
             return self.register(name)(_load(point))
         raise UnknownNameError(f"Nothing is registered as {name!r}. {closest(name, self.names())}")
@@ -66,7 +69,7 @@ class Registry:
 
     def installed(self) -> dict[str, str]:
         """The names that other packages offer, with the package of each."""
-        return {name: _package(point) for name, point in _entry_points().items()}
+        return {name: _package(point) for name, point in _entry_points(self._group).items()}
 
     @functools.cache  # noqa: B019 - registries live as long as the program
     def _load_builtin(self) -> None:
@@ -74,11 +77,11 @@ class Registry:
             importlib.import_module(module)
 
 
-def _entry_points() -> "dict[str, EntryPoint]":
+def _entry_points(group: str) -> "dict[str, EntryPoint]":
     """The entry points by name; where two packages offer one, the first by package name has it."""
     import importlib.metadata  # 20 ms that only a look-up pays
 
-    points = sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=_package, reverse=True)
+    points = sorted(importlib.metadata.entry_points(group=group), key=_package, reverse=True)
     return {point.name: point for point in points}
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import MetricsRow, collect
@@ -25,9 +25,13 @@ from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.core.values import plain
 from hookline.loops import checkpoint, run_record
 from hookline.loops.loop import Loop
+from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.loops.validation import Validation
+
+if TYPE_CHECKING:
+    from hookline.record.delivery import SinkState
 
 logger = logging.getLogger("hookline")
 
@@ -42,6 +46,8 @@ class Run(Loop):
         project: The folder of ``root`` that its directory lies in.
         root: Where runs are recorded; None keeps everything in memory and writes nothing.
         callbacks: Anything a `CallbackCollection` takes, or a collection.
+        sinks: Where the record is delivered to: names such as ``"csv"`` and ``"tensorboard"``, mappings
+            ``{"wandb": {"project": "mine"}}``, sinks, or functions ``(report_data, step)``.
         config: Kept as ``run.config`` and ``run.ctx.run_config``.
         resume: Take up an earlier run: its id or directory, or ``"auto"`` for the latest of this name that
             neither finished nor is running, if there is one. The last checkpoint in its directory is loaded.
@@ -49,6 +55,8 @@ class Run(Loop):
         load: Called with a checkpoint's directory to read it back.
         strict: Let exceptions of observers propagate.
         summary: Print how the run ended and what each subscriber cost.
+        delivery: ``"thread"`` delivers from this process, ``"process"`` from one that survives it.
+        drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
     """
 
     def __init__(
@@ -58,21 +66,27 @@ class Run(Loop):
         project: str = "default",
         root: str | Path | None = "runs",
         callbacks: Iterable[Any] = (),
+        sinks: Iterable[Any] = (),
         config: Any = None,
         resume: str | Path | None = None,
         save: Callable[[Path], object] | None = None,
         load: Callable[[Path], object] | None = None,
         strict: bool = False,
         summary: bool = True,
+        delivery: Delivery = "thread",
+        drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
         super().__init__(callbacks, strict=strict)
         if resume is not None and root is None:
             raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
+        self.outlets = Outlets(sinks, delivery=delivery, drain_seconds=drain_seconds)
+        if self.outlets and root is None:
+            raise OptionError("sinks= with root=None: sinks are fed from the record. Give a root.")
         self.name = name or "run"
         self.project, self.root = project, root
         self.resume_from = resume
         self.config = config
-        self.status = "created"
+        self.state = "created"
         self.checkpoints: list[ManifestRow] = []
         self.seconds = 0.0
         self.ctx.run_key, self.ctx.run_config = self.name, config
@@ -98,11 +112,11 @@ class Run(Loop):
         return self._step is not None
 
     def __enter__(self) -> Self:
-        if self.status != "created":
-            raise OptionError(f"This run is {self.status}: a run is entered once. Make another with hl.run().")
+        if self.state != "created":
+            raise OptionError(f"This run is {self.state}: a run is entered once. Make another with hl.run().")
         self._thread = threading.get_ident()
         run_record.begin(self)
-        self.status = "running"
+        self.state = "running"
         self._began = time.perf_counter()
         self._signals.install()
         return self
@@ -123,7 +137,7 @@ class Run(Loop):
         finally:
             self._signals.restore()
             self.seconds = time.perf_counter() - self._began
-        if self._prints_summary and self.rank == 0 and len(self.callbacks):
+        if self._prints_summary and self.rank == 0 and (len(self.callbacks) or self.outlets):
             from hookline.loops.summary import print_summary
 
             print_summary(self)
@@ -174,12 +188,21 @@ class Run(Loop):
         """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``."""
         if self._ended:
             logger.warning("%s has ended: what is logged now is not recorded.", self.name)
-        elif self._train_started or self.status != "running":
+        elif self._train_started or self.state != "running":
             super().log(*args, step=step, **values)
         else:  # the first moment is on_train_start, and it waits until the plan is known
             at, metrics = self.step if step is None else step, collect(args, values)
             self._write(at, metrics)
             self._early.append((at, metrics))
+
+    def status(self, status: str, message: str = "", **data: Any) -> None:
+        """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
+        if self.recorder is not None:
+            self.recorder.status(status, message, step=self.step + self.in_step, **data)
+
+    def sinks(self) -> list["SinkState"]:
+        """How each sink stands: ``ok``, ``lagging`` or ``refused``, how much it was given, what is wrong."""
+        return self.outlets.states()
 
     def save_checkpoint(self, path: str | Path | None = None) -> ManifestRow:
         """Save the loop's counters, the callbacks' states, and what ``save=`` writes, and return the row.
@@ -338,7 +361,7 @@ class Run(Loop):
             self.start()
             self._commit_held_back()
             self.answer_requests()
-            self.status = "stopped" if self.stop_requested else "completed"
+            self.state = "stopped" if self.stop_requested else "completed"
             self.callbacks.on_train_end(self, self._artifacts())
             self.answer_requests()
             self._close()
@@ -347,7 +370,7 @@ class Run(Loop):
             raise
 
     def _fail(self, error: BaseException) -> None:
-        self.status = "failed"
+        self.state = "failed"
         self._interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         self._open_row = self._step = None
         self.ctx.status, self.ctx.error = "failed", f"{type(error).__name__}: {error}"
@@ -363,7 +386,7 @@ class Run(Loop):
             try:
                 self.callbacks.close()
             except BaseException:
-                self.status = "failed"
+                self.state = "failed"
                 raise
             finally:
                 self._commit_held_back()
@@ -371,7 +394,7 @@ class Run(Loop):
 
     def _record_end(self) -> None:
         self._ended = True
-        word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.status, self.status)
+        word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.state, self.state)
         run_record.end(self, word)
 
     def _state(self, step: int) -> dict[str, Any]:
@@ -396,9 +419,9 @@ class Run(Loop):
         return state
 
     def _require_running(self, what: str) -> None:
-        if self.status != "running":
+        if self.state != "running":
             raise OptionError(
-                f"run.{what}() belongs into the body of: with hl.run(...) as run. This run is {self.status}."
+                f"run.{what}() belongs into the body of: with hl.run(...) as run. This run is {self.state}."
             )
 
     def _artifacts(self) -> LoopArtifacts:

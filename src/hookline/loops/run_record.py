@@ -35,12 +35,15 @@ def begin(run: "Run") -> None:
     run.output_dir = run.ctx.output_dir = shared
     run.recorder = Recorder(shared, name="main" if run.rank == 0 else f"rank{run.rank}")
     run.callbacks.health.on_failure = partial(_record_failure, run.recorder)
-    if run.resume_from is not None:
-        try:
+    try:
+        if run.resume_from is not None:
             _take_up(run, shared, run.recorder)
-        except BaseException:
-            _let_go(shared, run.recorder)
-            raise
+        if run.rank == 0:
+            run.outlets.open(shared)
+    except BaseException as error:
+        run.recorder.status("failed", str(error))
+        _let_go(run, shared, run.recorder)
+        raise
 
 
 def end(run: "Run", word: str) -> None:
@@ -50,7 +53,7 @@ def end(run: "Run", word: str) -> None:
     if run.stop_reason is not None:
         run.recorder.event("stop", step=run.step, reason=run.stop_reason)
     run.recorder.status(word, run.ctx.error or run.stop_reason or "", step=run.step)
-    _let_go(run.output_dir, run.recorder)
+    _let_go(run, run.output_dir, run.recorder)
 
 
 def _find_or_make(run: "Run", root: str | Path) -> Path | Exception:
@@ -87,6 +90,9 @@ def _record_failure(recorder: Recorder, failure: Failure) -> None:
     recorder.event("hook_error", step=failure.step, error=error, **facts)
 
 
-def _let_go(directory: Path, recorder: Recorder) -> None:
+def _let_go(run: "Run", directory: Path, recorder: Recorder) -> None:
     recorder.close()
-    run_directory.let_go(directory)
+    try:
+        run.outlets.close()
+    finally:
+        run_directory.let_go(directory)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.timing import Costs, duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from hookline.loops.run import Run
@@ -25,12 +26,26 @@ def print_summary(run: "Run") -> None:
     if metrics:
         shown = [f"{escape(name)} [bold]{escape(_shown(value))}[/]" for name, value in metrics.items()]
         console.print("  " + "  ".join(shown), soft_wrap=True)
-    console.print(cost_table(run.callbacks.costs()))
+    if len(run.callbacks):
+        console.print(cost_table(run.callbacks.costs()))
+    _print_sinks(console, run)
     if run.dir is not None:
         console.print(f"recorded in {run.dir}", style="dim", markup=False, soft_wrap=True)
     for failure in run.callbacks.failures[-3:]:
         prefix, style = ("DISABLED: ", "red") if failure.disabled else ("", "yellow")
         console.print(f"{prefix}{failure}", style=style, markup=False, soft_wrap=True)
+
+
+def _print_sinks(console: "Console", run: "Run") -> None:
+    states = run.sinks()
+    for state in states:
+        colour = {"ok": "green", "lagging": "yellow"}.get(state.status, "red")
+        behind = f", {state.behind_bytes:,} bytes wait" if state.behind_bytes else ""
+        console.print(f"  [{colour}]{state.status}[/] {state.name}: {state.delivered:,} records delivered{behind}")
+        if state.error:
+            console.print(f"    {state.error}", style=colour, markup=False, soft_wrap=True)
+    if any(state.behind_bytes for state in states):
+        console.print(f"  the rest is delivered by: hookline runs sync {run.dir}", markup=False, soft_wrap=True)
 
 
 def cost_table(costs: Costs) -> "Table":
@@ -50,9 +65,9 @@ def cost_table(costs: Costs) -> "Table":
 def _headline(run: "Run") -> str:
     from rich.markup import escape
 
-    colour = {"completed": "green", "stopped": "yellow"}.get(run.status, "red")
+    colour = {"completed": "green", "stopped": "yellow"}.get(run.state, "red")
     reason = f" ({escape(run.stop_reason)})" if run.stop_reason else ""
-    how = f"[{colour}]{run.status}[/]{reason}"
+    how = f"[{colour}]{run.state}[/]{reason}"
     return f"[bold]{escape(run.name)}[/] {how} after {run.step} steps in {duration(run.seconds)}"
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,17 +23,51 @@ from hookline.record.records import AnyRecord, Event, Metrics, Rewards, Sample, 
 
 JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""
+MAIN = "main"
+"""The name of the writer that speaks for the run: its rank zero."""
 FINAL = frozenset({"finished", "failed", "stopped"})
 """The statuses after which a run records nothing more."""
 
-_CHUNK = 1 << 20
+_CHUNK = 128 << 10
+
+
+class Parcel(NamedTuple):
+    """A record and where it lies: in which file, up to which byte, and how many bytes it takes."""
+
+    record: AnyRecord
+    file: File
+    end: int
+    size: int
+
+    @property
+    def kind(self) -> str:
+        """The record's kind: ``metrics``, ``sample``, ..."""
+        return str(self.record.__struct_config__.tag)
+
+    @property
+    def id(self) -> str:
+        """What no other record of the run has, and this one keeps."""
+        return f"{self.file.writer}-{self.file.number}-{self.end}"
 
 
 @dataclass(slots=True)
 class Cursor:
-    """How far each file has been read, in bytes; a reader may begin from one that was saved."""
+    """How far each writer's files have been read: the number of the last one, and the bytes of it."""
 
-    offsets: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def offset(self, file: File) -> int | None:
+        """Where to go on in a file; None where all of it has been read."""
+        number, offset = self.places.get(file.writer, (0, 0))
+        return None if file.number < number else offset if file.number == number else 0
+
+    def pass_by(self, file: File, end: int) -> None:
+        """Note that a file has been read up to an offset."""
+        self.places[file.writer] = (file.number, end)
+
+    def behind(self, directory: Path) -> int:
+        """How many bytes of a directory's journals have not been read; those set aside for records are not counted."""
+        return sum(_unread(file.path, offset) for file in files(directory) if (offset := self.offset(file)) is not None)
 
 
 @dataclass(slots=True)
@@ -44,26 +78,22 @@ class Reader:
     cursor: Cursor = field(default_factory=Cursor)
     skipped: int = 0
 
-    def poll(self, limit: int | None = None) -> list[tuple[File, AnyRecord]]:
-        """The records since the last time, each writer's in order; at most ``limit`` of them."""
-        found: list[tuple[File, AnyRecord]] = []
+    def new(self) -> Iterator[Parcel]:
+        """The records since the last time, each writer's in order; the cursor stands behind the one given last."""
         for file in files(self.directory):
-            if limit is not None and len(found) >= limit:
-                break
-            found += self._new_in(file, None if limit is None else limit - len(found))
-        return found
+            offset = self.cursor.offset(file)
+            if offset is not None:
+                yield from self._new_in(file, offset)
 
-    def _new_in(self, file: File, limit: int | None) -> list[tuple[File, AnyRecord]]:
-        found: list[tuple[File, AnyRecord]] = []
-        for line, end in lines(file.path, self.cursor.offsets.get(file.path.name, 0)):
-            if limit is not None and len(found) >= limit:
-                break
-            self.cursor.offsets[file.path.name] = end
+    def _new_in(self, file: File, offset: int) -> Iterator[Parcel]:
+        for line, end in lines(file.path, offset):
+            self.cursor.pass_by(file, end)
             try:
-                found.append((file, decode(line)))
+                record = decode(line)
             except msgspec.DecodeError:
                 self.skipped += 1
-        return found
+            else:
+                yield Parcel(record, file, end, len(line) + 1)
 
 
 def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
@@ -83,6 +113,11 @@ def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
                 yield line, offset
             if zero:
                 return
+
+
+def _unread(path: Path, offset: int) -> int:
+    """The bytes of a file behind an offset, up to its last line; a segment in use is longer than what it holds."""
+    return max((end for _, end in lines(path, offset)), default=offset) - offset
 
 
 def read(run_dir: str | Path) -> Iterator[AnyRecord]:
@@ -110,15 +145,37 @@ def follow(
     reader = Reader(journal_directory(run_dir))
     idle, ended = 0.0, False
     while True:
-        new = reader.poll()
-        for _, record in new:
-            yield record
-            ended = ended or (isinstance(record, Status) and record.status in FINAL)
+        new = False
+        for parcel in reader.new():
+            new = True
+            yield parcel.record
+            ended = ended or (isinstance(parcel.record, Status) and parcel.record.status in FINAL)
         if not new and (ended or (idle_seconds is not None and idle >= idle_seconds)):
             return
         idle = 0.0 if new else idle + poll_seconds
         if not new:
             sleep(poll_seconds)
+
+
+def last_status(run_dir: str | Path) -> Status | None:
+    """The latest status that the run itself recorded."""
+    last: Status | None = None
+    for file in files(Path(run_dir) / JOURNAL):
+        if file.name == MAIN:
+            for line, _ in lines(file.path):
+                last = _decoded(line) if b'"kind":"status"' in line else last
+    return last
+
+
+def last_step(run_dir: str | Path) -> int:
+    """The latest completed step that the run itself recorded in its last session."""
+    own = [file for file in files(Path(run_dir) / JOURNAL) if file.name == MAIN]
+    for file in reversed(own):
+        records = (_decoded(line) for line, _ in lines(file.path))
+        steps = [record.step for record in records if isinstance(record, Metrics) and record.axis == "train"]
+        if steps:
+            return max(steps)
+    return 0
 
 
 def journal_directory(run_dir: str | Path) -> Path:
@@ -154,12 +211,17 @@ def _marks(found: Iterable[File]) -> Marks:
 
 
 def _note(marks: Marks, file: File, record: Any) -> None:
-    if isinstance(record, Event) and record.name == "resume":
+    if is_resume(record):
         for axis, step in record.data.get("steps", {}).items():
             marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
     elif isinstance(record, Metrics) and record.axis == "eval":
         key = (file.name, record.step)
         marks.evaluated[key] = max(file.session, marks.evaluated.get(key, 0))
+
+
+def is_resume(record: Any) -> bool:
+    """Whether a record is a resume mark."""
+    return isinstance(record, Event) and record.name == "resume"
 
 
 def _by_writer(found: Iterable[File]) -> dict[str, list[File]]:

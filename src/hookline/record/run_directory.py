@@ -6,8 +6,6 @@ committed lie beside it in ``git.diff``.
 """
 
 import contextlib
-import errno
-import fcntl
 import getpass
 import json
 import os
@@ -21,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import ConfigError, UnknownNameError, closest
-from hookline.record.journal import files
-from hookline.record.reader import JOURNAL, lines
+from hookline.record import lock
+from hookline.record.reader import last_status
 from hookline.record.records import clean
 
 FACTS = "run.json"
+LOCK = "lock"
 _DIFF_BYTES = 1 << 20
 _ADJECTIVES = (
     "amber bold brave bright calm clever crisp eager fair fleet gentle glad keen lively mellow noble "
@@ -79,52 +78,23 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
 
 def is_finished(directory: Path) -> bool:
     """Whether the run finished; one that was stopped, failed or was killed can be taken up."""
-    last = b""
-    for file in files(directory / JOURNAL):
-        if file.name == "main":
-            for line, _ in lines(file.path):
-                last = line if b'"kind":"status"' in line else last
-    return b'"finished"' in last
-
-
-_HELD: dict[Path, int] = {}
-"""The locks of this process, which a test from inside of it would not see."""
+    last = last_status(directory)
+    return last is not None and last.status == "finished"
 
 
 def hold(directory: Path) -> None:
-    """Mark a run as alive until this process lets go of it or dies.
-
-    A record lock: it is not inherited by forked children, so none of them keeps a dead run alive.
-    """
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    _HELD[directory] = descriptor
+    """Mark a run as alive until this process lets go of it or dies."""
+    lock.hold(directory / LOCK)
 
 
 def let_go(directory: Path) -> None:
     """Take the mark away."""
-    descriptor = _HELD.pop(directory, None)
-    if descriptor is not None:
-        os.close(descriptor)
+    lock.let_go(directory / LOCK)
 
 
 def is_alive(directory: Path) -> bool:
     """Whether a process holds the run."""
-    directory = directory.resolve()
-    if directory in _HELD:
-        return True
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EACCES, errno.EAGAIN)
-    finally:
-        os.close(descriptor)
-    return False
+    return lock.is_held(directory / LOCK)
 
 
 def _name(path: Path) -> str | None:

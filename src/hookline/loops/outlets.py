@@ -1,0 +1,70 @@
+"""A run's sinks and the courier that feeds them; nothing of it is loaded where there are none."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from hookline.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from hookline.record.courier import Courier
+    from hookline.record.courier_process import ProcessCourier
+    from hookline.record.delivery import Pace, SinkState
+    from hookline.record.sink import Sink
+
+Delivery: TypeAlias = Literal["thread", "process"]
+DRAIN_SECONDS = 10.0
+
+
+class Outlets:
+    """Where a run's record is delivered to.
+
+    Args:
+        sinks: What `make_sinks` takes.
+        delivery: Whether from threads of this process or from a process of its own.
+        drain_seconds: How long `close` waits for what is left to be delivered.
+    """
+
+    def __init__(self, sinks: Iterable[Any], *, delivery: Delivery, drain_seconds: float) -> None:
+        if delivery not in ("thread", "process"):
+            raise OptionError(f"delivery={delivery!r}: give 'thread' or 'process'.")
+        if not drain_seconds >= 0:
+            raise OptionError(f"drain_seconds={drain_seconds!r}: give a number of seconds.")
+        self._sinks = _made(sinks)
+        self._delivery, self._drain_seconds = delivery, drain_seconds
+        self.pace: Pace | None = None
+        self._courier: Courier | ProcessCourier | None = None
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def open(self, run_dir: Path) -> None:
+        """Begin to deliver."""
+        if not self._sinks:
+            return
+        if self._delivery == "thread":
+            from hookline.record.courier import Courier
+
+            self._courier = Courier(run_dir, self._sinks, pace=self.pace)
+        else:
+            from hookline.record.courier_process import ProcessCourier
+
+            self._courier = ProcessCourier(run_dir, self._sinks, pace=self.pace)
+        self._courier.start()
+
+    def close(self) -> None:
+        """Deliver what is left, within the time for it."""
+        if self._courier is not None:
+            self._courier.close(self._drain_seconds)
+
+    def states(self) -> list["SinkState"]:
+        """How each sink stands."""
+        return [] if self._courier is None else self._courier.states()
+
+
+def _made(sinks: Iterable[Any]) -> "dict[str, Sink]":
+    if isinstance(sinks, list | tuple) and not sinks:
+        return {}
+    from hookline.record.sink import make_sinks
+
+    return make_sinks(sinks)

@@ -1,0 +1,111 @@
+"""`Courier`: delivers a run's journals to its sinks, beside the training.
+
+The training thread hands it nothing: it writes to the journal, and the courier reads that. Each sink
+has a thread of its own, so one that hangs holds up none of the others. At the end what is left is
+delivered within a time limit; what is still left then stays in the journal, and `sync` or the next
+start of the run delivers it.
+
+`start` opens the sinks and waits for that, within limits, so that one that refuses (bad credentials,
+a bad address) is an error at the start. One that is merely unreachable is not.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hookline.core.errors import RefusedError
+from hookline.record import run_directory
+from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
+from hookline.record.reader import FINAL, last_status, last_step
+from hookline.record.recorder import Recorder
+from hookline.record.sink import Sink, make_sink
+
+logger = logging.getLogger("hookline")
+
+START_SECONDS = 5.0
+DRAIN_SECONDS = 10.0
+
+
+class Courier:
+    """Delivers to sinks from threads of this process.
+
+    Args:
+        run_dir: The run's directory.
+        sinks: The sinks by name.
+        pace: How often it looks for news, and how it waits after faults.
+    """
+
+    def __init__(self, run_dir: str | Path, sinks: Mapping[str, Sink], *, pace: Pace | None = None) -> None:
+        self.run_dir = Path(run_dir)
+        for sink in sinks.values():
+            sink.check()
+        self.deliveries = [Delivery(self.run_dir, name, sink, pace) for name, sink in sinks.items()]
+        self._threads: list[threading.Thread] = []
+
+    def start(self, seconds: float = START_SECONDS) -> None:
+        """Begin, and wait until every sink was tried once, for so long at most.
+
+        Raises:
+            RefusedError: A sink refuses; none is delivered to.
+        """
+        for delivery in self.deliveries:
+            thread = threading.Thread(target=delivery.run, name=f"hookline-sink-{delivery.name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        deadline = time.monotonic() + seconds
+        for delivery in self.deliveries:
+            delivery.opened.wait(max(0.0, deadline - time.monotonic()))
+        refused = next((delivery for delivery in self.deliveries if delivery.refusal is not None), None)
+        if refused is not None:
+            self.close(0.0)
+            raise RefusedError(f"{refused.name}: {refused.refusal}") from refused.refusal
+
+    def close(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Deliver what is left, for so long at most. May be called again."""
+        for delivery in self.deliveries:
+            delivery.close(seconds)
+        deadline = time.monotonic() + seconds + 0.5
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def stop_beating(self) -> None:
+        """Send no more heartbeats: the training process is dead."""
+        for delivery in self.deliveries:
+            delivery.beats = False
+
+    def states(self) -> list[SinkState]:
+        """How each sink stands."""
+        return sink_states(self.run_dir)
+
+
+def sync(run_dir: str | Path, *, seconds: float, progress: Callable[[list[SinkState]], object]) -> list[SinkState]:
+    """Deliver what a run that is over left behind, for so long at most, and say how the sinks stand.
+
+    Args:
+        progress: Called with the states now and then.
+    """
+    note_death(run_dir)
+    sinks = {state.name: make_sink(state.spec) for state in sink_states(Path(run_dir))}
+    courier = Courier(run_dir, sinks)
+    courier.stop_beating()
+    courier.start(0.0)
+    deadline = time.monotonic() + seconds
+    while not all(delivery.is_done() for delivery in courier.deliveries) and time.monotonic() < deadline:
+        progress(courier.states())
+        time.sleep(0.1)
+    courier.close(0.0)
+    return courier.states()
+
+
+def note_death(run_dir: str | Path) -> bool:
+    """Record that a run failed if its process died without saying how it ended; whether it did."""
+    directory = Path(run_dir)
+    last = last_status(directory)
+    if last is None or last.status in FINAL or run_directory.is_alive(directory):
+        return False
+    recorder = Recorder(directory, name="courier")
+    recorder.status("failed", "The training process died without saying why.", step=last_step(directory))
+    recorder.close()
+    return True

@@ -1,0 +1,281 @@
+"""`Delivery`: brings one sink what is in a run's journals, and remembers durably how far it came.
+
+Guarantees:
+
+- Records come in order, and none is skipped: the cursor moves only when `write` has returned.
+- The cursor and the sink's own state are saved together, in one file that is replaced as a whole
+  (``sinks/<name>.json`` in the run's directory), so that after a crash the sink goes on exactly
+  behind what counts as delivered.
+- A fault is retried for ever, after waits that double up to half a minute, with jitter. What waits
+  is in the journal; memory holds one batch.
+- One deliverer per sink: a lock keeps a second process, or a thread that was given up on, out.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hookline.core.errors import HooklineError, RefusedError
+from hookline.record import lock
+from hookline.record.reader import JOURNAL, Cursor, Parcel, Reader, is_resume
+from hookline.record.records import clean
+from hookline.record.sink import Sink
+
+logger = logging.getLogger("hookline")
+
+SINKS_FOLDER = "sinks"
+"""The folder of a run's directory that holds a file for each sink."""
+BATCH_BYTES = 1 << 20
+
+Word = Literal["ok", "lagging", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a delivery looks for news, and how long it waits after a fault."""
+
+    poll_seconds: float = 0.5
+    retry_seconds: float = 0.5
+    longest_seconds: float = 30.0
+    jitter: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
+
+    def after(self, faults: int) -> float:
+        """How long to wait after so many faults in a row."""
+        return min(self.longest_seconds, self.retry_seconds * 2.0 ** min(faults - 1, 30)) * (0.5 + self.jitter() / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkState:
+    """How a sink stands: ``ok``, ``lagging`` (a fault, it is being retried) or ``refused`` (it needs a fix)."""
+
+    name: str
+    status: Word = "ok"
+    delivered: int = 0
+    behind_bytes: int = 0
+    error: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a delivery saves."""
+
+    path: Path
+    spec: dict[str, Any]
+    cursor: Cursor = field(default_factory=Cursor)
+    state: Any = None
+    delivered: int = 0
+    status: Word = "ok"
+    error: str = ""
+
+    @classmethod
+    def load(cls, path: Path, spec: dict[str, Any]) -> "Progress":
+        """What was saved for the same sink; a sink with other settings begins at the beginning."""
+        saved = _saved(path)
+        if saved.get("sink") != spec:
+            return cls(path, spec)
+        return cls(path, spec, _cursor(saved), saved["state"], saved["delivered"], saved["status"], saved["error"])
+
+    def save(self) -> None:
+        """Replace the file as a whole."""
+        data = {"sink": self.spec, "status": self.status, "error": self.error, "delivered": self.delivered}
+        text = json.dumps(data | {"places": self.cursor.places, "state": self.state})
+        aside = self.path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise
+
+
+def sink_states(run_dir: Path) -> list[SinkState]:
+    """How each sink of a run stands, by what was saved last."""
+    journal, found = Path(run_dir) / JOURNAL, []
+    for path in sorted((Path(run_dir) / SINKS_FOLDER).glob("*.json")):
+        saved = _saved(path)
+        if saved:
+            facts = saved["status"], saved["delivered"], _cursor(saved).behind(journal), saved["error"], saved["sink"]
+            found.append(SinkState(path.stem, *facts))
+    return found
+
+
+class Delivery:
+    """Feeds one sink, from a thread of its own or one round at a time."""
+
+    def __init__(self, run_dir: Path, name: str, sink: Sink, pace: Pace | None = None) -> None:
+        self.run_dir, self.name, self.sink, self.pace = Path(run_dir), name, sink, pace or Pace()
+        self.opened = threading.Event()
+        self.refusal: RefusedError | None = None
+        self.beats = True
+        folder = self.run_dir / SINKS_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = folder / f"{name}.lock"
+        spec = clean(sink.spec())
+        self.progress = Progress.load(folder / f"{name}.json", spec)
+        self.progress.save()
+        self._reader: Reader | None = None
+        self._news: Iterator[Parcel] = iter(())
+        self._held: Parcel | None = None
+        self._faults = 0
+        self._saves, self._holds = True, False
+        self._closing = threading.Event()
+        self._deadline = 0.0
+
+    def run(self) -> None:
+        """Deliver until `close` is called, and then what is left, within its time."""
+        try:
+            while not self._closing.wait(self.round()):
+                pass
+            self._drain()
+        finally:
+            self._shut()
+            if self._holds:
+                lock.let_go(self._lock)
+
+    def close(self, seconds: float) -> None:
+        """Ask for the end; what is new is still delivered, for so long at most."""
+        self._deadline = self.pace.clock() + seconds
+        self._closing.set()
+
+    def round(self) -> float:
+        """Deliver what is new, and say how long to wait before the next round."""
+        try:
+            self._news = self._open().new()
+            while parcels := self._batch():
+                self._write(parcels)
+                if self._closing.is_set() and self.pace.clock() > self._deadline:
+                    break
+            if self.beats and not self._closing.is_set():
+                self.sink.beat()
+        except Exception as error:
+            return self._note_fault(error)
+        finally:
+            self.opened.set()
+        self._note_success()
+        return self.pace.poll_seconds
+
+    def is_done(self) -> bool:
+        """Whether nothing waits to be delivered."""
+        return self._faults == 0 and self.progress.cursor.behind(self.run_dir / JOURNAL) == 0
+
+    def _drain(self) -> None:
+        while not self.is_done() and (left := self._deadline - self.pace.clock()) > 0:
+            wait = self.round()
+            if self._faults:
+                time.sleep(min(wait, max(0.0, left), 1.0))
+
+    def _open(self) -> Reader:
+        if self._reader is None:
+            if not lock.hold(self._lock) and not self._holds:
+                raise BusyError(f"another process, or a thread that hangs, is delivering to {self.name}")
+            self._holds = True
+            self._shut()
+            state = self.sink.open(self.run_dir, self.progress.state)
+            if state != self.progress.state:
+                self.progress.state = state
+                self._save()
+            self._reader = Reader(self.run_dir / JOURNAL, Cursor(dict(self.progress.cursor.places)))
+        return self._reader
+
+    def _batch(self) -> list[Parcel]:
+        """The next records; a resume mark alone, so that a sink can cut back without losing count."""
+        parcels: list[Parcel] = []
+        size = 0
+        while len(parcels) < self.sink.batch_records and size < BATCH_BYTES:
+            parcel = self._held or next(self._news, None)
+            self._held = None
+            if parcel is None:
+                break
+            if is_resume(parcel.record) and parcels:
+                self._held = parcel
+                break
+            parcels.append(parcel)
+            size += parcel.size
+            if is_resume(parcel.record):
+                break
+        return parcels
+
+    def _write(self, parcels: list[Parcel]) -> None:
+        state = self.sink.write(parcels)
+        progress = self.progress
+        progress.state = state
+        progress.delivered += len(parcels)
+        for parcel in parcels:
+            progress.cursor.pass_by(parcel.file, parcel.end)
+        self._faults = 0
+        self._save()
+
+    def _save(self) -> None:
+        """Save how far it came; where that fails the delivery goes on, and is repeated in part after a crash."""
+        try:
+            self.progress.save()
+            self._saves = True
+        except OSError as error:
+            if self._saves:
+                logger.warning("How far %s came cannot be saved: %s", self.name, error)
+            self._saves = False
+
+    def _note_fault(self, error: Exception) -> float:
+        self._faults += 1
+        self._reader = self._held = None
+        status: Word = "refused" if isinstance(error, RefusedError) else "lagging"
+        if isinstance(error, RefusedError):
+            self.refusal = error
+        self._say(status, str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}")
+        return self.pace.longest_seconds if status == "refused" else self.pace.after(self._faults)
+
+    def _note_success(self) -> None:
+        self._faults = 0
+        if self.progress.status != "ok":
+            logger.warning("%s takes records again.", self.name)
+            self._set("ok", "")
+
+    def _say(self, status: Word, error: str) -> None:
+        """Say it when a sink begins to lag or to refuse, not at every attempt."""
+        if self.progress.status != status:
+            if status == "refused":
+                logger.error(
+                    "%s refuses the records: %s They are kept, and tried again now and then.", self.name, error
+                )
+            else:
+                logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, error)
+        self._set(status, error)
+
+    def _set(self, status: Word, error: str) -> None:
+        changed = (self.progress.status, self.progress.error) != (status, error)
+        self.progress.status, self.progress.error = status, error
+        if changed:
+            self._save()
+
+    def _shut(self) -> None:
+        try:
+            self.sink.close()
+        except Exception:
+            logger.warning("%s could not be closed.", self.name, exc_info=True)
+
+
+class BusyError(HooklineError, RuntimeError):
+    """Somebody else is delivering to the sink."""
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return saved
+
+
+def _cursor(saved: dict[str, Any]) -> Cursor:
+    return Cursor({writer: (number, offset) for writer, (number, offset) in saved["places"].items()})

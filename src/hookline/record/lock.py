@@ -1,0 +1,63 @@
+"""Locks on files that show which process is at work, and vanish with it.
+
+They are record locks: a forked child does not inherit them, so none of them keeps a dead process's
+lock alive. A process does not see its own record locks, so those of this one are kept in a table.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+_HELD: dict[Path, tuple[int, int]] = {}
+"""The locks of this process: a descriptor each, and the process that opened it."""
+_TABLE = threading.Lock()
+
+
+def hold(path: Path) -> bool:
+    """Take a lock until this process lets go of it or dies; whether it was free."""
+    path = path.resolve()
+    with _TABLE:
+        if _is_mine(path):
+            return False
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(descriptor)
+                return False  # otherwise a file system without locks
+        _HELD[path] = (descriptor, os.getpid())
+        return True
+
+
+def let_go(path: Path) -> None:
+    """Give a lock back; one that is not held is left alone."""
+    with _TABLE:
+        descriptor, _ = _HELD.pop(path.resolve(), (None, None))
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds a lock, this one or another."""
+    path = path.resolve()
+    with _TABLE:
+        if _is_mine(path):
+            return True
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                return error.errno in (errno.EACCES, errno.EAGAIN)
+            finally:
+                os.close(descriptor)
+        return False
+
+
+def _is_mine(path: Path) -> bool:
+    """Whether this process holds it; a forked child's table is a copy of what its parent holds."""
+    return _HELD.get(path, (None, None))[1] == os.getpid()

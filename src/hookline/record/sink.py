@@ -1,0 +1,157 @@
+"""`Sink`: a destination for records, and how sinks are named and built.
+
+A sink is a data class whose fields are its settings. It opens nothing until it is told to, so it can
+be copied, sent to another process, and written down for a later delivery. The courier calls it from
+one thread at a time:
+
+- `open` with the state that was saved last (None the first time); what it returns is saved before
+  anything is written.
+- `write` with batches of parcels, in order. What it returns is saved together with the cursor: then
+  the batch counts as delivered and is not given again. An exception means that nothing of the batch
+  counts: the sink is closed, opened again with the last state, and the batch comes again. A sink
+  makes that harmless: it cuts off what lies behind its state, or marks what it sends with the
+  parcel's ``id``. A resume mark comes in a batch of its own.
+- `beat` about once a second while the training process lives, whether or not there is news;
+- `close` at the end, and after an exception; more than once is fine.
+
+`RefusedError` says that it is no use to go on as things are set up. Any other exception is taken for
+a fault that may pass.
+"""
+
+import dataclasses
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hookline.core.config import Source, checked_arguments, import_object
+from hookline.core.errors import ConfigError, OptionError, UnknownNameError
+from hookline.core.registry import Registry
+from hookline.record.reader import Parcel
+
+SINKS = Registry(builtin_modules=("hookline.sinks",), group="hookline.sinks")
+register_sink = SINKS.register
+
+
+class Sink(ABC):
+    """A destination that is fed from a run's journal. Subclasses are data classes."""
+
+    batch_records: ClassVar[int] = 500
+    """How many records `write` is given at most."""
+
+    name: str | None = None
+    """What the sink is called in its run; its registered name, where none is given."""
+
+    def check(self) -> None:  # noqa: B027 - few sinks have something to check
+        """Raise what is wrong with the settings, when the run begins, without waiting for anything."""
+
+    def open(self, run_dir: Path, state: Any) -> Any:
+        """Begin, or go on from the state that was saved last, and return the state to save now."""
+        return state
+
+    @abstractmethod
+    def write(self, parcels: Sequence[Parcel]) -> Any:
+        """Deliver a batch, and return the state to go on from behind it: anything that JSON can hold."""
+
+    def beat(self) -> None:  # noqa: B027 - few sinks have a heartbeat
+        """Do what has to be done from time to time while the training process lives."""
+
+    def close(self) -> None:  # noqa: B027 - a sink need not hold anything
+        """Let go of what `open` took."""
+
+    def spec(self) -> dict[str, Any]:
+        """The settings from which `make_sink` builds the sink again; what must not be written down is left out."""
+        settings = {}
+        if dataclasses.is_dataclass(self):
+            for item in dataclasses.fields(self):
+                value = getattr(self, item.name)
+                if item.init and value != item.default:
+                    settings[item.name] = _written(value)
+        return {"use": _use(type(self)), "with": settings}
+
+
+def make_sinks(given: Iterable[Any]) -> dict[str, Sink]:
+    """The sinks by name; a second one of a name gets a number."""
+    if isinstance(given, str | Mapping | Sink) or not isinstance(given, Iterable):
+        raise OptionError(f"sinks={given!r}: give a list of sinks.")
+    made: dict[str, Sink] = {}
+    for sink in map(make_sink, given):
+        base = sink.name or _use(type(sink)).rpartition(":")[2]
+        name = next(name for name in (base, *(f"{base}_{n}" for n in range(2, len(made) + 3))) if name not in made)
+        if not name.replace("-", "_").replace(".", "_").isidentifier():
+            raise OptionError(f"{name!r} cannot be a sink's name: give letters, digits, '-', '_' and '.'.")
+        made[name] = sink
+    return made
+
+
+def make_sink(given: Any) -> Sink:
+    """A sink from an instance, a name (``"csv"``), a mapping (``{"csv": {...}}``) or a logger function."""
+    if isinstance(given, Sink):
+        return given
+    if isinstance(given, str):
+        return _build(given, {})
+    if isinstance(given, Mapping):
+        return _build(*_parts(given))
+    if callable(given) and not isinstance(given, type):
+        return _build("function", {"function": given})
+    raise OptionError(f"{given!r} is not a sink: give a name such as 'csv', a mapping, a Sink, or a function.")
+
+
+def _parts(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    if "use" in given and not set(given) - {"use", "with"}:
+        name, arguments = given["use"], given.get("with") or {}
+    elif len(given) == 1:
+        ((name, arguments),) = given.items()
+        arguments = arguments or {}
+    else:
+        raise OptionError(f"{given!r} is not a sink: give {{name: {{setting: value}}}}.")
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise OptionError(f"{given!r} is not a sink: give {{name: {{setting: value}}}}.")
+    return name, arguments
+
+
+def _build(name: str, arguments: Mapping[str, Any]) -> Sink:
+    try:
+        factory = _imported(name) if ":" in name else SINKS.find(name)
+    except UnknownNameError as error:
+        raise ConfigError(f"sinks: {error}") from error
+    sink = factory(**checked_arguments(factory, arguments, Source(arguments), f"sinks.{name}"))
+    if not isinstance(sink, Sink):
+        raise ConfigError(f"sinks: {name!r} gives {sink!r}, which is no Sink.")
+    return sink
+
+
+def _imported(name: str) -> type[Sink]:
+    """The class of sinks at ``package.module:Name``; a configuration must not be able to call just anything."""
+    found = import_object(name)
+    if not isinstance(found, type) or not issubclass(found, Sink):
+        raise UnknownNameError(f"{name!r} is {found!r}, which is no subclass of Sink.")
+    return found
+
+
+@functools.cache
+def _use(kind: type[Sink]) -> str:
+    """How a class of sinks is found again: by its registered name, or by where it is defined."""
+    for name in SINKS.names():
+        if SINKS.find(name) is kind:
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if inspect.isroutine(value) or isinstance(value, type):
+        return place_of(value)
+    return value
+
+
+def place_of(function: Callable[..., Any]) -> str | None:
+    """Where a function can be imported from, or None where it cannot."""
+    place = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
+    try:
+        return place if import_object(place) is function else None
+    except UnknownNameError:
+        return None

@@ -1,0 +1,40 @@
+"""A file that only grows, and can be cut back to where it was: what sinks that write files share.
+
+The sink's state holds the size behind what was delivered. Opening cuts off what lies behind it: a
+batch that a crash or a full disk left in part. So every record is in the file once.
+"""
+
+import os
+from pathlib import Path
+
+
+class AppendedFile:
+    """Appends bytes to a file, all or nothing."""
+
+    def __init__(self, path: Path, size: int | None = None) -> None:
+        """Open a file at a size that it had; None takes it as it is."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        there = os.fstat(self._descriptor).st_size
+        self.size = there if size is None else min(size, there)
+        if self.size < there:
+            os.ftruncate(self._descriptor, self.size)
+
+    def append(self, data: bytes) -> int:
+        """Write at the end, and return the size then; on a full disk nothing of it stays."""
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self.size + written)
+        except OSError:
+            os.ftruncate(self._descriptor, self.size)
+            raise
+        self.size += written
+        return self.size
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
