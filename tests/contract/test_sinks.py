@@ -201,7 +201,7 @@ def test_fault_leaves_training_alone_and_every_row_arrives_once(kind, fault, mak
         destination.fail(fault)
 
     with run:
-        losses = train(run, at={20: fail, 40: lambda: wait_until(lambda: run.sinks()[0].status != "ok")})
+        losses = train(run, at={20: fail, 300: lambda: wait_until(lambda: run.sinks()[0].status != "ok")})
     assert losses == train(None)
     destination.heal()
     finish_later(run.dir)
@@ -212,7 +212,7 @@ def test_fault_leaves_training_alone_and_every_row_arrives_once(kind, fault, mak
 def train(run, at=None):
     """A little training whose losses depend on everything before; alone, or driven by a run."""
     weight, losses = 1.0, []
-    for step in range(60) if run is None else run.steps(60):
+    for step in range(400) if run is None else run.steps(400):
         if at and step in at:
             at[step]()
         weight -= 0.1 * math.sin(weight + step)
