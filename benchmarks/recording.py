@@ -1,7 +1,8 @@
 """What recording costs and what a killed process loses: hookline beside the peers that are installed.
 
 - Microseconds a call (median, 99th percentile, maximum) for rows of 1, 10 and 100 scalars and for 8
-  samples of 2 kB, as fast as calls go. Every call is timed by itself; the garbage collector is on.
+  samples of 2 kB, in short bursts after a rest: a flood would keep the threads of some peers awake,
+  and so flatter them. Every call is timed by itself; the garbage collector is on.
 - Scalars a second with 10 in a row, from the first call until the run is closed, less what closing
   a run of one row takes; and bytes a scalar in the closed run's directory, less that run's.
 - How much slower a training step of 2 ms gets (PyTorch, one thread), and what the call takes inside
@@ -9,8 +10,9 @@
   the pairs. What a peer does in the background while its blocks rest is not counted against it.
 - Memory that the same process, and those that the peer started, hold more at the end of that training
   than before the peer was imported. The row "nothing" is the noise of both.
-- Rows lost by ``kill -9``: those whose call had returned, and that the peer's own reader does not
-  find. Only the process itself is killed; what it had started may finish.
+- Rows lost by ``kill -9``: those whose call had returned, and that are not found when its files are
+  read. Only the process itself is killed; what it had started may finish. That the same reader finds
+  every row of a run that was closed is checked, too.
 
 Each system works in a process and a directory of its own (`recording_child`, `recorders`). Processes
 take turns, round by round, each waits until the last one has nothing left to do, and figures are
@@ -58,11 +60,12 @@ Turn = Callable[[str], None]
 class Sizes:
     """How much is measured; seconds end what a slow system would make long."""
 
-    rounds: int
+    bursts: int
     calls: dict[str, int]
     call_seconds: float
     fill_rows: int
     fill_seconds: float
+    rounds: int
     pairs: int
     steps: int
     kill_rows: int
@@ -71,27 +74,29 @@ class Sizes:
 
     def turns(self, systems: int) -> int:
         """How often work is announced."""
-        return systems * ((self.rounds + 1) * len(KINDS) + 2 + self.rounds * len(SLOWDOWN_BARS) + len(PAUSES))
+        return systems * ((self.bursts + 1) * len(KINDS) + 2 + self.rounds * len(SLOWDOWN_BARS) + len(PAUSES))
 
 
 FULL = Sizes(
-    rounds=5,
-    calls={ONE: 2000, TEN: 2000, HUNDRED: 500, SAMPLES: 200},
-    call_seconds=0.25,
+    bursts=9,
+    calls={ONE: 300, TEN: 300, HUNDRED: 150, SAMPLES: 50},
+    call_seconds=0.15,
     fill_rows=200_000,
     fill_seconds=2.0,
+    rounds=5,
     pairs=6,
     steps=25,
     kill_rows=10_000,
     kill_seconds=1.5,
-    idle_seconds=0.1,
+    idle_seconds=0.06,
 )
 QUICK = Sizes(
-    rounds=1,
+    bursts=1,
     calls={ONE: 50, TEN: 50, HUNDRED: 20, SAMPLES: 10},
     call_seconds=0.1,
     fill_rows=500,
     fill_seconds=0.2,
+    rounds=1,
     pairs=2,
     steps=5,
     kill_rows=100,
@@ -174,11 +179,11 @@ def measure(systems: Iterable[str], sizes: Sizes, turn: Turn) -> Report:
 
 
 def measure_calls(systems: list[str], place: Path, sizes: Sizes, report: Report, turn: Turn) -> None:
-    """What a call takes; the first round is not counted."""
+    """What a call takes; the first burst is not counted."""
     taken: dict[tuple[str, str], list[list[int]]] = {}
     with _children(systems, place, sizes) as children:
         _open(children)
-        for _ in range(sizes.rounds + 1):
+        for _ in range(sizes.bursts + 1):
             for kind in KINDS:
                 for child in children:
                     turn(f"{child.name}: {KINDS[kind]}")
@@ -261,7 +266,7 @@ def _kill_while_logging(child: Child, pause_seconds: float, sizes: Sizes) -> int
 
 
 def _missing(rows: dict[str, int], place: Path, sizes: Sizes) -> dict[str, int]:
-    """How many of the first rows each system's own reader does not find."""
+    """How many of the first rows are not found when each system's files are read."""
     with _children(list(rows), place, sizes) as children:
         for child in children:
             child.tell("count_missing", rows[child.name])

@@ -29,6 +29,8 @@ ONE, TEN, HUNDRED, SAMPLES = "one", "ten", "hundred", "samples"
 SCALARS = {ONE: 1, TEN: 10, HUNDRED: 100}
 SAMPLE_COUNT, PROMPT_BYTES, COMPLETION_BYTES = 8, 512, 1536
 STEP_MILLISECONDS = 2.0
+UNKILLED_ROWS = 1_000_000
+"""Rows after which a process that should have been killed gives up, rather than fill the disk."""
 
 
 class Worker:
@@ -51,11 +53,11 @@ class Worker:
 
     def time_calls(self, kind: str, calls: int, seconds: float) -> list[int]:
         """Nanoseconds of each call, as fast as they go, for at most so long."""
-        record, rows = self._record(kind), [self._row(kind) for _ in range(calls)]
-        clock, next_step, taken = time.perf_counter_ns, self._next_step, []
+        record, make, clock, taken = self._record(kind), self._maker(kind), time.perf_counter_ns, []
         deadline = clock() + int(seconds * 1e9)
-        for row in rows:
-            step = next_step()
+        for _ in range(calls):
+            step = self._next_step()
+            row = make(step)
             start = clock()
             record(row, step)
             end = clock()
@@ -66,11 +68,11 @@ class Worker:
 
     def fill(self, rows: int, seconds: float) -> list[float]:
         """Log rows of ten as fast as they go; how many there were, and the seconds."""
-        log, kept = self._run.log, [self._values(10) for _ in range(1000)]
+        log, kept = self._run.log, self._kept_rows()
         start = time.perf_counter()
         deadline = start + seconds
         for step in range(rows):
-            log(kept[step % 1000], step)
+            log(kept[step % len(kept)], step)
             if time.perf_counter() > deadline:
                 break
         return [step + 1, time.perf_counter() - start]
@@ -86,32 +88,31 @@ class Worker:
     def prepare_training(self, batch_size: int) -> None:
         """Make the training step, and warm it up."""
         self._train = _training_step(batch_size)
-        self._block(None, 50)
+        self._block(TEN, 50)
 
     def step_milliseconds(self) -> float:
         """What a training step takes while nothing is recorded."""
-        return median(self._block(None, 100)[0]) / 1e6
+        return median(self._block(TEN, 100)[0]) / 1e6
 
     def train(self, kind: str, pairs: int, steps: int) -> list[list[float]]:
         """Of each pair of blocks, with and without recording: the ratio of their medians, and a call's median."""
-        found = []
+        found, record = [], self._record(kind)
         for i in range(pairs):
-            rows = [self._row(kind) for _ in range(steps)]
             if i % 2:
-                without = self._block(None, steps)[0]
-                taken, calls = self._block(kind, steps, rows)
+                without = self._block(kind, steps)[0]
+                taken, calls = self._block(kind, steps, record)
             else:
-                taken, calls = self._block(kind, steps, rows)
-                without = self._block(None, steps)[0]
+                taken, calls = self._block(kind, steps, record)
+                without = self._block(kind, steps)[0]
             found.append([median(taken) / median(without), median(calls)])
         return found
 
     def log_until_killed(self, pause_seconds: float, told: str) -> None:
         """Log rows of ten, and after each call tell in a mapped file how many there are."""
-        log, kept = self._run.log, [self._values(10) for _ in range(1000)]
+        log, kept = self._run.log, self._kept_rows()
         with Path(told).open("r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
-            for step in itertools.count():
-                log(kept[step % 1000], step)
+            for step in range(UNKILLED_ROWS):
+                log(kept[step % len(kept)], step)
                 counter[:] = (step + 1).to_bytes(8, "little")
                 if pause_seconds:
                     time.sleep(pause_seconds)
@@ -123,29 +124,33 @@ class Worker:
     def _record(self, kind: str) -> Callable[[Any, int], None]:
         return self._run.samples if kind == SAMPLES else self._run.log
 
-    def _row(self, kind: str) -> Values | Samples:
-        return self._samples() if kind == SAMPLES else self._values(SCALARS[kind])
+    def _maker(self, kind: str) -> Callable[[int], Values | Samples]:
+        """Makes rows: new ones each time, as in life, where values are in the cache when they are recorded."""
+        if kind != SAMPLES:
+            scalars, value = names(SCALARS[kind]), self._random.random
+            return lambda step: {name: value() for name in scalars}
+        texts = [(self._text(PROMPT_BYTES), self._text(COMPLETION_BYTES)) for _ in range(SAMPLE_COUNT)]
+        return lambda step: [{"prompt": f"{step} {prompt}", "completion": f"{step} {text}"} for prompt, text in texts]
 
-    def _values(self, count: int) -> Values:
-        return {name: self._random.random() for name in names(count)}
-
-    def _samples(self) -> Samples:
-        lengths = {"prompt": PROMPT_BYTES, "completion": COMPLETION_BYTES}
-        return [{name: self._text(length) for name, length in lengths.items()} for _ in range(SAMPLE_COUNT)]
+    def _kept_rows(self) -> list[Values]:
+        return [{name: self._random.random() for name in names(10)} for _ in range(16)]
 
     def _text(self, length: int) -> str:
         return "".join(self._random.choices(string.ascii_letters + "  \n", k=length))
 
-    def _block(self, kind: str | None, steps: int, rows: Any = ()) -> tuple[list[int], list[int]]:
+    def _block(
+        self, kind: str, steps: int, record: Callable[[Any, int], None] | None = None
+    ) -> tuple[list[int], list[int]]:
         """Nanoseconds of each training step, what is recorded included, and of each call that records."""
-        train, clock, taken, calls = self._train, time.perf_counter_ns, [], []
-        record = self._record(kind) if kind is not None else None
+        train, make, clock, taken, calls = self._train, self._maker(kind), time.perf_counter_ns, [], []
         for i in range(steps):
             start = clock()
             train()
+            row = make(i)
             if record is not None:
+                step = self._next_step()
                 called = clock()
-                record(rows[i], self._next_step())
+                record(row, step)
                 calls.append(clock() - called)
             taken.append(clock() - start)
         return taken, calls

@@ -13,6 +13,7 @@ from hookline.core.errors import (
     MomentError,
     OptionError,
     OrderError,
+    RefusedError,
     UnknownNameError,
 )
 from hookline.core.functions import on
@@ -23,7 +24,7 @@ from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
 from hookline.core.timing import Cost, Costs
 
 if TYPE_CHECKING:
-    from hookline import callbacks, functions, hooks, testing
+    from hookline import callbacks, functions, hooks, sinks, testing
     from hookline.core.state import (
         ArmResult,
         EvalResult,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hookline.loops.run import Run, run
     from hookline.record.reader import follow, read
     from hookline.record.recorder import Recorder
+    from hookline.record.sink import Sink
 
 __version__ = "0.1.0"
 
@@ -71,10 +73,12 @@ __all__ = [
     "OrderError",
     "Policy",
     "Recorder",
+    "RefusedError",
     "Run",
     "RunResult",
     "Schedule",
     "Seconds",
+    "Sink",
     "TrainingBatch",
     "UnknownNameError",
     "When",
@@ -87,6 +91,7 @@ __all__ = [
     "read",
     "register",
     "run",
+    "sinks",
     "testing",
 ]
 
@@ -109,6 +114,8 @@ _LAZY = {
     "hooks": "hookline.hooks",
     "read": "hookline.record.reader:read",
     "run": "hookline.loops.run:run",
+    "Sink": "hookline.record.sink:Sink",
+    "sinks": "hookline.sinks",
     "testing": "hookline.testing",
 }
 """What is imported when it is first used, so that `import hookline` stays cheap."""

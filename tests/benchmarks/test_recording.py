@@ -1,3 +1,5 @@
+import importlib
+import io
 import json
 import os
 import subprocess
@@ -5,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
 
@@ -53,13 +56,29 @@ def check_losses(numbers):
     assert numbers["jsonl"]["killed"]["paced"]["lost"] > 0  # in its buffer: losses are found where there are any
 
 
-def test_recording_without_json_prints_the_tables_and_the_bars():
-    done = run_benchmark("--only", "hookline")
+def test_recording_shows_what_was_measured_a_dash_for_the_rest_and_the_bars(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    recording = importlib.import_module("recording")
+    calls = {kind: recording.Spread(2.0, 3.0, 40.0) for kind in recording.KINDS}
+    killed = {"paced": recording.Kill(700, 0), "full_speed": recording.Kill(10_000, 1)}
+    figures = recording.Figures(call_microseconds=calls, missing_after_close=2, megabytes=13.0, killed=killed)
+    console = Console(file=io.StringIO(), width=140)
 
-    assert (done.returncode, done.stderr) == (0, "")
-    for text in ("Microseconds a call", "8 samples of 2 kB", "scalars/s", "hookline", "nothing", "rows lost", "0 of"):
-        assert text in done.stdout
-    assert done.stdout.count("MET") + done.stdout.count("met") == 4
+    recording.show(recording.Report({"Python": "3.11"}, ["wandb"], {"hookline": figures}), console)
+
+    shown = console.file.getvalue()
+    for text in (
+        "2.0  3.0  40",
+        " - ",
+        "+13.0",
+        "0 of 700",
+        "1 of 10,000",
+        "2 rows are missing",
+        "not installed: wandb",
+    ):
+        assert text in shown
+    verdicts = [line.split("│")[2].strip() for line in shown.splitlines() if ", at most" in line or "less than" in line]
+    assert verdicts == ["NOT MET", "met"]
 
 
 def test_recording_of_an_unknown_system_is_refused():

@@ -1,5 +1,7 @@
 """Errors: one family, each also of the built-in type that it resembles, and suggestions of close names."""
 
+import pickle
+
 import pytest
 
 import hookline as hl
@@ -15,6 +17,7 @@ FAMILY = {
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
     "MissingExtraError": ImportError,
+    "RefusedError": PermissionError,
 }
 
 
@@ -30,6 +33,13 @@ def test_errors_of_the_module_are_all_public_and_drawn_in_its_tree():
     defined = {error.__name__ for error in classes if issubclass(error, Exception)}
     assert defined == {"HooklineError", *FAMILY}
     assert [name for name in sorted(defined) if name not in (errors.__doc__ or "") or name not in hl.__all__] == []
+
+
+def test_missing_extra_has_the_command_that_installs_it_also_after_a_pickle():
+    error = pickle.loads(pickle.dumps(hl.MissingExtraError("The sink 'wandb'", "wandb")))
+    assert str(error) == (
+        "The sink 'wandb' needs a package that is not installed. Install it with: pip install 'hookline[wandb]'"
+    )
 
 
 def test_closest_names_the_nearest_spelling():

@@ -1,5 +1,6 @@
 """Recorder, read and follow."""
 
+import itertools
 import math
 import threading
 
@@ -181,13 +182,13 @@ def test_reader_goes_on_from_a_cursor_and_reads_only_what_is_new(tmp_path):
     for step in range(100):
         recorder.log(loss=step, step=step)
     reader = Reader(tmp_path / "journal")
-    first = reader.poll(limit=30)
+    first = list(itertools.islice(reader.new(), 30))
     saved = msgspec.json.decode(msgspec.json.encode(reader.cursor), type=type(reader.cursor))
     recorder.log(loss=100, step=100)
-    rest = Reader(tmp_path / "journal", saved).poll()
+    rest = list(Reader(tmp_path / "journal", saved).new())
     recorder.close()
-    assert [record.step for _, record in first] == list(range(30))
-    assert [record.step for _, record in rest] == list(range(30, 101))
+    assert [parcel.record.step for parcel in first] == list(range(30))
+    assert [parcel.record.step for parcel in rest] == list(range(30, 101))
 
 
 def test_reader_skips_what_is_no_record_and_counts_it(tmp_path):
@@ -197,7 +198,7 @@ def test_reader_skips_what_is_no_record_and_counts_it(tmp_path):
     recorder.log(loss=1, step=1)
     recorder.close()
     reader = Reader(tmp_path / "journal")
-    assert ([record.step for _, record in reader.poll()], reader.skipped) == ([1], 2)
+    assert ([parcel.record.step for parcel in reader.new()], reader.skipped) == ([1], 2)
     assert len(list(hl.read(tmp_path))) == 1
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
+from hookline.core.metrics import readable
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
 from hookline.core.subscriber import WRITER_PRIORITY
@@ -43,6 +44,7 @@ class ProgressBar(Callback):
         self.console = console
         self.configure(every=refresh_rate)
         self._display: _Bar | _Lines | None = None
+        self._seen: dict[str, Any] = {}  # the last that came from the device, which a bar does not wait for
 
     def on_train_start(self, loop: LoopState, /) -> None:
         from rich.console import Console
@@ -73,7 +75,8 @@ class ProgressBar(Callback):
         if self.show_step:
             parts.append(f"step {loop.step}" + (f"/{loop.num_steps}" if loop.num_steps else ""))
         if self.show_metrics:
-            numbers = [(k, v) for k, v in loop.metrics.items() if isinstance(v, int | float) and "hooks/" not in k]
+            self._seen |= readable(loop.metrics)
+            numbers = [(k, v) for k, v in self._seen.items() if isinstance(v, int | float) and "hooks/" not in k]
             parts += [f"{name} {value:.4g}" for name, value in numbers[:5]]
         return "  ".join(parts)
 

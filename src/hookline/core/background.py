@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.metrics import MetricsRow
+from hookline.core.metrics import MetricsRow, copied
 from hookline.core.policy import Joinable, Policy
 from hookline.core.values import find_metric
 
@@ -207,7 +207,7 @@ class LoopSnapshot:
     def __init__(self, loop: Any) -> None:
         vars(self).update({name: getattr(loop, name) for name in self._DATA if hasattr(loop, name)})
         for name in ("metrics", "validation_metrics"):
-            vars(self)[name] = dict(getattr(loop, name, {}))
+            vars(self)[name] = copied(getattr(loop, name, {}))
         vars(self)["_loop"] = loop
 
     def get_metric(self, name: str) -> Any:
@@ -233,6 +233,8 @@ def snapshot_subject(subject: Any) -> Any:
 
 def snapshot(value: Any) -> Any:
     """A further argument as it is now: plain dicts and lists are copied, the rest is handed over as it is."""
-    if type(value) in (dict, MetricsRow):
+    if type(value) is MetricsRow:
+        return value.copy()
+    if type(value) is dict:
         return {key: snapshot(item) for key, item in value.items()}
     return list(value) if type(value) is list else value

@@ -9,7 +9,7 @@
     ├── ConfigError        (ValueError)   a configuration file or dict that does not fit
     ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
     ├── MissingExtraError  (ImportError)  an optional dependency that is not installed
-    └── RefusedError       (PermissionError) a destination that will not take records as it is set up
+    └── RefusedError       (PermissionError)  a destination that takes nothing the way it is set up
 
 Each also inherits the built-in type that it resembles, so ``except ValueError`` keeps working.
 """
@@ -53,10 +53,9 @@ class CheckpointError(HooklineError, RuntimeError):
 class MissingExtraError(HooklineError, ImportError):
     """An optional dependency that is not installed; the message has the command that installs it."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(
-            f"{what} needs a package that is not installed. Install it with: pip install 'hookline[{extra}]'"
-        )
+    def __init__(self, what: str, extra: str | None = None) -> None:
+        install = f" needs a package that is not installed. Install it with: pip install 'hookline[{extra}]'"
+        super().__init__(what + install if extra else what)
 
 
 class RefusedError(HooklineError, PermissionError):

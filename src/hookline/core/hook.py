@@ -19,6 +19,7 @@ from hookline.core.binding import is_async
 from hookline.core.callback import MOMENTS
 from hookline.core.entry import Leaf
 from hookline.core.errors import MomentError, OptionError
+from hookline.core.metrics import copied
 from hookline.core.moment import Moment
 from hookline.core.policy import Policy
 from hookline.core.registry import register
@@ -378,7 +379,7 @@ def step_context(loop: Any, step: int, name: str = "") -> HookContext:
     alone = isinstance(loop, LoopSnapshot)
     context = None if alone else getattr(loop, "_hook_context", None)
     if context is None or context.step != step:
-        metadata = dict(getattr(loop, "metrics", {}))
+        metadata = copied(getattr(loop, "metrics", {}))
         context = _StepContext(loop, step, None, getattr(loop, "lesson_id", None), metadata)
         context.seed = f"hookline/{step}/{name}" if alone else f"hookline/{step}"
         if not alone:

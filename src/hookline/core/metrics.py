@@ -1,21 +1,39 @@
-"""What `log()` accepts, made into one flat dict of plain values."""
+"""What `log()` accepts, made into one flat dict of plain values.
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+Values on a device are not waited for: where the caller can fetch them later, they stand in the dict as
+`Deferred`, and `MetricsRow` turns each into a number when it is read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
 from hookline.core.errors import OptionError
-from hookline.core.values import PLAIN, plain
+from hookline.core.values import PLAIN, Deferred, is_on_device, plain
+
+Defer = Callable[[dict[str, Any]], None]
+"""Replaces the values of a dict, which are on a device, by `Deferred` ones."""
 
 
 class MetricsRow(dict[str, Any]):
-    """The metrics of a step in progress: a dict that may grow while somebody iterates over it.
+    """Metrics whose values may still be on their way from a device: reading one waits for it, and only then.
 
-    A subscriber that goes through the metrics and logs something for each would otherwise change
-    the dict under its own feet.
+    It may grow while somebody iterates over it: a subscriber that goes through the metrics of a step
+    and logs something for each would otherwise change the dict under its own feet.
     """
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if type(value) is Deferred:
+            value = value.get()
+            super().__setitem__(key, value)
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(super().__iter__()))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a name, or the default."""
+        return self[key] if key in self else default  # noqa: SIM401 - this is what get is
 
     def keys(self) -> Any:
         """The names as they are now."""
@@ -23,15 +41,74 @@ class MetricsRow(dict[str, Any]):
 
     def values(self) -> Any:
         """The values as they are now."""
-        return list(super().values())
+        return [self[key] for key in self]
 
     def items(self) -> Any:
         """The names and values as they are now."""
-        return dict(super().items()).items()
+        return {key: self[key] for key in self}.items()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take a name out and return its value."""
+        return plain(super().pop(key, *default))
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The value of a name, which is the default from now on if there was none."""
+        super().setdefault(key, default)
+        return self[key]
+
+    def update(self, *others: Any, **values: Any) -> None:
+        """Take over names and values; those on their way stay so."""
+        for other in others:
+            super().update(dict.items(other) if isinstance(other, MetricsRow) else other)
+        super().update(values)
+
+    def copy(self) -> "MetricsRow":
+        """The same names and values; those on their way stay so."""
+        row = MetricsRow()
+        row.update(self)
+        return row
+
+    def is_waiting(self) -> bool:
+        """Whether a value is still on its way."""
+        return any(type(value) is Deferred for value in super().values())
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | dict(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return dict(other) | dict(self)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override]
+        self.update(other)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == (dict(other) if isinstance(other, MetricsRow) else other)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
-def collect(args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def copied(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics as they are now, without waiting for one."""
+    return metrics.copy() if isinstance(metrics, MetricsRow) else dict(metrics)
+
+
+def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the metrics that can be read without waiting for a device."""
+    if not isinstance(metrics, MetricsRow):
+        return dict(metrics)
+    there = [key for key, value in dict.items(metrics) if type(value) is not Deferred or value.source.ready()]
+    return {key: metrics[key] for key in there}
+
+
+def collect(args: tuple[Any, ...], values: Mapping[str, Any], defer: Defer | None = None) -> dict[str, Any]:
     """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
+
+    Args:
+        defer: Fetches values from devices later; without it they are waited for.
 
     >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
     {'loss': 0.5, 'grad/norm': 1.0}
@@ -43,8 +120,13 @@ def collect(args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         return given  # the usual case, without a second look at anything
     flat: dict[str, Any] = {}
-    _flatten(flat, "", given)
-    return flat
+    on_device: dict[str, Any] = {}
+    _flatten(flat, "", given, None if defer is None else on_device)
+    if defer is None or not on_device:
+        return flat
+    defer(on_device)
+    flat.update(on_device)
+    return MetricsRow(flat)
 
 
 def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
@@ -58,19 +140,30 @@ def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
     raise OptionError(f"log{args!r}: give log(name, value), log({{name: value}}) or log(name=value).")
 
 
-def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
+def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:
+    """Gather values under their joined names; those on a device, where they are not to be waited for, apart."""
+    for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
         if not isinstance(key, str) or not key:
             raise OptionError(f"log(): the name {key!r} is not a non-empty string.")
         name = prefix + key
-        if isinstance(value, Mapping):
-            _flatten(flat, f"{name}/", value)
+        if type(value) in PLAIN:
+            flat[name] = value
+        elif isinstance(value, Mapping):
+            _flatten(flat, f"{name}/", value, on_device)
+        elif on_device is not None and (type(value) is Deferred or (is_on_device(value) and _size(value) == 1)):
+            flat[name] = on_device[name] = value  # in its place among the others
         else:
             flat[name] = _scalar(name, value)
 
 
+def _size(value: Any) -> Any:
+    """How many elements an array or a tensor has, whichever way it tells."""
+    count = getattr(value, "numel", None)
+    return count() if callable(count) else getattr(value, "size", None)
+
+
 def _scalar(name: str, value: Any) -> Any:
-    scalar = plain(value)
+    scalar = value.item() if _size(value) == 1 and callable(getattr(value, "item", None)) else plain(value)
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar
     raise OptionError(

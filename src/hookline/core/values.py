@@ -1,10 +1,43 @@
 """Values of metrics: finding one by either spelling, and plain Python numbers from arrays and tensors."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 PLAIN = frozenset({type(None), bool, int, float, str})
 """The types of plain values, exactly: NumPy's float64 is a float too, and no encoder's friend."""
+
+
+class Source(Protocol):
+    """Where numbers come from that are still on their way."""
+
+    @property
+    def arrives(self) -> bool:
+        """Whether they get ready by themselves, or only when somebody waits for them."""
+
+    def ready(self) -> bool:
+        """Whether `number` would not wait."""
+
+    def number(self, index: int) -> Any:
+        """One of them; it is waited for if need be."""
+
+
+class Deferred:
+    """A number that is still on its way from a device: one of those of a source."""
+
+    __slots__ = ("index", "source")
+
+    def __init__(self, source: Source, index: int = 0) -> None:
+        self.source = source
+        self.index = index
+
+    def get(self) -> Any:
+        """The number; it is waited for if need be."""
+        return self.source.number(self.index)
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether reading a value would wait for a device: a tensor that is not the CPU's, or an array of JAX."""
+    return not getattr(value, "is_cpu", True) or hasattr(value, "copy_to_host_async")
 
 
 def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
@@ -27,6 +60,8 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, Deferred):
+        return value.get()
     if callable(getattr(value, "item", None)) and getattr(value, "ndim", 0) == 0:
         return value.item()
     return value

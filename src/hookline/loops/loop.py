@@ -20,6 +20,7 @@ from hookline.core.metrics import MetricsRow, collect
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
+from hookline.record.lazy import defer
 from hookline.record.reader import read
 from hookline.record.recorder import Recorder
 from hookline.record.records import Metrics
@@ -63,7 +64,7 @@ class Loop(ABC):
         self.rank = ranks.rank()
         self.world_size = ranks.world_size()
         self.ctx = ctx or LogContext(rank=self.rank)
-        self.metrics: dict[str, Any] = {}
+        self.metrics = MetricsRow()
         self.validation_metrics: dict[str, Any] = {}
         self._rows: list[Row] = []
         self.samples: list[dict[str, Any]] = []  # where nothing is recorded
@@ -95,6 +96,7 @@ class Loop(ABC):
         """All rows so far: read back from the record, or kept in memory where there is none."""
         if self.recorder is None or self.output_dir is None:
             return list(self._rows)
+        self.recorder.flush()
         return [Row(record.step, record.values) for record in read(self.output_dir) if isinstance(record, Metrics)]
 
     @property
@@ -151,7 +153,7 @@ class Loop(ABC):
         Args:
             step: The completed count to record them at, where it is not the current one.
         """
-        metrics = collect(args, values)
+        metrics = collect(args, values, defer)
         at = self.step + self.in_step if step is None else step
         if threading.get_ident() != self._thread:
             self._held_back.put((at, metrics))

@@ -29,6 +29,7 @@ from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.loops.validation import Validation
+from hookline.record.lazy import defer
 
 if TYPE_CHECKING:
     from hookline.record.delivery import SinkState
@@ -191,7 +192,7 @@ class Run(Loop):
         elif self._train_started or self.state != "running":
             super().log(*args, step=step, **values)
         else:  # the first moment is on_train_start, and it waits until the plan is known
-            at, metrics = self.step if step is None else step, collect(args, values)
+            at, metrics = self.step if step is None else step, collect(args, values, defer)
             self._write(at, metrics)
             self._early.append((at, metrics))
 

@@ -50,6 +50,7 @@ def end(run: "Run", word: str) -> None:
     """Say how it ended, finish the journal, and let go of the directory."""
     if run.recorder is None or run.output_dir is None:
         return
+    run.recorder.flush()
     if run.stop_reason is not None:
         run.recorder.event("stop", step=run.step, reason=run.stop_reason)
     run.recorder.status(word, run.ctx.error or run.stop_reason or "", step=run.step)

@@ -2,7 +2,8 @@
 
 `log` takes what people log: numbers, strings, arrays and tensors with one element, nested dicts. The
 usual case (a dict of plain numbers) is encoded without looking at the values one by one: the encoder
-itself finds what is not plain, and the line shows whether something needs a second look.
+itself finds what is not plain, and the line shows whether something needs a second look. A record with
+values that are still on a device is written when they have arrived, with the time of its `log`.
 """
 
 import operator
@@ -14,6 +15,7 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect
 from hookline.record.journal import Durability, Journal
+from hookline.record.lazy import Waiting, defer, sources_of
 from hookline.record.reader import EVERY_AXIS, JOURNAL
 from hookline.record.records import (
     Event,
@@ -65,33 +67,44 @@ class Recorder:
         self._text_bytes = text_bytes
         self._redact = redact
         self._clock = clock
+        self._waiting: Waiting | None = None
 
     def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
         """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
-        self.metrics(collect(args, values), step, axis)
+        self.metrics(collect(args, values, defer), step, axis)
 
     def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
         """Record flat, plain values, as `collect` gives them."""
         if type(step) is not int:
             step = whole_step(step)
-        record = Metrics(time=self._clock(), step=step, values=values, axis=axis)
+        self._append_metrics(Metrics(time=self._clock(), step=step, values=values, axis=axis))
+
+    def _append_metrics(self, record: Metrics) -> None:
         try:
             line = encode(record)
         except (TypeError, ValueError, OverflowError):  # a lone surrogate, a subclass of a plain type, ...
+            if sources_of(record):
+                self._write_later(record)
+                return
             line = b"null"
         if b"null" in line:  # None, or a number that JSON has no word for
-            record.values = clean(values)
+            record.values = clean(record.values)
             line = encode(record)
         self.journal.append(line)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int = 0, axis: str = "train") -> None:
         """Record samples, one mapping each; keys that `Sample` does not have are kept in its ``extra``."""
-        for row in rows:
-            self._append(self._sample(row, step, axis))
+        samples = [self._sample(row, step, axis) for row in rows]
+        numbers = [{"total": sample.total, "advantage": sample.advantage} for sample in samples]
+        defer(*(sample.rewards for sample in samples), *numbers)
+        for sample, own in zip(samples, numbers, strict=True):
+            sample.total, sample.advantage = own["total"], own["advantage"]
+            self._append(sample)
 
     def rewards(self, name: str, values: Sequence[Any], samples: Sequence[str] = (), *, step: int = 0) -> None:
         """Record the values that a reward function gave."""
-        plain = [collect((), {name: value})[name] for value in values]
+        given = {str(index): value for index, value in enumerate(values)}
+        plain = list(dict.values(collect((given,), {}, defer)))
         self._append(Rewards(time=self._clock(), step=step, name=name, values=plain, samples=[str(s) for s in samples]))
 
     def status(self, status: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
@@ -111,12 +124,33 @@ class Recorder:
         """Mark that this session takes up every axis, or those given, after a step: ``resume(400)``."""
         self.event("resume", steps=steps if step is None else {EVERY_AXIS: step, **steps})
 
+    def flush(self) -> None:
+        """Wait until everything recorded so far is in the journal: what comes from a device takes a moment."""
+        if self._waiting is not None:
+            self._waiting.flush()
+
     def close(self) -> None:
         """Finish the journal. May be called again."""
+        if self._waiting is not None:
+            self._waiting.close()
         self.journal.close()
 
     def _append(self, record: Record) -> None:
-        self.journal.append(encode(cleaned(record)))
+        if sources_of(record):
+            self._write_later(record)
+        else:
+            self._append_now(record)
+
+    def _append_now(self, record: Record) -> None:
+        if isinstance(record, Metrics):
+            self._append_metrics(record)
+        else:
+            self.journal.append(encode(cleaned(record)))
+
+    def _write_later(self, record: Record) -> None:
+        if self._waiting is None:
+            self._waiting = Waiting(self._append_now)
+        self._waiting.add(record)
 
     def _note_gap(self, lost: int) -> None:
         self.event("records_lost", count=lost)
@@ -132,7 +166,7 @@ class Recorder:
         self._cut_texts(sample)
         if not isinstance(sample.rewards, Mapping):
             raise OptionError(f"log_samples(): rewards={sample.rewards!r}; give a dict of numbers by function.")
-        sample.rewards = collect((sample.rewards,), {})
+        sample.rewards = collect((sample.rewards,), {}, _leave)
         return sample
 
     def _cut_texts(self, sample: Sample) -> None:
@@ -165,6 +199,10 @@ class Recorder:
         if len(encoded) <= self._text_bytes:
             return text(value), 0
         return encoded[: self._text_bytes].decode("utf-8", "ignore"), len(encoded)
+
+
+def _leave(values: dict[str, Any]) -> None:
+    """Leave what is on a device for later: all samples are fetched together."""
 
 
 def whole_step(step: Any) -> int:

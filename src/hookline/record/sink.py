@@ -63,7 +63,7 @@ class Sink(ABC):
 
     def spec(self) -> dict[str, Any]:
         """The settings from which `make_sink` builds the sink again; what must not be written down is left out."""
-        settings = {}
+        settings: dict[str, Any] = {}
         if dataclasses.is_dataclass(self):
             for item in dataclasses.fields(self):
                 value = getattr(self, item.name)

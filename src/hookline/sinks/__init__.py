@@ -1,7 +1,28 @@
 """Destinations for records, one file each; what each needs is imported when it is opened."""
 
 from hookline.record.sink import Sink, register_sink
+from hookline.sinks.console import ConsoleSink
 from hookline.sinks.csv import CsvSink
+from hookline.sinks.file import FileSink
+from hookline.sinks.function import FunctionSink
 from hookline.sinks.jsonl import JsonlSink
+from hookline.sinks.mlflow import MlflowSink
+from hookline.sinks.prometheus import PrometheusSink
+from hookline.sinks.status import StatusSink
+from hookline.sinks.tensorboard import TensorboardSink
+from hookline.sinks.trackio import TrackioSink
 
-__all__ = ["CsvSink", "JsonlSink", "Sink", "register_sink"]
+__all__ = [
+    "ConsoleSink",
+    "CsvSink",
+    "FileSink",
+    "FunctionSink",
+    "JsonlSink",
+    "MlflowSink",
+    "PrometheusSink",
+    "Sink",
+    "StatusSink",
+    "TensorboardSink",
+    "TrackioSink",
+    "register_sink",
+]

@@ -1,8 +1,25 @@
 """A destination for each sink: where it delivers to in a test, what arrived there, and how it can fail."""
 
 from destinations.base import Destination
-from destinations.files import CsvDestination, JsonlDestination
+from destinations.files import CsvDestination, JsonlDestination, RunLogDestination
+from destinations.mlflow import MlflowDestination
+from destinations.prometheus import PrometheusDestination
+from destinations.status import StatusDestination
+from destinations.streams import ConsoleDestination, FunctionDestination
+from destinations.tensorboard import TensorboardDestination
+from destinations.trackio import TrackioDestination
 
-DESTINATIONS: list[type[Destination]] = [CsvDestination, JsonlDestination]
+DESTINATIONS: list[type[Destination]] = [
+    ConsoleDestination,
+    CsvDestination,
+    FunctionDestination,
+    JsonlDestination,
+    MlflowDestination,
+    PrometheusDestination,
+    RunLogDestination,
+    StatusDestination,
+    TensorboardDestination,
+    TrackioDestination,
+]
 
 __all__ = ["DESTINATIONS", "Destination"]

@@ -4,13 +4,14 @@ import contextlib
 import csv
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from destinations.base import LEFT_OUT, Destination
-from hookline.sinks import CsvSink, JsonlSink
+from hookline.sinks import CsvSink, FileSink, JsonlSink
 
 csv.field_size_limit(1 << 30)
 FIXED = ("step", "axis", "time", "writer", "kind")
@@ -95,3 +96,39 @@ class JsonlDestination(FileDestination):
         if isinstance(value, float) and not math.isfinite(value):
             return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
         return value
+
+
+class RunLogDestination(FileDestination):
+    """A log of lines in several files: the older they are, the lower their number."""
+
+    name = "file"
+    file_name = "run.log"
+    keeps_samples = True
+
+    def sink(self):
+        return FileSink(self.path, max_bytes=4000, backups=100)
+
+    def records(self):
+        older = sorted(self.path.parent.glob("run.log.*"), key=lambda path: int(path.suffix[1:]))
+        return [
+            (line.split()[2], dict(self._words(line.split(maxsplit=3)[3])))
+            for path in [*older, self.path]
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+
+    @staticmethod
+    def _words(text):
+        word = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s="]+)=("(?:[^"\\]|\\.)*"|\S+)')
+        return [(found[1], found[2]) for found in word.finditer(text)]
+
+    def metrics(self):
+        rows = [words for kind, words in self.records() if kind == "metrics"]
+        return [(int(row["step"]), key, row[key]) for row in rows for key in row if key not in FIXED]
+
+    def texts(self):
+        return [json.loads(words["completion"]) for kind, words in self.records() if kind == "sample"]
+
+    def shown(self, value):
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+        return json.dumps(value)

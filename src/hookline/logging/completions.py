@@ -1,0 +1,68 @@
+"""Texts of prompts and completions, as strings or as chats, and the parts that tags mark in them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hookline.core.errors import OptionError
+
+_REASONING = re.compile(r"<(reasoning|think)>(.*?)</\1>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def extract_reasoning_and_answer(output: str) -> tuple[str | None, str | None]:
+    """What stands in ``<reasoning>`` (or ``<think>``) and in the last ``<answer>``; None for what is not there.
+
+    >>> extract_reasoning_and_answer("<reasoning>2 + 2</reasoning><answer>4</answer>")
+    ('2 + 2', '4')
+    """
+    reasoning = _REASONING.search(output)
+    answers = _ANSWER.findall(output)
+    return reasoning[2].strip() if reasoning else None, answers[-1].strip() if answers else None
+
+
+def prompt_text(prompt: Any) -> str:
+    """A question as text: of a chat with several messages each with its role, anything else by `str`."""
+    if is_chat(prompt):
+        if len(prompt) == 1:
+            return _content(prompt[0])
+        return "\n".join(f"{message.get('role', '')}: {_content(message)}" for message in prompt)
+    return _content(prompt) if isinstance(prompt, Mapping) and "content" in prompt else _text(prompt)
+
+
+def completion_text(completion: Any) -> str:
+    """A completion as text: of a chat what the assistant said, anything else by `str`."""
+    if is_chat(completion):
+        own = [message for message in completion if message.get("role") == "assistant"]
+        return "\n".join(_content(message) for message in own or completion)
+    return _content(completion) if isinstance(completion, Mapping) and "content" in completion else _text(completion)
+
+
+def generation_texts(generations: Any) -> list[str]:
+    """The texts of a batch of completions.
+
+    Raises:
+        OptionError: It is no sequence, or one of them is neither a text nor a chat nor None.
+    """
+    if isinstance(generations, str | bytes | Mapping) or not isinstance(generations, Sequence):
+        raise OptionError(f"generations={generations!r:.200}: give a list of texts, or of chats as TRL has them.")
+    for index, each in enumerate(generations):
+        if not (each is None or isinstance(each, str) or is_chat(each)):
+            raise OptionError(f"generations[{index}]={each!r:.200}: give a text, or a list of messages with a content.")
+    return [completion_text(each) for each in generations]
+
+
+def is_chat(value: Any) -> bool:
+    """Whether a value is a list of messages."""
+    return isinstance(value, list | tuple) and all(isinstance(each, Mapping) and "content" in each for each in value)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, list | tuple):  # parts: texts, pictures
+        return "".join(str(p.get("text", f"[{p.get('type')}]")) if isinstance(p, Mapping) else str(p) for p in content)
+    return _text(content)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else str(value)

@@ -1,0 +1,156 @@
+"""What a log record carries besides its message.
+
+The convention: ``record.hookline`` holds data. The ``log_*`` functions put one of the payloads below
+there; anybody else can give a dict of fields, and plain attributes do as well:
+
+    logger.info("Evaluated.", extra={"hookline": {"step": 300, "accuracy": 0.8}})
+    logger.info("Evaluated.", extra={"step": 300, "accuracy": 0.8})
+
+A payload is its own message: its text is made when a handler formats it, and not otherwise.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from hookline.core.metrics import copied, readable
+from hookline.record.recorder import Recorder
+
+ATTRIBUTE = "hookline"
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", ATTRIBUTE}
+_TEXT_LENGTH = 200
+
+
+@runtime_checkable
+class Payload(Protocol):
+    """Data with a step."""
+
+    step: int
+
+    def fields(self) -> dict[str, Any]:
+        """The data by name, as a row of a table."""
+
+    def record(self, recorder: Recorder) -> None:
+        """Write the data to a journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPayload:
+    """Values recorded together at a step."""
+
+    step: int
+    values: dict[str, Any]
+    axis: str = "train"
+
+    def fields(self) -> dict[str, Any]:
+        """The values and the step, without waiting for those that are on their way from a device."""
+        row = copied(self.values)
+        row.setdefault("step", self.step)
+        return row
+
+    def record(self, recorder: Recorder) -> None:
+        """Write a row of metrics."""
+        recorder.metrics(self.values, self.step, self.axis)
+
+    def __str__(self) -> str:
+        known = readable(self.values)
+        waiting = [key for key in self.values if key not in known]
+        told = [f"{key}={_number(value)}" for key, value in known.items()]
+        return f"step {self.step}: " + ", ".join(told + [f"{key}=..." for key in waiting])
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePayload:
+    """One output of the model."""
+
+    step: int
+    question: str
+    true_answer: str | None
+    model_output: str
+    reasoning: str | None
+    answer: str | None
+    rewards: dict[str, Any] = field(default_factory=dict)
+    group: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """The columns that a table of outputs has: ``answer`` is the true one, ``llm_answer`` the model's."""
+        row = {
+            "step": self.step,
+            "question": self.question,
+            "answer": self.true_answer,
+            "llm_reasoning": self.reasoning,
+            "llm_answer": self.answer,
+            "model_output": self.model_output,
+            "rewards": self.rewards or None,
+            "group": self.group,
+        }
+        return {key: value for key, value in row.items() if value is not None}
+
+    def record(self, recorder: Recorder) -> None:
+        """Write a sample."""
+        sample = {
+            "prompt": self.question,
+            "completion": self.model_output,
+            "expected": self.true_answer,
+            "reasoning": self.reasoning,
+            "answer": self.answer,
+            "rewards": self.rewards,
+            "group": self.group,
+        }
+        recorder.samples([sample], self.step)
+
+    def __str__(self) -> str:
+        texts = {"question": self.question, "answer": self.true_answer, "llm_answer": self.answer}
+        if self.answer is None:
+            texts["output"] = self.model_output
+        return f"step {self.step}: " + ", ".join(f"{key}={_short(value)}" for key, value in texts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class RewardsPayload:
+    """The values that a reward function gave."""
+
+    step: int
+    name: str
+    values: list[float | None]
+    samples: list[str]
+
+    def fields(self) -> dict[str, Any]:
+        """The name, the values and what they are for."""
+        return {"step": self.step, "reward": self.name, "values": self.values, "samples": self.samples}
+
+    def record(self, recorder: Recorder) -> None:
+        """Write the values."""
+        recorder.rewards(self.name, self.values, self.samples, step=self.step)
+
+    def __str__(self) -> str:
+        shown = ", ".join("None" if value is None else _number(value) for value in self.values[:8])
+        more = f" and {len(self.values) - 8} more" if len(self.values) > 8 else ""
+        return f"step {self.step}: reward {self.name}=[{shown}]{more}"
+
+
+def payload_of(record: logging.LogRecord) -> Payload | None:
+    """The payload that a ``log_*`` function gave a record."""
+    data = vars(record).get(ATTRIBUTE)
+    return data if isinstance(data, Payload) else None
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The data of any record: of its payload or dict, and attributes that a record does not have by itself."""
+    attributes = vars(record)
+    data = attributes.get(ATTRIBUTE)
+    fields = data.fields() if isinstance(data, Payload) else dict(data) if isinstance(data, Mapping) else {}
+    for key in attributes.keys() - _STANDARD:
+        fields.setdefault(key, attributes[key])
+    return fields
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "None"
+    return repr(text if len(text) <= _TEXT_LENGTH else text[:_TEXT_LENGTH] + "...")

@@ -1,0 +1,114 @@
+"""`SpoolHandler`: what the handlers that deliver to a sink share.
+
+`emit` costs an append to a memory-mapped journal: it takes no lock that another thread holds during
+I/O, and waits for nothing. The first one in a process, also in a forked child, begins the spool; one
+after `close` begins it anew, as the standard library's file handlers do.
+"""
+
+import logging
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from hookline.core.errors import OptionError
+from hookline.logging.spool import Spool
+from hookline.record.recorder import Recorder
+from hookline.record.sink import Sink
+
+DRAIN_SECONDS = 10.0
+FLUSH_SECONDS = 5.0
+
+_here = threading.local()
+
+
+class SpoolHandler(logging.Handler):
+    """A handler whose records are kept in a journal of its own until a sink has them.
+
+    Args:
+        beside: The file or folder that the sink writes; the journal lies beside it.
+        make_sink: Makes the sink.
+        name: What the sink is called in messages.
+        batch_records: How many records are delivered at once, at most.
+        poll_seconds: How often.
+        drain_seconds: How long `close` waits for what is left to be delivered.
+    """
+
+    def __init__(
+        self,
+        beside: Path,
+        make_sink: Callable[[], Sink],
+        *,
+        name: str,
+        batch_records: int,
+        poll_seconds: float,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        def made() -> Sink:
+            sink = make_sink()
+            vars(sink)["batch_records"] = batch_records
+            return sink
+
+        made().check()
+        _require_writable(beside.absolute().parent)
+        self.drain_seconds = drain_seconds
+        folder = beside.with_name(f".{beside.name}.journal")
+        self.spool = Spool(folder, made, name=name, poll_seconds=poll_seconds)
+        super().__init__()
+        if self.spool.has_left_over():
+            self.start()
+
+    @abstractmethod
+    def write(self, recorder: Recorder, record: logging.LogRecord) -> None:
+        """Write what a log record carries to the journal."""
+
+    def start(self) -> None:
+        """Begin to deliver, also what an earlier process left; the first record does it as well."""
+        self.acquire()
+        try:
+            self.spool.start()
+        finally:
+            self.release()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Emit a record that passes the filters; without the handler's lock, which journals have no need of."""
+        kept: bool | logging.LogRecord = self.filter(record)
+        if kept:
+            self.emit(kept if isinstance(kept, logging.LogRecord) else record)
+        return bool(kept)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record; what the journal itself has to say meanwhile is for other handlers."""
+        if getattr(_here, "emits", False):
+            return
+        _here.emits = True
+        try:
+            if not self.spool.is_started:
+                self.start()
+            self.write(self.spool.recorder, record)
+        except Exception:
+            self.handleError(record)
+        finally:
+            _here.emits = False
+
+    def flush(self) -> None:
+        """Deliver what was emitted so far, and wait a few seconds for that at most."""
+        self.spool.flush(FLUSH_SECONDS)
+
+    def close(self) -> None:
+        """Deliver what is left, within ``drain_seconds``. What is still left then, the next start delivers."""
+        self.spool.close(self.drain_seconds)
+        super().close()
+
+
+def require_positive(name: str, value: float) -> None:
+    """Refuse a setting that is not above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise OptionError(f"{name}={value!r}: give a number above 0.")
+
+
+def _require_writable(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written to.")

@@ -1,0 +1,64 @@
+"""`TensorBoardHandler`: the metrics that log records carry, in TensorBoard, off the training thread.
+
+Metrics, rewards and outputs of the ``log_*`` functions go there as records of a run do. Of other
+records, the numbers they carry are taken if there is a ``step`` among them; their messages are not.
+Every value is there once, also after ``kill -9``; see `Spool` for how.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from hookline.logging.payloads import fields_of, payload_of
+from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler, require_positive
+from hookline.record.recorder import Recorder, whole_step
+from hookline.record.sink import Sink, make_sink
+
+
+class TensorBoardHandler(SpoolHandler):
+    """Writes the data of log records as TensorBoard events.
+
+    Args:
+        log_dir: The directory that TensorBoard is given.
+        flush_secs: After how many seconds, at the latest, a value can be seen.
+        max_queue: How many records are written at once, at most.
+        drain_seconds: How long `close` waits for what is left to be written.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | Path,
+        flush_secs: float = 30.0,
+        max_queue: int = 100,
+        *,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        require_positive("flush_secs", flush_secs)
+        require_positive("max_queue", max_queue)
+        self.log_dir = Path(log_dir).absolute()
+        super().__init__(
+            self.log_dir,
+            self._sink,
+            name="tensorboard",
+            batch_records=max_queue,
+            poll_seconds=flush_secs,
+            drain_seconds=drain_seconds,
+        )
+
+    def _sink(self) -> Sink:
+        return make_sink({"tensorboard": {"log_dir": str(self.log_dir)}})
+
+    def write(self, recorder: Recorder, record: logging.LogRecord) -> None:
+        payload = payload_of(record)
+        if payload is not None:
+            payload.record(recorder)
+            return
+        fields = fields_of(record)
+        step = fields.pop("step", None)
+        numbers = {key: value for key, value in fields.items() if _is_number(value)}
+        if step is not None and numbers:
+            recorder.log(numbers, step=whole_step(step))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 0) == 0)

@@ -1,0 +1,210 @@
+"""A logger function, called off the training thread with the rows of the record.
+
+The function is called ``function(report_data, step)`` once for each row of training and of evaluation
+of the run's main writer, in order, with plain Python numbers. After each call the place is written
+down beside the cursor, so that a process that is killed repeats one row at most.
+
+A row at which the function raises is tried three times. If the rows behind it then go well, it is
+given up: logged and counted. If three rows in a row fail, the function itself is taken to be broken:
+the sink refuses, the rows stay where they are, and are tried again now and then. Where no row comes
+behind one that fails, it is given up after ten attempts.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.core.binding import is_async
+from hookline.core.config import import_object
+from hookline.core.errors import ConfigError, HooklineError, OptionError, RefusedError, UnknownNameError
+from hookline.core.functions import _require_two
+from hookline.record.reader import MAIN, Cursor, Parcel
+from hookline.record.records import Metrics
+from hookline.record.sink import Sink, place_of, register_sink
+
+logger = logging.getLogger("hookline")
+
+AXES = ("train", "eval")
+ATTEMPTS = 3
+"""How often a row is tried before those behind it are."""
+LAST_ATTEMPTS = 10
+"""How often a row is tried that has none behind it."""
+ROWS_IN_A_ROW = 3
+"""How many rows in a row make a function broken."""
+
+LoggerFunction = Callable[[dict[str, Any], int], object]
+
+
+@register_sink("function")
+@dataclass(eq=False)
+class FunctionSink(Sink):
+    """Calls a function with each row of metrics.
+
+    Args:
+        function: Takes ``(report_data, step)``; or where it lies, as ``"package.module:name"``. Only one that
+            can be imported from there can be delivered to later, by ``hookline runs sync``.
+        name: What the sink is called in its run.
+    """
+
+    function: LoggerFunction | str | None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, str):
+            if ":" not in self.function:
+                raise OptionError(f"function={self.function!r}: give a function, or 'package.module:name'.")
+        elif self.function is not None:
+            _require_logger(self.function)
+        self.failed = 0
+        self._passed: Passed | None = None
+        self._called: LoggerFunction | None = None
+        self._first: tuple[str, int] = ("", 0)
+        self._given_up_in_a_row = 0
+
+    def check(self) -> None:
+        self._found()
+
+    def spec(self) -> dict[str, Any]:
+        place = self.function if self.function is None or isinstance(self.function, str) else place_of(self.function)
+        settings = {"function": place} | ({"name": self.name} if self.name else {})
+        return {"use": "function", "with": settings}
+
+    def open(self, run_dir: Path, state: Any) -> Any:
+        self._called = self._found()
+        state = state or {"token": secrets.token_hex(4)}
+        self._passed = Passed(run_dir, state["token"])
+        return state
+
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+        assert self._passed is not None
+        failing: list[tuple[Parcel, BaseException]] = []
+        for parcel in parcels:
+            if not _is_row(parcel) or self._passed.has(parcel):
+                continue
+            error = self._call(parcel.record)
+            if error is None:
+                self._give_up(failing)
+                self._given_up_in_a_row = 0
+                self._passed.note(parcel)
+            else:
+                failing.append((parcel, error))
+                self._judge(failing)
+        self._judge_last(failing)
+        return {"token": self._passed.token}
+
+    def _found(self) -> LoggerFunction:
+        if self.function is None:
+            raise ConfigError(
+                "The logger function cannot be rebuilt: it is a lambda, a local function or an object. Define it at "
+                "the top of a module, or deliver its rows from the program that has it, by resuming the run."
+            )
+        if not isinstance(self.function, str):
+            return self.function
+        try:
+            found: LoggerFunction = _require_logger(import_object(self.function))
+        except UnknownNameError as error:
+            raise ConfigError(
+                f"function={self.function!r}: {error} Give a function at the top of a module that can be imported."
+            ) from error
+        return found
+
+    def _call(self, row: Any) -> BaseException | None:
+        assert self._called is not None
+        try:
+            self._called(dict(row.values), row.step)
+        except (Exception, SystemExit) as error:
+            return error
+        return None
+
+    def _judge(self, failing: list[tuple[Parcel, BaseException]]) -> None:
+        """Raise unless the rows behind those that fail are to be tried."""
+        parcel, error = failing[0]
+        if len(failing) == 1:
+            self._first = (parcel.id, self._first[1] + 1 if self._first[0] == parcel.id else 1)
+        if len(failing) + self._given_up_in_a_row >= ROWS_IN_A_ROW and self._first[1] >= ATTEMPTS:
+            raise RefusedError(f"The function raises for every row: {_last_line(error)}. Mend it.") from error
+        if self._first[1] < ATTEMPTS:
+            raise RowError(parcel, error) from error
+
+    def _judge_last(self, failing: list[tuple[Parcel, BaseException]]) -> None:
+        """Decide on rows that fail and have none behind them."""
+        if not failing:
+            return
+        if self._first[1] < LAST_ATTEMPTS:
+            raise RowError(*failing[0]) from failing[0][1]
+        self._given_up_in_a_row += len(failing)
+        self._give_up(failing)
+
+    def _give_up(self, failing: list[tuple[Parcel, BaseException]]) -> None:
+        assert self._passed is not None
+        for parcel, error in failing:
+            self.failed += 1
+            logger.error("%s The row is given up.", RowError(parcel, error), exc_info=error)
+            self._passed.note(parcel)
+        failing.clear()
+
+
+class RowError(HooklineError, RuntimeError):
+    """A logger function raised."""
+
+    def __init__(self, parcel: Parcel, error: BaseException) -> None:
+        step = getattr(parcel.record, "step", None)
+        super().__init__(f"The logger function failed at step {step}: {_last_line(error)}.")
+
+
+class Passed:
+    """How far a destination that cannot be cut back has been served, written down after each parcel.
+
+    Args:
+        run_dir: The run's directory.
+        token: Part of the file's name, which the sink keeps in its state.
+    """
+
+    def __init__(self, run_dir: Path, token: str) -> None:
+        self.token = token
+        self._path = run_dir / "sinks" / f"{token}.passed"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._cursor = Cursor()
+        with contextlib.suppress(OSError, ValueError):
+            places = json.loads(self._path.read_text(encoding="utf-8"))
+            self._cursor = Cursor({writer: (number, end) for writer, (number, end) in places.items()})
+
+    def has(self, parcel: Parcel) -> bool:
+        """Whether a parcel was served."""
+        offset = self._cursor.offset(parcel.file)
+        return offset is None or parcel.end <= offset
+
+    def note(self, *parcels: Parcel) -> None:
+        """Write down that parcels were served; where that cannot be written, they may be served again after a crash."""
+        for parcel in parcels:
+            self._cursor.pass_by(parcel.file, parcel.end)
+        aside = self._path.with_suffix(f".{os.getpid()}.partial")
+        with contextlib.suppress(OSError):
+            aside.write_text(json.dumps(self._cursor.places), encoding="utf-8")
+            aside.replace(self._path)
+
+
+def _is_row(parcel: Parcel) -> bool:
+    record = parcel.record
+    return isinstance(record, Metrics) and record.axis in AXES and parcel.file.name == MAIN
+
+
+def _require_logger(function: Any) -> Any:
+    _require_two(function, "a logger function", "(report_data, step)")
+    if is_async(function):
+        raise OptionError(
+            f"function={function!r} is async, and nobody would await it: give a plain function to sinks=, or this one "
+            "to callbacks=."
+        )
+    return function
+
+
+def _last_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()

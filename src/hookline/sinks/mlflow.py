@@ -1,0 +1,269 @@
+"""Metrics, configuration, status and, where asked for, samples in an MLflow run.
+
+The run is found again by a tag, so that a start that is cut short leaves no second one. A metric is
+sent with its own time, and a tracking store in a database keeps one row for the same name, step, time
+and value, so a batch that comes again changes nothing. MLflow's file store appends instead: it is
+refused. What is done again after a resume stays in the history beside the first attempt: MLflow takes
+nothing out of it.
+
+MLflow holds numbers as 64-bit floats; its databases keep infinity as the largest of them. None is left
+out. A text is the value of a tag (its first 5,000 characters). Characters that MLflow does not have in
+names become ``_``, with a short digest behind the name, so that two names never become one.
+
+mlflow's own HTTP client waits for minutes and retries; here a request has one attempt and
+``timeout_seconds``, in the sink's thread only: the delivery does the retrying.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import MissingExtraError, OptionError, RefusedError
+from hookline.record.reader import MAIN, Parcel
+from hookline.record.recorder import cleaned
+from hookline.record.records import Metrics, Sample, Status, encode
+from hookline.record.sink import Sink, register_sink
+from hookline.sinks.mlflow_connection import (
+    Connection,
+    absolute,
+    artifact_location,
+    check_uri,
+    default_uri,
+    has_password,
+)
+from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline.sinks.standing import SPEAKERS
+
+KEY_TAG = "hookline.key"
+
+_NAME_LENGTH, _TAG_LENGTH, _PARAM_LENGTH = 250, 5000, 6000
+_BATCH_METRICS, _BATCH_TEXTS, _BATCH_BYTES = 1000, 100, 900_000
+_NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
+_ENDED = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+@register_sink("mlflow")
+@dataclass(eq=False)
+class MlflowSink(Sink):
+    """Writes to a run of an MLflow tracking server or database.
+
+    Args:
+        tracking_uri: ``http(s)://...`` or ``sqlite:///...``; ``MLFLOW_TRACKING_URI`` where none is given, and
+            ``mlflow.db`` in the root of the runs where that is not set either.
+        experiment: MLflow's experiment; the run's project where none is given.
+        run_name: What the run is called in MLflow; its id where none is given.
+        tags: More tags for the run.
+        samples: Whether samples are kept as well, as artifacts below ``samples/``, a file a batch.
+        timeout_seconds: How long a request may take before it counts as failed.
+        name: What the sink is called in its run.
+    """
+
+    tracking_uri: str | None = None
+    experiment: str | None = None
+    run_name: str | None = None
+    tags: dict[str, str] | None = None
+    samples: bool = False
+    timeout_seconds: float = 10.0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.timeout_seconds > 0:
+            raise OptionError(f"timeout_seconds={self.timeout_seconds!r}: give a number of seconds above 0.")
+        self.tracking_uri = absolute(self.tracking_uri) if self.tracking_uri else None
+        self._connection: Connection | None = None
+        self._client: Any = None
+        self._state: dict[str, Any] = {}
+        self._has_ended = False
+
+    def check(self) -> None:
+        if importlib.util.find_spec("mlflow") is None:
+            raise MissingExtraError("The sink 'mlflow'", "mlflow")
+        check_uri(self.tracking_uri)
+
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
+        uri = self.tracking_uri or (state or {}).get("uri") or default_uri(run_dir)
+        self._connection = Connection(uri, self.timeout_seconds)
+        with self._connection:
+            self._client = self._connection.client()
+            run = self._run(state["run_id"]) if state else self._begun(read_facts(run_dir), uri)
+        self._has_ended = run.info.status != "RUNNING"
+        self._state = {
+            "run_id": run.info.run_id,
+            "uri": None if has_password(uri) else uri,
+            "status_time": state["status_time"] if state else 0.0,
+        }
+        return dict(self._state)
+
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+        assert self._connection is not None
+        with self._connection:
+            self._log(metrics=_metrics(parcels), tags=_tags(parcels))
+            if self.samples:
+                self._log_samples(parcels)
+            self._note_status(parcels)
+        return dict(self._state)
+
+    def _run(self, run_id: str) -> Any:
+        """The run that was begun before."""
+        again = "To deliver everything to a new run, remove the sink's file in the run's folder 'sinks'."
+        try:
+            run = self._client.get_run(run_id)
+        except Exception as error:
+            if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+                raise RefusedError(f"MLflow does not know the run {run_id} any more. {again}") from error
+            raise
+        if run.info.lifecycle_stage != "active":
+            raise RefusedError(f"The run {run_id} was deleted in MLflow: restore it there. {again}")
+        return run
+
+    def _begun(self, facts: RunFacts, uri: str) -> Any:
+        """The run with the tag of this one, or a new one, with what was configured."""
+        experiment = self._experiment(self.experiment or facts.project, uri)
+        found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{facts.key}'", max_results=1)
+        run = found[0] if found else self._created(experiment, facts)
+        self._state = {"run_id": run.info.run_id}
+        self._log(params=dict(_flat("", facts.config)))
+        return run
+
+    def _created(self, experiment: str, facts: RunFacts) -> Any:
+        known = {
+            KEY_TAG: facts.key,
+            "hookline.run": facts.id,
+            "mlflow.user": facts.user,
+            "mlflow.source.name": facts.command,
+            "mlflow.source.git.commit": facts.commit,
+        }
+        wanted = known | (self.tags or {})
+        tags = {entity_name(key): _text(value, _TAG_LENGTH) for key, value in wanted.items() if value}
+        started = int(facts.started * 1000) or None
+        return self._client.create_run(experiment, start_time=started, tags=tags, run_name=self.run_name or facts.id)
+
+    def _experiment(self, name: str, uri: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name, artifact_location(uri, entity_name(name))))
+            except Exception:  # somebody else may have made it in between
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise RefusedError(f"MLflow's experiment {name!r} is deleted: restore it, or give the sink another one.")
+        return str(found.experiment_id)
+
+    def _log(
+        self,
+        *,
+        metrics: Iterable[Any] = (),
+        tags: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        from mlflow.entities import Param, RunTag
+
+        log = partial(self._client.log_batch, self._state["run_id"], synchronous=True)
+        for batch in _batches(metrics, _BATCH_METRICS):
+            log(metrics=batch)
+        for batch in _batches((RunTag(key, _text(v, _TAG_LENGTH)) for key, v in (tags or {}).items()), _BATCH_TEXTS):
+            log(tags=batch)
+        for batch in _batches((Param(key, _text(v, _PARAM_LENGTH)) for key, v in (params or {}).items()), _BATCH_TEXTS):
+            log(params=batch)
+
+    def _log_samples(self, parcels: Sequence[Parcel]) -> None:
+        """A file for each writer, named after its first sample: the same one when the batch comes again."""
+        by_writer: dict[str, list[Parcel]] = {}
+        for parcel in parcels:
+            if isinstance(parcel.record, Sample):
+                by_writer.setdefault(parcel.file.writer, []).append(parcel)
+        for own in by_writer.values():
+            lines = b"".join(encode(cleaned(parcel.record)) + b"\n" for parcel in own)
+            self._client.log_text(self._state["run_id"], lines.decode(), f"samples/{own[0].id}.jsonl")
+
+    def _note_status(self, parcels: Sequence[Parcel]) -> None:
+        """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
+        spoken = [parcel.record for parcel in parcels if parcel.file.name in SPEAKERS]
+        last = max((record for record in spoken if isinstance(record, Status)), key=lambda s: s.time, default=None)
+        if last is None or last.time < self._state["status_time"]:
+            return
+        self._log(tags={"hookline.status": last.status, "hookline.message": last.message})
+        if last.status in _ENDED:
+            self._client.set_terminated(self._state["run_id"], _ENDED[last.status], int(last.time * 1000))
+        elif self._has_ended:  # it was taken up again
+            self._client.update_run(self._state["run_id"], status="RUNNING")
+        self._has_ended = last.status in _ENDED
+        self._state["status_time"] = last.time
+
+
+def entity_name(name: str) -> str:
+    """A name as MLflow takes it, different for different names."""
+    parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part.strip(".")]
+    plain = "/".join(parts)
+    if plain == name and len(name) <= _NAME_LENGTH:
+        return name
+    digest = hashlib.blake2s(name.encode(), digest_size=4).hexdigest()
+    return f"{plain[: _NAME_LENGTH - 9]}-{digest}"
+
+
+def _metrics(parcels: Iterable[Parcel]) -> Iterator[Any]:
+    from mlflow.entities import Metric
+
+    for parcel in parcels:
+        if isinstance(record := parcel.record, Metrics):
+            at = int(record.time * 1000)
+            for name, value in record.values.items():
+                if isinstance(value, int | float):
+                    yield Metric(_name(parcel, name), _number(value), at, record.step)
+
+
+def _tags(parcels: Iterable[Parcel]) -> dict[str, Any]:
+    """The metrics that are no numbers, the latest of each."""
+    tags: dict[str, Any] = {}
+    for parcel in parcels:
+        if isinstance(record := parcel.record, Metrics):
+            texts = {name: value for name, value in record.values.items() if not isinstance(value, int | float | None)}
+            tags |= {_name(parcel, name): value for name, value in texts.items()}
+    return tags
+
+
+def _name(parcel: Parcel, name: str) -> str:
+    return entity_name(name if parcel.file.name == MAIN else f"{parcel.file.name}/{name}")
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _text(value: Any, length: int) -> str:
+    return str(value).replace("\0", "\ufffd")[:length]
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A configuration as names and values, what is nested joined by ``/``."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{prefix}/{key}" if prefix else str(key), item)
+    elif value is not None or prefix:
+        yield entity_name(prefix or "config"), value
+
+
+def _batches(entities: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    """Entities as one request can hold them, by number and by size."""
+    batch: list[Any] = []
+    size = 0
+    for entity in entities:
+        own = len(json.dumps([entity.key, entity.value])) + 120
+        if batch and (len(batch) == most or size + own > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(entity)
+        size += own
+    if batch:
+        yield batch

@@ -1,0 +1,150 @@
+"""How the sink for MLflow reaches a tracking server or database.
+
+mlflow's own HTTP client waits for two minutes and retries seven times; here a request has one attempt
+and a time limit, because the delivery does the retrying. mlflow has these settings as environment
+variables, for the whole process only. So that a program that uses mlflow itself keeps its own, they
+are changed for the thread that is inside a `Connection`, and for no other; the environment stays.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from hookline.core.errors import OptionError, RefusedError
+from hookline.record.run_directory import FACTS
+
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+
+_SQLITE = "sqlite:///"
+_VARIABLE = "MLFLOW_TRACKING_URI"
+_CREDENTIALS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+
+_settings: ContextVar[Mapping[str, Any]] = ContextVar("mlflow_settings", default={})  # noqa: B039 - never changed
+
+
+@dataclass(eq=False)
+class Connection:
+    """A context for calls of mlflow, which fail fast, and as `RefusedError` where only a fix can help."""
+
+    uri: str
+    timeout_seconds: float
+
+    def __enter__(self) -> None:
+        own = {
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 0,
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": self.timeout_seconds,
+            "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": self.timeout_seconds,
+            "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": True,
+        }
+        _look_at_thread_first(own)
+        self._token = _settings.set(own)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _settings.reset(self._token)
+        status = _http_status(error)
+        if status in (401, 403):
+            raise RefusedError(f"{self._place} refuses access ({status}): {_CREDENTIALS}.") from error
+        if getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND":
+            raise RefusedError(f"{self._place} is no MLflow tracking server: give its address.") from error
+
+    def client(self) -> Any:
+        """A client of mlflow's, which keeps no run open."""
+        from mlflow.tracking import MlflowClient
+
+        directory = _sqlite_directory(self.uri)
+        if directory is not None and not directory.is_dir():  # mlflow would try for minutes
+            raise FileNotFoundError(f"{directory} does not exist")
+        return MlflowClient(tracking_uri=self.uri)
+
+    @property
+    def _place(self) -> str:
+        return "The tracking database" if has_password(self.uri) else self.uri
+
+
+def check_uri(given: str | None) -> None:
+    """Raise what is wrong with a tracking URI that was given, or else with that of the environment.
+
+    Raises:
+        OptionError: MLflow has no store for it, or it holds what must not be written down.
+    """
+    uri = given or os.environ.get(_VARIABLE) or _SQLITE
+    what = f"tracking_uri={given!r}" if given else f"{_VARIABLE}={uri!r}"
+    parts = urlsplit(uri)
+    scheme = parts.scheme.partition("+")[0] or uri
+    if scheme == "file" or ("://" not in uri and uri != "databricks"):
+        raise OptionError(
+            f"{what}: MLflow's file store cannot take a record only once. "
+            "Give a database such as 'sqlite:///mlflow.db', or the address of a server."
+        )
+    if scheme not in (*SCHEMES, *(entry.name for entry in entry_points(group="mlflow.tracking_store"))):
+        raise OptionError(
+            f"{what}: MLflow has no store for it. Give one of {', '.join(SCHEMES)}, with '://' behind it."
+        )
+    if scheme in ("http", "https") and "@" in parts.netloc:
+        raise OptionError(
+            f"The tracking URI of {parts.hostname} has credentials in it: leave them out, and {_CREDENTIALS}."
+        )
+    if given and has_password(given):
+        raise OptionError(
+            f"tracking_uri has the password of {parts.hostname} in it, and settings are written down: "
+            f"give it as {_VARIABLE} in the environment instead."
+        )
+
+
+def default_uri(run_dir: Path) -> str:
+    """The environment's tracking URI, or a database in the root of the runs."""
+    root = run_dir.parent.parent if (run_dir / FACTS).exists() else run_dir
+    return absolute(os.environ.get(_VARIABLE) or f"{_SQLITE}{root / 'mlflow.db'}")
+
+
+def absolute(uri: str) -> str:
+    """A URI that means the same from another directory."""
+    path = uri.removeprefix(_SQLITE)
+    return f"{_SQLITE}{Path(path).absolute()}" if uri.startswith(_SQLITE) and path else uri
+
+
+def has_password(uri: str) -> bool:
+    """Whether a URI must not be written down."""
+    return urlsplit(uri).password is not None
+
+
+def artifact_location(uri: str, experiment: str) -> str | None:
+    """Where a local database's artifacts lie: beside it, not where the program happens to be run."""
+    directory = _sqlite_directory(uri)
+    return None if directory is None else str(directory / "mlartifacts" / experiment)
+
+
+def _sqlite_directory(uri: str) -> Path | None:
+    path = uri.partition("?")[0].removeprefix(_SQLITE)
+    return Path(path).parent if uri.startswith(_SQLITE) and path else None
+
+
+def _http_status(error: BaseException | None) -> int | None:
+    response = getattr(error, "response", None)
+    known = getattr(error, "get_http_status_code", None)
+    status: int | None = getattr(response, "status_code", None) or (known() if known is not None else None)
+    return status
+
+
+def _look_at_thread_first(names: Mapping[str, Any]) -> None:
+    """Make mlflow's variables of these names give a thread its own value, where it has one."""
+    from mlflow import environment_variables
+
+    for name in names:
+        variable: Any = getattr(environment_variables, name, None)
+        if variable is not None and "get" not in vars(variable):
+            variable.get = partial(_own_or, name, variable.get)
+
+
+def _own_or(name: str, otherwise: Callable[[], Any]) -> Any:
+    own = _settings.get()
+    return own[name] if name in own else otherwise()

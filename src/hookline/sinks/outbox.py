@@ -1,0 +1,253 @@
+"""`Outbox`: a small journal of its own with deliveries to status sinks, for functions that have no run.
+
+Guarantees:
+
+- `tell` appends one record to a journal: microseconds, no network, no waiting. What was told survives the
+  death of the process.
+- It begins at the first `tell`, not when it is made. Outboxes for the same place are one object, so what
+  is told through it arrives in the order in which it was told.
+- Its directory is ``<root>/.outbox/<place>``. What an endpoint that was down did not get stays there, and
+  the next outbox for the same place delivers it, before anything new. What was delivered is deleted at exit.
+- Heartbeats are sent while something is under way: from a training's or a validation's beginning to its
+  end, or until the worker that runs it has failed or is gone, which is told, too.
+- A forked child writes a journal of its own in the same directory, which its parent delivers.
+
+Several processes may tell the same place at once: each has a directory of its own, numbered.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.record import lock
+from hookline.record.delivery import Delivery, Pace, sink_states
+from hookline.record.reader import FINAL, last_status
+from hookline.record.recorder import Recorder
+from hookline.record.run_directory import LOCK
+from hookline.sinks.status import StatusSink
+
+logger = logging.getLogger("hookline")
+
+EXIT_SECONDS = 5.0
+"""How long the end of the process waits for what is left to be delivered."""
+PACE = Pace(poll_seconds=0.2)
+_SEGMENT_BYTES = 256 << 10
+_OUTBOXES: dict[tuple[Any, ...], "Outbox"] = {}
+_TABLE = threading.Lock()
+
+
+def outbox_for(sinks: Mapping[str, StatusSink], root: str | Path = "runs") -> "Outbox":
+    """The outbox of this process for these sinks; the same one each time."""
+    home = Path(root).absolute() / ".outbox"
+    settings = [(name, *(repr(getattr(s, f.name)) for f in dataclasses.fields(s))) for name, s in sinks.items()]
+    with _TABLE:
+        return _OUTBOXES.setdefault((home, *settings), Outbox(sinks, home))
+
+
+class Outbox:
+    """Tells status sinks what it is told; made by `outbox_for`.
+
+    Args:
+        sinks: The sinks by name.
+        home: The directory that holds its own.
+    """
+
+    def __init__(self, sinks: Mapping[str, StatusSink], home: Path) -> None:
+        self.sinks, self.home = dict(sinks), home
+        self._recorder: Recorder | None = None
+        self._slots: list[Slot] = []
+        self._under_way: dict[str, Callable[[], Any]] = {}
+        self._lock = threading.RLock()
+        self._pid = 0
+        self.step = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is the outbox itself, and one that is sent to another process is the one for the same place there."""
+        return outbox_for, (self.sinks, self.home.parent)
+
+    def tell(self, status: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
+        """Record a status, to be delivered in the background."""
+        (self._recorder or self._start()).status(status, message, step=step, **data)
+
+    def begin(self, activity: str, worker: Any) -> None:
+        """Send heartbeats from now on, until the activity ends or the worker that runs it fails or is gone."""
+        try:
+            self._under_way[activity] = weakref.ref(worker)
+        except TypeError:  # an object that cannot be watched is taken to live
+            self._under_way[activity] = lambda: worker
+
+    def end(self, activity: str) -> None:
+        """Note that an activity is over."""
+        self._under_way.pop(activity, None)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a training is under way."""
+        return "training" in self._under_way
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until everything is delivered, for so long at most, and not for what cannot be reached; whether it is."""
+        deadline = time.monotonic() + seconds
+        while not self.is_done() and time.monotonic() < deadline and not any(slot.fails() for slot in self._slots):
+            threading.Event().wait(0.01)
+        return self.is_done()
+
+    def is_done(self) -> bool:
+        """Whether nothing waits to be delivered."""
+        return all(slot.is_done() for slot in self._slots)
+
+    def close(self, seconds: float = EXIT_SECONDS) -> None:
+        """Deliver what is left, for so long at most, and end; the next `tell` begins anew. May be called again."""
+        with self._lock:
+            if self._recorder is None or self._pid != os.getpid():
+                return
+            self._recorder.close()
+            for slot in self._slots:
+                slot.ask_to_end(seconds)
+            deadline = time.monotonic() + seconds + 0.5
+            for slot in self._slots:
+                slot.end(deadline)
+            self._recorder, self._slots = None, []
+            atexit.unregister(self._at_exit)
+
+    def pulse(self) -> int | None:
+        """The last completed step, while something is under way."""
+        for activity, worker in list(self._under_way.items()):
+            reason = _end_of(worker())
+            if reason is not None:
+                self._fail(activity, reason)
+        return self.step if self._under_way else None
+
+    def _fail(self, activity: str, reason: str) -> None:
+        self.end(activity)
+        if activity == "training":
+            self.tell("failed", reason, step=self.step, phase="training_failed")
+
+    def _start(self) -> Recorder:
+        with self._lock:
+            if self._recorder is None:
+                own, *others = _slots(self.home, _place(self.sinks))
+                recorder = Recorder(own, segment_bytes=_SEGMENT_BYTES)
+                self._note_death(own, recorder)
+                self._slots = [Slot(own, self.sinks, self.pulse), *(Slot(other, self.sinks) for other in others)]
+                self._pid = os.getpid()
+                atexit.register(self._at_exit)
+                self._recorder = recorder
+            return self._recorder
+
+    @staticmethod
+    def _note_death(directory: Path, recorder: Recorder) -> None:
+        """Say that the process died which had this directory before, if it said nothing at its end."""
+        last = last_status(directory)
+        if last is not None and last.status not in FINAL:
+            recorder.status("failed", "The process died without saying why.", phase="training_failed")
+
+    def _at_exit(self) -> None:
+        if self._pid == os.getpid():
+            if self.is_training:
+                error = getattr(sys, "last_value", None)
+                self._fail("training", f"{type(error).__name__}: {error}" if error else "The process ended before it.")
+            self.close()
+
+
+class Slot:
+    """A directory that this process holds, and the threads that deliver from it.
+
+    Args:
+        pulse: Given to the sinks of a directory that this process writes to; others send no heartbeats.
+    """
+
+    def __init__(
+        self, directory: Path, sinks: Mapping[str, StatusSink], pulse: Callable[[], int | None] | None = None
+    ) -> None:
+        self.directory = directory
+        copies = {name: dataclasses.replace(sink) for name, sink in sinks.items()}
+        self._deliveries = [Delivery(directory, name, sink, PACE) for name, sink in copies.items()]
+        for delivery, sink in zip(self._deliveries, copies.values(), strict=True):
+            delivery.beats, sink.pulse = pulse is not None, pulse
+        self._threads = [
+            threading.Thread(target=delivery.run, name=f"hookline-{delivery.name}", daemon=True)
+            for delivery in self._deliveries
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def is_done(self) -> bool:
+        """Whether nothing waits to be delivered."""
+        return all(delivery.is_done() for delivery in self._deliveries)
+
+    def fails(self) -> bool:
+        """Whether a sink cannot be reached or refuses."""
+        return any(delivery.progress.status != "ok" for delivery in self._deliveries)
+
+    def ask_to_end(self, seconds: float) -> None:
+        """Deliver what is left, for so long at most."""
+        for delivery in self._deliveries:
+            delivery.close(seconds)
+
+    def end(self, deadline: float) -> None:
+        """Wait for the threads, and delete the directory if everything was delivered."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self.is_done() and not any(thread.is_alive() for thread in self._threads):
+            shutil.rmtree(self.directory, ignore_errors=True)
+        lock.let_go(self.directory / LOCK)
+
+
+def _end_of(worker: Any) -> str | None:
+    """Why a worker runs nothing more, if it does not."""
+    if worker is None:
+        return "The worker is gone."
+    if getattr(worker, "state", None) != "failed":
+        return None
+    return str(getattr(getattr(worker, "ctx", None), "error", None) or "The worker failed.")
+
+
+def _place(sinks: Mapping[str, StatusSink]) -> str:
+    """A name for where sinks deliver to, the same at each start, without anything secret in it."""
+    places = [f"{sink.format} {sink.endpoint or sink.path}" for sink in sinks.values()]
+    words = re.sub(r"[^A-Za-z0-9]+", "-", (places[0].split("://")[-1]).split("?")[0]).strip("-")[-40:]
+    return f"{words}-{hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:8]}"
+
+
+def _slots(home: Path, place: str) -> list[Path]:
+    """The directories to deliver from, held: the first one to write to, the others left by processes that died."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        own = next(path for path in _numbered(home, place) if _take(path, make=True))
+    except OSError as error:
+        logger.warning("%s cannot be written (%s): what is not delivered by the end is lost.", home, error.strerror)
+        own = Path(tempfile.mkdtemp(prefix="hookline-outbox-"))
+        return [own]
+    others = [path for path in sorted(home.glob(f"{place}*")) if path != own and _has_news(path)]
+    return [own, *(path for path in others if _take(path))]
+
+
+def _numbered(home: Path, place: str) -> "itertools.chain[Path]":
+    return itertools.chain([home / place], (home / f"{place}.{number}" for number in itertools.count(2)))
+
+
+def _take(path: Path, *, make: bool = False) -> bool:
+    if make:
+        path.mkdir(exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # deleted by the process that had it
+        return lock.hold(path / LOCK)
+    return False
+
+
+def _has_news(path: Path) -> bool:
+    return any(state.behind_bytes for state in sink_states(path))

@@ -1,0 +1,160 @@
+"""Where a run stands: what sinks that show a state, rather than a history, keep of the records.
+
+Only the writers that speak for the run change it: its main one, and the courier, which says that the
+training process died. Steps, metrics and the end come from records; how long it will take follows from
+the pace since the training began, or was taken up again.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hookline.record.reader import EVERY_AXIS, FINAL, MAIN, Parcel, is_resume
+from hookline.record.records import Event, Metrics, Status, clean, finite_back
+from hookline.record.run_directory import FACTS
+
+CREATED = "created"
+"""The status before the run has said one."""
+SPEAKERS = frozenset({MAIN, "courier"})
+
+
+class Standing(msgspec.Struct):
+    """The latest of everything, as the records up to now have it."""
+
+    status: str = CREATED
+    status_time: float = 0.0
+    steps: dict[str, int] = {}
+    num_steps: int | None = None
+    num_epochs: int | None = None
+    told_epoch: int | None = None
+    began_step: int = 0
+    began_time: float = 0.0
+    time: float = 0.0
+    metrics: dict[str, dict[str, Any]] = {}
+    events: dict[str, int] = {}
+
+    @classmethod
+    def restored(cls, saved: Any) -> "Standing":
+        """What `saved` gave, or a new one for None."""
+        standing = msgspec.convert(saved or {}, cls)
+        for values in standing.metrics.values():
+            values.update({name: finite_back(value) for name, value in values.items()})
+        return standing
+
+    def saved(self) -> dict[str, Any]:
+        """Everything in a form that JSON can hold."""
+        return {name: clean(getattr(self, name)) for name in self.__struct_fields__}
+
+    def note(self, parcel: Parcel) -> None:
+        """Take a record into account."""
+        record, writer = parcel.record, parcel.file.name
+        match record:
+            case Status() if writer in SPEAKERS:
+                self._note_status(record)
+            case Metrics() if writer == MAIN:
+                self.metrics.setdefault(record.axis, {}).update(record.values)
+                self.reach(record.step, record.time, record.axis)
+            case Event():
+                self.events[record.name] = self.events.get(record.name, 0) + 1
+                if is_resume(record) and writer == MAIN:
+                    self._go_back(record.data.get("steps", {}))
+
+    def reach(self, step: int, time: float, axis: str = "train") -> None:
+        """Note that a step is complete; rows may come in any order."""
+        if step > self.steps.get(axis, -1):
+            self.steps[axis] = step
+            self.time = max(self.time, time)
+
+    @property
+    def step(self) -> int:
+        """How many steps of the training are complete."""
+        return self.steps.get("train", 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has said that it is over."""
+        return self.status in FINAL
+
+    @property
+    def progress(self) -> float | None:
+        """The share that is done, from 0 to 1; None where nobody said how many steps there are."""
+        if self.status == "finished":
+            return 1.0
+        return min(1.0, max(0.0, self.step / self.num_steps)) if self.num_steps else None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """How long a step takes, on average since the training began."""
+        done, seconds = self.step - self.began_step, self.time - self.began_time
+        return seconds / done if done > 0 and seconds > 0 and self.began_time else None
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """How long the rest will take at that pace."""
+        if self.has_ended or not self.num_steps or self.seconds_per_step is None:
+            return 0.0 if self.status == "finished" else None
+        return max(0, self.num_steps - self.step) * self.seconds_per_step
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """How long an epoch takes at that pace."""
+        if self.seconds_per_step is None or not self.num_steps or not self.num_epochs:
+            return None
+        return self.seconds_per_step * self.num_steps / self.num_epochs
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the latest step belongs to, counted from 1."""
+        if self.told_epoch is not None:
+            return self.told_epoch + 1
+        if not self.num_steps or not self.num_epochs:
+            return None
+        return min(self.num_epochs, max(1, math.ceil(self.step * self.num_epochs / self.num_steps)))
+
+    def _note_status(self, record: Status) -> None:
+        if record.time < self.status_time:  # the courier's word of a death came before what the dead had said
+            return
+        self.status, self.status_time = record.status, record.time
+        data = record.data
+        if "num_steps" in data:
+            self._begin(record)
+        elif record.step is not None and (self.has_ended or "phase" in data):
+            self.reach(record.step, record.time)
+        if data.get("epoch") is not None:
+            self.told_epoch = data["epoch"]
+        if isinstance(data.get("metrics"), dict):
+            self.metrics.setdefault("train", {}).update(data["metrics"])
+
+    def _begin(self, record: Status) -> None:
+        self.num_steps, self.num_epochs = record.data["num_steps"], record.data.get("num_epochs")
+        self.began_step, self.began_time, self.told_epoch = record.step or 0, record.time, None
+        self.steps["train"], self.time = self.began_step, record.time
+        if "phase" in record.data:  # another training in the same process, not the same one again
+            self.metrics = {}
+
+    def _go_back(self, limits: dict[str, int]) -> None:
+        for axis, step in self.steps.items():
+            kept = [limits[name] for name in (axis, EVERY_AXIS) if name in limits]
+            self.steps[axis] = max(0, min(step, *kept)) if kept else step
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who speaks: the run's id, its name and its project."""
+
+    run: str
+    name: str
+    project: str
+
+
+def sender_of(run_dir: Path) -> Sender:
+    """What ``run.json`` says; where there is none, the directory's name stands in."""
+    try:
+        known = json.loads((run_dir / FACTS).read_text(encoding="utf-8"))
+        return Sender(str(known["id"]), str(known["name"]), str(known["project"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Sender(run_dir.name, run_dir.name, run_dir.parent.name)

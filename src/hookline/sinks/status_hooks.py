@@ -1,0 +1,287 @@
+"""Status reports as plain functions: a logger ``(report_data, step)`` and hooks ``(worker, report_data)``.
+
+Each call appends to the journal of an `Outbox` and returns; a thread delivers. None of them waits for the
+network but the hook at the end of training, for a few seconds at most, and not for an endpoint that is
+known to be down. Only rank zero reports. In validation batches are reported at most every few seconds, and
+while one batch takes minutes, heartbeats go on.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.values import plain
+from hookline.sinks.outbox import Outbox, outbox_for
+from hookline.sinks.status import StatusSink
+
+LoggerFn = Callable[[dict[str, Any], int], None]
+HookFn = Callable[[Any, dict[str, Any]], None]
+
+DRAIN_SECONDS = 5.0
+HEARTBEAT_SECONDS = 10.0
+_COUNTS = frozenset({"current_epoch", "current_step", "total_steps"})
+_TRAINING = ("pre_training_hook", "pre_training_step_hook", "post_training_step_hook", "post_training_hook")
+_VALIDATION = (
+    "pre_validation_hook",
+    "pre_per_step_validation_hook",
+    "post_per_step_validation_hook",
+    "post_validation_hook",
+)
+
+
+def create_status_logger(
+    endpoint: str,
+    component_name: str = "Training",
+    *,
+    headers: Mapping[str, str] | None = None,
+    root: str | Path = "runs",
+) -> LoggerFn:
+    """A logger function that sends what it is given to an HTTP endpoint.
+
+    Args:
+        endpoint: The address, e.g. ``http://localhost:8080/status``.
+        component_name: What reports.
+        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
+        root: What is not delivered yet is kept below it, in ``.outbox``.
+    """
+    return StatusReport(_http_outbox(endpoint, "endpoint", headers, root), component_name).log_status
+
+
+def create_training_hooks(
+    status_endpoint: str,
+    heartbeat_interval: int = 10,
+    *,
+    component_name: str = "Training",
+    headers: Mapping[str, str] | None = None,
+    root: str | Path = "runs",
+    drain_seconds: float = DRAIN_SECONDS,
+) -> dict[str, HookFn]:
+    """Hook functions that report a training: its beginning, a heartbeat every few steps, its end.
+
+    Args:
+        status_endpoint: The address.
+        heartbeat_interval: After how many steps each a heartbeat with the step's metrics is sent.
+        component_name: What reports.
+        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
+        root: What is not delivered yet is kept below it, in ``.outbox``.
+        drain_seconds: How long the end of training waits at most for what is left to be delivered.
+    """
+    outbox = _http_outbox(status_endpoint, "status_endpoint", headers, root)
+    return StatusReport(outbox, component_name, heartbeat_interval, drain_seconds=drain_seconds).training_hooks()
+
+
+def create_validation_hooks(
+    status_endpoint: str,
+    *,
+    component_name: str = "Validation",
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    headers: Mapping[str, str] | None = None,
+    root: str | Path = "runs",
+) -> dict[str, HookFn]:
+    """Hook functions that report validations, so that a long one does not look like a hang.
+
+    Args:
+        status_endpoint: The address.
+        component_name: What reports.
+        heartbeat_seconds: How often at most batches are reported.
+        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
+        root: What is not delivered yet is kept below it, in ``.outbox``.
+    """
+    outbox = _http_outbox(status_endpoint, "status_endpoint", headers, root)
+    return StatusReport(outbox, component_name, heartbeat_seconds=heartbeat_seconds).validation_hooks()
+
+
+class TAOStatusLogger:
+    """Reports a training in the format of NVIDIA TAO's ``status.json``, to an endpoint, to a file, or to both.
+
+    Where neither is given, the file is the one that TAO names: ``TAO_STATUS_FILE``, or ``status.json`` of the
+    job ``TAO_API_JOB_ID`` in ``TAO_API_RESULTS_DIR``.
+
+    Args:
+        status_endpoint: The address.
+        experiment_name: What reports.
+        status_file: The file that lines are appended to.
+        heartbeat_interval: After how many steps each a heartbeat with the step's metrics is sent.
+        heartbeat_seconds: How often at most batches of a validation are reported.
+        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
+        root: What is not delivered yet is kept below it, in ``.outbox``.
+        drain_seconds: How long the end of training waits at most for what is left to be delivered.
+    """
+
+    def __init__(
+        self,
+        status_endpoint: str | None = None,
+        experiment_name: str = "experiment",
+        status_file: str | Path | None = None,
+        *,
+        heartbeat_interval: int = 10,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        headers: Mapping[str, str] | None = None,
+        root: str | Path = "runs",
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        self.experiment_name = experiment_name
+        path = status_file if status_file or status_endpoint else _tao_file()
+        sinks: dict[str, StatusSink] = {}
+        if status_endpoint is not None:
+            sinks["endpoint"] = StatusSink(status_endpoint, format="tao", headers=dict(headers or {}))
+        if path is not None:
+            sinks["file"] = StatusSink(path=Path(path), format="tao")
+        if not sinks:
+            raise OptionError(
+                "TAOStatusLogger() has nowhere to report to: give status_endpoint='http://...' or "
+                "status_file='status.json', or set TAO_STATUS_FILE."
+            )
+        for sink in sinks.values():
+            sink.check()
+        self._report = StatusReport(
+            outbox_for(sinks, root),
+            experiment_name,
+            heartbeat_interval,
+            heartbeat_seconds=heartbeat_seconds,
+            drain_seconds=drain_seconds,
+        )
+
+    def log_status(self, report_data: dict[str, Any], step: int) -> None:
+        """A logger function: reports metrics at a step."""
+        self._report.log_status(report_data, step)
+
+    def get_hooks(self) -> dict[str, HookFn]:
+        """All eight hook functions."""
+        return {**self._report.training_hooks(), **self._report.validation_hooks()}
+
+
+class StatusReport:
+    """The functions themselves, for one outbox.
+
+    Args:
+        outbox: Where they put what is to be told.
+        component: What reports.
+        heartbeat_interval: After how many steps each one is reported.
+        heartbeat_seconds: How often at most batches of a validation are reported.
+        drain_seconds: How long the end of training waits at most.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        component: str,
+        heartbeat_interval: int = 10,
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        drain_seconds: float = DRAIN_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if isinstance(heartbeat_interval, bool) or not isinstance(heartbeat_interval, int) or heartbeat_interval < 1:
+            raise OptionError(f"heartbeat_interval={heartbeat_interval!r}: give a number of steps, 1 or more.")
+        if not heartbeat_seconds >= 0 or not drain_seconds >= 0:
+            given = f"heartbeat_seconds={heartbeat_seconds!r}, drain_seconds={drain_seconds!r}"
+            raise OptionError(f"{given}: give numbers of seconds.")
+        self.outbox, self.component = outbox, component
+        self._interval, self._seconds, self._drain_seconds = heartbeat_interval, heartbeat_seconds, drain_seconds
+        self._clock = clock
+        self._last_batch = 0.0
+
+    def training_hooks(self) -> dict[str, HookFn]:
+        """The four around a training and its steps."""
+        return {name: getattr(self, name) for name in _TRAINING}
+
+    def validation_hooks(self) -> dict[str, HookFn]:
+        """The four around a validation and its batches."""
+        return {name: getattr(self, name) for name in _VALIDATION}
+
+    def log_status(self, report_data: dict[str, Any], step: int) -> None:
+        """Report metrics at a step."""
+        if os.environ.get("RANK", "0") == "0":
+            self.outbox.step = step
+            self.outbox.tell(
+                "running", step=step, component=self.component, phase="metrics", metrics=plain(report_data)
+            )
+
+    def pre_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Report that a training begins, and how long it will be."""
+        if _is_rank_zero(worker):
+            self.outbox.step = report_data.get("start_step") or 0
+            self.outbox.begin("training", worker)
+            counts = {"num_steps": report_data.get("total_steps"), "num_epochs": report_data.get("total_epochs")}
+            self._tell("running", "training_starting", "Training starts.", report_data, **counts)
+
+    def pre_training_step_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Note the step; nothing is reported."""
+        self.outbox.step = report_data["current_step"]
+
+    def post_training_step_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Note the step, and report it every few steps."""
+        step = self.outbox.step = report_data["current_step"]
+        if step % self._interval == 0 and _is_rank_zero(worker):
+            metrics = {name: plain(value) for name, value in report_data.items() if name not in _COUNTS}
+            message = f"Step {step} of {report_data.get('total_steps') or '?'}."
+            self._tell("running", "training_heartbeat", message, report_data, metrics=metrics)
+
+    def post_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Report the end, and give what is left a moment to be delivered."""
+        if _is_rank_zero(worker):
+            self.outbox.step = report_data.get("final_step") or self.outbox.step
+            self.outbox.end("training")
+            reason = getattr(worker, "stop_reason", None)
+            message = f"Training was stopped: {reason}." if reason else "Training is complete."
+            self._tell("finished", "training_complete", message, report_data)
+            self.outbox.drain(self._drain_seconds)
+
+    def pre_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Report that a validation begins."""
+        if _is_rank_zero(worker):
+            self.outbox.begin("validation", worker)
+            self._last_batch = self._clock()
+            self._tell("running", "validation_starting", "Validation starts.", report_data)
+
+    def pre_per_step_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Report a batch that begins, if none was reported for a while."""
+        self._tell_batch(worker, "validation_batch_start", report_data)
+
+    def post_per_step_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Report a batch that is done, if none was reported for a while."""
+        self._tell_batch(worker, "validation_batch_complete", report_data)
+
+    def post_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
+        """Report a validation's result."""
+        if _is_rank_zero(worker):
+            self.outbox.end("validation")
+            loss = report_data.get("val_avg_loss")
+            metrics = {} if loss is None else {"val_avg_loss": plain(loss)}
+            self._tell("running", "validation_complete", "Validation is complete.", report_data, metrics=metrics)
+
+    def _tell_batch(self, worker: Any, phase: str, report_data: dict[str, Any]) -> None:
+        now = self._clock()
+        if now - self._last_batch >= self._seconds and _is_rank_zero(worker):
+            self._last_batch = now
+            self._tell("running", phase, f"Validation batch {report_data['batch_index'] + 1}.", report_data)
+
+    def _tell(self, status: str, phase: str, message: str, report_data: dict[str, Any], **data: Any) -> None:
+        epoch = next(
+            (report_data[k] for k in ("current_epoch", "final_epoch", "start_epoch") if k in report_data), None
+        )
+        told = {"component": self.component, "phase": phase, "epoch": epoch, "report": plain(report_data), **data}
+        self.outbox.tell(status, message, step=self.outbox.step, **told)
+
+
+def _http_outbox(endpoint: Any, what: str, headers: Mapping[str, str] | None, root: str | Path) -> Outbox:
+    if not isinstance(endpoint, str):
+        raise OptionError(f"{what}={endpoint!r}: give an address such as 'http://localhost:8080/status'.")
+    sink = StatusSink(endpoint, headers=dict(headers or {}))
+    sink.check()
+    return outbox_for({"endpoint": sink}, root)
+
+
+def _is_rank_zero(worker: Any) -> bool:
+    rank = getattr(worker, "rank", None)
+    return rank == 0 if isinstance(rank, int) else os.environ.get("RANK", "0") == "0"
+
+
+def _tao_file() -> str | None:
+    """The status file that TAO asks for in the environment."""
+    named, job, results = (os.environ.get(f"TAO_{n}") for n in ("STATUS_FILE", "API_JOB_ID", "API_RESULTS_DIR"))
+    return named or (str(Path(results, job, "status.json")) if job and results else None)

@@ -1,0 +1,196 @@
+"""Metrics and samples in trackio's local database, for its dashboard.
+
+Every record has an id of its own there (trackio's ``log_id``), which its table takes once, so a batch
+that comes again changes nothing; it is committed when `write` returns. A resume mark takes out the
+rows that are done again. Names that trackio keeps for itself (``step``, ``time``, ...) get ``__`` in
+front, as trackio does it; those of a writer other than the main one, its name.
+
+Only the local database is written: no server, no thread, no network, no Space. It goes through a
+copy of trackio's storage module that belongs to the sink, because the original has one directory for
+the whole process, read when it is imported, and the user's own trackio may be using that.
+"""
+
+import functools
+import importlib.util
+import inspect
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hookline.core.errors import MissingExtraError, RefusedError
+from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume
+from hookline.record.records import Event, Metrics, Sample
+from hookline.record.sink import Sink, register_sink
+from hookline.sinks.run_facts import RunFacts, read_facts
+
+_RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
+_INTEGERS = range(-(2**63), 2**64)
+_LARGEST = 10**308
+
+
+@register_sink("trackio")
+@dataclass(eq=False)
+class TrackioSink(Sink):
+    """Writes to trackio's database on this machine; ``trackio show`` shows it.
+
+    Args:
+        project: trackio's project; the run's where none is given.
+        directory: Where the database lies; trackio's own place (``TRACKIO_DIR``) where none is given.
+        samples: Whether samples are written too, as traces.
+        name: What the sink is called in its run.
+    """
+
+    project: str | None = None
+    directory: Path | None = None
+    samples: bool = True
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        self.directory = Path(self.directory).absolute() if self.directory is not None else None
+        self._place: Place | None = None
+
+    def check(self) -> None:
+        if importlib.util.find_spec("trackio") is None:
+            raise MissingExtraError("The sink 'trackio'", "trackio")
+
+    def open(self, run_dir: Path, state: Any) -> dict[str, str]:
+        directory = self.directory or (Path(state["directory"]) if state else None)
+        storage = storage_of(directory)
+        facts = read_facts(run_dir)
+        project = self.project or facts.project
+        try:
+            storage.validate_project_name(project)
+        except ValueError as error:
+            raise RefusedError(f"project={project!r}: {error} Give the sink another project.") from error
+        path = storage.init_db(project)
+        self._place = Place(storage, project, path, facts, _config(facts))
+        return {"directory": str(path.parent), "run_id": facts.key}
+
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, str]:
+        assert self._place is not None
+        if is_resume(parcels[0].record):
+            self._place.forget(parcels[0])
+        else:
+            self._place.add([parcel for parcel in parcels if self.samples or not isinstance(parcel.record, Sample)])
+        return {"directory": str(self._place.path.parent), "run_id": self._place.facts.key}
+
+
+@dataclass(slots=True)
+class Place:
+    """One run in a project's database."""
+
+    storage: Any
+    project: str
+    path: Path
+    facts: RunFacts
+    config: dict[str, Any] | None
+
+    def add(self, parcels: Sequence[Parcel]) -> None:
+        """Write what the table does not have yet, in one transaction."""
+        rows = [(parcel, values) for parcel in parcels if (values := _values(parcel))]
+        if not rows:
+            return
+        self.storage.bulk_log(
+            project=self.project,
+            run=self.facts.id,
+            run_id=self.facts.key,
+            metrics_list=[values for _, values in rows],
+            steps=[getattr(parcel.record, "step", 0) for parcel, _ in rows],
+            timestamps=[_iso(parcel.record.time) for parcel, _ in rows],
+            log_ids=[self._log_id(parcel) for parcel, _ in rows],
+            config=self.config,
+        )
+        self.config = None
+
+    def forget(self, mark: Parcel) -> None:
+        """Take out what the mark's writer wrote past the steps from which it goes on."""
+        assert isinstance(mark.record, Event)
+        with closing(sqlite3.connect(self.path, timeout=30.0)) as connection, connection:
+            for axis, step in mark.record.data.get("steps", {}).items():
+                prefix = self._prefix(mark) + ("" if axis == EVERY_AXIS else f"{quote(axis, safe='')}/")
+                for table in ("metrics", "traces"):
+                    query = f"DELETE FROM {table} WHERE run_id = ? AND step > ? AND substr(log_id, 1, ?) = ?"  # noqa: S608
+                    connection.execute(query, (self.facts.key, step, len(prefix), prefix))
+
+    def _prefix(self, parcel: Parcel) -> str:
+        return f"{self.facts.key}/{parcel.file.name}/"
+
+    def _log_id(self, parcel: Parcel) -> str:
+        axis = quote(getattr(parcel.record, "axis", "train"), safe="")
+        return f"{self._prefix(parcel)}{axis}/{parcel.id}"
+
+
+@functools.cache
+def storage_of(directory: Path | None) -> Any:
+    """The storage of trackio for a directory of its own, which leaves the user's trackio as it is.
+
+    Raises:
+        RefusedError: The trackio that is installed cannot take a record only once.
+    """
+    spec = importlib.util.find_spec("trackio.sqlite_storage")
+    if spec is None or spec.loader is None:
+        raise RefusedError("This trackio has no local storage. Install a newer one: pip install -U trackio")
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if directory is not None:
+        module.TRACKIO_DIR = directory
+    storage = module.SQLiteStorage
+    if not {"log_ids", "run_id"} <= set(inspect.signature(storage.bulk_log).parameters):
+        raise RefusedError("This trackio is too old to take a record only once: pip install -U trackio")
+    storage._dataset_import_attempted = True  # nothing is fetched from the Hub
+    storage.write_trace_sessions = staticmethod(lambda project, trace_rows: 0)  # copies that only the Hub shows
+    return storage
+
+
+def _values(parcel: Parcel) -> dict[str, Any]:
+    record = parcel.record
+    prefix = "" if parcel.file.name == MAIN else f"{parcel.file.name}/"
+    if isinstance(record, Metrics):
+        named = {f"{prefix}{name}": _storable(value) for name, value in record.values.items() if value is not None}
+        return {f"__{name}" if _is_reserved(name) else name: value for name, value in named.items()}
+    return {f"{prefix}samples": _trace(record)} if isinstance(record, Sample) else {}
+
+
+def _is_reserved(name: str) -> bool:
+    return name in _RESERVED or name.startswith("__")
+
+
+def _trace(sample: Sample) -> dict[str, Any]:
+    """A sample as trackio shows a conversation."""
+    said = [("user", sample.prompt), ("assistant", sample.completion)]
+    known = {name: getattr(sample, name) for name in sample.__struct_fields__}
+    rest = {name: value for name, value in known.items() if name not in ("prompt", "completion", "time", "step")}
+    return {
+        "_type": "trackio.trace",
+        "messages": [{"role": role, "content": content} for role, content in said],
+        "metadata": _storable({name: value for name, value in rest.items() if value not in (None, {})}),
+        "spans": [],
+    }
+
+
+def _storable(value: Any) -> Any:
+    """A value that trackio's encoder takes: a bool is a number to its charts, and integers have 64 bits."""
+    if isinstance(value, Mapping):
+        return {str(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int) and value not in _INTEGERS:
+        return float(max(min(value, _LARGEST), -_LARGEST))
+    return value
+
+
+def _config(facts: RunFacts) -> dict[str, Any]:
+    config = facts.config if isinstance(facts.config, Mapping) else {"config": facts.config}
+    own = {"_Created": _iso(facts.started), "_Username": facts.user, "_Group": None}
+    return {key: _storable(value) for key, value in config.items() if value is not None} | own
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
