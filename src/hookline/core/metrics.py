@@ -14,6 +14,10 @@ Defer = Callable[[dict[str, Any]], None]
 """Replaces the values of a dict, which are on a device, by `Deferred` ones."""
 
 
+_PLAIN_TYPES = PLAIN.issuperset
+_NAME_TYPES = frozenset({str}).issuperset
+
+
 class MetricsRow(dict[str, Any]):
     """Metrics whose values may still be on their way from a device: reading one waits for it, and only then.
 
@@ -107,18 +111,22 @@ def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def collect(args: tuple[Any, ...], values: Mapping[str, Any], defer: Defer | None = None) -> dict[str, Any]:
     """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
 
+    What comes back may be the very dict that was given: copy it to keep it.
+
     Args:
         defer: Fetches values from devices later; without it they are waited for.
 
     >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
     {'loss': 0.5, 'grad/norm': 1.0}
     """
-    given = {**_positional(args), **values} if args else dict(values)
-    for key, value in given.items():
-        if type(value) not in PLAIN or type(key) is not str or not key:
-            break
+    if not args:
+        given = values
+    elif len(args) == 1 and not values and type(args[0]) is dict:
+        given = args[0]
     else:
-        return given  # the usual case, without a second look at anything
+        given = {**_positional(args), **values}
+    if _PLAIN_TYPES(map(type, given.values())) and _NAME_TYPES(map(type, given)) and "" not in given:
+        return given  # type: ignore[return-value]  # the usual case, without a second look at anything
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
     _flatten(flat, "", given, None if defer is None else on_device)

@@ -31,7 +31,7 @@ from hookline.logging.topics import PREFIX, TOPICS
 _SECTIONS = ("version", "disable_existing_loggers", "root", "loggers", "handlers", "formatters", "filters", "metrics")
 _LOGGER_KEYS = ("level", "handlers", "filters", "propagate")
 _HANDLER_KEYS = ("class", "()", "level", "formatter", "filters", ".")
-_FORMATTER_KEYS = ("format", "datefmt", "style", "validate", "class", "defaults", "fields")
+_FORMATTER_KEYS = ("format", "datefmt", "style", "validate", "class", "fields")
 _CLASSES = ("CSVHandler", "TensorBoardHandler")
 _CUSTOM = "logging.custom."
 
@@ -129,19 +129,24 @@ class _Checker:
             return handler
         if not isinstance(handler.get("class"), str):
             raise self.source.error(path, "a handler needs a class, such as logging.StreamHandler.")
-        kind = self.handler_class(f"{path}.class", handler["class"])
+        name = self.class_name(f"{path}.class", handler["class"])
+        kind = self.handler_class(f"{path}.class", name)
         arguments = {key: value for key, value in handler.items() if key not in _HANDLER_KEYS}
         if not issubclass(kind, logging.handlers.QueueHandler):  # what it is given is not what it takes
             arguments = checked_arguments(kind, arguments, self.source, path)
         settings = {key: value for key, value in handler.items() if key in _HANDLER_KEYS}
-        return {**settings, **arguments, "class": f"{kind.__module__}.{kind.__qualname__}"}
+        return {**settings, **arguments, "class": name}
 
-    def handler_class(self, path: str, name: str) -> type[logging.Handler]:
+    def class_name(self, path: str, name: str) -> str:
+        """The name that a handler's class can be imported by."""
         custom = name.removeprefix(_CUSTOM)
         if custom != name and custom not in _CLASSES:
-            raise self.source.error(path, f"{name!r}: {closest(custom, _CLASSES)}")
+            raise self.source.error(path, f"{name!r} is not a class of handlers. {closest(custom, _CLASSES)}")
+        return f"hookline.logging.{custom}" if custom != name else name
+
+    def handler_class(self, path: str, name: str) -> type[logging.Handler]:
         try:
-            kind = self.resolve(f"hookline.logging.{custom}" if custom != name else name)
+            kind = self.resolve(name)
         except (ValueError, ImportError) as error:
             raise self.source.error(path, f"{name!r} cannot be imported: {error.__cause__ or error}.") from error
         if not isinstance(kind, type) or not issubclass(kind, logging.Handler):

@@ -8,10 +8,12 @@ nothing here imports torch, starts CUDA, or waits for a device.
 |---|---|
 | ``rss_mib`` | resident memory of the process |
 | ``peak_rss_mib`` | its peak, where the present value is not known |
-| ``cuda<N>/allocated_mib``, ``reserved_mib``, ``peak_mib`` | held by tensors, by the allocator, and the most by tensors |
+| ``cuda<N>/allocated_mib``, ``peak_mib`` | held by tensors, and the most that they held |
+| ``cuda<N>/reserved_mib`` | held by the allocator |
 | ``mps/allocated_mib``, ``driver_mib`` | held by tensors, and by the driver |
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -36,8 +38,7 @@ def _process() -> dict[str, float]:
 
 def _process_elsewhere() -> dict[str, float]:
     try:
-        import psutil
-
+        psutil: Any = importlib.import_module("psutil")
         return {"rss_mib": psutil.Process().memory_info().rss / MIB}
     except ImportError:
         import resource
@@ -59,8 +60,8 @@ def _cuda(torch: Any) -> dict[str, float]:
 
 
 def _mps(torch: Any) -> dict[str, float]:
-    backends, mps = getattr(torch, "backends", None), getattr(torch, "mps", None)
-    if mps is None or not hasattr(backends, "mps") or not backends.mps.is_available():
+    mps = getattr(torch, "mps", None)
+    if mps is None or not hasattr(torch, "backends") or not torch.backends.mps.is_available():
         return {}
     return {
         "mps/allocated_mib": mps.current_allocated_memory() / MIB,

@@ -10,9 +10,10 @@ A payload is its own message: its text is made when a handler formats it, and no
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from hookline.core.metrics import copied, readable
 from hookline.record.recorder import Recorder
@@ -22,21 +23,22 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName",
 _TEXT_LENGTH = 200
 
 
-@runtime_checkable
-class Payload(Protocol):
+class Payload(ABC):
     """Data with a step."""
 
-    step: int
+    __slots__ = ()
 
+    @abstractmethod
     def fields(self) -> dict[str, Any]:
         """The data by name, as a row of a table."""
 
+    @abstractmethod
     def record(self, recorder: Recorder) -> None:
         """Write the data to a journal."""
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsPayload:
+class MetricsPayload(Payload):
     """Values recorded together at a step."""
 
     step: int
@@ -61,7 +63,7 @@ class MetricsPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplePayload:
+class SamplePayload(Payload):
     """One output of the model."""
 
     step: int
@@ -108,7 +110,7 @@ class SamplePayload:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardsPayload:
+class RewardsPayload(Payload):
     """The values that a reward function gave."""
 
     step: int

@@ -2,7 +2,7 @@
 
 | setting | governs |
 |---|---|
-| ``logging_frequency`` | `log_training_progress`, `log_reward_metrics`, and `log_memory_usage` where it is given a step |
+| ``logging_frequency`` | `log_training_progress`, `log_reward_metrics`; `log_memory_usage` where it is given a step |
 | ``validation_frequency`` | `validation_due`; what `log_validation_metrics` is given is always recorded |
 | ``sampling_ratio`` | `log_generation_metrics`: the share of steps for which they are computed |
 | ``trend_window`` | how many recorded points the trend of a reward looks back on |

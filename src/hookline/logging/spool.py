@@ -11,8 +11,8 @@ Guarantees:
 - What was delivered is removed: segments while it goes on, the directory when the last one closes.
 
 The directory holds ``journal/`` and ``sinks/`` as a run's does, ``writers/`` (a lock file for each
-process at work), ``turn`` (held by the process that delivers) and ``gate`` (held while somebody enters,
-or removes the directory).
+process at work), ``turn`` (held by the process that delivers), ``gate`` (held while somebody enters or
+removes the directory) and ``life`` (a name for what lies between).
 """
 
 import contextlib
@@ -39,6 +39,7 @@ logger = logging.getLogger("hookline")
 SEGMENT_BYTES = 1 << 20
 LOOK_SECONDS = 0.02
 RETRY_SECONDS = 1.0
+LIFE = "life"
 
 
 class Spool:
@@ -86,6 +87,7 @@ class Spool:
             writers.mkdir(exist_ok=True)
             self._mark = writers / f"{os.getpid()}-{secrets.token_hex(3)}"
             lock.hold(self._mark)
+            _name_life(self.directory)
             self._recorder = Recorder(self.directory, name=_writer_name(), segment_bytes=SEGMENT_BYTES)
         self._ending, self._woken = threading.Event(), threading.Event()
         self._deadline = 0.0
@@ -95,7 +97,7 @@ class Spool:
         self._process = os.getpid()
 
     def flush(self, seconds: float) -> None:
-        """Deliver what was recorded so far, and wait for that, for so long at most; a sink that lags is not waited for."""
+        """Deliver what was recorded so far, and wait for that, for so long at most, unless the sink lags."""
         if self.is_started and self._thread.is_alive():
             self.recorder.flush()
             deadline = time.monotonic() + seconds
@@ -215,6 +217,17 @@ def _is_same(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def life_of(directory: Path) -> str:
+    """What no other life of the directory, from its making to its removal, is called; later ones sort behind."""
+    return (directory / LIFE).read_text(encoding="ascii")
+
+
+def _name_life(directory: Path) -> None:
+    path = directory / LIFE
+    if not path.exists() or not path.read_bytes():
+        path.write_text(f"{time.time_ns()}.{secrets.token_hex(3)}", encoding="ascii")
 
 
 def _writer_name() -> str:

@@ -6,13 +6,16 @@ Every value is there once, also after ``kill -9``; see `Spool` for how.
 """
 
 import logging
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hookline.logging.payloads import fields_of, payload_of
+from hookline.logging.spool import life_of
 from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler, require_positive
 from hookline.record.recorder import Recorder, whole_step
-from hookline.record.sink import Sink, make_sink
+from hookline.sinks.tensorboard import TensorboardSink
 
 
 class TensorBoardHandler(SpoolHandler):
@@ -38,15 +41,12 @@ class TensorBoardHandler(SpoolHandler):
         self.log_dir = Path(log_dir).absolute()
         super().__init__(
             self.log_dir,
-            self._sink,
+            partial(LogDirectorySink, self.log_dir),
             name="tensorboard",
             batch_records=max_queue,
             poll_seconds=flush_secs,
             drain_seconds=drain_seconds,
         )
-
-    def _sink(self) -> Sink:
-        return make_sink({"tensorboard": {"log_dir": str(self.log_dir)}})
 
     def write(self, recorder: Recorder, record: logging.LogRecord) -> None:
         payload = payload_of(record)
@@ -58,6 +58,14 @@ class TensorBoardHandler(SpoolHandler):
         numbers = {key: value for key, value in fields.items() if _is_number(value)}
         if step is not None and numbers:
             recorder.log(numbers, step=whole_step(step))
+
+
+@dataclass(eq=False)
+class LogDirectorySink(TensorboardSink):
+    """Writes to files of its own in a directory where earlier trainings may have left theirs."""
+
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
+        return super().open(run_dir / life_of(run_dir), state)
 
 
 def _is_number(value: Any) -> bool:

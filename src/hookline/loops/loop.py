@@ -16,7 +16,7 @@ from typing import Any
 
 from hookline.core.collection import CallbackCollection
 from hookline.core.errors import OptionError
-from hookline.core.metrics import MetricsRow, collect
+from hookline.core.metrics import MetricsRow, collect, copied
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
@@ -156,14 +156,14 @@ class Loop(ABC):
         metrics = collect(args, values, defer)
         at = self.step + self.in_step if step is None else step
         if threading.get_ident() != self._thread:
-            self._held_back.put((at, metrics))
+            self._held_back.put((at, copied(metrics)))
         elif self._open_row is not None and step is None:
             self._open_row.update(metrics)
             self.metrics.update(metrics)
         elif self._committing:
             self._write(at, metrics)
         else:
-            self.commit(at, metrics)
+            self.commit(at, copied(metrics))
 
     def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
@@ -191,7 +191,7 @@ class Loop(ABC):
     def _write(self, step: int, metrics: dict[str, Any], axis: str = "train") -> None:
         self.metrics.update(metrics)
         if self.recorder is None:
-            self._rows.append(Row(step, metrics))
+            self._rows.append(Row(step, copied(metrics)))
         elif metrics:
             self.recorder.metrics(metrics, step, axis)
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from hookline.core.errors import CheckpointError, OptionError
-from hookline.core.metrics import MetricsRow, collect
+from hookline.core.metrics import MetricsRow, collect, copied
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.core.values import plain
 from hookline.loops import checkpoint, run_record
@@ -192,7 +192,7 @@ class Run(Loop):
         elif self._train_started or self.state != "running":
             super().log(*args, step=step, **values)
         else:  # the first moment is on_train_start, and it waits until the plan is known
-            at, metrics = self.step if step is None else step, collect(args, values, defer)
+            at, metrics = self.step if step is None else step, copied(collect(args, values, defer))
             self._write(at, metrics)
             self._early.append((at, metrics))
 

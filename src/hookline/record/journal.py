@@ -147,10 +147,14 @@ class Journal:
         self._full_since: float | None = None
         self._keeper: threading.Thread | None = None
         self._to_sync: list[int] = []
+        self._to_close: list[tuple[Segment, int]] = []
         self._lost_before = 0
         for left_over in self.directory.glob(f"{name}-*.prepared"):  # by a session that was killed
             left_over.unlink(missing_ok=True)
         self._begin()
+        if self._plain is None:
+            with contextlib.suppress(OSError):  # no room: `append` finds out, and says so
+                self._next = Segment(self._prepared_path(), segment_bytes)
         _begin_anew_after_fork()
         _OPEN.add(self)
 
@@ -191,6 +195,7 @@ class Journal:
             self._closed = True
             self._wake.set()
             self._finish_segment()
+            self._close_finished()
             if self._durability == "power":
                 self.sync()
             if self._plain is not None:
@@ -203,6 +208,7 @@ class Journal:
 
     def _begin(self) -> None:
         """Start as a new writer: at the beginning, and in a child after a fork."""
+        self._to_close = []
         self.writer = f"{self._name}-{self.session:04d}-{os.getpid()}-{secrets.token_hex(3)}"
         self._numbers = itertools.count()
         self._segment = self._next = self._plain = self._full_since = self._keeper = None
@@ -270,7 +276,13 @@ class Journal:
             self._finished_bytes += used
             if self._durability == "power":
                 self._to_sync.append(os.dup(segment.descriptor))
-            segment.close(used)
+            self._to_close.append((segment, used))
+
+    def _close_finished(self) -> None:
+        with contextlib.suppress(IndexError):  # until there is none, whichever thread took the last
+            while True:
+                segment, used = self._to_close.pop()
+                segment.close(used)
 
     def _keep(self) -> None:
         """Off the training thread: prepare the next segment, and bring lines to the disk in time."""
@@ -283,6 +295,7 @@ class Journal:
                 if syncs and time.monotonic() - synced >= self._sync_seconds:
                     self.sync()
                     synced = time.monotonic()
+                self._close_finished()
                 if woken and self._next is None and not self._closed:
                     self._offer(Segment(self._prepared_path(), self._segment_bytes))
 

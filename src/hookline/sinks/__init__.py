@@ -11,6 +11,7 @@ from hookline.sinks.prometheus import PrometheusSink
 from hookline.sinks.status import StatusSink
 from hookline.sinks.tensorboard import TensorboardSink
 from hookline.sinks.trackio import TrackioSink
+from hookline.sinks.wandb import WandbSink
 
 __all__ = [
     "ConsoleSink",
@@ -24,5 +25,6 @@ __all__ = [
     "StatusSink",
     "TensorboardSink",
     "TrackioSink",
+    "WandbSink",
     "register_sink",
 ]

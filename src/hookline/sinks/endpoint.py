@@ -76,7 +76,8 @@ class HttpEndpoint:
         import httpx
 
         verify = True if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
-        self._client = httpx.Client(timeout=self._timeout, verify=verify)
+        limits = httpx.Limits(keepalive_expiry=2.0)  # before servers close an idle connection, five seconds for many
+        self._client = httpx.Client(timeout=self._timeout, verify=verify, limits=limits)
 
     def send(self, key: str, payload: Mapping[str, Any]) -> None:
         """Post a message, unless it was accepted before.
@@ -100,7 +101,7 @@ class HttpEndpoint:
                 f"{shown(self.url)} is no address: {error}. Give endpoint='https://host/path'."
             ) from error
         except httpx.HTTPError as error:
-            raise EndpointError(f"{shown(self.url)}: {type(error).__name__}: {error}") from error
+            raise EndpointError(f"{shown(self.url)}: {type(error).__name__}: {error}".rstrip(".: ")) from error
         self._judge(key, answer)
         self._accepted.add(key)
 

@@ -203,7 +203,7 @@ def entity_name(name: str) -> str:
     """A name as MLflow takes it, different for different names."""
     parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part.strip(".")]
     plain = "/".join(parts)
-    if plain == name and len(name) <= _NAME_LENGTH:
+    if plain == name and 0 < len(name) <= _NAME_LENGTH:
         return name
     digest = hashlib.blake2s(name.encode(), digest_size=4).hexdigest()
     return f"{plain[: _NAME_LENGTH - 9]}-{digest}"

@@ -35,8 +35,9 @@ from typing import Any
 
 from hookline.record import lock
 from hookline.record.delivery import Delivery, Pace, sink_states
-from hookline.record.reader import FINAL, last_status
+from hookline.record.reader import FINAL, JOURNAL, Reader
 from hookline.record.recorder import Recorder
+from hookline.record.records import Status
 from hookline.record.run_directory import LOCK
 from hookline.sinks.status import StatusSink
 
@@ -100,7 +101,7 @@ class Outbox:
         return "training" in self._under_way
 
     def drain(self, seconds: float) -> bool:
-        """Wait until everything is delivered, for so long at most, and not for what cannot be reached; whether it is."""
+        """Wait until all is delivered, for so long at most, and not for what cannot be reached; whether it is."""
         deadline = time.monotonic() + seconds
         while not self.is_done() and time.monotonic() < deadline and not any(slot.fails() for slot in self._slots):
             threading.Event().wait(0.01)
@@ -115,13 +116,13 @@ class Outbox:
         with self._lock:
             if self._recorder is None or self._pid != os.getpid():
                 return
-            self._recorder.close()
-            for slot in self._slots:
+            recorder, slots, self._recorder, self._slots = self._recorder, self._slots, None, []
+            recorder.close()
+            for slot in slots:
                 slot.ask_to_end(seconds)
             deadline = time.monotonic() + seconds + 0.5
-            for slot in self._slots:
+            for slot in slots:
                 slot.end(deadline)
-            self._recorder, self._slots = None, []
             atexit.unregister(self._at_exit)
 
     def pulse(self) -> int | None:
@@ -133,28 +134,23 @@ class Outbox:
         return self.step if self._under_way else None
 
     def _fail(self, activity: str, reason: str) -> None:
-        self.end(activity)
-        if activity == "training":
+        was_under_way = self._under_way.pop(activity, None) is not None  # several sinks ask at the same time
+        if was_under_way and activity == "training":
             self.tell("failed", reason, step=self.step, phase="training_failed")
 
     def _start(self) -> Recorder:
         with self._lock:
             if self._recorder is None:
                 own, *others = _slots(self.home, _place(self.sinks))
+                died = _left_a_training_open(own)
                 recorder = Recorder(own, segment_bytes=_SEGMENT_BYTES)
-                self._note_death(own, recorder)
+                if died:
+                    recorder.status("failed", "The process died without saying why.", phase="training_failed")
                 self._slots = [Slot(own, self.sinks, self.pulse), *(Slot(other, self.sinks) for other in others)]
                 self._pid = os.getpid()
                 atexit.register(self._at_exit)
                 self._recorder = recorder
             return self._recorder
-
-    @staticmethod
-    def _note_death(directory: Path, recorder: Recorder) -> None:
-        """Say that the process died which had this directory before, if it said nothing at its end."""
-        last = last_status(directory)
-        if last is not None and last.status not in FINAL:
-            recorder.status("failed", "The process died without saying why.", phase="training_failed")
 
     def _at_exit(self) -> None:
         if self._pid == os.getpid():
@@ -206,6 +202,15 @@ class Slot:
         if self.is_done() and not any(thread.is_alive() for thread in self._threads):
             shutil.rmtree(self.directory, ignore_errors=True)
         lock.let_go(self.directory / LOCK)
+
+
+def _left_a_training_open(directory: Path) -> bool:
+    """Whether the process that had a directory before died in the middle of a training."""
+    training = False
+    for parcel in Reader(directory / JOURNAL).new():
+        if isinstance(parcel.record, Status):
+            training = (training or "num_steps" in parcel.record.data) and parcel.record.status not in FINAL
+    return training
 
 
 def _end_of(worker: Any) -> str | None:

@@ -109,10 +109,8 @@ class Standing(msgspec.Struct):
     @property
     def epoch(self) -> int | None:
         """The epoch that the latest step belongs to, counted from 1."""
-        if self.told_epoch is not None:
-            return self.told_epoch + 1
         if not self.num_steps or not self.num_epochs:
-            return None
+            return None if self.told_epoch is None else self.told_epoch + 1
         return min(self.num_epochs, max(1, math.ceil(self.step * self.num_epochs / self.num_steps)))
 
     def _note_status(self, record: Status) -> None:
@@ -144,7 +142,7 @@ class Standing(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who speaks: the run's id, its name and its project."""
+    """Who speaks: the run's id, its name and its project; what is no run has neither of these."""
 
     run: str
     name: str
@@ -152,9 +150,9 @@ class Sender:
 
 
 def sender_of(run_dir: Path) -> Sender:
-    """What ``run.json`` says; where there is none, the directory's name stands in."""
+    """What ``run.json`` says; where there is none, the directory's name stands for the id."""
     try:
         known = json.loads((run_dir / FACTS).read_text(encoding="utf-8"))
         return Sender(str(known["id"]), str(known["name"]), str(known["project"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return Sender(run_dir.name, run_dir.name, run_dir.parent.name)
+        return Sender(run_dir.name, "", "")

@@ -41,7 +41,7 @@ class Message:
     def speaker(self) -> str:
         """What reports: what the record says, or else the component's name, or else the run's."""
         data = self.record.data if isinstance(self.record, Status) else {}
-        return str(data.get("component") or self.component or self.sender.name)
+        return str(data.get("component") or self.component or self.sender.name or self.sender.run)
 
     @property
     def word(self) -> str | None:
@@ -88,8 +88,8 @@ def as_json(message: Message) -> Payload:
         "id": message.id,
         "kind": "heartbeat" if record is None else str(record.__struct_config__.tag),
         "component": message.speaker,
-        "project": message.sender.project,
-        "run": message.sender.run,
+        "project": message.sender.project or None,
+        "run": message.sender.run if message.sender.project else None,
         "timestamp": message.time,
         "status": standing.status,
         "step": message.step,

@@ -197,9 +197,8 @@ class StatusReport:
         """Report metrics at a step."""
         if os.environ.get("RANK", "0") == "0":
             self.outbox.step = step
-            self.outbox.tell(
-                "running", step=step, component=self.component, phase="metrics", metrics=plain(report_data)
-            )
+            told = {"component": self.component, "phase": "metrics", "metrics": plain(report_data)}
+            self.outbox.tell("running", f"Metrics at step {step}.", step=step, **told)
 
     def pre_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
         """Report that a training begins, and how long it will be."""
@@ -219,7 +218,8 @@ class StatusReport:
         if step % self._interval == 0 and _is_rank_zero(worker):
             metrics = {name: plain(value) for name, value in report_data.items() if name not in _COUNTS}
             message = f"Step {step} of {report_data.get('total_steps') or '?'}."
-            self._tell("running", "training_heartbeat", message, report_data, metrics=metrics)
+            counts = {name: value for name, value in report_data.items() if name in _COUNTS}
+            self._tell("running", "training_heartbeat", message, counts, metrics=metrics)
 
     def post_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
         """Report the end, and give what is left a moment to be delivered."""

@@ -18,10 +18,8 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hookline.record.records import Metrics, Rewards, Sample
+from hookline.sinks.histogram import finite, histogram, mean
 
-BUCKETS = 30
-LARGEST = 1e150
-"""Values beyond are left out of histograms: their squares are no numbers."""
 _TEXTS = ("prompt", "reasoning", "completion", "answer", "expected")
 _STEPS = range(-(2**63), 2**63)
 
@@ -54,8 +52,8 @@ def metrics_event(record: Metrics) -> Event:
 def rewards_event(record: Rewards) -> Event:
     """What a reward function gave: its distribution and its mean."""
     values = finite(record.values)
-    summaries = [Summary.Value(tag=f"rewards/{record.name}/mean", simple_value=math.fsum(values) / len(values))]
-    return _event(record.time, record.step, [*summaries, _histogram(record.name, values)])
+    middle = Summary.Value(tag=f"rewards/{record.name}/mean", simple_value=mean(values))
+    return _event(record.time, record.step, [middle, _histogram(record.name, values)])
 
 
 def distribution_event(time: float, step: int, rewards: Mapping[str, Sequence[float]]) -> Event:
@@ -81,12 +79,6 @@ def markdown(sample: Sample) -> str:
     return "\n\n".join([*parts, f"**rewards** {told}"] if told else parts)
 
 
-def finite(values: Iterable[Any]) -> list[float]:
-    """The values that a histogram can hold."""
-    numbers = [_float(value) for value in values if isinstance(value, int | float)]
-    return [number for number in numbers if abs(number) <= LARGEST]
-
-
 def _event(time: float, step: int, values: Sequence[Summary.Value]) -> Event:
     return Event(wall_time=time, step=_step(step), summary=Summary(value=values))
 
@@ -103,21 +95,17 @@ def _text(tag: str, text: str) -> Summary.Value:
 
 
 def _histogram(name: str, values: Sequence[float]) -> Summary.Value:
-    low, high = min(values), max(values)
-    width = (high - low) / BUCKETS or 1.0
-    counts = [0] * BUCKETS
-    for value in values:
-        counts[min(int((value - low) / width), BUCKETS - 1)] += 1
-    histogram = HistogramProto(
-        min=low,
-        max=high,
+    counts, edges = histogram(values)
+    value = HistogramProto(
+        min=min(values),
+        max=max(values),
         num=len(values),
         sum=math.fsum(values),
         sum_squares=math.fsum(value * value for value in values),
-        bucket_limit=[low + width * (place + 1) for place in range(BUCKETS - 1)] + [max(high, low + width)],
+        bucket_limit=edges[1:],
         bucket=counts,
     )
-    return Summary.Value(tag=f"rewards/{name}/histogram", histo=histogram)
+    return Summary.Value(tag=f"rewards/{name}/histogram", histo=value)
 
 
 def _float(value: float) -> float:

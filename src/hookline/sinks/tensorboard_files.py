@@ -17,6 +17,7 @@ from hookline.record.reader import EVERY_AXIS, MAIN, Parcel
 from hookline.record.records import Metrics, Rewards, Sample
 from hookline.sinks import tensorboard_events as events
 from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.histogram import finite
 
 REWARDS_KEPT = 1000
 """How many rewards of a step's samples a histogram is made of."""
@@ -132,7 +133,7 @@ class Stream:
         for record in given:
             self._turn_to(step)
             self.told.append(record.name)
-            if events.finite(record.values):
+            if finite(record.values):
                 yield events.rewards_event(record)
 
     def _of_samples(self, step: int, samples: Sequence[Sample], samples_per_step: int) -> Iterator[Event]:
@@ -152,7 +153,7 @@ class Stream:
 
     def _keep(self, rewards: Mapping[str, Any]) -> None:
         for name, value in rewards.items():
-            numbers = events.finite([value]) if name not in self.told else []
+            numbers = finite([value]) if name not in self.told else []
             if numbers and len(kept := self.rewards.setdefault(name, [])) < REWARDS_KEPT:
                 kept += numbers
 

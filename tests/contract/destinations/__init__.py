@@ -8,6 +8,7 @@ from destinations.status import StatusDestination
 from destinations.streams import ConsoleDestination, FunctionDestination
 from destinations.tensorboard import TensorboardDestination
 from destinations.trackio import TrackioDestination
+from destinations.wandb import WandbDestination
 
 DESTINATIONS: list[type[Destination]] = [
     ConsoleDestination,
@@ -20,6 +21,7 @@ DESTINATIONS: list[type[Destination]] = [
     StatusDestination,
     TensorboardDestination,
     TrackioDestination,
+    WandbDestination,
 ]
 
 __all__ = ["DESTINATIONS", "Destination"]

@@ -1,0 +1,51 @@
+"""The standard-library front: a logging configuration, loggers by topic, and functions that log what training does."""
+
+from hookline.logging.completions import extract_reasoning_and_answer
+from hookline.logging.csv_handler import CSVHandler
+from hookline.logging.formatters import JsonFormatter
+from hookline.logging.functions import (
+    log_generation_metrics,
+    log_memory_usage,
+    log_model_output,
+    log_reward,
+    log_reward_metrics,
+    log_training_progress,
+    log_validation_metrics,
+    settings,
+    validation_due,
+)
+from hookline.logging.settings import Categories, MetricSettings
+from hookline.logging.setup import initialize, shutdown
+from hookline.logging.tensorboard_handler import TensorBoardHandler
+from hookline.logging.topics import (
+    get_metrics_logger,
+    get_model_logger,
+    get_reward_logger,
+    get_system_logger,
+    get_training_logger,
+)
+
+__all__ = [
+    "CSVHandler",
+    "Categories",
+    "JsonFormatter",
+    "MetricSettings",
+    "TensorBoardHandler",
+    "extract_reasoning_and_answer",
+    "get_metrics_logger",
+    "get_model_logger",
+    "get_reward_logger",
+    "get_system_logger",
+    "get_training_logger",
+    "initialize",
+    "log_generation_metrics",
+    "log_memory_usage",
+    "log_model_output",
+    "log_reward",
+    "log_reward_metrics",
+    "log_training_progress",
+    "log_validation_metrics",
+    "settings",
+    "shutdown",
+    "validation_due",
+]

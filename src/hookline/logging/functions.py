@@ -1,0 +1,222 @@
+"""The ``log_*`` functions: what happens in a training, logged by topic.
+
+Each gives its data to the handlers of a topic's logger at level INFO, and to the run that `initialize`
+was given. What a call costs is the encoding of its data; nothing waits for a disk, a network or a
+device, except handlers of the standard library that a configuration asks for, and values on a device that
+are not single numbers. Metrics of generations are computed by the caller's thread: that is what
+``sampling_ratio`` is for.
+
+Arguments of a wrong type are an `OptionError`. Values that are odd but of a right type (None, NaN, an
+empty list) are counted or kept.
+"""
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.metrics import collect
+from hookline.core.values import PLAIN, Deferred, is_on_device, plain
+from hookline.logging import topics
+from hookline.logging.completions import completion_text, extract_reasoning_and_answer, generation_texts, prompt_text
+from hookline.logging.generation import generation_metrics
+from hookline.logging.memory import memory_metrics
+from hookline.logging.payloads import MetricsPayload, RewardsPayload, SamplePayload
+from hookline.logging.rewards import reward_metrics, reward_values
+from hookline.logging.settings import MetricSettings
+from hookline.logging.state import current
+from hookline.record.lazy import defer
+from hookline.record.records import clean
+
+
+def settings() -> MetricSettings:
+    """The settings of metrics in force."""
+    return current().settings
+
+
+def validation_due(step: int) -> bool:
+    """Whether validation is to run after so many completed steps, by ``validation_frequency``."""
+    return current().settings.validation_due(current().at(step))
+
+
+def log_model_output(
+    question: Any,
+    true_answer: Any,
+    model_output: Any,
+    reasoning: str | None = None,
+    *,
+    answer: Any = None,
+    step: int | None = None,
+    rewards: Mapping[str, Any] | None = None,
+    group: Any = None,
+) -> None:
+    """Log one output of the model, on the topic ``model``.
+
+    Args:
+        question: The prompt: a text, or a chat.
+        true_answer: What would have been right; None where nobody knows.
+        model_output: The completion: a text, or a chat.
+        reasoning: The model's reasoning; taken from ``<reasoning>`` or ``<think>`` in the output where not given.
+        answer: The model's answer; taken from the last ``<answer>`` in the output where not given.
+        step: The step it belongs to, where it is not the present one.
+        rewards: What reward functions gave for it.
+        group: Which outputs belong together, e.g. those for one prompt.
+    """
+    if rewards is not None and not isinstance(rewards, Mapping):
+        raise OptionError(f"rewards={rewards!r:.200}: give a dict of numbers by reward function.")
+    state = current()
+    output = completion_text(model_output)
+    found_reasoning, found_answer = extract_reasoning_and_answer(output)
+    payload = SamplePayload(
+        step=state.at(step),
+        question=prompt_text(question),
+        true_answer=None if true_answer is None else prompt_text(true_answer),
+        model_output=output,
+        reasoning=found_reasoning if reasoning is None else str(reasoning),
+        answer=found_answer if answer is None else prompt_text(answer),
+        rewards={str(name): plain(value) for name, value in (rewards or {}).items()},
+        group=None if group is None else str(group),
+    )
+    state.emit(topics.get_model_logger(), payload)
+
+
+def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = None, *, step: int | None = None) -> None:
+    """Log the values that a reward function gave, on the topic ``reward``. Every call is recorded.
+
+    Args:
+        values: Numbers or None: a list, an array, a tensor, or one number.
+        samples: What each is for: names, ids, texts.
+        step: The step they belong to, where it is not the present one.
+    """
+    state = current()
+    if isinstance(samples, str) or not isinstance(samples, Sequence | None):
+        raise OptionError(f"samples={samples!r:.200}: give a list with something for each value.")
+    numbers = reward_values(values)
+    if state.settings.enable.reward_metrics:
+        payload = RewardsPayload(state.at(step), str(reward_name), numbers, [str(each) for each in samples or ()])
+        state.emit(topics.get_reward_logger(), payload)
+
+
+def log_training_progress(step: int, metrics: Mapping[str, Any]) -> None:
+    """Log metrics of a step, on the topic ``training``, every ``logging_frequency`` steps.
+
+    A row with a metric that was not there before is always recorded, and so is, at `shutdown`, the last row.
+
+    Args:
+        step: The number of completed steps.
+        metrics: Values by name; those that are on a device are fetched in the background. What is no number, text
+            or truth value is kept as text.
+    """
+    state = current()
+    values = _values(metrics)
+    state.emit_if_due(topics.get_training_logger(), MetricsPayload(state.at(step), values))
+
+
+def log_validation_metrics(step: int, metrics: Mapping[str, Any]) -> None:
+    """Log metrics of a validation, on the topic ``metrics``, if that category is enabled.
+
+    Args:
+        step: The number of completed steps.
+        metrics: Values by name.
+    """
+    state = current()
+    values = _values(metrics)
+    if state.settings.enable.validation_metrics:
+        state.emit(topics.get_metrics_logger(), MetricsPayload(state.at(step), values, "eval"))
+
+
+def log_memory_usage(*, step: int | None = None) -> dict[str, float]:
+    """Log how much memory the process and its devices use, on the topic ``system``, and return it.
+
+    Args:
+        step: The step it belongs to. Where it is given, ``logging_frequency`` applies; a call without is recorded.
+    """
+    state = current()
+    at = state.at(step)
+    if not state.settings.enable.resource_metrics or (step is not None and not state.settings.is_due(at)):
+        return {}
+    metrics = {f"memory/{name}": value for name, value in memory_metrics().items()}
+    state.emit(topics.get_system_logger(), MetricsPayload(at, dict(metrics)))
+    return metrics
+
+
+def log_reward_metrics(
+    step: int,
+    rewards: Mapping[str, Any],
+    *,
+    groups: Sequence[Hashable] | None = None,
+    group_size: int | None = None,
+) -> dict[str, float]:
+    """Log statistics of rewards, on the topic ``metrics``, every ``logging_frequency`` steps, and return them.
+
+    They are called ``rewards/<name>/<metric>``; see `hookline.logging.rewards` for the metrics.
+
+    Args:
+        step: The number of completed steps.
+        rewards: The values of each reward function for the batch.
+        groups: Which group (prompt) each value belongs to.
+        group_size: How many values in a row make a group.
+    """
+    if not isinstance(rewards, Mapping):
+        raise OptionError(f"rewards={rewards!r:.200}: give a dict of lists of numbers by reward function.")
+    state = current()
+    at = state.at(step)
+    if not state.settings.enable.reward_metrics or not state.settings.is_due(at):
+        return {}
+    metrics: dict[str, float] = {}
+    for name, values in rewards.items():
+        numbers = reward_values(values, f"rewards[{name!r}]")
+        found = reward_metrics(numbers, groups=groups, group_size=group_size)
+        slope = state.trend(str(name)).add(at, found["mean"]) if "mean" in found else None
+        found |= {} if slope is None else {"trend": slope}
+        metrics |= {f"rewards/{name}/{metric}": value for metric, value in found.items()}
+    state.emit(topics.get_metrics_logger(), MetricsPayload(at, dict(metrics)))
+    return metrics
+
+
+def log_generation_metrics(
+    step: int,
+    generations: Sequence[Any],
+    *,
+    token_counts: Any = None,
+    max_length: int | None = None,
+    finished: Sequence[Any] | None = None,
+    pattern: str | re.Pattern[str] | None = None,
+) -> dict[str, float]:
+    """Log statistics of completions, on the topic ``metrics``, for a ``sampling_ratio`` of the steps, and return them.
+
+    They are called ``generation/<metric>``; see `hookline.logging.generation` for the metrics and the arguments.
+
+    Args:
+        step: The number of completed steps.
+        generations: The completions of the batch: texts, or chats as TRL has them.
+    """
+    state = current()
+    at = state.at(step)
+    if not state.settings.enable.generation_metrics or not state.settings.is_sampled(at):
+        generation_texts(generations[:0] if isinstance(generations, list | tuple) else generations)
+        return {}
+    options: dict[str, Any] = {"token_counts": token_counts, "max_length": max_length, "finished": finished}
+    found = generation_metrics(generations, **options, pattern=pattern)
+    metrics = {f"generation/{name}": value for name, value in found.items()}
+    state.emit(topics.get_metrics_logger(), MetricsPayload(at, dict(metrics)))
+    return metrics
+
+
+def _values(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as they are recorded: flat; what a metric cannot be is kept as text."""
+    if not isinstance(metrics, Mapping):
+        raise OptionError(f"metrics={metrics!r:.200}: give a dict of values by name.")
+    try:
+        return collect((metrics,), {}, defer)
+    except OptionError:
+        return collect(({str(key) or "unnamed": _kept(value) for key, value in metrics.items()},), {}, defer)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key) or "unnamed": _kept(item) for key, item in value.items()}
+    single = plain(value)
+    if type(single) in PLAIN or isinstance(single, bool | int | float | str | Deferred) or is_on_device(value):
+        return value
+    return str(clean(single))

@@ -1,0 +1,218 @@
+"""`initialize` and `shutdown`: puts a configuration of logging in force, and takes it back.
+
+A configuration is checked whole, then its handlers are built, and only when that worked does it take
+the place of the one before: a failure leaves that in force. Loggers that a configuration does not name
+are left alone, and `shutdown` gives back the handlers, levels and filters that the named ones had before.
+"""
+
+import atexit
+import contextlib
+import functools
+import logging
+import logging.config
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.core.config import Source
+from hookline.core.errors import ConfigError, HooklineError, OptionError
+from hookline.logging import state
+from hookline.logging.config import Plan, read_plan
+from hookline.logging.run_handler import RunHandler
+from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler
+
+logger = logging.getLogger("hookline")
+
+
+def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any = None) -> None:
+    """Set up logging; a set-up that is in force is shut down first.
+
+    Args:
+        config: A YAML or JSON file, a dict, or None for the default: the console, ``logs/training.log`` and
+            ``logs/model_outputs.csv``. See `hookline.logging.config` for what it holds.
+        run: A run to record to as well: what the ``log_*`` functions are given, and the lines that are logged.
+
+    Raises:
+        ConfigError: The configuration is wrong. Nothing has changed.
+    """
+    global _setup
+    if run is not None and not (hasattr(run, "recorder") and hasattr(run, "step")):
+        raise OptionError(f"run={run!r}: give a run, as hl.run(...) makes it: with a recorder and a step.")
+    plan = read_plan(config)
+    with _changing:
+        setup = Setup(plan, run)
+        previous, _setup = _setup, None
+        if previous is not None:
+            previous.detach()
+        try:
+            setup.attach()
+        except BaseException:
+            setup.close(0.0)
+            if previous is not None:
+                previous.attach()
+            _setup = previous
+            raise
+        _setup = setup
+        if previous is not None:
+            previous.close(DRAIN_SECONDS)
+        setup.start()
+    _shut_down_at_exit()
+
+
+def shutdown(seconds: float = DRAIN_SECONDS) -> None:
+    """Record what was held back, deliver what is left, and give the loggers back as they were.
+
+    An ordinary end of the program does it too. What is not delivered in time stays in journals beside the files, and
+    the next start delivers it.
+
+    Args:
+        seconds: How long to wait for that, at most.
+    """
+    global _setup
+    with _changing:
+        setup, _setup = _setup, None
+        if setup is not None:
+            setup.detach()
+            setup.close(seconds)
+
+
+class Setup:
+    """The handlers of a configuration, and the loggers that they are attached to.
+
+    Raises:
+        ConfigError: A handler, formatter or filter cannot be built.
+    """
+
+    def __init__(self, plan: Plan, run: Any) -> None:
+        self.state = state.State(plan.settings, run)
+        self.plan = plan
+        self._before: dict[str, LoggerState] = {}
+        self._configurator = _Configurator(plan.dictionary)
+        self.handlers = self._configurator.build(plan.source)
+        self._run_handler = RunHandler(run) if run is not None else None
+
+    def attach(self) -> None:
+        """Put it in force."""
+        config = self.plan.dictionary
+        disabled = _others(config["loggers"]) if config["disable_existing_loggers"] else []
+        self._before = {name: LoggerState(name) for name in ("", *config["loggers"], *disabled)}
+        for name in disabled:
+            logging.getLogger(name).disabled = True
+        for name, settings in config["loggers"].items():
+            self._configurator.configure_logger(name, settings)
+        if "root" in config:
+            self._configurator.configure_root(config["root"])
+        if self._run_handler is not None:
+            for name in ("", *(each for each in config["loggers"] if not logging.getLogger(each).propagate)):
+                logging.getLogger(name).addHandler(self._run_handler)
+        state.replace(self.state)
+
+    def start(self) -> None:
+        """Begin to deliver, also what an earlier process left; where that fails, the first record tries again."""
+        for handler in self.handlers:
+            if isinstance(handler, SpoolHandler):
+                try:
+                    handler.start()
+                except OSError as error:
+                    logger.warning("%s cannot begin to deliver: %s", handler.name, error)
+
+    def detach(self) -> None:
+        """Give the loggers back as they were, after what was held back has been recorded."""
+        self.state.emit_held()
+        for before in self._before.values():
+            before.restore()
+        self._before = {}
+        state.replace(state.State())
+
+    def close(self, seconds: float) -> None:
+        """Close the handlers, those that deliver within so many seconds in all."""
+        deadline = time.monotonic() + seconds
+        for handler in self.handlers:
+            if isinstance(handler, SpoolHandler):
+                handler.drain_seconds = min(handler.drain_seconds, max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(OSError, ValueError):  # as the standard library does at its end
+                handler.close()
+
+
+class LoggerState:
+    """How a logger was, so that it can be so again."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._level, self._propagate, self._disabled = (
+            self._logger.level,
+            self._logger.propagate,
+            self._logger.disabled,
+        )
+        self._handlers, self._filters = list(self._logger.handlers), list(self._logger.filters)
+
+    def restore(self) -> None:
+        """Make the logger what it was."""
+        self._logger.setLevel(self._level)
+        self._logger.propagate, self._logger.disabled = self._propagate, self._disabled
+        self._logger.handlers[:], self._logger.filters[:] = self._handlers, self._filters
+
+
+class _Configurator(logging.config.DictConfigurator):
+    """Builds the parts of a configuration without touching a logger."""
+
+    def build(self, source: Source) -> list[logging.Handler]:
+        """The handlers; where one cannot be built, those that were are closed."""
+        made: list[logging.Handler] = []
+        try:
+            self._make("formatters", self.configure_formatter, source)
+            self._make("filters", self.configure_filter, source)
+            for name, settings in _targets_first(self.config["handlers"]):
+                if isinstance(settings.get("filename"), str | Path):
+                    Path(settings["filename"]).absolute().parent.mkdir(parents=True, exist_ok=True)
+                with _pointing_to(source, f"handlers.{name}"):
+                    handler = self.configure_handler(settings)
+                handler.name = name
+                made.append(handler)
+                self.config["handlers"][name] = handler
+        except BaseException:
+            for handler in made:
+                handler.close()
+            raise
+        return made
+
+    def _make(self, section: str, make: Any, source: Source) -> None:
+        for name in list(self.config[section]):
+            with _pointing_to(source, f"{section}.{name}"):
+                self.config[section][name] = make(self.config[section][name])
+
+
+def _targets_first(handlers: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The handlers, those that refer to another behind the rest."""
+    return sorted(((name, handlers[name]) for name in list(handlers)), key=lambda item: "target" in item[1])
+
+
+@contextlib.contextmanager
+def _pointing_to(source: Source, path: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error
+        what = str(cause) if isinstance(cause, HooklineError) else f"{type(cause).__name__}: {cause}"
+        raise source.error(path, f"cannot be built: {what}") from error
+
+
+def _others(named: Mapping[str, Any]) -> list[str]:
+    """The loggers that exist and are neither named nor below one that is."""
+    prefixes = tuple(f"{name}." for name in named)
+    existing = [name for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger)]
+    return [name for name in existing if name not in named and not f"{name}.".startswith(prefixes)]
+
+
+_changing = threading.RLock()
+_setup: Setup | None = None
+
+
+@functools.cache
+def _shut_down_at_exit() -> None:
+    """Shut down when the program ends; asked for by the first `initialize`, not by the import."""
+    atexit.register(shutdown)

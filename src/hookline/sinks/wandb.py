@@ -1,0 +1,147 @@
+"""Metrics, rewards and samples in a run at Weights & Biases, online or offline.
+
+Rows arrive once: each has a number of its own, W&B drops a number that it has, and a batch counts as
+delivered when wandb has it on disk. A run that is resumed goes on in the same W&B run; W&B takes
+nothing back, so steps that are done again are there again. Values are shown over the steps of their
+axis, in whatever order they come: those of ``train`` and ``eval`` over ``train/step`` under their own
+names, those of another axis, say ``rollout``, over ``rollout/step`` under ``rollout/<name>``; those of
+another process have its name in front. The samples of a batch are a table.
+
+wandb sends what it has on its own time. What is not sent when the training ends, or when wandb's
+process is killed, is on disk, and ``wandb sync`` sends it.
+"""
+
+import importlib.util
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.errors import MissingExtraError, OptionError, closest
+from hookline.record.delivery import SINKS_FOLDER
+from hookline.record.reader import Parcel
+from hookline.record.records import Metrics, Rewards, Sample, Status
+from hookline.record.sink import Sink, register_sink
+from hookline.sinks.run_facts import RunFacts, read_facts
+
+if TYPE_CHECKING:
+    from hookline.sinks.wandb_rows import Numbers
+    from hookline.sinks.wandb_run import WandbRun
+
+MODES = ("online", "offline", "disabled")
+
+
+@register_sink("wandb")
+@dataclass(eq=False)
+class WandbSink(Sink):
+    """Writes a W&B run. The API key comes from ``wandb login`` or ``WANDB_API_KEY``.
+
+    Args:
+        project: W&B's project; the run's where none is given.
+        entity: The user or team; the key's own where none is given.
+        mode: ``online``, ``offline`` or ``disabled``; as ``WANDB_MODE`` says, or online, where none is given.
+        id: W&B's id of the run; one made of the run's where none is given.
+        run_name: What the run is called at W&B; its id where none is given.
+        group: What the run is grouped under.
+        tags: Words to find it by.
+        directory: Where wandb keeps its files; the run's directory where none is given.
+        samples_per_step: How many samples of a step are shown in a table; 0 for none.
+        system_metrics: Whether wandb measures the machine, too.
+        name: What the sink is called in its run.
+    """
+
+    project: str | None = None
+    entity: str | None = None
+    mode: str | None = None
+    id: str | None = None
+    run_name: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    directory: Path | None = None
+    samples_per_step: int = 32
+    system_metrics: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.mode not in MODES:
+            raise OptionError(f"mode={self.mode!r} is not a mode of wandb. {closest(self.mode, MODES)}")
+        if self.samples_per_step < 0:
+            raise OptionError(f"samples_per_step={self.samples_per_step!r}: give a number from 0 up.")
+        self.tags = tuple(self.tags)
+        self.directory = Path(self.directory).absolute() if self.directory is not None else None
+        self._made_id = ""
+        self._failed = False
+        self._run: WandbRun | None = None
+        self._numbers: Numbers | None = None
+
+    def check(self) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            raise MissingExtraError("The sink 'wandb'", "wandb")
+
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
+        self.check()
+        from hookline.sinks.wandb_rows import Numbers
+        from hookline.sinks.wandb_run import WandbRun
+
+        facts = read_facts(run_dir)
+        state = state or {"id": self.id or self._new_id(facts.id), "rows": 0, "failed": False}
+        self._failed = state["failed"]
+        noted = run_dir / SINKS_FOLDER / f"{state['id']}.rows"
+        noted.parent.mkdir(exist_ok=True)
+        self._numbers = Numbers(noted, state["rows"])
+        self._run = WandbRun(
+            self.directory or run_dir,
+            mode=self.mode,
+            system_metrics=self.system_metrics,
+            options=self._options(facts) | {"id": state["id"], "resume": "allow"},
+        )
+        return self._state(state["id"])
+
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+        from hookline.sinks.wandb_rows import row
+
+        assert self._run is not None
+        assert self._numbers is not None
+        wanted = [parcel for parcel in parcels if self._wants(parcel)]
+        numbered = self._numbers.give(wanted) if wanted else []
+        rows = [(number, *row(group, self.samples_per_step)) for number, group in numbered]
+        self._run.write([each for each in rows if each[2]])
+        if rows:
+            self._numbers.following = rows[-1][0] + 1
+        for parcel in parcels:
+            if isinstance(parcel.record, Status):
+                self._failed = parcel.record.status == "failed"
+        return self._state(self._run.run.id)
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(failed=self._failed)
+
+    def _wants(self, parcel: Parcel) -> bool:
+        wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
+        return isinstance(parcel.record, wanted)
+
+    def _options(self, facts: RunFacts) -> dict[str, Any]:
+        config = facts.config if isinstance(facts.config, Mapping) else {"config": facts.config}
+        about = {"run": facts.id, "command": facts.command, "commit": facts.commit, "user": facts.user}
+        return {
+            "project": self.project or facts.project,
+            "entity": self.entity,
+            "name": self.run_name or facts.id,
+            "group": self.group,
+            "tags": self.tags or None,
+            "config": {**config, "hookline": about},
+            "allow_val_change": True,
+        }
+
+    def _new_id(self, run_id: str) -> str:
+        readable = re.sub(r"[^\w.-]", "-", run_id)[:100]
+        self._made_id = self._made_id or f"{readable}-{secrets.token_hex(4)}"
+        return self._made_id
+
+    def _state(self, wandb_id: str) -> dict[str, Any]:
+        assert self._numbers is not None
+        return {"id": wandb_id, "rows": self._numbers.following, "failed": self._failed}

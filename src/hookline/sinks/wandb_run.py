@@ -1,0 +1,154 @@
+"""A run at W&B: how it is begun without a question to anybody, written to for certain, and ended in time.
+
+`write` returns when wandb's own process has the rows in its file on disk: from there ``wandb sync`` can
+send them whatever dies. That process is started by wandb, outside of the terminal's group, so Ctrl-C
+does not reach it; if it was killed, the next open starts another one.
+"""
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+from wandb.errors import AuthenticationError, CommError, UsageError
+from wandb.sdk.lib import wbauth
+
+from hookline.core.errors import RefusedError
+from hookline.sinks.wandb_file import WandbFile
+
+logger = logging.getLogger("hookline")
+
+INIT_SECONDS = 30.0
+FINISH_SECONDS = 10.0
+WRITTEN_SECONDS = 30.0
+_FLUSH_SECONDS = 0.1
+_POLL_SECONDS = 0.02
+_REFUSALS = re.compile(r"returned error 4(?!08|29)\d\d")
+_QUIET = {
+    "silent": True,
+    "console": "off",  # what the training prints is its own affair
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "label_disable": True,
+    "x_disable_meta": True,  # the run's facts are in its configuration, also when it is delivered from elsewhere
+    "x_save_requirements": False,
+    "x_transaction_log_flush_interval": _FLUSH_SECONDS,
+    "init_timeout": INIT_SECONDS,
+    "finish_timeout": FINISH_SECONDS,
+    "finish_timeout_raises": True,
+}
+
+
+class WandbRun:
+    """An open run.
+
+    Args:
+        directory: Where wandb keeps its files, in a folder ``wandb``.
+        mode: ``online``, ``offline``, ``disabled``, or None for wandb's own setting.
+        system_metrics: Whether wandb measures the machine.
+        options: What else `wandb.init` is given.
+
+    Raises:
+        RefusedError: There is no API key, or W&B does not accept what it was given.
+    """
+
+    def __init__(self, directory: Path, *, mode: str | None, system_metrics: bool, options: Mapping[str, Any]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)  # wandb would take another one
+        settings = wandb.Settings(**_QUIET, x_disable_stats=not system_metrics)
+        try:
+            with _process_left_alone():
+                _require_credentials(mode)
+                self.run = wandb.init(dir=directory, mode=mode, settings=settings, reinit="create_new", **options)
+        except (AuthenticationError, UsageError) as error:
+            raise RefusedError(f"W&B: {_sentence(error)} {_HOW_TO_LOG_IN}") from error
+        except CommError as error:
+            if _REFUSALS.search(str(error)):
+                raise RefusedError(f"W&B: {_sentence(error)} Check the project and entity. {_HOW_TO_LOG_IN}") from error
+            raise
+        except Exception:
+            _forget_process()
+            raise
+        self.following = 0 if self.run.disabled else self.run.step
+        self._file = None if self.run.disabled else WandbFile(Path(self.run.settings.sync_file))
+        self._defined: set[str] = set()
+
+    def write(self, rows: Sequence[tuple[int, str, Mapping[str, Any]]]) -> None:
+        """Write rows with rising numbers, each with the name that its step goes by, and see them on disk."""
+        for number, step, values in rows:
+            if number >= self.following:
+                self._define(step, values)
+                self.run.log(dict(values), step=number, commit=True)
+        if rows and rows[-1][0] >= self.following:
+            self._see_written(rows[-1][0])
+            self.following = rows[-1][0] + 1
+
+    def finish(self, *, failed: bool) -> None:
+        """End the run, within a time; what is not sent by then stays in its directory."""
+        try:
+            self.run.finish(exit_code=1 if failed else 0)
+        except TimeoutError:
+            place = self.run.settings.sync_dir
+            logger.warning("W&B has not got all of the run yet. What is missing is sent by: wandb sync %s", place)
+        except Exception:
+            _forget_process()
+
+    def _define(self, step: str, values: Mapping[str, Any]) -> None:
+        """Tell W&B on which steps a value is shown, when it comes for the first time."""
+        for name in sorted(values, key=lambda name: name != step):
+            if name in self._defined or not name or "*" in name or name.startswith("_"):
+                continue
+            self._defined.add(name)
+            if name == step:
+                self.run.define_metric(name, hidden=True)
+            else:
+                self.run.define_metric(name, step_metric=step)
+
+    def _see_written(self, number: int) -> None:
+        if self._file is None:
+            return
+        deadline = time.monotonic() + WRITTEN_SECONDS
+        while number not in self._file.new_rows():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"wandb has not written row {number} to {self._file.path}")
+            threading.Event().wait(_POLL_SECONDS)
+            _ = self.run.step  # raises when wandb's process is gone
+
+
+_HOW_TO_LOG_IN = "Run `wandb login`, set WANDB_API_KEY, or give mode='offline'."
+
+
+def _require_credentials(mode: str | None) -> None:
+    """Find a key as wandb would, but never ask for one at the terminal."""
+    settings = wandb.setup().settings
+    if (mode or settings.mode) in ("offline", "dryrun", "disabled"):
+        return
+    known = wbauth.authenticate_session(host=settings.base_url, source="hookline", prompt=False, update_session=False)
+    if known is None:
+        raise RefusedError(f"W&B: there is no API key for {settings.base_url}. {_HOW_TO_LOG_IN}")
+
+
+@contextlib.contextmanager
+def _process_left_alone() -> Iterator[None]:
+    """Undo what wandb does to the ways in which a process ends; how the run ended is in the record."""
+    leave, report = sys.exit, sys.excepthook
+    try:
+        yield
+    finally:
+        sys.exit, sys.excepthook = leave, report
+
+
+def _forget_process() -> None:
+    """Make wandb start a new process of its own the next time."""
+    with contextlib.suppress(Exception):
+        wandb.teardown()
+
+
+def _sentence(error: Exception) -> str:
+    return str(error).rstrip(".") + "."

@@ -1,0 +1,107 @@
+"""W&B runs on disk, as wandb's own process writes them without a network; it can be killed."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from destinations.base import LEFT_OUT
+from destinations.files import FileDestination
+from hookline.sinks import WandbSink
+
+
+class WandbDestination(FileDestination):
+    name = "wandb"
+    file_name = "wandb"
+    keeps_samples = True
+    faults = ("killed", "disk_full")
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setenv("WANDB_ERROR_REPORTING", "false")
+        self.healed = threading.Event()
+
+    def sink(self):
+        return WandbSink(mode="offline", directory=self.path.parent)
+
+    def metrics(self):
+        rows = [(row.pop("train/step"), row) for row in read_rows(self.path.parent)]
+        shown = [
+            (step, name, value) for step, row in rows for name, value in row.items() if not isinstance(value, dict)
+        ]
+        return [(step, name, value) for step, name, value in shown if not name.startswith(("_", "rewards/"))]
+
+    def texts(self):
+        tables = [row["samples/train"]["path"] for row in read_rows(self.path.parent) if "samples/train" in row]
+        found = []
+        for path in tables:
+            (file,) = self.path.parent.glob(f"wandb/*run-*/files/{path}")
+            table = json.loads(file.read_text(encoding="utf-8"))
+            found += [row[table["columns"].index("completion")] for row in table["data"]]
+        return found
+
+    def shown(self, value):
+        return LEFT_OUT if value is None else value
+
+    def fail(self, fault):
+        if fault == "killed":
+            threading.Thread(target=self._keep_killing, daemon=True).start()
+        else:
+            super().fail(fault)
+
+    def heal(self):
+        self.healed.set()
+        with contextlib.suppress(FileNotFoundError):
+            super().heal()
+
+    def close(self):
+        import wandb
+
+        self.healed.set()
+        wandb.teardown()
+        self.patch.undo()
+        super().close()
+
+    def _keep_killing(self):
+        while not self.healed.wait(0.02):
+            for pid in wandb_processes():
+                os.kill(pid, signal.SIGKILL)
+
+
+def wandb_processes():
+    """The processes that wandb started for this one."""
+    pids = [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+    return [pid for pid in pids if b"wandb-core" in (Path("/proc") / str(pid) / "cmdline").read_bytes()]
+
+
+def read_records(directory):
+    """All that wandb wrote down below a directory, in the order in which it was."""
+    from hookline.sinks.wandb_file import WandbFile
+
+    files = sorted(directory.glob("wandb/*run-*/*.wandb"), key=lambda file: file.stat().st_ctime_ns)
+    return [record for file in files for record in WandbFile(file).new()]
+
+
+def read_rows(directory):
+    """The rows by number, as a server has them after ``wandb sync``: of two with one number the later."""
+    rows = {}
+    for record in read_records(directory):
+        if record.HasField("history"):
+            rows[record.history.step.num] = _values(record.history.item)
+    return [rows[number] for number in sorted(rows)]
+
+
+def _values(items):
+    row = {}
+    for item in items:
+        *outer, last = item.nested_key or [item.key]
+        place = row
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = json.loads(item.value_json)
+    return row
