@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,9 @@ def python():
 
     def start(code, *arguments, **environment):
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **environment))
+        started.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **environment)
+        )
         return started[-1]
 
     yield start
@@ -51,7 +54,7 @@ def read_csv():
     """The rows of a CSV file, with the column extra as a dict."""
 
     def rows(path):
-        with open(path, newline="", encoding="utf-8") as file:
+        with Path(path).open(newline="", encoding="utf-8") as file:
             return [{**row, "extra": json.loads(row["extra"] or "{}")} for row in csv.DictReader(file)]
 
     return rows

@@ -58,7 +58,9 @@ def test_generation_metrics_format_adherence_wants_one_reasoning_and_one_answer(
     assert generation_metrics([text])["format_adherence"] == is_well_formed
 
 
-@pytest.mark.parametrize("pattern", [r"^<think>.*</think>$", re.compile(r"<THINK>.*</THINK>", re.DOTALL | re.IGNORECASE)])
+@pytest.mark.parametrize(
+    "pattern", [r"^<think>.*</think>$", re.compile(r"<THINK>.*</THINK>", re.DOTALL | re.IGNORECASE)]
+)
 def test_generation_metrics_pattern_given_decides_the_format(pattern):
     assert generation_metrics(["<think>a\nb</think>", GOOD], pattern=pattern)["format_adherence"] == 0.5
 

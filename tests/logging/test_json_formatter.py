@@ -32,7 +32,11 @@ def test_json_formatter_writes_the_fields_named_in_their_order():
 
 def test_json_formatter_without_fields_adds_the_data():
     written = line(JsonFormatter(), record(step=3, hookline={"loss": math.nan}))
-    assert {key: written[key] for key in ("message", "step", "loss")} == {"message": "hello you", "step": 3, "loss": "NaN"}
+    assert {key: written[key] for key in ("message", "step", "loss")} == {
+        "message": "hello you",
+        "step": 3,
+        "loss": "NaN",
+    }
 
 
 def test_json_formatter_fields_may_name_data_and_attributes():

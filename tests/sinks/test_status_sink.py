@@ -323,7 +323,13 @@ def test_httpx_not_installed_is_an_error_with_the_command(monkeypatch):
 
 
 def lines(path):
-    return [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")) for line in path.open()]
+    read = [json.loads(line, parse_constant=not_json) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert read, "nothing was written"
+    return read
+
+
+def not_json(name):
+    pytest.fail(f"{name} is not JSON")
 
 
 def test_tao_file_has_a_line_for_each_status_with_the_fields_of_tao(tmp_path):
@@ -440,6 +446,21 @@ def test_next_start_knows_the_progress_from_before(server, recorder, deliver):
     deliver(StatusSink(server.url, heartbeat_seconds=0.001))
     beats = server.told("heartbeat")
     assert [(body["progress"], body["metrics"]) for body in beats] == [(0.25, {"loss": 0.5})] * 2
+
+
+def test_status_of_a_users_own_is_told_with_all_its_data(server, recorder, deliver):
+    data = {"num_steps": "many", "epoch": 1.5, "metrics": 3, "component": 7, "phase": None, "shards": 12}
+    recorder.status("tokenizing", "nearly there", step=3, **data)
+    finish(deliver(StatusSink(server.url)))
+    delivery = deliver(StatusSink(server.url, heartbeat_seconds=0))
+    (body,) = server.told("status")
+    assert (body["phase"], body["message"], body["data"], body["component"]) == (
+        "tokenizing",
+        "nearly there",
+        data,
+        "run",
+    )
+    assert delivery.progress.status == "ok"
 
 
 def test_ranks_report_their_own_status_in_json_and_not_in_tao(server, tmp_path, deliver):

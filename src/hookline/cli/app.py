@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import hookline
-from hookline.cli import demo, hooks
+from hookline.cli import demo, hooks, runs
 from hookline.core.errors import HooklineError
 
 
@@ -28,6 +28,7 @@ class _ErrorsAsMessages(TyperGroup):
 
 app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True, add_completion=False)
 app.add_typer(hooks.app, name="hooks")
+app.add_typer(runs.app, name="runs")
 app.command("demo")(demo.demo)
 
 

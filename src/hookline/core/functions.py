@@ -14,6 +14,7 @@ from typing import Any, overload
 from hookline.core.binding import bind_function, is_async
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.errors import MomentError, UnknownNameError, closest
+from hookline.core.metrics import MetricsRow
 from hookline.core.subscriber import WRITER_PRIORITY
 from hookline.core.values import find_metric, plain
 
@@ -92,13 +93,18 @@ class LoggerFunction(Callback):
             vars(self).update(on_step_end=self._log_async, on_eval=self._log_async)
 
     def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Mapping[str, Any], /) -> None:
-        self.function(plain(metrics), step_idx + 1)
+        self.function(report_of(metrics), step_idx + 1)
 
     def on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: Mapping[str, Any], /) -> None:
-        self.function(plain(metrics), step_idx + 1)
+        self.function(report_of(metrics), step_idx + 1)
 
     async def _log_async(self, loop: Any, step_idx: int, what: Any, values: Mapping[str, Any], /) -> None:
-        await self.function(plain(values), step_idx + 1)
+        await self.function(report_of(values), step_idx + 1)
+
+
+def report_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as a dict of plain numbers; those still on a device are read when the function reads them."""
+    return metrics.copy() if isinstance(metrics, MetricsRow) else dict(plain(metrics))
 
 
 class HookFunction(Callback):
@@ -143,7 +149,9 @@ def _pre_step(loop: Any, step_idx: int) -> dict[str, Any]:
 
 
 def _post_step(loop: Any, step_idx: int, batch: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {**plain(metrics), **_pre_step(loop, step_idx)}
+    report = report_of(metrics)
+    report.update(_pre_step(loop, step_idx))
+    return report
 
 
 def _post_training(loop: Any, artifacts: Any) -> dict[str, Any]:

@@ -165,9 +165,9 @@ class _Configurator(logging.config.DictConfigurator):
             self._make("formatters", self.configure_formatter, source)
             self._make("filters", self.configure_filter, source)
             for name, settings in _targets_first(self.config["handlers"]):
-                if isinstance(settings.get("filename"), str | Path):
-                    Path(settings["filename"]).absolute().parent.mkdir(parents=True, exist_ok=True)
                 with _pointing_to(source, f"handlers.{name}"):
+                    if isinstance(settings.get("filename"), str | Path):
+                        Path(settings["filename"]).absolute().parent.mkdir(parents=True, exist_ok=True)
                     handler = self.configure_handler(settings)
                 handler.name = name
                 made.append(handler)

@@ -9,13 +9,15 @@ start of the run delivers it.
 a bad address) is an error at the start. One that is merely unreachable is not.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from hookline.core.errors import RefusedError
+from hookline.core.errors import ConfigError, HooklineError, RefusedError
 from hookline.record import run_directory
 from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
 from hookline.record.reader import FINAL, last_status, last_step
@@ -26,6 +28,8 @@ logger = logging.getLogger("hookline")
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
+COURIER = "courier"
+"""The name under which a courier records that a run died."""
 
 
 class Courier:
@@ -70,6 +74,10 @@ class Courier:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def is_done(self) -> bool:
+        """Whether nothing waits to be delivered."""
+        return all(delivery.is_done() for delivery in self.deliveries)
+
     def stop_beating(self) -> None:
         """Send no more heartbeats: the training process is dead."""
         for delivery in self.deliveries:
@@ -80,32 +88,61 @@ class Courier:
         return sink_states(self.run_dir)
 
 
-def sync(run_dir: str | Path, *, seconds: float, progress: Callable[[list[SinkState]], object]) -> list[SinkState]:
-    """Deliver what a run that is over left behind, for so long at most, and say how the sinks stand.
+def sync(
+    run_dir: str | Path,
+    *,
+    seconds: float,
+    progress: Callable[[list[SinkState]], object] = lambda states: None,
+    pace: Pace | None = None,
+) -> list[SinkState]:
+    """Deliver what a run that is over left behind, for so long at most, and say how its sinks stand.
+
+    A sink that cannot be built again is left as it is, with the reason.
 
     Args:
         progress: Called with the states now and then.
     """
-    note_death(run_dir)
-    sinks = {state.name: make_sink(state.spec) for state in sink_states(Path(run_dir))}
-    courier = Courier(run_dir, sinks)
+    directory = Path(run_dir)
+    if run_directory.is_alive(directory):
+        raise ConfigError(f"{directory} is still running: what it records is delivered as it goes.")
+    note_death(directory)
+    sinks, unbuilt = _rebuilt(directory)
+    courier = Courier(directory, sinks, pace=pace)
     courier.stop_beating()
-    courier.start(0.0)
+    with contextlib.suppress(RefusedError):  # it stands in the states
+        courier.start(0.0)
     deadline = time.monotonic() + seconds
-    while not all(delivery.is_done() for delivery in courier.deliveries) and time.monotonic() < deadline:
+    while not courier.is_done() and time.monotonic() < deadline:
         progress(courier.states())
         time.sleep(0.1)
     courier.close(0.0)
-    return courier.states()
+    return [unbuilt.get(state.name, state) for state in courier.states()]
+
+
+def _rebuilt(directory: Path) -> tuple[dict[str, Sink], dict[str, SinkState]]:
+    """The sinks of a run, made from what it wrote down; and the states of those that cannot be."""
+    sinks: dict[str, Sink] = {}
+    unbuilt: dict[str, SinkState] = {}
+    for state in sink_states(directory):
+        try:
+            sink = make_sink(state.spec)
+            sink.check()
+        except HooklineError as error:
+            unbuilt[state.name] = replace(state, status="refused", error=str(error))
+        else:
+            sinks[state.name] = sink
+    return sinks, unbuilt
 
 
 def note_death(run_dir: str | Path) -> bool:
     """Record that a run failed if its process died without saying how it ended; whether it did."""
     directory = Path(run_dir)
-    last = last_status(directory)
+    last, noted = last_status(directory), last_status(directory, COURIER)
     if last is None or last.status in FINAL or run_directory.is_alive(directory):
         return False
-    recorder = Recorder(directory, name="courier")
+    if noted is not None and noted.time >= last.time:
+        return False
+    recorder = Recorder(directory, name=COURIER)
     recorder.status("failed", "The training process died without saying why.", step=last_step(directory))
     recorder.close()
     return True

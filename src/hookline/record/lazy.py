@@ -26,7 +26,7 @@ from hookline.record.records import Metrics, Record, Rewards, Sample
 
 logger = logging.getLogger("hookline")
 
-POLL_SECONDS = 0.01
+POLL_SECONDS = 0.05
 
 
 def defer(*dicts: dict[Any, Any]) -> None:

@@ -157,11 +157,11 @@ def follow(
             sleep(poll_seconds)
 
 
-def last_status(run_dir: str | Path) -> Status | None:
-    """The latest status that the run itself recorded."""
+def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
+    """The latest status that the run itself recorded, or another writer of it."""
     last: Status | None = None
     for file in files(Path(run_dir) / JOURNAL):
-        if file.name == MAIN:
+        if file.name == name:
             for line, _ in lines(file.path):
                 last = _decoded(line) if b'"kind":"status"' in line else last
     return last

@@ -76,6 +76,20 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
     )
 
 
+def locate(root: str | Path, reference: str | Path) -> Path:
+    """The run that is meant: its directory, or its id in any project.
+
+    Raises:
+        UnknownNameError: There is no such run.
+    """
+    home = Path(root)
+    for directory in (Path(reference), *sorted(home.glob(f"*/{Path(reference).name}"))):
+        if (directory / FACTS).is_file():
+            return directory.resolve()
+    known = [path.parent.name for path in home.glob(f"*/*/{FACTS}")]
+    raise UnknownNameError(f"There is no run {str(reference)!r} in {home.resolve()}. {closest(str(reference), known)}")
+
+
 def is_finished(directory: Path) -> bool:
     """Whether the run finished; one that was stopped, failed or was killed can be taken up."""
     last = last_status(directory)
@@ -149,7 +163,7 @@ def _user() -> str:
 def _packages() -> dict[str, str]:
     """The versions of the packages that are loaded and say theirs."""
     tops = {name for name in sys.modules if "." not in name and not name.startswith("_")}
-    versions = {name: getattr(sys.modules[name], "__version__", None) for name in sorted(tops)}
+    versions = {name: vars(sys.modules[name]).get("__version__") for name in sorted(tops)}
     return {name: version for name, version in versions.items() if isinstance(version, str)}
 
 

@@ -52,7 +52,8 @@ class Connection:
         _settings.reset(self._token)
         status = _http_status(error)
         if status in (401, 403):
-            raise RefusedError(f"{self._place} refuses access ({status}): {_CREDENTIALS}.") from error
+            said = str(error)[:300]
+            raise RefusedError(f"{self._place} refuses access ({status}): {_CREDENTIALS}. It said: {said}") from error
         if getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND":
             raise RefusedError(f"{self._place} is no MLflow tracking server: give its address.") from error
 

@@ -47,6 +47,7 @@ EXIT_SECONDS = 5.0
 """How long the end of the process waits for what is left to be delivered."""
 PACE = Pace(poll_seconds=0.2)
 _SEGMENT_BYTES = 256 << 10
+_FAILED: dict[str, Any] = {"phase": "training_failed", "report": {}}
 _OUTBOXES: dict[tuple[Any, ...], "Outbox"] = {}
 _TABLE = threading.Lock()
 
@@ -136,7 +137,7 @@ class Outbox:
     def _fail(self, activity: str, reason: str) -> None:
         was_under_way = self._under_way.pop(activity, None) is not None  # several sinks ask at the same time
         if was_under_way and activity == "training":
-            self.tell("failed", reason, step=self.step, phase="training_failed")
+            self.tell("failed", reason, step=self.step, **_FAILED)
 
     def _start(self) -> Recorder:
         with self._lock:
@@ -145,7 +146,7 @@ class Outbox:
                 died = _left_a_training_open(own)
                 recorder = Recorder(own, segment_bytes=_SEGMENT_BYTES)
                 if died:
-                    recorder.status("failed", "The process died without saying why.", phase="training_failed")
+                    recorder.status("failed", "The process died without saying why.", **_FAILED)
                 self._slots = [Slot(own, self.sinks, self.pulse), *(Slot(other, self.sinks) for other in others)]
                 self._pid = os.getpid()
                 atexit.register(self._at_exit)
@@ -187,8 +188,8 @@ class Slot:
         return all(delivery.is_done() for delivery in self._deliveries)
 
     def fails(self) -> bool:
-        """Whether a sink cannot be reached or refuses."""
-        return any(delivery.progress.status != "ok" for delivery in self._deliveries)
+        """Whether a sink cannot be reached or refuses, as far as this process has tried."""
+        return any(delivery.opened.is_set() and delivery.progress.status != "ok" for delivery in self._deliveries)
 
     def ask_to_end(self, seconds: float) -> None:
         """Deliver what is left, for so long at most."""

@@ -31,6 +31,7 @@ class Standing(msgspec.Struct):
     num_steps: int | None = None
     num_epochs: int | None = None
     told_epoch: int | None = None
+    component: str = ""
     began_step: int = 0
     began_time: float = 0.0
     time: float = 0.0
@@ -40,7 +41,10 @@ class Standing(msgspec.Struct):
     @classmethod
     def restored(cls, saved: Any) -> "Standing":
         """What `saved` gave, or a new one for None."""
-        standing = msgspec.convert(saved or {}, cls)
+        try:
+            standing = msgspec.convert(saved or {}, cls)
+        except msgspec.ValidationError:  # by another version: better to begin anew than to go nowhere
+            return cls()
         for values in standing.metrics.values():
             values.update({name: finite_back(value) for name, value in values.items()})
         return standing
@@ -117,27 +121,40 @@ class Standing(msgspec.Struct):
         if record.time < self.status_time:  # the courier's word of a death came before what the dead had said
             return
         self.status, self.status_time = record.status, record.time
-        data = record.data
-        if "num_steps" in data:
-            self._begin(record)
-        elif record.step is not None and (self.has_ended or "phase" in data):
+        report = is_report(record)
+        if "num_steps" in record.data:
+            self._begin(record, report)
+        elif record.step is not None and (self.has_ended or report):
             self.reach(record.step, record.time)
-        if data.get("epoch") is not None:
-            self.told_epoch = data["epoch"]
-        if isinstance(data.get("metrics"), dict):
-            self.metrics.setdefault("train", {}).update(data["metrics"])
+        if report:
+            self._note_report(record.data)
 
-    def _begin(self, record: Status) -> None:
-        self.num_steps, self.num_epochs = record.data["num_steps"], record.data.get("num_epochs")
+    def _begin(self, record: Status, report: bool) -> None:
+        self.num_steps, self.num_epochs = (_count(record.data.get(name)) for name in ("num_steps", "num_epochs"))
         self.began_step, self.began_time, self.told_epoch = record.step or 0, record.time, None
         self.steps["train"], self.time = self.began_step, record.time
-        if "phase" in record.data:  # another training in the same process, not the same one again
+        if report:  # another training in the same process, not the same one again
             self.metrics = {}
+
+    def _note_report(self, data: dict[str, Any]) -> None:
+        self.component = str(data.get("component") or self.component)
+        epoch = _count(data.get("epoch"))
+        self.told_epoch = self.told_epoch if epoch is None else epoch
+        self.metrics.setdefault("train", {}).update(data.get("metrics") or {})
 
     def _go_back(self, limits: dict[str, int]) -> None:
         for axis, step in self.steps.items():
             kept = [limits[name] for name in (axis, EVERY_AXIS) if name in limits]
             self.steps[axis] = max(0, min(step, *kept)) if kept else step
+
+
+def is_report(record: Any) -> bool:
+    """Whether a status was recorded by one of the status functions, which say more in its data."""
+    return isinstance(record, Status) and isinstance(record.data.get("report"), dict)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from hookline.record.records import Event, Metrics, Status
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.appended_file import AppendedFile
 from hookline.sinks.endpoint import HttpEndpoint, expanded, require_url, without_secrets
-from hookline.sinks.standing import Sender, Standing, sender_of
+from hookline.sinks.standing import CREATED, Sender, Standing, sender_of
 from hookline.sinks.status_formats import FORMATS, Message
 
 Format = Literal["json", "tao", "kubeflow"]
@@ -142,7 +142,7 @@ class StatusSink(Sink):
             return
         if self.pulse is not None:
             step = self.pulse()
-            if step is None:
+            if step is None or self._standing.status == CREATED:  # what is under way is told first
                 return
             self._standing.reach(step, time.time())
         key = f"{quote(self._sender.run)}-beat-{os.getpid()}-{time.time_ns()}"

@@ -15,12 +15,11 @@ from typing import Any
 
 from hookline.record.reader import MAIN
 from hookline.record.records import AnyRecord, Event, Metrics, Status, clean
-from hookline.sinks.standing import CREATED, SPEAKERS, Sender, Standing
+from hookline.sinks.standing import CREATED, SPEAKERS, Sender, Standing, is_report
 
 Payload = dict[str, Any]
 _INT32 = 2**31 - 1
 _VALIDATION = ("val", "eval", "test", "benchmark")
-_RESERVED = ("component", "epoch", "metrics", "phase", "report")
 _VERBOSITY = {"failed": "ERROR", "hook_error": "WARNING", "records_lost": "ERROR"}
 _MESSAGES = {"running": "Training starts.", "finished": "Training is complete.", "failed": "Training failed."}
 
@@ -40,15 +39,20 @@ class Message:
     @property
     def speaker(self) -> str:
         """What reports: what the record says, or else the component's name, or else the run's."""
-        data = self.record.data if isinstance(self.record, Status) else {}
-        return str(data.get("component") or self.component or self.sender.name or self.sender.run)
+        own = self.report.get("component")
+        return str(own or self.component or self.standing.component or self.sender.name or self.sender.run)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What a status function said."""
+        return self.record.data if isinstance(self.record, Status) and is_report(self.record) else {}
 
     @property
     def word(self) -> str | None:
         """What a status or an event is called."""
         match self.record:
             case Status():
-                return str(self.record.data.get("phase") or self.record.status)
+                return str(self.report.get("phase") or self.record.status)
             case Event():
                 return self.record.name
         return None
@@ -66,7 +70,7 @@ class Message:
             case Metrics():
                 return self.record.values
             case Status():
-                return dict(self.record.data.get("metrics") or {})
+                return dict(self.report.get("metrics") or {})
             case None:
                 return {name: value for values in self.standing.metrics.values() for name, value in values.items()}
         return {}
@@ -76,9 +80,7 @@ class Message:
         """What goes with a status or an event."""
         if not isinstance(self.record, Status | Event):
             return {}
-        if isinstance(self.record, Status) and "report" in self.record.data:
-            return dict(self.record.data["report"])
-        return {key: value for key, value in self.record.data.items() if key not in _RESERVED}
+        return dict(self.report.get("report", self.record.data))
 
 
 def as_json(message: Message) -> Payload:

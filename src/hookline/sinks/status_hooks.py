@@ -197,7 +197,7 @@ class StatusReport:
         """Report metrics at a step."""
         if os.environ.get("RANK", "0") == "0":
             self.outbox.step = step
-            told = {"component": self.component, "phase": "metrics", "metrics": plain(report_data)}
+            told = {"component": self.component, "phase": "metrics", "report": {}, "metrics": plain(report_data)}
             self.outbox.tell("running", f"Metrics at step {step}.", step=step, **told)
 
     def pre_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:

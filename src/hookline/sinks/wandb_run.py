@@ -6,7 +6,9 @@ does not reach it; if it was killed, the next open starts another one.
 """
 
 import contextlib
+import errno
 import logging
+import os
 import re
 import sys
 import threading
@@ -61,6 +63,7 @@ class WandbRun:
 
     def __init__(self, directory: Path, *, mode: str | None, system_metrics: bool, options: Mapping[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)  # wandb would take another one
+        _require_room(directory)
         settings = wandb.Settings(**_QUIET, x_disable_stats=not system_metrics)
         try:
             with _process_left_alone():
@@ -75,7 +78,7 @@ class WandbRun:
         except Exception:
             _forget_process()
             raise
-        self.following = 0 if self.run.disabled else self.run.step
+        self.following = 0 if self.run.disabled else self.run.starting_step  # what the server has, it is not sent again
         self._file = None if self.run.disabled else WandbFile(Path(self.run.settings.sync_file))
         self._defined: set[str] = set()
 
@@ -118,6 +121,7 @@ class WandbRun:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"wandb has not written row {number} to {self._file.path}")
             threading.Event().wait(_POLL_SECONDS)
+            _require_room(self._file.path)
             _ = self.run.step  # raises when wandb's process is gone
 
 
@@ -132,6 +136,12 @@ def _require_credentials(mode: str | None) -> None:
     known = wbauth.authenticate_session(host=settings.base_url, source="hookline", prompt=False, update_session=False)
     if known is None:
         raise RefusedError(f"W&B: there is no API key for {settings.base_url}. {_HOW_TO_LOG_IN}")
+
+
+def _require_room(path: Path) -> None:
+    """Raise what wandb does not say: that it cannot write."""
+    if os.statvfs(path).f_bavail == 0:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 @contextlib.contextmanager

@@ -69,8 +69,9 @@ class WandbDestination(FileDestination):
 
     def _keep_killing(self):
         while not self.healed.wait(0.02):
-            for pid in wandb_processes():
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                for pid in wandb_processes():
+                    os.kill(pid, signal.SIGKILL)
 
 
 def wandb_processes():

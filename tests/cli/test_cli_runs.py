@@ -1,0 +1,102 @@
+"""``hookline runs sync``: finishing the delivery of runs that are over."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+
+import hookline as hl
+from hookline.record.reader import last_status
+
+KILLED = """
+import os, signal
+import hookline as hl
+
+with hl.run("killed", sinks=["csv", "jsonl"]) as run:
+    run.outlets.close()
+    for step in run.steps(500):
+        run.log(loss=1.0 / (step + 1))
+    print(run.dir.name, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_run(tmp_path):
+    """The directory of a run that was killed before anything was delivered."""
+    result = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    return tmp_path / "runs" / "default" / result.stdout.strip()
+
+
+def test_sync_of_a_killed_run_by_id_delivers_everything_once(tmp_path, cli):
+    run_dir = killed_run(tmp_path)
+    first, second = cli("runs", "sync", run_dir.name), cli("runs", "sync", run_dir)
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert (first.exit_code, second.exit_code, steps) == (0, 0, list(range(1, 501)))
+    kinds = [json.loads(line)["kind"] for line in (run_dir / "records.jsonl").read_text().splitlines()]
+    assert (kinds.count("metrics"), kinds.count("status")) == (500, 2)
+    assert "csv" in first.stdout
+    assert "ok" in first.stdout
+
+
+def test_sync_of_a_killed_run_records_that_it_failed_and_where(tmp_path, cli):
+    run_dir = killed_run(tmp_path)
+    cli("runs", "sync", run_dir)
+    said = last_status(run_dir, "courier")
+    assert (said.status, said.step, said.message) == ("failed", 500, "The training process died without saying why.")
+
+
+def test_sync_as_json_is_one_document(tmp_path, cli):
+    with hl.run("done", root=tmp_path / "runs", sinks=["csv"], summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    result = cli("runs", "sync", run.dir.name, "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["run"], len(document["sinks"])) == (0, run.dir.name, 1)
+    assert {key: document["sinks"][0][key] for key in ("name", "status", "delivered", "behind_bytes")} == {
+        "name": "csv",
+        "status": "ok",
+        "delivered": 5,
+        "behind_bytes": 0,
+    }
+
+
+def test_sync_where_something_still_waits_says_so_and_exits_with_one(tmp_path, cli):
+    place = tmp_path / "place"
+    with hl.run("done", sinks=[{"csv": {"path": place / "m.csv"}}], summary=False) as run:
+        run.outlets.close()
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    place.write_text("in the way")
+    result = cli("runs", "sync", run.dir, "--seconds", "0.2")
+    assert (result.exit_code, "lagging" in result.stdout, "NotADirectoryError" in result.stdout) == (1, True, True)
+
+
+def test_sync_of_a_run_with_a_function_that_is_gone_names_it_and_delivers_the_rest(tmp_path, cli):
+    with hl.run("done", sinks=["csv", lambda report_data, step: None], summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    result = cli("runs", "sync", run.dir)
+    assert (result.exit_code, "refused" in result.stdout) == (1, True)
+
+
+def test_sync_of_a_run_that_is_alive_is_an_error(tmp_path, cli):
+    with hl.run("alive", sinks=["csv"], summary=False) as run:
+        result = cli("runs", "sync", run.dir)
+    assert (result.exit_code, "still running" in result.stderr) == (1, True)
+
+
+def test_sync_without_sinks_says_that_there_is_nothing_to_deliver(tmp_path, cli):
+    with hl.run("done", summary=False) as run:
+        pass
+    result = cli("runs", "sync", run.dir.name)
+    assert (result.exit_code, "there is nothing to deliver" in result.stdout) == (0, True)
+
+
+def test_sync_of_an_unknown_run_names_the_closest(tmp_path, cli):
+    with hl.run("done", summary=False) as run:
+        pass
+    result = cli("runs", "sync", run.dir.name[:-1])
+    assert (result.exit_code, f"Did you mean '{run.dir.name}'?" in result.stderr) == (1, True)

@@ -1,0 +1,284 @@
+"""Values on a device: logging never waits for them, reading does, and the record has them."""
+
+import contextlib
+import logging
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+import hookline as hl
+from hookline.core.metrics import MetricsRow, collect
+from hookline.core.values import Deferred
+from hookline.record import lazy
+from hookline.record.lazy import Block, defer
+from hookline.record.records import Metrics, Rewards, Sample
+
+
+class Array:
+    """An array of one number whose device is done when the gate opens; it counts how often it was read."""
+
+    size = 1
+
+    def __init__(self, number, gate):
+        self.number, self.gate, self.reads, self.copies = number, gate, 0, 0
+
+    def copy_to_host_async(self):
+        self.copies += 1
+
+    def is_ready(self):
+        return self.gate.is_set()
+
+    def item(self):
+        assert self.gate.wait(30), "the device never came"
+        self.reads += 1
+        return self.number
+
+
+@pytest.fixture
+def gate():
+    opened = threading.Event()
+    yield opened
+    opened.set()
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    recorder = hl.Recorder(tmp_path)
+    yield recorder
+    recorder.close()
+
+
+def records(path, kind=Metrics):
+    return [record for record in hl.read(path) if isinstance(record, kind)]
+
+
+def test_log_of_a_device_value_does_not_wait_and_is_recorded_when_it_arrives(recorder, gate, tmp_path):
+    array = Array(0.5, gate)
+    recorder.log(loss=array, lr=0.1, step=1)
+    recorder.log(loss=1.5, step=2)
+    assert ([record.step for record in records(tmp_path)], array.reads, array.copies) == ([2], 0, 1)
+    gate.set()
+    recorder.flush()
+    found = sorted((record.step, record.time, record.values) for record in records(tmp_path))
+    assert [(step, values) for step, _, values in found] == [(1, {"loss": 0.5, "lr": 0.1}), (2, {"loss": 1.5})]
+    assert found[0][1] < found[1][1]  # the time is that of the log
+
+
+def test_record_arrives_without_anybody_asking_for_it(recorder, gate, tmp_path):
+    gate.set()
+    recorder.log(loss=Array(0.5, gate), step=1)
+    for record in hl.follow(tmp_path, poll_seconds=0.01):
+        assert (record.step, record.values) == (1, {"loss": 0.5})
+        break
+
+
+def test_close_waits_for_what_is_on_its_way(recorder, gate, tmp_path):
+    recorder.log(loss=Array(0.5, gate), step=1)
+    opener = threading.Thread(target=gate.set)
+    opener.start()
+    recorder.close()
+    opener.join()
+    assert [record.values for record in records(tmp_path)] == [{"loss": 0.5}]
+
+
+def test_metrics_in_a_callback_are_numbers_when_they_are_read_and_only_then(gate, tmp_path):
+    array, unread, seen = Array(0.5, gate), Array(2.0, gate), []
+
+    def look(loop, step_idx, batch, metrics):
+        assert (array.reads, "loss" in metrics, sorted(metrics)) == (0, True, ["loss", "other"])
+        gate.set()
+        seen.append((metrics["loss"], metrics.get("loss"), metrics.get("nothing"), loop.metrics["loss"]))
+
+    with hl.run(root=tmp_path, callbacks=[hl.on("step_end", look)], summary=False, strict=True) as run:
+        for _ in run.steps(1):
+            run.log(loss=array, other=unread)
+        assert unread.reads == 0 or unread.reads == 1  # by the thread that writes, if it was quick
+    assert seen == [(0.5, 0.5, None, 0.5)]
+    assert [row.metrics for row in run.history] == [{"loss": 0.5, "other": 2.0}]
+
+
+def test_background_subscriber_reads_on_its_own_thread(gate, tmp_path):
+    class Slow(hl.Callback):
+        background = True
+        seen: list = []  # noqa: RUF012 - one test
+
+        def on_step_end(self, loop, step_idx, batch, metrics, /):
+            self.seen.append(
+                (metrics["loss"], loop.metrics["loss"], threading.current_thread() is threading.main_thread())
+            )
+
+    with hl.run(root=tmp_path, callbacks=[Slow()], summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=Array(0.5, gate))
+        gate.set()  # all steps are done, and nobody waited
+    assert Slow.seen == [(0.5, 0.5, False)] * 3
+
+
+def test_logger_function_gets_a_dict_that_reads_lazily(gate, tmp_path):
+    given = []
+    with hl.run(
+        root=tmp_path, callbacks=[lambda report_data, step: given.append((report_data, step))], summary=False
+    ) as run:
+        for _ in run.steps(1):
+            run.log(loss=Array(0.5, gate))
+        gate.set()
+    assert [(dict(report_data), step) for report_data, step in given] == [({"loss": 0.5}, 1)]
+
+
+def test_validation_of_device_values_averages_them_once_they_are_there(gate, tmp_path):
+    with hl.run(root=tmp_path, summary=False) as run:
+        for _ in run.steps(1):
+            pass
+        with run.validate() as validation:
+            for number in validation.batches([1.0, 2.0, 6.0]):
+                validation.log(loss=Array(number, gate))
+        gate.set()
+    assert [record.values for record in records(run.dir) if record.axis == "eval"] == [{"val/loss": 3.0}]
+
+
+def test_samples_and_rewards_on_a_device_are_recorded(recorder, gate, tmp_path):
+    rows = [{"completion": "a", "rewards": {"right": Array(1.0, gate)}, "total": Array(2.0, gate)}, {"completion": "b"}]
+    recorder.samples(rows, step=1)
+    recorder.rewards("right", [Array(1.0, gate), 0.5, None], step=1)
+    gate.set()
+    recorder.flush()
+    samples = [
+        (s.completion, s.rewards, s.total) for s in sorted(records(tmp_path, Sample), key=lambda s: s.completion)
+    ]
+    assert samples == [("a", {"right": 1.0}, 2.0), ("b", {}, None)]
+    assert [r.values for r in records(tmp_path, Rewards)] == [[1.0, 0.5, None]]
+
+
+def test_value_that_cannot_be_fetched_is_none_and_said(recorder, gate, tmp_path, caplog):
+    array = Array(0.5, gate)
+    array.item = lambda: exec("raise RuntimeError('Array has been deleted')")
+    gate.set()
+    recorder.log(loss=array, lr=0.1, step=1)
+    with caplog.at_level(logging.WARNING, logger="hookline"):
+        recorder.flush()
+    assert [record.values for record in records(tmp_path)] == [{"loss": None, "lr": 0.1}]
+    assert "'loss' could not be fetched from its device and is recorded as None: Array has been deleted" in caplog.text
+
+
+def test_forked_child_does_not_write_what_its_parent_waits_for(recorder, gate, tmp_path):
+    gate.set()
+    recorder.flush()
+    gate.clear()
+    recorder.log(loss=Array(0.5, gate), step=1)
+    child = os.fork()
+    if child == 0:
+        gate.set()
+        recorder.log(loss=Array(9.0, gate), step=9)
+        recorder.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    gate.set()
+    recorder.flush()
+    assert sorted((r.step, r.values["loss"]) for r in records(tmp_path)) == [(1, 0.5), (9, 9.0)]
+
+
+def test_array_of_several_numbers_on_a_device_is_an_error_that_names_it(recorder):
+    array = Array(0.5, threading.Event())
+    array.size, array.ndim = 3, 1
+    with pytest.raises(hl.OptionError, match="'loss' is a Array; give a number"):
+        recorder.log(loss=array)
+
+
+def test_jax_array_is_recorded(recorder, tmp_path):
+    jnp = pytest.importorskip("jax.numpy")
+    values = jnp.arange(4.0)
+    recorder.log({"sum": values.sum(), "one": values[1:2], "count": values.argmax()}, step=1)
+    recorder.flush()
+    assert [record.values for record in records(tmp_path)] == [{"sum": 6.0, "one": 1.0, "count": 3}]
+
+
+def test_tensors_of_a_device_without_asynchronous_copies_are_read_by_the_thread_that_writes(torch, recorder, tmp_path):
+    class Elsewhere(torch.Tensor):
+        is_cpu = False
+        readers: list = []  # noqa: RUF012 - one test
+
+        def tolist(self):
+            self.readers.append(threading.current_thread() is threading.main_thread())
+            return super().tolist()
+
+    loss, norms = torch.tensor(0.5).as_subclass(Elsewhere), torch.tensor([1, 2]).as_subclass(Elsewhere)
+    recorder.log(loss=loss, first=norms[0], again=loss * 2, step=1)
+    loss += 100  # what was recorded is the value at the time
+    for record in hl.follow(tmp_path, poll_seconds=0.01):
+        assert record.values == {"loss": 0.5, "first": 1, "again": 1.0}
+        break
+    assert Elsewhere.readers == [False, False]  # one for each kind of number
+
+
+class FakeCuda:
+    """What `Block` uses of torch, on the CPU: an event is done when the gate is open."""
+
+    def __init__(self, torch, gate):
+        self.empty = lambda shape, dtype, device=None, pin_memory=False: torch.empty(shape, dtype=dtype)
+        self.stack, self.no_grad, self.inference_mode = torch.stack, torch.no_grad, torch.inference_mode
+        self.copies = 0
+        self.cuda = SimpleNamespace(Event=lambda: self, stream=lambda stream: contextlib.nullcontext())
+        self.gate = gate
+
+    def record(self, stream):
+        self.copies += 1
+
+    def query(self):
+        return self.gate.is_set()
+
+    def synchronize(self):
+        assert self.gate.wait(30)
+
+
+def test_block_gathers_rows_and_copies_many_at_a_time(torch, gate):
+    fake = FakeCuda(torch, gate)
+    block = Block(fake, torch.tensor(0.0), 2, stream=None)
+    rows = [block.add([torch.tensor(float(i)), torch.tensor(i + 0.5)]) for i in range(5)]
+    assert (fake.copies, rows[4].ready(), fake.copies) == (0, False, 1)  # sent by the first who looks
+    rows += [block.add([torch.tensor(5.0), torch.tensor(5.5)])]
+    gate.set()
+    assert [(row.ready(), row.number(0), row.number(1)) for row in rows] == [(True, i, i + 0.5) for i in range(6)]
+    assert fake.copies == 2
+
+
+def test_block_row_read_at_once_waits_for_the_device(torch, gate):
+    block = Block(FakeCuda(torch, gate), torch.tensor(0.0), 1, stream=None)
+    row = block.add([torch.tensor(7.0)])
+    opener = threading.Thread(target=gate.set)
+    opener.start()
+    assert row.number(0) == 7.0
+    opener.join()
+
+
+def test_block_that_is_full_takes_no_more(torch, gate, monkeypatch):
+    monkeypatch.setattr(Block, "ROWS", 2)
+    block = Block(FakeCuda(torch, gate), torch.tensor(0.0), 1, stream=None)
+    assert [block.add([torch.tensor(1.0)]) is None for _ in range(3)] == [False, False, True]
+
+
+def test_defer_leaves_plain_values_alone(gate):
+    values = {"a": 1.0, "b": Array(2.0, gate)}
+    defer(values)
+    assert (values["a"], type(values["b"])) == (1.0, Deferred)
+
+
+def test_metrics_row_copies_and_merges_without_waiting_and_compares_by_number(gate):
+    row = collect(({"loss": Array(0.5, gate), "lr": 0.1},), {}, lazy.defer)
+    assert isinstance(row, MetricsRow)
+    other = row.copy()
+    other |= {"more": 1.0}
+    gate.set()
+    assert (row == {"loss": 0.5, "lr": 0.1}, other, row | {"x": 1}) == (
+        True,
+        {"loss": 0.5, "lr": 0.1, "more": 1.0},
+        {"loss": 0.5, "lr": 0.1, "x": 1},
+    )
+    assert (repr(row), {**row}, dict(row), row.pop("loss"), list(row)) == (
+        "{'loss': 0.5, 'lr': 0.1}",
+        {"loss": 0.5, "lr": 0.1},
+        {"loss": 0.5, "lr": 0.1},
+        0.5,
+        ["lr"],
+    )
