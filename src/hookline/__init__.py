@@ -24,7 +24,7 @@ from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
 from hookline.core.timing import Cost, Costs
 
 if TYPE_CHECKING:
-    from hookline import callbacks, functions, hooks, sinks, testing
+    from hookline import callbacks, functions, hooks, logging, sinks, status, testing
     from hookline.core.state import (
         ArmResult,
         EvalResult,
@@ -87,11 +87,13 @@ __all__ = [
     "functions",
     "hooks",
     "load_callbacks",
+    "logging",
     "on",
     "read",
     "register",
     "run",
     "sinks",
+    "status",
     "testing",
 ]
 
@@ -116,6 +118,8 @@ _LAZY = {
     "run": "hookline.loops.run:run",
     "Sink": "hookline.record.sink:Sink",
     "sinks": "hookline.sinks",
+    "status": "hookline.status",
+    "logging": "hookline.logging",
     "testing": "hookline.testing",
 }
 """What is imported when it is first used, so that `import hookline` stays cheap."""

@@ -3,13 +3,9 @@
 import importlib.util
 import math
 import socket
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
 from destinations.prometheus import samples
 
 import hookline as hl

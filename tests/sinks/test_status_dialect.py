@@ -11,11 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
 from destinations.http_server import StatusServer
 
 import hookline as hl
@@ -103,9 +100,14 @@ def the_outbox():
     return only
 
 
+def has_felt_it():
+    """Whether every outbox knows by now that its endpoint is down."""
+    return all(slot.fails() for each in outbox._OUTBOXES.values() for slot in each._slots)
+
+
 def python(code, server, *, kill_at=None, cwd=None):
     """Run a script with the server's address as ``url``; what it printed. It may be killed at a line that it prints."""
-    start = f"import sys; url = {server.url!r}; from hookline.status import *\n"
+    start = f"import sys, threading; url = {server.url!r}; from hookline.status import *\n"
     process = subprocess.Popen([sys.executable, "-c", start + code], stdout=subprocess.PIPE, text=True, cwd=cwd)
     with process:
         if kill_at is not None:
@@ -153,7 +155,7 @@ def test_fault_leaves_training_alone_and_all_is_told_once_after_healing(server, 
 
     def feel():
         if fault == "unreachable":
-            wait_until(lambda: any(slot.fails() for slot in the_outbox()._slots))
+            wait_until(has_felt_it)
         else:
             assert server.arrived.wait(60)
 
@@ -305,6 +307,7 @@ def test_what_an_endpoint_missed_is_delivered_by_the_next_start_before_anything_
     server.fail("unreachable")
     for step in (1, 2):
         logger_fn({"loss": float(step)}, step)
+    wait_until(has_felt_it)
     the_outbox().close(0)
     server.heal()
     logger_fn({"loss": 3.0}, 3)
@@ -326,7 +329,7 @@ worker = Worker()
 hooks["pre_training_hook"](worker, {"total_steps": 5, "total_epochs": 1, "start_step": 0, "start_epoch": 0})
 hooks["post_training_step_hook"](worker, {"current_epoch": 0, "current_step": 1, "total_steps": 5})
 print("training", flush=True)
-sys.stdin.read()
+threading.Event().wait()
 """
     server.fail("unreachable")
     python(code, server, kill_at="training", cwd=tmp_path)
@@ -390,6 +393,7 @@ def test_directory_that_another_process_left_is_delivered_beside_the_own_one(ser
     server.fail("unreachable")
     for step, log in enumerate(loggers):
         log({"loss": 1.0}, step)
+    wait_until(has_felt_it)
     for each in outbox._OUTBOXES.values():
         each.close(0)
     server.heal()

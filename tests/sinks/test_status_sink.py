@@ -4,12 +4,8 @@ import importlib.util
 import json
 import logging
 import math
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
 from destinations.http_server import StatusServer
 
 import hookline as hl

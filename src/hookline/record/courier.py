@@ -20,7 +20,7 @@ from pathlib import Path
 from hookline.core.errors import ConfigError, HooklineError, RefusedError
 from hookline.record import run_directory
 from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
-from hookline.record.reader import FINAL, last_status, last_step
+from hookline.record.reader import COURIER, FINAL, last_status, last_step
 from hookline.record.recorder import Recorder
 from hookline.record.sink import Sink, make_sink
 
@@ -28,8 +28,6 @@ logger = logging.getLogger("hookline")
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
-COURIER = "courier"
-"""The name under which a courier records that a run died."""
 
 
 class Courier:

@@ -153,12 +153,13 @@ _BLOCKS: dict[Any, Block] = {}
 
 def _add_to_block(torch: Any, tensors: list[Any]) -> BlockRow:
     first = tensors[0]
-    stream = torch.cuda.current_stream(first.get_device())
-    key = (stream, first.dtype, len(tensors))
+    device = first.get_device()
+    # The number of the stream is had in a fraction of the time that its object takes.
+    key = (torch._C._cuda_getCurrentRawStream(device), device, first.dtype, len(tensors))
     block = _BLOCKS.get(key)
     row = block.add(tensors) if block is not None else None
     while row is None:
-        block = _BLOCKS[key] = Block(torch, first, len(tensors), stream)
+        block = _BLOCKS[key] = Block(torch, first, len(tensors), torch.cuda.current_stream(device))
         row = block.add(tensors)
     return row
 

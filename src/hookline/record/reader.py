@@ -25,6 +25,8 @@ JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""
 MAIN = "main"
 """The name of the writer that speaks for the run: its rank zero."""
+COURIER = "courier"
+"""The name of the writer that says, behind everything else, that the run's process died."""
 FINAL = frozenset({"finished", "failed", "stopped"})
 """The statuses after which a run records nothing more."""
 
@@ -80,7 +82,7 @@ class Reader:
 
     def new(self) -> Iterator[Parcel]:
         """The records since the last time, each writer's in order; the cursor stands behind the one given last."""
-        for file in files(self.directory):
+        for file in sorted(files(self.directory), key=lambda file: file.name == COURIER):
             offset = self.cursor.offset(file)
             if offset is not None:
                 yield from self._new_in(file, offset)
