@@ -42,7 +42,6 @@ Durability = Literal["process", "power"]
 SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 _SMALLEST_SEGMENT = 64 << 10
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: touch all pages now, off the training thread
 _UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
 _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 """File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
@@ -82,8 +81,7 @@ class Segment:
             os.close(self.descriptor)
             path.unlink(missing_ok=True)
             raise
-        with contextlib.suppress(OSError, ValueError):  # an older kernel: pages are touched when they are written
-            self.map.madvise(_POPULATE_WRITE)
+        _touch(self.map)
 
     def taken(self, path: Path) -> None:
         """Give the file its name: its number is that of its use, not of its making."""
@@ -94,6 +92,12 @@ class Segment:
         self.map.close()
         os.ftruncate(self.descriptor, used)
         os.close(self.descriptor)
+
+
+def _touch(pages: mmap.mmap) -> None:
+    """Have all pages of a map made now. Reading zeros into them does it without the interpreter's lock."""
+    with contextlib.suppress(OSError), Path("/dev/zero").open("rb", buffering=0) as zeros:
+        os.readv(zeros.fileno(), [pages])
 
 
 class Journal:
