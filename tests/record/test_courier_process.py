@@ -1,6 +1,5 @@
 """ProcessCourier: a process that sees the death of the training, tells of it, delivers, and goes."""
 
-import contextlib
 import json
 import os
 import signal
@@ -103,7 +102,7 @@ def _sinks(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "courier_test_sinks.py").write_text(textwrap.dedent(SINKS))
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     yield
     sys.modules.pop("courier_test_sinks", None)
 
@@ -334,8 +333,11 @@ def test_process_courier_sinks_are_listed_before_it_is_started(tmp_path):
 
 def test_process_courier_leaves_no_descriptor_open(tmp_path):
     courier = ProcessCourier(tmp_path, {"jsonl": JsonlSink()})
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     courier.start()
     courier.close(1.0)
-    with contextlib.suppress(FileNotFoundError):
-        assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
+
+
+def descriptors():
+    return {path.name: path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}

@@ -70,8 +70,18 @@ def test_make_sinks_of_no_list_is_an_error(given):
 
 
 def test_make_sinks_numbers_a_second_one_of_a_name():
-    made = make_sinks(["csv", CsvSink(kind="sample"), CsvSink(name="csv_2"), CsvSink(name="mine"), KeptSink()])
-    assert list(made) == ["csv", "csv_2", "csv_2_2", "mine", "KeptSink"]
+    others = [CsvSink(kind=kind, name=name) for kind, name in (("sample", None), ("event", "csv_2"), ("log", "mine"))]
+    assert list(make_sinks(["csv", *others, KeptSink()])) == ["csv", "csv_2", "csv_2_2", "mine", "KeptSink"]
+
+
+def test_make_sinks_takes_two_functions_of_one_kind():
+    made = make_sinks([lambda report_data, step: None, lambda report_data, step: None])
+    assert list(made) == ["function", "function_2"]
+
+
+def test_make_sinks_of_one_sink_twice_is_an_error():
+    with pytest.raises(hl.OptionError, match="twice"):
+        make_sinks(["csv", CsvSink(name="mine")])
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", "1st"])
@@ -128,5 +138,7 @@ def test_sinks_are_found_without_loading_any_vendor():
     import sys
 
     code = "import sys; from hookline.record.sink import SINKS; SINKS.names(); print(*sys.modules)"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
     assert not loaded & {"wandb", "mlflow", "tensorboard", "trackio", "httpx", "torch", "tensorflow"}

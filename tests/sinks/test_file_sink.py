@@ -80,6 +80,14 @@ def test_file_that_is_there_is_appended_to(recorder, tmp_path):
     assert (tmp_path / "mine.log").read_text().startswith("from before\n")
 
 
+def test_file_with_other_kinds_from_now_on_has_every_record_once(recorder, tmp_path):
+    for step in (1, 2, 3):
+        recorder.log(loss=0.1, step=step)
+        deliver(tmp_path, FileSink(max_bytes=1))
+    deliver(tmp_path, FileSink(kinds=("metrics",)))  # other settings: from the beginning
+    assert steps(tmp_path) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("rotations", [1, 2, 3])
 def test_file_exchange_that_does_not_count_yet_is_taken_back(recorder, tmp_path, rotations):
     recorder.log(loss=0.1, step=1)

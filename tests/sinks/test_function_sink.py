@@ -155,6 +155,24 @@ def test_function_killed_between_the_call_and_the_cursor_repeats_nothing_that_wa
     assert flaky.calls == [1, 2, 3, 4, 5]
 
 
+def test_function_place_file_stays_small_and_a_cut_line_in_it_does_no_harm(recorder, tmp_path, monkeypatch):
+    monkeypatch.setattr("hookline.sinks.function.PASSED_BYTES", 500)
+    log(recorder, range(100))
+    calls = []
+    delivery = rounds(tmp_path, lambda report_data, step: calls.append(step), count=1)
+    before = delivery.progress.path.read_text()
+    (places,) = (tmp_path / "sinks").glob("*.passed")
+    assert places.stat().st_size < 1000
+    with places.open("a") as file:
+        file.write('["main-00')
+    delivery.progress.path.write_text(
+        before.replace(before[before.index('"places"') : before.index(', "state"')], '"places": {}')
+    )
+    lock.let_go(delivery._lock)
+    rounds(tmp_path, lambda report_data, step: calls.append(step), count=1)
+    assert calls == list(range(100))
+
+
 def test_function_by_its_place_is_called(recorder, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_logger.py").write_text("calls = []\ndef log(report_data, step):\n    calls.append(step)\n")

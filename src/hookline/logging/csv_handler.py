@@ -17,6 +17,7 @@ from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.logging.payloads import fields_of, payload_of
+from hookline.logging.spool import by_rank
 from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler, require_positive
 from hookline.record.reader import MAIN, Parcel
 from hookline.record.recorder import Recorder
@@ -114,7 +115,8 @@ def _row(parcel: Parcel) -> dict[str, Any]:
         _add(row, "extra_" if key == EXTRA else key, value)
     if isinstance(row["timestamp"], float):
         row["timestamp"] = datetime.fromtimestamp(row["timestamp"]).astimezone().isoformat(timespec="milliseconds")
-    return row if parcel.file.name == MAIN else {**row, "writer": parcel.file.name}
+    writer = by_rank(parcel).file.name
+    return row if writer == MAIN else {**row, "writer": writer}
 
 
 def _add(row: dict[str, Any], key: str, value: Any) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from hookline.record import lock
 from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress
 from hookline.record.journal import files
-from hookline.record.reader import JOURNAL, MAIN, lines
+from hookline.record.reader import JOURNAL, MAIN, Parcel, lines
 from hookline.record.recorder import Recorder
 from hookline.record.records import clean
 from hookline.record.sink import Sink
@@ -230,7 +230,13 @@ def _name_life(directory: Path) -> None:
         path.write_text(f"{time.time_ns()}.{secrets.token_hex(3)}", encoding="ascii")
 
 
+def by_rank(parcel: Parcel) -> Parcel:
+    """A parcel as if the processes of one rank, one after the other, had one journal, as they do in a run."""
+    return parcel._replace(file=parcel.file._replace(name=parcel.file.name.partition("_")[0]))
+
+
 def _writer_name() -> str:
-    """What this process's journal is called: as in a run, by its rank."""
+    """A name for this process's journal that nobody else's has; those of a rank sort in the order they were begun."""
     rank = os.environ.get("RANK", "0")
-    return MAIN if rank in ("", "0") or not rank.isdigit() else f"rank{rank}"
+    who = MAIN if rank == "0" or not rank.isdigit() else f"rank{rank}"
+    return f"{who}_{time.time_ns()}_{os.getpid()}_{secrets.token_hex(3)}"

@@ -6,14 +6,16 @@ Every value is there once, also after ``kill -9``; see `Spool` for how.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hookline.logging.payloads import fields_of, payload_of
-from hookline.logging.spool import life_of
+from hookline.logging.spool import by_rank, life_of
 from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler, require_positive
+from hookline.record.reader import Parcel
 from hookline.record.recorder import Recorder, whole_step
 from hookline.sinks.tensorboard import TensorboardSink
 
@@ -66,6 +68,9 @@ class LogDirectorySink(TensorboardSink):
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         return super().open(run_dir / life_of(run_dir), state)
+
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+        return super().write([by_rank(parcel) for parcel in parcels])
 
 
 def _is_number(value: Any) -> bool:

@@ -94,6 +94,8 @@ class ConsoleSink(Sink):
 
     def close(self) -> None:
         self._print(self._rows.late(math.inf))
+        if self._passed is not None:
+            self._passed.close()
 
     def _lines(self, parcel: Parcel) -> Iterable[Line]:
         record = parcel.record

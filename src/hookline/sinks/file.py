@@ -61,6 +61,8 @@ class FileSink(Sink):
         self._log: RotatingFile | None = None
 
     def open(self, run_dir: Path, state: Any) -> dict[str, int]:
+        if state is None and self.path is None:  # ours alone: what is there was written under other settings
+            state = {"number": 0, "size": 0}
         self._log = RotatingFile(self.path or run_dir / "run.log", self.max_bytes, self.backups, state)
         return self._log.state()
 

@@ -13,10 +13,9 @@ behind one that fails, it is given up after ten attempts.
 import contextlib
 import json
 import logging
-import os
 import secrets
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from hookline.core.functions import _require_two
 from hookline.record.reader import MAIN, Cursor, Parcel
 from hookline.record.records import Metrics
 from hookline.record.sink import Sink, place_of, register_sink
+from hookline.sinks.appended_file import AppendedFile
 
 logger = logging.getLogger("hookline")
 
@@ -38,6 +38,9 @@ LAST_ATTEMPTS = 10
 """How often a row is tried that has none behind it."""
 ROWS_IN_A_ROW = 3
 """How many rows in a row make a function broken."""
+
+PASSED_BYTES = 1 << 20
+"""How large a file of places gets before it is written anew."""
 
 LoggerFunction = Callable[[dict[str, Any], int], object]
 
@@ -98,6 +101,10 @@ class FunctionSink(Sink):
                 self._judge(failing)
         self._judge_last(failing)
         return {"token": self._passed.token}
+
+    def close(self) -> None:
+        if self._passed is not None:
+            self._passed.close()
 
     def _found(self) -> LoggerFunction:
         if self.function is None:
@@ -162,6 +169,9 @@ class RowError(HooklineError, RuntimeError):
 class Passed:
     """How far a destination that cannot be cut back has been served, written down after each parcel.
 
+    A line is appended for each place, and the file is written anew now and then. Where it cannot be
+    written, something may be served again after a crash.
+
     Args:
         run_dir: The run's directory.
         token: Part of the file's name, which the sink keeps in its state.
@@ -171,10 +181,9 @@ class Passed:
         self.token = token
         self._path = run_dir / "sinks" / f"{token}.passed"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._cursor = Cursor()
-        with contextlib.suppress(OSError, ValueError):
-            places = json.loads(self._path.read_text(encoding="utf-8"))
-            self._cursor = Cursor({writer: (number, end) for writer, (number, end) in places.items()})
+        self._cursor = Cursor(dict(self._lines()))
+        self._file: AppendedFile | None = None
+        self._begin()
 
     def has(self, parcel: Parcel) -> bool:
         """Whether a parcel was served."""
@@ -182,13 +191,40 @@ class Passed:
         return offset is None or parcel.end <= offset
 
     def note(self, *parcels: Parcel) -> None:
-        """Write down that parcels were served; where that cannot be written, they may be served again after a crash."""
+        """Write down that parcels were served."""
         for parcel in parcels:
             self._cursor.pass_by(parcel.file, parcel.end)
-        aside = self._path.with_suffix(f".{os.getpid()}.partial")
+        last = {parcel.file.writer: self._cursor.places[parcel.file.writer] for parcel in parcels}
         with contextlib.suppress(OSError):
-            aside.write_text(json.dumps(self._cursor.places), encoding="utf-8")
+            if self._file is None or self._file.size > PASSED_BYTES:
+                self._begin()
+            else:
+                self._file.append(_encoded(last))
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self.close()
+        aside = self._path.with_suffix(".partial")
+        with contextlib.suppress(OSError):
+            aside.write_bytes(_encoded(self._cursor.places))
             aside.replace(self._path)
+            self._file = AppendedFile(self._path)
+
+    def _lines(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        with contextlib.suppress(OSError):
+            for line in self._path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):  # a line that a full disk cut off
+                    writer, number, end = json.loads(line)
+                    yield writer, (number, end)
+
+
+def _encoded(places: Mapping[str, tuple[int, int]]) -> bytes:
+    return "".join(f"{json.dumps([writer, *place])}\n" for writer, place in places.items()).encode()
 
 
 def _is_row(parcel: Parcel) -> bool:

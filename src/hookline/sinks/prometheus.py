@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.errors import HooklineError, MissingExtraError, OptionError
 from hookline.record.reader import FINAL, Parcel
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.standing import CREATED, Sender, Standing, sender_of
+from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline.sinks.standing import CREATED, Standing
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -88,7 +89,7 @@ class PrometheusSink(Sink):
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         from prometheus_client import CollectorRegistry
 
-        self._families = Families(self.prefix, sender_of(run_dir), Standing.restored(state))
+        self._families = Families(self.prefix, read_facts(run_dir), Standing.restored(state))
         self._registry = CollectorRegistry()
         self._registry.register(self._families)
         self._file = self.textfile or (run_dir / "metrics.prom" if self.port is None else None)
@@ -140,9 +141,9 @@ class PrometheusSink(Sink):
 class Families:
     """What Prometheus is shown, collected from where the run stands; scrapes come from other threads."""
 
-    def __init__(self, prefix: str, sender: Sender, standing: Standing) -> None:
+    def __init__(self, prefix: str, sender: RunFacts, standing: Standing) -> None:
         self._prefix, self._standing = prefix, standing
-        self._labels = {"project": sender.project, "run": sender.run, "run_name": sender.name}
+        self._labels = {"project": sender.project, "run": sender.id, "run_name": sender.name}
         self._lock = threading.Lock()
         self.heartbeat = time.time()
 

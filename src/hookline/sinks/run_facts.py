@@ -20,6 +20,7 @@ class RunFacts:
 
     id: str
     key: str
+    name: str = ""
     project: str = "default"
     config: Any = None
     started: float = 0.0
@@ -40,6 +41,7 @@ def read_facts(run_dir: Path) -> RunFacts:
     return RunFacts(
         id=run_id,
         key=_key(str(known.get("host")), repr(started), run_id),
+        name=str(known.get("name") or ""),
         project=str(known.get("project") or "default"),
         config=known.get("config"),
         started=started,

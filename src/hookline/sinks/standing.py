@@ -5,21 +5,17 @@ training process died. Steps, metrics and the end come from records; how long it
 the pace since the training began, or was taken up again.
 """
 
-import json
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hookline.record.reader import EVERY_AXIS, FINAL, MAIN, Parcel, is_resume
+from hookline.record.reader import COURIER, EVERY_AXIS, FINAL, MAIN, Parcel, is_resume
 from hookline.record.records import Event, Metrics, Status, clean, finite_back
-from hookline.record.run_directory import FACTS
 
 CREATED = "created"
 """The status before the run has said one."""
-SPEAKERS = frozenset({MAIN, "courier"})
+SPEAKERS = frozenset({MAIN, COURIER})
 
 
 class Standing(msgspec.Struct):
@@ -155,21 +151,3 @@ def is_report(record: Any) -> bool:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Who speaks: the run's id, its name and its project; what is no run has neither of these."""
-
-    run: str
-    name: str
-    project: str
-
-
-def sender_of(run_dir: Path) -> Sender:
-    """What ``run.json`` says; where there is none, the directory's name stands for the id."""
-    try:
-        known = json.loads((run_dir / FACTS).read_text(encoding="utf-8"))
-        return Sender(str(known["id"]), str(known["name"]), str(known["project"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return Sender(run_dir.name, "", "")

@@ -29,7 +29,8 @@ from hookline.record.records import Event, Metrics, Status
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.appended_file import AppendedFile
 from hookline.sinks.endpoint import HttpEndpoint, expanded, require_url, without_secrets
-from hookline.sinks.standing import CREATED, Sender, Standing, sender_of
+from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline.sinks.standing import CREATED, Standing
 from hookline.sinks.status_formats import FORMATS, Message
 
 Format = Literal["json", "tao", "kubeflow"]
@@ -91,7 +92,7 @@ class StatusSink(Sink):
         self.pulse: Callable[[], int | None] | None = None
         self._to: HttpEndpoint | StatusFile | None = None
         self._http: HttpEndpoint | None = None
-        self._standing, self._sender = Standing(), Sender("", "", "")
+        self._standing, self._sender = Standing(), RunFacts("", "")
         self._beaten = self._told = float("-inf")
         self._untold = False
 
@@ -113,7 +114,7 @@ class StatusSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         saved = state or {}
-        self._sender = sender_of(run_dir)
+        self._sender = read_facts(run_dir)
         self._standing = Standing.restored(saved.get("standing"))
         if self.path is not None:
             self._to = StatusFile(self.path, saved.get("bytes"))
@@ -128,7 +129,7 @@ class StatusSink(Sink):
         for parcel in parcels:
             self._standing.note(parcel)
             if self._is_told(parcel):
-                key = f"{quote(self._sender.run)}-{parcel.id}"
+                key = f"{quote(self._sender.id)}-{parcel.id}"
                 self._tell(Message(key, parcel.record.time, parcel.record, *self._who(), parcel.file.name))
             elif isinstance(parcel.record, Metrics):
                 self._untold = self.metrics == "latest"
@@ -145,7 +146,7 @@ class StatusSink(Sink):
             if step is None or self._standing.status == CREATED:  # what is under way is told first
                 return
             self._standing.reach(step, time.time())
-        key = f"{quote(self._sender.run)}-beat-{os.getpid()}-{time.time_ns()}"
+        key = f"{quote(self._sender.id)}-beat-{os.getpid()}-{time.time_ns()}"
         self._tell(Message(key, time.time(), None, *self._who()))
         self._beaten, self._untold = now, False
 
@@ -163,7 +164,7 @@ class StatusSink(Sink):
                 )
         return False
 
-    def _who(self) -> tuple[Standing, Sender, str]:
+    def _who(self) -> tuple[Standing, RunFacts, str]:
         return self._standing, self._sender, self.component
 
     def _tell(self, message: Message) -> None:

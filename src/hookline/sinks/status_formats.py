@@ -15,7 +15,8 @@ from typing import Any
 
 from hookline.record.reader import MAIN
 from hookline.record.records import AnyRecord, Event, Metrics, Status, clean
-from hookline.sinks.standing import CREATED, SPEAKERS, Sender, Standing, is_report
+from hookline.sinks.run_facts import RunFacts
+from hookline.sinks.standing import CREATED, SPEAKERS, Standing, is_report
 
 Payload = dict[str, Any]
 _INT32 = 2**31 - 1
@@ -32,7 +33,7 @@ class Message:
     time: float
     record: AnyRecord | None
     standing: Standing
-    sender: Sender
+    sender: RunFacts
     component: str
     writer: str = MAIN
 
@@ -40,7 +41,7 @@ class Message:
     def speaker(self) -> str:
         """What reports: what the record says, or else the component's name, or else the run's."""
         own = self.report.get("component")
-        return str(own or self.component or self.standing.component or self.sender.name or self.sender.run)
+        return str(own or self.component or self.standing.component or self.sender.name or self.sender.id)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -90,8 +91,8 @@ def as_json(message: Message) -> Payload:
         "id": message.id,
         "kind": "heartbeat" if record is None else str(record.__struct_config__.tag),
         "component": message.speaker,
-        "project": message.sender.project or None,
-        "run": message.sender.run if message.sender.project else None,
+        "project": message.sender.project if message.sender.name else None,
+        "run": message.sender.id if message.sender.name else None,
         "timestamp": message.time,
         "status": standing.status,
         "step": message.step,

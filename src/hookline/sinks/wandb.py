@@ -93,7 +93,6 @@ class WandbSink(Sink):
         self._numbers = Numbers(noted, state["rows"])
         self._run = WandbRun(
             self.directory or run_dir,
-            mode=self.mode,
             system_metrics=self.system_metrics,
             options=self._options(facts) | {"id": state["id"], "resume": "allow"},
         )
@@ -125,11 +124,13 @@ class WandbSink(Sink):
         return isinstance(parcel.record, wanted)
 
     def _options(self, facts: RunFacts) -> dict[str, Any]:
-        config = facts.config if isinstance(facts.config, Mapping) else {"config": facts.config}
+        config = facts.config or {}
+        config = config if isinstance(config, Mapping) else {"config": config}
         about = {"run": facts.id, "command": facts.command, "commit": facts.commit, "user": facts.user}
         return {
             "project": self.project or facts.project,
             "entity": self.entity,
+            "mode": self.mode,
             "name": self.run_name or facts.id,
             "group": self.group,
             "tags": self.tags or None,

@@ -69,7 +69,7 @@ def row(parcels: Sequence[Parcel], samples_per_step: int) -> tuple[str, dict[str
     elif isinstance(record, Sample):
         values = {f"samples/{axis}": _table([each.record for each in parcels], samples_per_step)}
     values = {prefix + name: value for name, value in values.items() if value is not None}
-    return step, values | {step: record.step, "_timestamp": record.time} if values else {}  # type: ignore[union-attr]
+    return step, values | {step: record.step, "_timestamp": record.time} if values else {}
 
 
 def _row_of(parcel: Parcel) -> Any:
@@ -86,8 +86,11 @@ def _rewards(record: Rewards) -> dict[str, Any]:
     values = finite(record.values)
     if not values:
         return {}
-    shape = wandb.Histogram(np_histogram=histogram(values))
-    return {f"rewards/{record.name}/mean": mean(values), f"rewards/{record.name}/histogram": shape}
+    shape: Any = histogram(values)
+    return {
+        f"rewards/{record.name}/mean": mean(values),
+        f"rewards/{record.name}/histogram": wandb.Histogram(np_histogram=shape),
+    }
 
 
 def _table(samples: Sequence[Any], samples_per_step: int) -> wandb.Table:
@@ -98,7 +101,7 @@ def _table(samples: Sequence[Any], samples_per_step: int) -> wandb.Table:
         if len(of_step) < samples_per_step:
             of_step.append(_cells(sample))
     cells = [cell for of_step in shown.values() for cell in of_step]
-    columns = list(dict.fromkeys(name for cell in cells for name in cell))
+    columns: list[Any] = list(dict.fromkeys(name for cell in cells for name in cell))
     data = [[cell.get(column) for column in columns] for cell in cells]
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 

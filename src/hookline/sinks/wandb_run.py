@@ -20,6 +20,7 @@ from typing import Any
 import wandb
 from wandb.errors import AuthenticationError, CommError, UsageError
 from wandb.sdk.lib import wbauth
+from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from hookline.core.errors import RefusedError
 from hookline.sinks.wandb_file import WandbFile
@@ -32,7 +33,7 @@ WRITTEN_SECONDS = 30.0
 _FLUSH_SECONDS = 0.1
 _POLL_SECONDS = 0.02
 _REFUSALS = re.compile(r"returned error 4(?!08|29)\d\d")
-_QUIET = {
+_QUIET: dict[str, Any] = {
     "silent": True,
     "console": "off",  # what the training prints is its own affair
     "disable_code": True,
@@ -53,31 +54,21 @@ class WandbRun:
 
     Args:
         directory: Where wandb keeps its files, in a folder ``wandb``.
-        mode: ``online``, ``offline``, ``disabled``, or None for wandb's own setting.
         system_metrics: Whether wandb measures the machine.
-        options: What else `wandb.init` is given.
+        options: What else `wandb.init` is given, with the ``id`` and the ``mode``.
 
     Raises:
         RefusedError: There is no API key, or W&B does not accept what it was given.
     """
 
-    def __init__(self, directory: Path, *, mode: str | None, system_metrics: bool, options: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, *, system_metrics: bool, options: Mapping[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)  # wandb would take another one
         _require_room(directory)
         settings = wandb.Settings(**_QUIET, x_disable_stats=not system_metrics)
-        try:
-            with _process_left_alone():
-                _require_credentials(mode)
-                self.run = wandb.init(dir=directory, mode=mode, settings=settings, reinit="create_new", **options)
-        except (AuthenticationError, UsageError) as error:
-            raise RefusedError(f"W&B: {_sentence(error)} {_HOW_TO_LOG_IN}") from error
-        except CommError as error:
-            if _REFUSALS.search(str(error)):
-                raise RefusedError(f"W&B: {_sentence(error)} Check the project and entity. {_HOW_TO_LOG_IN}") from error
-            raise
-        except Exception:
-            _forget_process()
-            raise
+        with _process_left_alone(), _refusals_told():
+            _require_credentials(options["mode"])
+            with _nothing_left_behind(options["id"]):
+                self.run = wandb.init(dir=directory, settings=settings, reinit="create_new", **options)
         self.following = 0 if self.run.disabled else self.run.starting_step  # what the server has, it is not sent again
         self._file = None if self.run.disabled else WandbFile(Path(self.run.settings.sync_file))
         self._defined: set[str] = set()
@@ -152,6 +143,37 @@ def _process_left_alone() -> Iterator[None]:
         yield
     finally:
         sys.exit, sys.excepthook = leave, report
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Tell what W&B will not accept, now or later, from a fault."""
+    try:
+        yield
+    except AuthenticationError as error:
+        raise RefusedError(f"W&B: {_sentence(error)} {_HOW_TO_LOG_IN}") from error
+    except (UsageError, ValueError) as error:
+        raise RefusedError(f"W&B: {_sentence(error)} Change the sink's settings.") from error
+    except CommError as error:
+        if not _REFUSALS.search(str(error)):
+            raise
+        raise RefusedError(f"W&B: {_sentence(error)} Check the project and entity. {_HOW_TO_LOG_IN}") from error
+
+
+@contextlib.contextmanager
+def _nothing_left_behind(run_id: str) -> Iterator[None]:
+    """After a failure make it possible to begin again with the same id."""
+    try:
+        yield
+    except (ConnectionError, HandleAbandonedError, MailboxClosedError):
+        _forget_process()
+        raise
+    except (AuthenticationError, CommError):
+        with contextlib.suppress(Exception):
+            service = wandb.setup().ensure_service()
+            service.inform_attach(run_id)[1].deliver_exit(1).wait_or(timeout=FINISH_SECONDS)
+            service.inform_finish(run_id)
+        raise
 
 
 def _forget_process() -> None:
