@@ -88,13 +88,19 @@ def test_lock_of_a_killed_process_with_a_living_child_is_free(path):
 
 
 def test_lock_that_a_forked_child_lets_go_of_stays_its_parents(path):
-    assert lock.hold(path)
-    child = os.fork()
-    if child == 0:
-        lock.let_go(path)
-        os._exit(0 if not lock.hold(path) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    code = """
+        from hookline.record import lock
+        lock.hold(Path(sys.argv[1]))
+        if os.fork() == 0:
+            lock.let_go(Path(sys.argv[1]))
+            os._exit(0 if not lock.hold(Path(sys.argv[1])) else 1)
+        print(os.wait()[1])
+        sys.stdin.read()
+    """
+    other = python(code, path)
+    assert other.stdout.readline() == "0\n"
     assert lock.is_held(path)
+    other.communicate("")
 
 
 def test_lock_that_others_only_look_at_can_always_be_taken(path):

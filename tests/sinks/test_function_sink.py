@@ -156,7 +156,7 @@ def test_function_killed_between_the_call_and_the_cursor_repeats_nothing_that_wa
 
 
 def test_function_place_file_stays_small_and_a_cut_line_in_it_does_no_harm(recorder, tmp_path, monkeypatch):
-    monkeypatch.setattr("hookline.sinks.function.PASSED_BYTES", 500)
+    monkeypatch.setattr("hookline.sinks.passed.PASSED_BYTES", 500)
     log(recorder, range(100))
     calls = []
     delivery = rounds(tmp_path, lambda report_data, step: calls.append(step), count=1)

@@ -86,7 +86,7 @@ class LoggerFunction(Callback):
     ranks = "zero"
 
     def __init__(self, function: Function) -> None:
-        _require_two(function, "a logger function", "(report_data, step)")
+        require_two(function, "a logger function", "(report_data, step)")
         self.function = function
         self._default_name = function_name(function, otherwise="logger_function")
         if is_async(function):
@@ -113,7 +113,7 @@ class HookFunction(Callback):
     def __init__(self, hook_name: str, function: Function) -> None:
         if hook_name not in HOOK_FUNCTIONS:
             raise UnknownNameError(f"{hook_name!r} is not a hook function. {closest(hook_name, HOOK_FUNCTIONS)}")
-        _require_two(function, f"hook function {hook_name!r}", "(worker, report_data)")
+        require_two(function, f"hook function {hook_name!r}", "(worker, report_data)")
         moment, report = HOOK_FUNCTIONS[hook_name]
         self.function, self.report = function, report
         self._default_name = hook_name
@@ -214,7 +214,8 @@ def function_name(function: Function, *, otherwise: str) -> str:
     return name if name.isidentifier() else otherwise
 
 
-def _require_two(function: Any, what: str, wanted: str) -> None:
+def require_two(function: Any, what: str, wanted: str) -> None:
+    """Refuse what cannot be called with two arguments."""
     if isinstance(function, type) or not callable(function):
         raise MomentError(f"{function!r} is not {what}: give a function {wanted}.")
     try:

@@ -9,7 +9,6 @@ start of the run delivers it.
 a bad address) is an error at the start. One that is merely unreachable is not.
 """
 
-import contextlib
 import logging
 import threading
 import time
@@ -28,6 +27,8 @@ logger = logging.getLogger("hookline")
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
+CLOSE_SECONDS = 10.0
+"""How long `sync` leaves sinks at least to close."""
 
 
 class Courier:
@@ -46,16 +47,20 @@ class Courier:
         self.deliveries = [Delivery(self.run_dir, name, sink, pace) for name, sink in sinks.items()]
         self._threads: list[threading.Thread] = []
 
+    def begin(self) -> None:
+        """Begin to deliver."""
+        for delivery in self.deliveries:
+            thread = threading.Thread(target=delivery.run, name=f"hookline-sink-{delivery.name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
     def start(self, seconds: float = START_SECONDS) -> None:
         """Begin, and wait until every sink was tried once, for so long at most.
 
         Raises:
             RefusedError: A sink refuses; none is delivered to.
         """
-        for delivery in self.deliveries:
-            thread = threading.Thread(target=delivery.run, name=f"hookline-sink-{delivery.name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self.begin()
         deadline = time.monotonic() + seconds
         for delivery in self.deliveries:
             delivery.opened.wait(max(0.0, deadline - time.monotonic()))
@@ -107,13 +112,12 @@ def sync(
     sinks, unbuilt = _rebuilt(directory)
     courier = Courier(directory, sinks, pace=pace)
     courier.stop_beating()
-    with contextlib.suppress(RefusedError):  # it stands in the states
-        courier.start(0.0)
+    courier.begin()
     deadline = time.monotonic() + seconds
     while not courier.is_done() and time.monotonic() < deadline:
         progress(courier.states())
         time.sleep(0.1)
-    courier.close(0.0)
+    courier.close(max(CLOSE_SECONDS, deadline - time.monotonic()) if courier.is_done() else 0.0)
     return [unbuilt.get(state.name, state) for state in courier.states()]
 
 
@@ -136,9 +140,10 @@ def note_death(run_dir: str | Path) -> bool:
     """Record that a run failed if its process died without saying how it ended; whether it did."""
     directory = Path(run_dir)
     last, noted = last_status(directory), last_status(directory, COURIER)
-    if last is None or last.status in FINAL or run_directory.is_alive(directory):
+    began = last is not None or (directory / run_directory.FACTS).is_file()
+    if not began or (last is not None and last.status in FINAL) or run_directory.is_alive(directory):
         return False
-    if noted is not None and noted.time >= last.time:
+    if noted is not None and (last is None or noted.time >= last.time):
         return False
     recorder = Recorder(directory, name=COURIER)
     recorder.status("failed", "The training process died without saying why.", step=last_step(directory))

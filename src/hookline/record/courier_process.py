@@ -8,7 +8,9 @@ The two talk over the standard input of the courier: first a pickled `Order`, th
 ``close <seconds>`` at an orderly end. It answers once, when the sinks were tried.
 """
 
+import contextlib
 import json
+import logging
 import os
 import pickle
 import select
@@ -24,6 +26,8 @@ from hookline.core.errors import ConfigError, HooklineError, RefusedError
 from hookline.record.courier import DRAIN_SECONDS, START_SECONDS, Courier, note_death
 from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
 from hookline.record.sink import Sink
+
+logger = logging.getLogger("hookline")
 
 HEARTBEAT_SECONDS = 1.0
 ORPHAN_SECONDS = 300.0
@@ -59,6 +63,7 @@ class ProcessCourier:
             sink.check()
             Delivery(self.run_dir, name, sink)  # its file is there before the process is
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
 
     @property
     def pid(self) -> int | None:
@@ -92,7 +97,7 @@ class ProcessCourier:
     def close(self, seconds: float = DRAIN_SECONDS) -> None:
         """Deliver what is left, for so long at most. May be called again."""
         process = self._process
-        if process is None or process.stdin is None or process.stdin.closed:
+        if process is None or process.stdin is None or process.stdin.closed or os.getpid() != self._owner:
             return
         try:
             process.stdin.write(f"close {seconds}\n".encode())
@@ -101,6 +106,12 @@ class ProcessCourier:
         except (BrokenPipeError, subprocess.TimeoutExpired):
             process.kill()
             process.wait()
+        if process.returncode != 0:
+            logger.warning(
+                "The process that delivers to the sinks ended early (%d). Deliver the rest with: hookline runs sync %s",
+                process.returncode,
+                self.run_dir,
+            )
 
     def states(self) -> list[SinkState]:
         """How each sink stands."""
@@ -153,7 +164,7 @@ def main() -> None:
 
 
 def _answer(pipe: TextIO, message: dict[str, str]) -> None:
-    with pipe:
+    with contextlib.suppress(BrokenPipeError), pipe:  # the training died while the sinks were opened
         pipe.write(json.dumps(message) + "\n")
 
 

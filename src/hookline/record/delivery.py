@@ -76,6 +76,7 @@ class Progress:
     delivered: int = 0
     status: Word = "ok"
     error: str = ""
+    was_saved: bool = field(default=False, compare=False)
 
     @classmethod
     def load(cls, path: Path, spec: dict[str, Any]) -> "Progress":
@@ -83,16 +84,19 @@ class Progress:
         saved = _saved(path)
         if saved.get("sink") != spec:
             return cls(path, spec)
-        return cls(path, spec, _cursor(saved), saved["state"], saved["delivered"], saved["status"], saved["error"])
+        facts = saved["state"], saved["delivered"], saved["status"], saved["error"]
+        return cls(path, spec, _cursor(saved), *facts, was_saved=True)
 
     def save(self) -> None:
         """Replace the file as a whole."""
         data = {"sink": self.spec, "status": self.status, "error": self.error, "delivered": self.delivered}
         text = json.dumps(data | {"places": self.cursor.places, "state": self.state})
         aside = self.path.with_suffix(f".{os.getpid()}.partial")
+        self.was_saved = False
         try:
             aside.write_text(text, encoding="utf-8")
             aside.replace(self.path)
+            self.was_saved = True
         except OSError:
             with contextlib.suppress(OSError):
                 aside.unlink()
@@ -121,14 +125,15 @@ class Delivery:
         folder = self.run_dir / SINKS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / f"{name}.lock"
-        spec = clean(sink.spec())
-        self.progress = Progress.load(folder / f"{name}.json", spec)
-        self.progress.save()
+        self.progress = Progress.load(folder / f"{name}.json", clean(sink.spec()))
+        if not self.progress.was_saved:
+            with contextlib.suppress(OSError):  # tried again when the sink is opened
+                self.progress.save()
         self._reader: Reader | None = None
         self._news: Iterator[Parcel] = iter(())
         self._held: Parcel | None = None
         self._faults = 0
-        self._saves, self._holds = True, False
+        self._holds = False
         self._closing = threading.Event()
         self._deadline = 0.0
 
@@ -156,9 +161,11 @@ class Delivery:
                 self._write(parcels)
                 if self._closing.is_set() and self.pace.clock() > self._deadline:
                     break
+            else:
+                self._pass_what_is_no_record()
             if self.beats and not self._closing.is_set():
                 self.sink.beat()
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: the thread must live on
             return self._note_fault(error)
         finally:
             self.opened.set()
@@ -177,16 +184,30 @@ class Delivery:
 
     def _open(self) -> Reader:
         if self._reader is None:
-            if not lock.hold(self._lock) and not self._holds:
-                raise BusyError(f"another process, or a thread that hangs, is delivering to {self.name}")
-            self._holds = True
+            self._hold()
             self._shut()
-            state = self.sink.open(self.run_dir, self.progress.state)
-            if state != self.progress.state:
+            state = clean(self.sink.open(self.run_dir, self.progress.state))
+            if state != self.progress.state or not self.progress.was_saved:
                 self.progress.state = state
-                self._save()
+                self.progress.save()
             self._reader = Reader(self.run_dir / JOURNAL, Cursor(dict(self.progress.cursor.places)))
         return self._reader
+
+    def _hold(self) -> None:
+        """Become the only deliverer, and go on from where the one before ended."""
+        if self._holds:
+            return
+        if not lock.hold(self._lock):
+            raise BusyError(f"another process, or a thread that hangs, is delivering to {self.name}")
+        self._holds = True
+        self.progress = Progress.load(self.progress.path, self.progress.spec)
+
+    def _pass_what_is_no_record(self) -> None:
+        """Move the cursor behind lines at the end that are no records."""
+        assert self._reader is not None
+        if self.progress.cursor.places != self._reader.cursor.places:
+            self.progress.cursor.places.update(self._reader.cursor.places)
+            self.progress.save()
 
     def _batch(self) -> list[Parcel]:
         """The next records; a resume mark alone, so that a sink can cut back without losing count."""
@@ -207,26 +228,16 @@ class Delivery:
         return parcels
 
     def _write(self, parcels: list[Parcel]) -> None:
-        state = self.sink.write(parcels)
+        state = clean(self.sink.write(parcels))
         progress = self.progress
         progress.state = state
         progress.delivered += len(parcels)
         for parcel in parcels:
             progress.cursor.pass_by(parcel.file, parcel.end)
+        progress.save()  # nothing more is written until that was possible: one batch at most comes again after a crash
         self._faults = 0
-        self._save()
 
-    def _save(self) -> None:
-        """Save how far it came; where that fails the delivery goes on, and is repeated in part after a crash."""
-        try:
-            self.progress.save()
-            self._saves = True
-        except OSError as error:
-            if self._saves:
-                logger.warning("How far %s came cannot be saved: %s", self.name, error)
-            self._saves = False
-
-    def _note_fault(self, error: Exception) -> float:
+    def _note_fault(self, error: BaseException) -> float:
         self._faults += 1
         self._reader = self._held = None
         status: Word = "refused" if isinstance(error, RefusedError) else "lagging"
@@ -255,8 +266,9 @@ class Delivery:
     def _set(self, status: Word, error: str) -> None:
         changed = (self.progress.status, self.progress.error) != (status, error)
         self.progress.status, self.progress.error = status, error
-        if changed:
-            self._save()
+        if changed and self._holds:
+            with contextlib.suppress(OSError):
+                self.progress.save()
 
     def _shut(self) -> None:
         try:
@@ -271,10 +283,10 @@ class BusyError(HooklineError, RuntimeError):
 
 def _saved(path: Path) -> dict[str, Any]:
     try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return saved
+    return saved if isinstance(saved, dict) else {}
 
 
 def _cursor(saved: dict[str, Any]) -> Cursor:

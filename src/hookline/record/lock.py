@@ -9,11 +9,13 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 
 _HELD: dict[Path, tuple[int, int]] = {}
 """The locks of this process: a descriptor each, and the process that opened it."""
 _TABLE = threading.Lock()
+_ATTEMPTS = 10
 
 
 def hold(path: Path) -> bool:
@@ -23,12 +25,9 @@ def hold(path: Path) -> bool:
         if _is_mine(path):
             return False
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                os.close(descriptor)
-                return False  # otherwise a file system without locks
+        if _is_locked(descriptor):
+            os.close(descriptor)
+            return False
         _HELD[path] = (descriptor, os.getpid())
         return True
 
@@ -56,6 +55,20 @@ def is_held(path: Path) -> bool:
             finally:
                 os.close(descriptor)
         return False
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Try to lock it; somebody who only looks, as `is_held` does, has it for a moment at most."""
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return False  # a file system without locks
+            time.sleep(0.002)
+        else:
+            return False
+    return True
 
 
 def _is_mine(path: Path) -> bool:

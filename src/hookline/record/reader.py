@@ -9,9 +9,11 @@ leaves that out, so that the view has no duplicates and no gaps. The history sta
 """
 
 import heapq
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +121,27 @@ def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 
 def _unread(path: Path, offset: int) -> int:
     """The bytes of a file behind an offset, up to its last line; a segment in use is longer than what it holds."""
-    return max((end for _, end in lines(path, offset)), default=offset) - offset
+    try:
+        file = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        return 0
+    with file:
+        written = _first_zero(file, offset, file.seek(0, 2))
+        while written > offset:
+            begin = max(offset, written - _CHUNK)
+            newline = os.pread(file.fileno(), written - begin, begin).rfind(b"\n")
+            if newline >= 0:
+                return begin + newline + 1 - offset
+            written = begin
+    return 0
+
+
+def _first_zero(file: FileIO, low: int, high: int) -> int:
+    """Where the zeros of a segment begin, by halving: there is none in a line, and nothing else behind the last."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if os.pread(file.fileno(), 1, middle) == b"\0" else (middle + 1, high)
+    return low
 
 
 def read(run_dir: str | Path) -> Iterator[AnyRecord]:

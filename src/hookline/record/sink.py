@@ -82,8 +82,24 @@ def make_sinks(given: Iterable[Any]) -> dict[str, Sink]:
         name = next(name for name in (base, *(f"{base}_{n}" for n in range(2, len(made) + 3))) if name not in made)
         if not name.replace("-", "_").replace(".", "_").isidentifier():
             raise OptionError(f"{name!r} cannot be a sink's name: give letters, digits, '-', '_' and '.'.")
+        _refuse_twin(name, sink, made)
         made[name] = sink
     return made
+
+
+def _refuse_twin(name: str, sink: Sink, made: Mapping[str, Sink]) -> None:
+    """Two sinks with the same settings would write over each other; only functions that have no place may be two."""
+    place = _place(sink)
+    twins = [] if None in place["with"].values() else [other for other in made if _place(made[other]) == place]
+    if twins:
+        raise OptionError(
+            f"sinks: {twins[0]!r} and {name!r} are one sink given twice. Give one of them other settings."
+        )
+
+
+def _place(sink: Sink) -> dict[str, Any]:
+    spec = sink.spec()
+    return spec | {"with": {key: value for key, value in spec["with"].items() if key != "name"}}
 
 
 def make_sink(given: Any) -> Sink:

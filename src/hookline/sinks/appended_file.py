@@ -20,6 +20,8 @@ class AppendedFile:
         self.size = there if size is None else min(size, there)
         if self.size < there:
             os.ftruncate(self._descriptor, self.size)
+        if size is None and there and os.pread(self._descriptor, 1, there - 1) != b"\n":
+            self.append(b"\n")
 
     def append(self, data: bytes) -> int:
         """Write at the end, and return the size then; on a full disk nothing of it stays."""

@@ -26,7 +26,7 @@ from hookline.core.errors import OptionError
 from hookline.record.reader import MAIN, Parcel
 from hookline.record.records import Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.function import Passed
+from hookline.sinks.passed import Passed
 
 logger = logging.getLogger("hookline")
 

@@ -28,6 +28,8 @@ from hookline.sinks.kinds import require_kinds
 from hookline.sinks.rows import row
 
 EXTRA = "extra"
+DONE_AGAIN = ("metrics", "sample", "rewards")
+"""The kinds of which a resume makes earlier records obsolete."""
 csv.field_size_limit(1 << 30)
 
 
@@ -51,6 +53,8 @@ class CsvSink(Sink):
     def __post_init__(self) -> None:
         require_kinds(self.kind)
         self.columns = tuple(self.columns)
+        if EXTRA in self.columns:
+            raise OptionError(f"columns={self.columns!r}: {EXTRA!r} is added, for what has no column.")
         if len(set(self.columns)) < len(self.columns):
             raise OptionError(f"columns={self.columns!r}: a name is given twice.")
         self.path = Path(self.path).absolute() if self.path is not None else None
@@ -58,12 +62,14 @@ class CsvSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> Any:
         path = self.path or run_dir / f"{self.kind}.csv"
+        if state is None and self.path is None:  # ours alone: what is there was written under other settings
+            path.unlink(missing_ok=True)
         self._table = Table(path, (*self.columns, EXTRA) if self.columns else (), fixed=bool(self.columns))
         return self._table.open(state)
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
         assert self._table is not None
-        if is_resume(parcels[0].record):
+        if is_resume(parcels[0].record) and self.kind in DONE_AGAIN:
             return self._table.keep(_not_done_again(parcels[0]))
         return self._table.append([row(parcel) for parcel in parcels if parcel.kind == self.kind])
 

@@ -123,9 +123,7 @@ class RotatingFile:
         if not later:
             return
         self.path.unlink(missing_ok=True)
-        for number in reversed(
-            later
-        ):  # the file of the state last: a crash in between leaves the work to be done again
+        for number in reversed(later):  # the file of the state last: after a crash in between it is done again
             if number == self.number + 1:
                 self._aside(number).replace(self.path)
             else:

@@ -10,12 +10,10 @@ the sink refuses, the rows stay where they are, and are tried again now and then
 behind one that fails, it is given up after ten attempts.
 """
 
-import contextlib
-import json
 import logging
 import secrets
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from typing import Any
 from hookline.core.binding import is_async
 from hookline.core.config import import_object
 from hookline.core.errors import ConfigError, HooklineError, OptionError, RefusedError, UnknownNameError
-from hookline.core.functions import _require_two
-from hookline.record.reader import MAIN, Cursor, Parcel
+from hookline.core.functions import require_two
+from hookline.record.reader import MAIN, Parcel
 from hookline.record.records import Metrics
 from hookline.record.sink import Sink, place_of, register_sink
-from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.passed import Passed
 
 logger = logging.getLogger("hookline")
 
@@ -38,9 +36,6 @@ LAST_ATTEMPTS = 10
 """How often a row is tried that has none behind it."""
 ROWS_IN_A_ROW = 3
 """How many rows in a row make a function broken."""
-
-PASSED_BYTES = 1 << 20
-"""How large a file of places gets before it is written anew."""
 
 LoggerFunction = Callable[[dict[str, Any], int], object]
 
@@ -166,74 +161,13 @@ class RowError(HooklineError, RuntimeError):
         super().__init__(f"The logger function failed at step {step}: {_last_line(error)}.")
 
 
-class Passed:
-    """How far a destination that cannot be cut back has been served, written down after each parcel.
-
-    A line is appended for each place, and the file is written anew now and then. Where it cannot be
-    written, something may be served again after a crash.
-
-    Args:
-        run_dir: The run's directory.
-        token: Part of the file's name, which the sink keeps in its state.
-    """
-
-    def __init__(self, run_dir: Path, token: str) -> None:
-        self.token = token
-        self._path = run_dir / "sinks" / f"{token}.passed"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._cursor = Cursor(dict(self._lines()))
-        self._file: AppendedFile | None = None
-        self._begin()
-
-    def has(self, parcel: Parcel) -> bool:
-        """Whether a parcel was served."""
-        offset = self._cursor.offset(parcel.file)
-        return offset is None or parcel.end <= offset
-
-    def note(self, *parcels: Parcel) -> None:
-        """Write down that parcels were served."""
-        for parcel in parcels:
-            self._cursor.pass_by(parcel.file, parcel.end)
-        last = {parcel.file.writer: self._cursor.places[parcel.file.writer] for parcel in parcels}
-        with contextlib.suppress(OSError):
-            if self._file is None or self._file.size > PASSED_BYTES:
-                self._begin()
-            else:
-                self._file.append(_encoded(last))
-
-    def close(self) -> None:
-        """Close the file. May be called again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _begin(self) -> None:
-        self.close()
-        aside = self._path.with_suffix(".partial")
-        with contextlib.suppress(OSError):
-            aside.write_bytes(_encoded(self._cursor.places))
-            aside.replace(self._path)
-            self._file = AppendedFile(self._path)
-
-    def _lines(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        with contextlib.suppress(OSError):
-            for line in self._path.read_bytes().splitlines():
-                with contextlib.suppress(ValueError):  # a line that a full disk cut off
-                    writer, number, end = json.loads(line)
-                    yield writer, (number, end)
-
-
-def _encoded(places: Mapping[str, tuple[int, int]]) -> bytes:
-    return "".join(f"{json.dumps([writer, *place])}\n" for writer, place in places.items()).encode()
-
-
 def _is_row(parcel: Parcel) -> bool:
     record = parcel.record
     return isinstance(record, Metrics) and record.axis in AXES and parcel.file.name == MAIN
 
 
 def _require_logger(function: Any) -> Any:
-    _require_two(function, "a logger function", "(report_data, step)")
+    require_two(function, "a logger function", "(report_data, step)")
     if is_async(function):
         raise OptionError(
             f"function={function!r} is async, and nobody would await it: give a plain function to sinks=, or this one "

@@ -35,7 +35,8 @@ class JsonlSink(Sink):
         self._file: AppendedFile | None = None
 
     def open(self, run_dir: Path, state: Any) -> Any:
-        self._file = AppendedFile(self.path or run_dir / "records.jsonl", state)
+        begins = 0 if state is None and self.path is None else state  # ours alone: anew, where the settings changed
+        self._file = AppendedFile(self.path or run_dir / "records.jsonl", begins)
         return self._file.size
 
     def write(self, parcels: Sequence[Parcel]) -> int:

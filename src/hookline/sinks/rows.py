@@ -6,12 +6,14 @@ from typing import Any
 from hookline.record.reader import MAIN, Parcel
 
 _FIRST = ("step", "axis", "time")
+_OURS = (*_FIRST, "writer")
 
 
 def row(parcel: Parcel) -> dict[str, Any]:
     """The fields of a record, with what is nested in them joined by ``/``; metrics go by their own names.
 
-    The writer stands in it where it is not the run's main one.
+    The writer stands in it where it is not the run's main one. A metric called like one of our own
+    columns is ``values/step``.
     """
     record = parcel.record
     flat = {name: getattr(record, name) for name in _FIRST if hasattr(record, name)}
@@ -20,7 +22,7 @@ def row(parcel: Parcel) -> dict[str, Any]:
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if name in ("values", "extra") and isinstance(value, Mapping):
-            _join(flat, "", value)
+            _join(flat, "", {f"{name}/{key}" if key in _OURS else key: item for key, item in value.items()})
         elif isinstance(value, Mapping):
             _join(flat, f"{name}/", value)
         elif name not in _FIRST:

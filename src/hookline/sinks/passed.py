@@ -1,0 +1,74 @@
+"""How far a destination that cannot be cut back has been served: a terminal, a function."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hookline.record.delivery import SINKS_FOLDER
+from hookline.record.reader import Cursor, Parcel
+from hookline.sinks.appended_file import AppendedFile
+
+PASSED_BYTES = 1 << 20
+"""How large a file of places gets before it is written anew."""
+
+
+class Passed:
+    """The places up to which parcels were served, written down after each.
+
+    A line is appended for each place, and the file is written anew now and then. Where it cannot be
+    written, something may be served again after a crash.
+
+    Args:
+        run_dir: The run's directory.
+        token: Part of the file's name, which the sink keeps in its state.
+    """
+
+    def __init__(self, run_dir: Path, token: str) -> None:
+        self.token = token
+        self._path = run_dir / SINKS_FOLDER / f"{token}.passed"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._cursor = Cursor(dict(self._lines()))
+        self._file: AppendedFile | None = None
+        self._begin()
+
+    def has(self, parcel: Parcel) -> bool:
+        """Whether a parcel was served."""
+        offset = self._cursor.offset(parcel.file)
+        return offset is None or parcel.end <= offset
+
+    def note(self, *parcels: Parcel) -> None:
+        """Write down that parcels were served."""
+        for parcel in parcels:
+            self._cursor.pass_by(parcel.file, parcel.end)
+        last = {parcel.file.writer: self._cursor.places[parcel.file.writer] for parcel in parcels}
+        with contextlib.suppress(OSError):
+            if self._file is None or self._file.size > PASSED_BYTES:
+                self._begin()
+            else:
+                self._file.append(_encoded(last))
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self.close()
+        aside = self._path.with_suffix(".partial")
+        with contextlib.suppress(OSError):
+            aside.write_bytes(_encoded(self._cursor.places))
+            aside.replace(self._path)
+            self._file = AppendedFile(self._path)
+
+    def _lines(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        with contextlib.suppress(OSError):
+            for line in self._path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):  # a line that a full disk cut off
+                    writer, number, end = json.loads(line)
+                    yield writer, (number, end)
+
+
+def _encoded(places: Mapping[str, tuple[int, int]]) -> bytes:
+    return "".join(f"{json.dumps([writer, *place])}\n" for writer, place in places.items()).encode()
