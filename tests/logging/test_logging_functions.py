@@ -2,11 +2,13 @@
 
 import logging
 import math
+import threading
 
 import pytest
 
 import hookline.logging as hookline_logging
 from hookline.core.errors import OptionError
+from hookline.core.values import Deferred
 from hookline.logging.payloads import fields_of
 
 GOOD = "<reasoning>two and two</reasoning><answer>4</answer>"
@@ -25,6 +27,22 @@ class Listing(logging.Handler):
 
     def data(self):
         return [fields_of(record) for record in self.records]
+
+
+class FakeDevice:
+    """Has a number ready when it is told so."""
+
+    arrives = True
+
+    def __init__(self, arrived):
+        self.arrived = arrived
+
+    def ready(self):
+        return self.arrived.is_set()
+
+    def number(self, index):
+        assert self.arrived.wait(30)
+        return 0.5
 
 
 @pytest.fixture
@@ -133,6 +151,17 @@ def test_log_training_progress_keeps_odd_values_as_text(listen, torch):
     (data,) = listing.data()
     assert math.isnan(data.pop("nan"))
     assert data == {"loss": 0.5, "deep/x": "[1, 2]", "3": None, "thing": "[1.0, 1.0]", "step": 1}
+
+
+def test_log_training_progress_does_not_wait_for_a_value_on_a_device(listen, read_csv):
+    listing, arrived = listen(), threading.Event()
+    table = hookline_logging.CSVHandler("out.csv", ["step", "loss"])
+    hookline_logging.get_training_logger().addHandler(table)
+    hookline_logging.log_training_progress(1, {"loss": Deferred(FakeDevice(arrived)), "lr": 0.1})
+    assert listing.records[0].getMessage() == "step 1: lr=0.1, loss=..."
+    arrived.set()
+    table.close()
+    assert [(row["step"], row["loss"], row["extra"]) for row in read_csv("out.csv")] == [("1", "0.5", {"lr": 0.1})]
 
 
 def test_log_validation_metrics_are_recorded_at_any_step(listen):

@@ -114,6 +114,19 @@ def test_initialize_that_fails_says_which_handler_cannot_be_built(tmp_path):
         hookline_logging.initialize("logging.yaml")
 
 
+def test_initialize_with_tensorboard_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    board = {"class": "logging.custom.TensorBoardHandler", "log_dir": "tb"}
+    with pytest.raises(ConfigError, match=r"handlers.board: cannot be built: .*pip install 'hookline\[tensorboard\]'"):
+        hookline_logging.initialize({"handlers": {"board": board}})
+
+
+def test_import_of_the_logging_front_loads_nothing_heavy(python):
+    heavy = "{'torch', 'numpy', 'yaml', 'tensorboard', 'psutil', 'wandb', 'mlflow'}"
+    child = python(f"import sys, hookline.logging; print(sorted({heavy} & set(sys.modules)))")
+    assert child.communicate()[0] == "[]\n"
+
+
 def test_initialize_leaves_loggers_that_are_not_named_alone():
     other = logging.getLogger("test-other")
     handler = logging.NullHandler()

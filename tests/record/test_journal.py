@@ -219,3 +219,32 @@ def test_journal_killed_a_thousand_times_loses_nothing(tmp_path):
     print(counted)
     assert counted.pop("rows") > 10_000
     assert counted == {"kills": 1000, "lost": 0, "duplicates": 0, "unreadable": 0}
+
+
+def test_journals_of_one_name_at_the_same_time_leave_each_other_alone(tmp_path):
+    first = Journal(tmp_path, segment_bytes=8192)
+    second = Journal(tmp_path, segment_bytes=8192)
+    written = [f"{name} {i} " + "x" * 500 for i in range(60) for name in ("first", "second")]
+    for line in written:
+        assert (first if line.startswith("first") else second).append(line.encode())
+    first.close()
+    second.close()
+    assert (sorted(contents(tmp_path)), first.lost, second.lost) == (sorted(written), 0, 0)
+
+
+def test_journal_whose_prepared_segment_was_taken_away_makes_another(tmp_path):
+    journal = Journal(tmp_path)
+    for prepared in tmp_path.glob("*.prepared"):
+        prepared.unlink()
+    assert journal.append(b"one")
+    journal.close()
+    assert (contents(tmp_path), journal.lost) == (["one"], 0)
+
+
+def test_journal_tidies_up_what_a_killed_session_prepared(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    left_over = tmp_path / f"main-0000-{gone.pid}-abcdef-123456.prepared"
+    left_over.write_bytes(b"")
+    Journal(tmp_path).close()
+    assert list(tmp_path.glob("*.prepared")) == []

@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -162,20 +163,33 @@ def test_value_that_cannot_be_fetched_is_none_and_said(recorder, gate, tmp_path,
     assert "'loss' could not be fetched from its device and is recorded as None: Array has been deleted" in caplog.text
 
 
-def test_forked_child_does_not_write_what_its_parent_waits_for(recorder, gate, tmp_path):
-    gate.set()
+FORKING = """
+import os, sys, threading
+import hookline as hl
+
+class Array:
+    size = 1
+    def __init__(self, number, gate): self.number, self.gate = number, gate
+    def copy_to_host_async(self): pass
+    def is_ready(self): return self.gate.is_set()
+    def item(self): self.gate.wait(30); return self.number
+
+gate = threading.Event()
+recorder = hl.Recorder(sys.argv[1])
+recorder.log(loss=Array(0.5, gate), step=1)
+child = os.fork()
+gate.set()
+if child == 0:
+    recorder.log(loss=Array(9.0, gate), step=9)
     recorder.flush()
-    gate.clear()
-    recorder.log(loss=Array(0.5, gate), step=1)
-    child = os.fork()
-    if child == 0:
-        gate.set()
-        recorder.log(loss=Array(9.0, gate), step=9)
-        recorder.flush()
-        os._exit(0)
-    os.waitpid(child, 0)
-    gate.set()
-    recorder.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+recorder.close()
+"""
+
+
+def test_forked_child_does_not_write_what_its_parent_waits_for(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKING, tmp_path], check=True, timeout=60)
     assert sorted((r.step, r.values["loss"]) for r in records(tmp_path)) == [(1, 0.5), (9, 9.0)]
 
 

@@ -16,7 +16,7 @@ from hookline.core.callback import MOMENTS, Callback
 from hookline.core.errors import MomentError, UnknownNameError, closest
 from hookline.core.metrics import MetricsRow
 from hookline.core.subscriber import WRITER_PRIORITY
-from hookline.core.values import find_metric, plain
+from hookline.core.values import Deferred, find_metric, plain
 
 Function = Callable[..., Any]
 
@@ -104,7 +104,11 @@ class LoggerFunction(Callback):
 
 def report_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as a dict of plain numbers; those still on a device are read when the function reads them."""
-    return metrics.copy() if isinstance(metrics, MetricsRow) else dict(plain(metrics))
+    if not isinstance(metrics, MetricsRow) or not metrics.is_waiting():
+        return dict(plain(metrics))
+    row = MetricsRow()
+    row.update({name: value if type(value) is Deferred else plain(value) for name, value in dict.items(metrics)})
+    return row
 
 
 class HookFunction(Callback):

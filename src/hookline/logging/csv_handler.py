@@ -24,7 +24,7 @@ from hookline.record.recorder import Recorder
 from hookline.record.records import clean
 from hookline.sinks.csv import EXTRA, CsvSink
 
-_ATTRIBUTES = {"level": "levelname", "logger": "name"}
+_ATTRIBUTES = {"level": "levelname", "logger": "name", "timestamp": "created"}
 """Columns that go by another name in a log record."""
 
 
@@ -74,11 +74,9 @@ class CSVHandler(SpoolHandler):
             return
         if payload_of(record) is None:
             self._add_message(row, record)
-        for column in self.columns:
+        for column in self.columns or ("timestamp",):
             if column not in row:
                 row[column] = _attribute(record, column)
-        if row.get("timestamp") is None:
-            row["timestamp"] = record.created
         recorder.metrics(row, 0)
 
     def _add_message(self, row: dict[str, Any], record: logging.LogRecord) -> None:
@@ -113,7 +111,7 @@ def _row(parcel: Parcel) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for key, value in parcel.record.values.items():  # type: ignore[union-attr]  # only metrics come here
         _add(row, "extra_" if key == EXTRA else key, value)
-    if isinstance(row["timestamp"], float):
+    if isinstance(row.get("timestamp"), float):
         row["timestamp"] = datetime.fromtimestamp(row["timestamp"]).astimezone().isoformat(timespec="milliseconds")
     writer = by_rank(parcel).file.name
     return row if writer == MAIN else {**row, "writer": writer}

@@ -1,10 +1,10 @@
 """The ``log_*`` functions: what happens in a training, logged by topic.
 
 Each gives its data to the handlers of a topic's logger at level INFO, and to the run that `initialize`
-was given. What a call costs is the encoding of its data; nothing waits for a disk, a network or a
-device, except handlers of the standard library that a configuration asks for, and values on a device that
-are not single numbers. Metrics of generations are computed by the caller's thread: that is what
-``sampling_ratio`` is for.
+was given. What a call costs is the encoding of its data: nothing waits for a disk or a network, except
+handlers of the standard library that a configuration asks for. Metrics on a device are fetched in the
+background; rewards on a device are read at once, because statistics need them. Metrics of generations are
+computed by the caller's thread: that is what ``sampling_ratio`` is for.
 
 Arguments of a wrong type are an `OptionError`. Values that are odd but of a right type (None, NaN, an
 empty list) are counted or kept.

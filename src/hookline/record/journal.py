@@ -153,8 +153,9 @@ class Journal:
         self._to_sync: list[int] = []
         self._to_close: list[tuple[Segment, int]] = []
         self._lost_before = 0
-        for left_over in self.directory.glob(f"{name}-*.prepared"):  # by a session that was killed
-            left_over.unlink(missing_ok=True)
+        for left_over in self.directory.glob(f"{name}-*.prepared"):
+            if not _is_alive(left_over):
+                left_over.unlink(missing_ok=True)
         self._begin()
         if self._plain is None:
             with contextlib.suppress(OSError):  # no room: `append` finds out, and says so
@@ -251,7 +252,13 @@ class Journal:
         if self._segment is not None:  # a signal handler came between and brought its own
             self._discard(segment)
             return
-        segment.taken(self._path())
+        path = self._path()
+        try:
+            segment.taken(path)
+        except FileNotFoundError:  # somebody on another machine took it for left over
+            segment.close(0)
+            segment = Segment(self._prepared_path(), segment.size)
+            segment.taken(path)
         self._position, self._size, self._map, self._segment = 0, segment.size, segment.map, segment
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep, name="hookline-journal", daemon=True)
@@ -337,13 +344,13 @@ class Journal:
             self._note_room()
 
     def _note_full(self, error: OSError) -> bool:
-        if self._full_since is None:
+        was_full, self._full_since = self._full_since is not None, time.monotonic()  # first: the log may lead here
+        if not was_full:
             logger.error(
                 "The journal in %s cannot be written (%s): TRAINING GOES ON, RECORDS ARE LOST until there is room.",
                 self.directory,
                 error.strerror,
             )
-        self._full_since = time.monotonic()
         self.lost += 1
         return False
 
@@ -353,6 +360,17 @@ class Journal:
         lost, self._lost_before = self.lost - self._lost_before, self.lost
         if self._on_gap is not None:
             self._on_gap(lost)
+
+
+def _is_alive(prepared: Path) -> bool:
+    """Whether the process that prepared a segment still runs, as far as can be told on this machine."""
+    try:
+        os.kill(int(prepared.name.split("-")[2]), 0)
+    except (ProcessLookupError, ValueError, IndexError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _can_map(directory: Path) -> bool:

@@ -7,6 +7,7 @@ lock alive. A process does not see its own record locks, so those of this one ar
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ _ATTEMPTS = 10
 
 def hold(path: Path) -> bool:
     """Take a lock until this process lets go of it or dies; whether it was free."""
+    _free_table_after_fork()
     path = path.resolve()
     with _TABLE:
         if _is_mine(path):
@@ -42,6 +44,7 @@ def let_go(path: Path) -> None:
 
 def is_held(path: Path) -> bool:
     """Whether a living process holds a lock, this one or another."""
+    _free_table_after_fork()
     path = path.resolve()
     with _TABLE:
         if _is_mine(path):
@@ -74,3 +77,14 @@ def _is_locked(descriptor: int) -> bool:
 def _is_mine(path: Path) -> bool:
     """Whether this process holds it; a forked child's table is a copy of what its parent holds."""
     return _HELD.get(path, (None, None))[1] == os.getpid()
+
+
+@functools.cache
+def _free_table_after_fork() -> None:
+    """A thread of the parent may hold the table when a child is forked; asked for by the first lock."""
+    os.register_at_fork(after_in_child=_new_table)
+
+
+def _new_table() -> None:
+    global _TABLE
+    _TABLE = threading.Lock()

@@ -17,8 +17,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hookline.record.records import Metrics, Rewards, Sample
-from hookline.sinks.histogram import finite, histogram, mean
+from hookline.record.records import Metrics, Sample
+from hookline.sinks.histogram import histogram, mean
 
 _TEXTS = ("prompt", "reasoning", "completion", "answer", "expected")
 _STEPS = range(-(2**63), 2**63)
@@ -49,11 +49,10 @@ def metrics_event(record: Metrics) -> Event:
     return _event(record.time, record.step, values)
 
 
-def rewards_event(record: Rewards) -> Event:
-    """What a reward function gave: its distribution and its mean."""
-    values = finite(record.values)
-    middle = Summary.Value(tag=f"rewards/{record.name}/mean", simple_value=mean(values))
-    return _event(record.time, record.step, [middle, _histogram(record.name, values)])
+def rewards_event(time: float, step: int, name: str, values: Sequence[float]) -> Event:
+    """What a reward function gave at a step: its distribution and its mean."""
+    middle = Summary.Value(tag=f"rewards/{name}/mean", simple_value=mean(values))
+    return _event(time, step, [middle, _histogram(name, values)])
 
 
 def distribution_event(time: float, step: int, rewards: Mapping[str, Sequence[float]]) -> Event:

@@ -96,7 +96,7 @@ class Stream:
         latest: The step of the latest samples and rewards.
         shown: How many of the samples are shown, by lesson.
         rewards: The samples' rewards by function.
-        told: The functions whose rewards were recorded by themselves.
+        told: The rewards by function of those that were recorded by themselves, perhaps a few at a time.
     """
 
     writer: str
@@ -107,7 +107,7 @@ class Stream:
     latest: int | None = None
     shown: dict[str, int] = field(default_factory=dict)
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    told: dict[str, list[float]] = field(default_factory=dict)
 
     def events(self, parcels: Sequence[Parcel], samples_per_step: int) -> Iterator[Event]:
         """What a batch adds to the file."""
@@ -132,9 +132,10 @@ class Stream:
     def _of_rewards(self, step: int, given: Sequence[Rewards]) -> Iterator[Event]:
         for record in given:
             self._turn_to(step)
-            self.told.append(record.name)
-            if finite(record.values):
-                yield events.rewards_event(record)
+            told = self.told.setdefault(record.name, [])
+            told += finite(record.values)[: REWARDS_KEPT - len(told)]
+            if told:
+                yield events.rewards_event(record.time, step, record.name, told)
 
     def _of_samples(self, step: int, samples: Sequence[Sample], samples_per_step: int) -> Iterator[Event]:
         for sample in samples:
@@ -149,7 +150,7 @@ class Stream:
 
     def _turn_to(self, step: int) -> None:
         if step != self.latest:
-            self.latest, self.shown, self.rewards, self.told = step, {}, {}, []
+            self.latest, self.shown, self.rewards, self.told = step, {}, {}, {}
 
     def _keep(self, rewards: Mapping[str, Any]) -> None:
         for name, value in rewards.items():
