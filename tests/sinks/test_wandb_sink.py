@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import wandb
+from destinations.wandb import end_wandb
 from wandb.errors import term
 
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
@@ -33,9 +34,9 @@ def wandb_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("NETRC", str(tmp_path / "no netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    wandb.teardown()
+    end_wandb()
     yield
-    wandb.teardown()
+    end_wandb()
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """W&B runs on disk, as wandb's own process writes them without a network; it can be killed."""
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -60,10 +62,8 @@ class WandbDestination(FileDestination):
             super().heal()
 
     def close(self):
-        import wandb
-
         self.healed.set()
-        wandb.teardown()
+        end_wandb()
         self.patch.undo()
         super().close()
 
@@ -72,6 +72,16 @@ class WandbDestination(FileDestination):
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 for pid in wandb_processes():
                     os.kill(pid, signal.SIGKILL)
+
+
+def end_wandb():
+    """End wandb's own process, and the object by which wandb started it, for which nobody waits."""
+    import wandb
+
+    wandb.teardown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def wandb_processes():
