@@ -85,22 +85,17 @@ class Recorder:
 
     def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
         """Record flat, plain values, as `collect` gives them."""
-        if type(step) is not int:
-            step = whole_step(step)
-        self._append_metrics(Metrics(time=self._clock(), step=step, values=values, axis=axis))
-
-    def _append_metrics(self, record: Metrics) -> None:
+        record = Metrics(
+            time=self._clock(), step=step if type(step) is int else whole_step(step), values=values, axis=axis
+        )
         try:
             line = encode(record)
-        except (TypeError, ValueError, OverflowError):  # a lone surrogate, a subclass of a plain type, ...
-            if sources_of(record):
-                self._write_later(record)
+            if line.rfind(b"null") < 0:  # neither None nor a number that JSON has no word for; faster than `in`
+                self.journal.append(line)
                 return
-            line = b"null"
-        if line.rfind(b"null") >= 0:  # None, or a number that JSON has no word for; rfind is twice as fast as in
-            record.values = clean(record.values)
-            line = encode(record)
-        self.journal.append(line)
+        except (TypeError, ValueError, OverflowError):  # a lone surrogate, a subclass of a plain type, ...
+            pass
+        self._append(record)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int = 0, axis: str = "train") -> None:
         """Record samples, one mapping each; keys that `Sample` does not have are kept in its ``extra``."""
@@ -179,10 +174,7 @@ class Recorder:
             self._append_now(record)
 
     def _append_now(self, record: Record) -> None:
-        if isinstance(record, Metrics):
-            self._append_metrics(record)
-        else:
-            self.journal.append(encode(cleaned(record)))
+        self.journal.append(encode(cleaned(record)))
 
     def _write_later(self, record: Record) -> None:
         if self._waiting is None:

@@ -6,7 +6,7 @@ reader; a metric whose value is one of these three strings comes back as a float
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -85,13 +85,11 @@ class LogLine(Record, tag="log"):
 AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine
 
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyRecord)
 
 
-def encode(record: Record) -> bytes:
-    """A record as one line of JSON, without the newline. Never fails on a value that `clean` has seen."""
-    return _encoder.encode(record)
+encode: Callable[[Record], bytes] = msgspec.json.Encoder().encode
+"""A record as one line of JSON, without the newline. Never fails on a value that `clean` has seen."""
 
 
 def decode(line: bytes) -> AnyRecord:
