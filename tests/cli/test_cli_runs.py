@@ -76,10 +76,20 @@ def test_sync_where_something_still_waits_says_so_and_exits_with_one(tmp_path, c
 
 def test_sync_of_a_run_with_a_function_that_is_gone_names_it_and_delivers_the_rest(tmp_path, cli):
     with hl.run("done", sinks=["csv", lambda report_data, step: None], summary=False) as run:
+        run.outlets.close()
         for _ in run.steps(3):
             run.log(loss=1.0)
     result = cli("runs", "sync", run.dir)
     assert (result.exit_code, "refused" in result.stdout) == (1, True)
+    assert len((run.dir / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_sync_where_nothing_waits_rebuilds_nothing(tmp_path, cli):
+    with hl.run("done", sinks=[lambda report_data, step: None], summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    result = cli("runs", "sync", run.dir)
+    assert (result.exit_code, "ok" in result.stdout) == (0, True)
 
 
 def test_sync_of_a_run_that_is_alive_is_an_error(tmp_path, cli):

@@ -1,8 +1,11 @@
 """A run's sinks: what `hl.run(sinks=...)` takes, how they stand, and what its end says of them."""
 
 import csv
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +70,7 @@ def test_run_with_sinks_of_all_forms_delivers_to_each(tmp_path):
         ([3], "3 is not a sink"),
         ("csv", "give a list of sinks"),
         ([{"csv": {}, "jsonl": {}}], "is not a sink: give {name: {setting: value}}"),
+        ([{"csv": {"path": "a"}}, {"csv": {"path": "a", "kind": "sample"}}], "would write to one file"),
     ],
 )
 def test_run_with_something_that_is_no_sink_is_an_error_at_once(given, said):
@@ -80,7 +84,7 @@ def test_run_with_sinks_but_no_record_is_an_error():
         hl.run("x", root=None, sinks=["csv"])
 
 
-@pytest.mark.parametrize("option", [{"delivery": "pigeon"}, {"drain_seconds": -1}])
+@pytest.mark.parametrize("option", [{"delivery": "pigeon"}, {"drain_seconds": -1}, {"drain_seconds": "10"}])
 def test_run_with_a_bad_option_of_delivery_is_an_error(option):
     with pytest.raises(hl.OptionError, match=next(iter(option))):
         hl.run("x", **option)
@@ -144,3 +148,69 @@ def test_resumed_run_goes_on_in_the_same_csv_without_the_rows_done_again():
         rows = [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
     assert again.dir == run.dir
     assert rows == [(step, step - 1.0) for step in range(1, 5)] + [(step, step + 99.0) for step in range(5, 11)]
+
+
+def test_second_run_on_the_same_file_is_refused_at_its_start(tmp_path):
+    sinks = [{"csv": {"path": tmp_path / "same.csv"}}]
+    with hl.run("first", sinks=sinks, summary=False) as first:
+        train(first, 2)
+        with pytest.raises(hl.RefusedError, match="is being written to by another sink or run"):
+            hl.run("second", sinks=sinks, summary=False).__enter__()
+        train(first, 2)
+    with (tmp_path / "same.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
+
+
+def test_row_of_the_step_that_failed_is_recorded():
+    with pytest.raises(ValueError, match="diverged"), hl.run("x", sinks=["csv"], summary=False) as run:
+        for step in run.steps(3):
+            run.log(loss=float(step))
+            if step == 1:
+                raise ValueError("diverged")
+    assert [(row.step, row.metrics) for row in run.history] == [(1, {"loss": 0.0}), (2, {"loss": 1.0})]
+
+
+def test_sink_whose_package_is_missing_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    with pytest.raises(hl.MissingExtraError, match="pip install 'hookline"):
+        hl.run("x", sinks=["wandb"], summary=False)
+    assert not (tmp_path / "runs").exists()
+
+
+NEVER_LEFT = """
+import hookline as hl
+run = hl.run("interactive", sinks=["csv"]).__enter__()
+for step in run.steps(3):
+    run.log(loss=1.0)
+print(run.dir)
+"""
+
+
+def test_run_that_is_never_left_ends_with_the_program(tmp_path):
+    result = subprocess.run([sys.executable, "-c", NEVER_LEFT], capture_output=True, text=True, check=True, timeout=60)
+    run_dir = Path(result.stdout.strip())
+    with (run_dir / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+    assert [record.status for record in hl.read(run_dir) if isinstance(record, Status)] == ["running", "stopped"]
+
+
+UNREAD = """
+import os, sys
+import hookline as hl
+with hl.run("x", callbacks=[hl.callbacks.ProgressBar(1)]) as run:
+    for step in run.steps(200):
+        run.log(loss=1.0)
+        if step == 3:
+            sys.stdin.readline()
+open("done", "w").write(str(run.step))
+"""
+
+
+def test_standard_error_that_nobody_reads_any_more_ends_nothing(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", UNREAD], **pipes) as process:
+        process.stderr.close()
+        process.stdin.write(b"go\n")
+        process.stdin.close()
+        assert process.wait(60) in (0, 120)  # 120: the interpreter could not flush the stream at its end
+    assert (tmp_path / "done").read_text() == "200"

@@ -1,6 +1,7 @@
 """run.validate(): a validation as a context."""
 
 import hookline as hl
+from hookline.record.records import Metrics
 from hookline.testing import RecordingCallback
 
 
@@ -33,7 +34,7 @@ def test_validation_metrics_are_known_when_its_epoch_ends():
     assert seen == [0, 1]
 
 
-def test_validation_inside_a_step_lands_in_the_row_of_that_step():
+def test_validation_inside_a_step_is_a_row_of_its_own_at_that_step():
     evaluated = []
     with hl.run(callbacks=[hl.on("eval", lambda loop, i: evaluated.append(i))], strict=True, summary=False) as run:
         for i in run.steps(2):
@@ -44,8 +45,10 @@ def test_validation_inside_a_step_lands_in_the_row_of_that_step():
     assert evaluated == [1]
     assert [(row.step, row.metrics) for row in run.history] == [
         (1, {"loss": 0}),
-        (2, {"loss": 1, "test/accuracy": 0.5}),
+        (2, {"test/accuracy": 0.5}),
+        (2, {"loss": 1}),
     ]
+    assert [record.axis for record in hl.read(run.dir) if isinstance(record, Metrics)] == ["train", "eval", "train"]
 
 
 def test_validation_batch_end_has_what_the_batch_logged():

@@ -70,6 +70,7 @@ def finish(delivery):
 
 def die(delivery):
     """What is left when its process is killed: the files, and no lock."""
+    delivery.sink.close()
     lock.let_go(delivery._lock)
 
 
@@ -230,7 +231,7 @@ def test_delivery_refused_is_said_once_as_an_error_and_tried_now_and_then(record
     assert messages(caplog) == [
         (
             logging.ERROR,
-            "kept refuses the records: Give another key. They are kept, and tried again now and then.",
+            "kept refuses: Give another key. Its records are kept, and tried again now and then.",
         ),
         (logging.WARNING, "kept takes records again."),
     ]

@@ -241,10 +241,27 @@ def test_journal_whose_prepared_segment_was_taken_away_makes_another(tmp_path):
     assert (contents(tmp_path), journal.lost) == (["one"], 0)
 
 
-def test_journal_tidies_up_what_a_killed_session_prepared(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", "pass"])
-    gone.wait()
-    left_over = tmp_path / f"main-0000-{gone.pid}-abcdef-123456.prepared"
-    left_over.write_bytes(b"")
+KILLED = """
+import os, signal, sys
+from hookline.record.journal import Journal
+journal = Journal(sys.argv[1])
+journal.append(b"one")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_journal_gives_back_what_a_killed_session_had_set_aside(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=60)
+    before = sum(file.stat().st_size for file in tmp_path.iterdir())
     Journal(tmp_path).close()
-    assert list(tmp_path.glob("*.prepared")) == []
+    assert (before > 1 << 20, [file.stat().st_size for file in tmp_path.iterdir()]) == (True, [4])
+    assert contents(tmp_path) == ["one"]
+
+
+def test_journal_leaves_what_another_is_writing_to_alone(tmp_path):
+    first = Journal(tmp_path)
+    first.append(b"one")
+    Journal(tmp_path).close()
+    first.append(b"two")
+    first.close()
+    assert contents(tmp_path) == ["one", "two"]

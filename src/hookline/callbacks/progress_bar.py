@@ -47,9 +47,7 @@ class ProgressBar(Callback):
         self._seen: dict[str, Any] = {}  # the last that came from the device, which a bar does not wait for
 
     def on_train_start(self, loop: LoopState, /) -> None:
-        from rich.console import Console
-
-        console = self.console or Console(stderr=True, highlight=False)
+        console = self.console or _standard_error()
         live = console.is_terminal or console.is_jupyter
         self._display = _Bar(console) if live else _Lines(console)
         self._display.show(loop, self._describe(loop))
@@ -79,6 +77,17 @@ class ProgressBar(Callback):
             numbers = [(k, v) for k, v in self._seen.items() if isinstance(v, int | float) and "hooks/" not in k]
             parts += [f"{name} {value:.4g}" for name, value in numbers[:5]]
         return "  ".join(parts)
+
+
+def _standard_error() -> Any:
+    """A console that falls silent when nobody reads it any more (``| head``), instead of ending the program."""
+    from rich.console import Console
+
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return Patient(stderr=True, highlight=False)
 
 
 class _Bar:

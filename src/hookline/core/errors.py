@@ -69,7 +69,10 @@ def closest(name: str, known: Iterable[str]) -> str:
     "Did you mean 'on_step_end'?"
     """
     names = sorted(known)
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    folded = {other.lower(): other for other in reversed(names)}
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
+        folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    ]
     if matches:
         return f"Did you mean {matches[0]!r}?"
     return f"Known: {', '.join(names)}." if names else "There are none."

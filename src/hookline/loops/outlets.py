@@ -28,9 +28,11 @@ class Outlets:
     def __init__(self, sinks: Iterable[Any], *, delivery: Delivery, drain_seconds: float) -> None:
         if delivery not in ("thread", "process"):
             raise OptionError(f"delivery={delivery!r}: give 'thread' or 'process'.")
-        if not drain_seconds >= 0:
+        if not isinstance(drain_seconds, int | float) or not drain_seconds >= 0:
             raise OptionError(f"drain_seconds={drain_seconds!r}: give a number of seconds.")
         self._sinks = _made(sinks)
+        for sink in self._sinks.values():
+            sink.check()  # before anything is made
         self._delivery, self._drain_seconds = delivery, drain_seconds
         self.pace: Pace | None = None
         self._courier: Courier | ProcessCourier | None = None

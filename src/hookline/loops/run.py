@@ -9,6 +9,7 @@ ends, and also when the body breaks out of the loop; a step that raises is not. 
 SIGINT and SIGTERM end the iteration at the next step boundary.
 """
 
+import atexit
 import itertools
 import json
 import logging
@@ -120,7 +121,13 @@ class Run(Loop):
         self.state = "running"
         self._began = time.perf_counter()
         self._signals.install()
+        atexit.register(self._end_with_the_program)
         return self
+
+    def _end_with_the_program(self) -> None:
+        """End a run that was entered and never left, as in an interactive session."""
+        error = SystemExit("the program ended")
+        self.__exit__(SystemExit, error, None)
 
     @property
     def dir(self) -> Path | None:
@@ -130,6 +137,7 @@ class Run(Loop):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        atexit.unregister(self._end_with_the_program)
         try:
             if error is None:
                 self._end()
@@ -373,7 +381,9 @@ class Run(Loop):
     def _fail(self, error: BaseException) -> None:
         self.state = "failed"
         self._interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        self._open_row = self._step = None
+        row, self._open_row, self._step = self._open_row, None, None
+        if row:  # what the step that failed had logged is what explains it
+            self._write(self.step + 1, row)
         self.ctx.status, self.ctx.error = "failed", f"{type(error).__name__}: {error}"
         try:
             self.callbacks.on_exception(self, error)

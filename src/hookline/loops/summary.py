@@ -1,5 +1,7 @@
 """What is printed when a run ends: how it went, its last metrics, and what each subscriber cost."""
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.timing import Costs, duration
@@ -14,13 +16,25 @@ LOG_FILE_WIDTH = 120
 
 
 def print_summary(run: "Run") -> None:
-    """Print a run's summary to standard error, so that a script's own output stays clean."""
+    """Print a run's summary to standard error, so that a script's own output stays clean.
+
+    Where that cannot be written to any more (``| head``), nothing is printed: the run is over, and well.
+    """
     from rich.console import Console
-    from rich.markup import escape
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = LOG_FILE_WIDTH
+    with console.capture() as captured:
+        _print(console, run)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(captured.get())
+        sys.stderr.flush()
+
+
+def _print(console: "Console", run: "Run") -> None:
+    from rich.markup import escape
+
     console.print(_headline(run), soft_wrap=True)
     metrics = {name: value for name, value in run.metrics.items() if not name.startswith("hooks/")}
     if metrics:
@@ -29,6 +43,8 @@ def print_summary(run: "Run") -> None:
     if len(run.callbacks):
         console.print(cost_table(run.callbacks.costs()))
     _print_sinks(console, run)
+    if run.recorder is not None and run.recorder.journal.lost:
+        console.print(f"{run.recorder.journal.lost:,} RECORDS WERE LOST: the disk was full", style="bold red")
     if run.dir is not None:
         console.print(f"recorded in {run.dir}", style="dim", markup=False, soft_wrap=True)
     for failure in run.callbacks.failures[-3:]:

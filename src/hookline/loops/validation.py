@@ -40,10 +40,7 @@ class Validation:
         run = self.run
         self.metrics = MetricsRow({f"{self.name}/{key}": _mean(values) for key, values in self._values.items()})
         run.validation_metrics = self.metrics
-        if run.in_step:
-            run.log(self.metrics)
-        else:
-            run.commit(run.step, self.metrics, axis="eval")
+        run.commit(run.step + run.in_step, self.metrics, axis="eval")
         if run.recorder is not None:
             run.recorder.event("eval", step=run.step + run.in_step, evaluator=self.name)
         run.callbacks.on_validation_epoch_end(run)

@@ -60,10 +60,13 @@ class Courier:
         Raises:
             RefusedError: A sink refuses; none is delivered to.
         """
+        for delivery in self.deliveries:
+            delivery.starting = True
         self.begin()
         deadline = time.monotonic() + seconds
         for delivery in self.deliveries:
             delivery.opened.wait(max(0.0, deadline - time.monotonic()))
+            delivery.starting = False
         refused = next((delivery for delivery in self.deliveries if delivery.refusal is not None), None)
         if refused is not None:
             self.close(0.0)
@@ -126,6 +129,8 @@ def _rebuilt(directory: Path) -> tuple[dict[str, Sink], dict[str, SinkState]]:
     sinks: dict[str, Sink] = {}
     unbuilt: dict[str, SinkState] = {}
     for state in sink_states(directory):
+        if not state.behind_bytes:
+            continue
         try:
             sink = make_sink(state.spec)
             sink.check()
@@ -145,7 +150,7 @@ def note_death(run_dir: str | Path) -> bool:
         return False
     if noted is not None and (last is None or noted.time >= last.time):
         return False
-    recorder = Recorder(directory, name=COURIER)
+    recorder = Recorder(directory, name=COURIER)  # which also tidies up after the dead
     recorder.status("failed", "The training process died without saying why.", step=last_step(directory))
     recorder.close()
     return True

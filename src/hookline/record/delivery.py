@@ -109,8 +109,10 @@ def sink_states(run_dir: Path) -> list[SinkState]:
     for path in sorted((Path(run_dir) / SINKS_FOLDER).glob("*.json")):
         saved = _saved(path)
         if saved:
-            facts = saved["status"], saved["delivered"], _cursor(saved).behind(journal), saved["error"], saved["sink"]
-            found.append(SinkState(path.stem, *facts))
+            behind, status, error = _cursor(saved).behind(journal), saved["status"], saved["error"]
+            if status == "ok" and behind and not saved["delivered"]:
+                status, error = "lagging", "Nothing has been delivered yet."
+            found.append(SinkState(path.stem, status, saved["delivered"], behind, error, saved["sink"]))
     return found
 
 
@@ -122,6 +124,7 @@ class Delivery:
         self.opened = threading.Event()
         self.refusal: RefusedError | None = None
         self.beats = True
+        self.starting = False
         folder = self.run_dir / SINKS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / f"{name}.lock"
@@ -133,6 +136,7 @@ class Delivery:
         self._news: Iterator[Parcel] = iter(())
         self._held: Parcel | None = None
         self._faults = 0
+        self._said: Word | None = None
         self._holds = False
         self._closing = threading.Event()
         self._deadline = 0.0
@@ -248,19 +252,20 @@ class Delivery:
 
     def _note_success(self) -> None:
         self._faults = 0
-        if self.progress.status != "ok":
+        if self._said not in (None, "ok"):
+            self._said = "ok"
             logger.warning("%s takes records again.", self.name)
-            self._set("ok", "")
+        self._set("ok", "")
 
     def _say(self, status: Word, error: str) -> None:
         """Say it when a sink begins to lag or to refuse, not at every attempt."""
-        if self.progress.status != status:
+        told = error.rstrip(". ") or "no reason given"
+        if self._said != status and not (self.starting and status == "refused"):  # that is raised where it is started
+            self._said = status
             if status == "refused":
-                logger.error(
-                    "%s refuses the records: %s They are kept, and tried again now and then.", self.name, error
-                )
+                logger.error("%s refuses: %s. Its records are kept, and tried again now and then.", self.name, told)
             else:
-                logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, error)
+                logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, told)
         self._set(status, error)
 
     def _set(self, status: Word, error: str) -> None:

@@ -21,6 +21,7 @@ The hot path is `append`: reserve under a lock, copy, write the newline.
 
 import contextlib
 import errno
+import fcntl
 import functools
 import itertools
 import logging
@@ -74,6 +75,8 @@ class Segment:
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):  # shows that it is in use, where files can be locked
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             os.posix_fallocate(self.descriptor, 0, size)
             self.map = mmap.mmap(self.descriptor, size)
@@ -91,6 +94,8 @@ class Segment:
         """Give back what was not used."""
         self.map.close()
         os.ftruncate(self.descriptor, used)
+        with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
 
 
@@ -153,9 +158,7 @@ class Journal:
         self._to_sync: list[int] = []
         self._to_close: list[tuple[Segment, int]] = []
         self._lost_before = 0
-        for left_over in self.directory.glob(f"{name}-*.prepared"):
-            if not _is_alive(left_over):
-                left_over.unlink(missing_ok=True)
+        tidy(self.directory)
         self._begin()
         if self._plain is None:
             with contextlib.suppress(OSError):  # no room: `append` finds out, and says so
@@ -362,15 +365,24 @@ class Journal:
             self._on_gap(lost)
 
 
-def _is_alive(prepared: Path) -> bool:
-    """Whether the process that prepared a segment still runs, as far as can be told on this machine."""
-    try:
-        os.kill(int(prepared.name.split("-")[2]), 0)
-    except (ProcessLookupError, ValueError, IndexError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def tidy(directory: Path) -> None:
+    """Give back what killed writers had set aside: the rest of their segments, and segments they never used."""
+    for path in [*directory.glob("*.prepared"), *directory.glob("*.jsonl")]:
+        with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody writes to it
+            size = file.seek(0, os.SEEK_END)
+            if path.suffix == ".prepared":
+                path.unlink(missing_ok=True)
+            elif size and os.pread(file.fileno(), 1, size - 1) == b"\0":
+                os.ftruncate(file.fileno(), first_zero(file.fileno(), 0, size))
+
+
+def first_zero(descriptor: int, low: int, high: int) -> int:
+    """Where the zeros of a segment begin, by halving: there is none in a line, and nothing else behind the last."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if os.pread(descriptor, 1, middle) == b"\0" else (middle + 1, high)
+    return low
 
 
 def _can_map(directory: Path) -> bool:
@@ -405,4 +417,5 @@ def _begin_anew_after_fork() -> None:
 def _after_fork() -> None:
     for journal in list(_OPEN):
         journal._lock = threading.RLock()  # a thread of the parent may hold the old one forever
+        journal._segment_bytes = min(journal._segment_bytes, _SMALLEST_SEGMENT)  # many, short-lived, with little to say
         journal._begin()

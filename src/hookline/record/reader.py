@@ -13,14 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from hookline.core.errors import ConfigError
-from hookline.record.journal import File, files
+from hookline.record.journal import File, files, first_zero
 from hookline.record.records import AnyRecord, Event, Metrics, Rewards, Sample, Status, decode
 
 JOURNAL = "journal"
@@ -126,7 +125,7 @@ def _unread(path: Path, offset: int) -> int:
     except FileNotFoundError:
         return 0
     with file:
-        written = _first_zero(file, offset, file.seek(0, 2))
+        written = first_zero(file.fileno(), offset, file.seek(0, 2))
         while written > offset:
             begin = max(offset, written - _CHUNK)
             newline = os.pread(file.fileno(), written - begin, begin).rfind(b"\n")
@@ -134,14 +133,6 @@ def _unread(path: Path, offset: int) -> int:
                 return begin + newline + 1 - offset
             written = begin
     return 0
-
-
-def _first_zero(file: FileIO, low: int, high: int) -> int:
-    """Where the zeros of a segment begin, by halving: there is none in a line, and nothing else behind the last."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if os.pread(file.fileno(), 1, middle) == b"\0" else (middle + 1, high)
-    return low
 
 
 def read(run_dir: str | Path) -> Iterator[AnyRecord]:

@@ -162,8 +162,9 @@ def _user() -> str:
 
 def _packages() -> dict[str, str]:
     """The versions of the packages that are loaded and say theirs."""
-    tops = {name for name in sys.modules if "." not in name and not name.startswith("_")}
-    versions = {name: vars(sys.modules[name]).get("__version__") for name in sorted(tops)}
+    tops = {name: module for name, module in list(sys.modules.items()) if "." not in name and name[0] != "_"}
+    others = sorted(tops.keys() - sys.stdlib_module_names)
+    versions = {name: getattr(tops[name], "__dict__", {}).get("__version__") for name in others}
     return {name: version for name, version in versions.items() if isinstance(version, str)}
 
 

@@ -95,6 +95,10 @@ def _refuse_twin(name: str, sink: Sink, made: Mapping[str, Sink]) -> None:
         raise OptionError(
             f"sinks: {twins[0]!r} and {name!r} are one sink given twice. Give one of them other settings."
         )
+    path = getattr(sink, "path", None)
+    sharing = [other for other in made if path is not None and getattr(made[other], "path", None) == path]
+    if sharing:
+        raise OptionError(f"sinks: {sharing[0]!r} and {name!r} would write to one file, {path}. Give each its own.")
 
 
 def _place(sink: Sink) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """A file that only grows, and can be cut back to where it was: what sinks that write files share.
 
 The sink's state holds the size behind what was delivered. Opening cuts off what lies behind it: a
-batch that a crash or a full disk left in part. So every record is in the file once.
+batch that a crash or a full disk left in part. So every record is in the file once. A file that is open
+here is locked: two that write to one would cut off each other's records.
 """
 
+import contextlib
+import fcntl
 import os
 from pathlib import Path
+
+from hookline.core.errors import RefusedError
 
 
 class AppendedFile:
@@ -16,6 +21,7 @@ class AppendedFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock()
         there = os.fstat(self._descriptor).st_size
         self.size = there if size is None else min(size, there)
         if self.size < there:
@@ -38,5 +44,17 @@ class AppendedFile:
     def close(self) -> None:
         """Close the file. May be called again."""
         if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            raise RefusedError(f"{self.path} is being written to by another sink or run: give another path.") from error
+        except OSError:
+            return  # a file system without locks

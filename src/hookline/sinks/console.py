@@ -112,6 +112,8 @@ class ConsoleSink(Sink):
                 return self._samples.now(record.time, _sample(parcel, record))
             case Status():
                 return [*self._rows.late(math.inf), _status(parcel, record)]
+            case Event(name="eval"):  # its row says more
+                return []
             case Event():
                 return [_event(parcel, record)]
             case LogLine():

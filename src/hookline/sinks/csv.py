@@ -52,7 +52,7 @@ class CsvSink(Sink):
 
     def __post_init__(self) -> None:
         require_kinds(self.kind)
-        self.columns = tuple(self.columns)
+        self.columns = (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
         if EXTRA in self.columns:
             raise OptionError(f"columns={self.columns!r}: {EXTRA!r} is added, for what has no column.")
         if len(set(self.columns)) < len(self.columns):
@@ -109,8 +109,8 @@ class Table:
             self._begin(there, state["bytes"])
         elif state is not None and there:  # rewritten by a batch that does not count
             self._rewrite(there, _first(state["rows"]))
-        elif there:
-            self.rows = sum(1 for _ in self._read())
+        else:
+            self.rows = sum(1 for _ in self._read()) if there else 0
             self._begin(there, None)
         if there and self.fixed and there != self.columns_wanted:
             self._rewrite((*self.columns_wanted, *(c for c in there if c not in self.columns_wanted)), _all)
@@ -216,4 +216,6 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float) and not math.isfinite(value):
         return str(clean(value))
+    if isinstance(value, list | dict):
+        return json.dumps(clean(value), ensure_ascii=False)
     return value if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)

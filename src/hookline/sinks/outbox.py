@@ -158,7 +158,7 @@ class Outbox:
             if self.is_training:
                 error = getattr(sys, "last_value", None)
                 self._fail("training", f"{type(error).__name__}: {error}" if error else "The process ended before it.")
-            self.close()
+            self.close(0.0 if any(slot.fails() for slot in self._slots) else EXIT_SECONDS)
 
 
 class Slot:
