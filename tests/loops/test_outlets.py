@@ -214,3 +214,22 @@ def test_standard_error_that_nobody_reads_any_more_ends_nothing(tmp_path):
         process.stdin.close()
         assert process.wait(60) in (0, 120)  # 120: the interpreter could not flush the stream at its end
     assert (tmp_path / "done").read_text() == "200"
+
+
+FORKING = """
+import os, sys
+import hookline as hl
+with hl.run("parent", summary=False) as run:
+    for step in run.steps(2):
+        if step == 0 and os.fork() == 0:
+            sys.exit(0)
+        run.log(loss=1.0)
+print(run.dir)
+"""
+
+
+def test_forked_child_that_leaves_does_not_end_its_parents_run():
+    result = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60)
+    run_dir = Path(result.stdout.strip())
+    statuses = [record.status for record in hl.read(run_dir) if isinstance(record, Status)]
+    assert (statuses, len(list(hl.read(run_dir)))) == (["running", "finished"], 4)

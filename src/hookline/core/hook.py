@@ -56,7 +56,7 @@ class HookContext:
     def snapshot(self) -> "HookContext":
         """This context as it is now, for a hook that runs later on another thread."""
         rng = None if self.rng is None else self.split_rng()[0]
-        return replace(self, rng=rng, metadata=dict(self.metadata))
+        return replace(self, rng=rng, metadata=copied(self.metadata))
 
 
 class Hook(Subscriber, ABC):

@@ -55,6 +55,11 @@ class MetricsRow(dict[str, Any]):
         """Take a name out and return its value."""
         return plain(super().pop(key, *default))
 
+    def popitem(self) -> tuple[str, Any]:
+        """Take the last name out and return it with its value."""
+        key, value = super().popitem()
+        return key, plain(value)
+
     def setdefault(self, key: str, default: Any = None) -> Any:
         """The value of a name, which is the default from now on if there was none."""
         super().setdefault(key, default)
@@ -89,10 +94,16 @@ class MetricsRow(dict[str, Any]):
     def __eq__(self, other: object) -> bool:
         return dict(self) == (dict(other) if isinstance(other, MetricsRow) else other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a dict has one of its own
+
     __hash__ = None
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+_DICTS = (dict, MetricsRow)
 
 
 def copied(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +119,7 @@ def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: metrics[key] for key in there}
 
 
-def collect(args: tuple[Any, ...], values: Mapping[str, Any], defer: Defer | None = None) -> dict[str, Any]:
+def collect(args: tuple[Any, ...], values: dict[str, Any], defer: Defer | None = None) -> dict[str, Any]:
     """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
 
     What comes back may be the very dict that was given: copy it to keep it.
@@ -121,12 +132,13 @@ def collect(args: tuple[Any, ...], values: Mapping[str, Any], defer: Defer | Non
     """
     if not args:
         given = values
-    elif len(args) == 1 and not values and type(args[0]) is dict:
+    elif len(args) == 1 and not values and type(args[0]) in _DICTS:
         given = args[0]
     else:
-        given = {**_positional(args), **values}
-    if _PLAIN_TYPES(map(type, given.values())) and _NAME_TYPES(map(type, given)) and "" not in given:
-        return given  # type: ignore[return-value]  # the usual case, without a second look at anything
+        given = copied(_positional(args))
+        given.update(values)
+    if _PLAIN_TYPES(map(type, dict.values(given))) and _NAME_TYPES(map(type, given)) and "" not in given:
+        return given  # the usual case, without a second look at anything
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
     _flatten(flat, "", given, None if defer is None else on_device)
@@ -156,22 +168,24 @@ def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_de
         name = prefix + key
         if type(value) in PLAIN:
             flat[name] = value
+            if on_device:
+                on_device.pop(name, None)  # one on a device had the same name
         elif isinstance(value, Mapping):
             _flatten(flat, f"{name}/", value, on_device)
-        elif on_device is not None and (type(value) is Deferred or (is_on_device(value) and _size(value) == 1)):
+        elif on_device is not None and (type(value) is Deferred or (is_on_device(value) and size_of(value) == 1)):
             flat[name] = on_device[name] = value  # in its place among the others
         else:
             flat[name] = _scalar(name, value)
 
 
-def _size(value: Any) -> Any:
+def size_of(value: Any) -> Any:
     """How many elements an array or a tensor has, whichever way it tells."""
     count = getattr(value, "numel", None)
     return count() if callable(count) else getattr(value, "size", None)
 
 
 def _scalar(name: str, value: Any) -> Any:
-    scalar = value.item() if _size(value) == 1 and callable(getattr(value, "item", None)) else plain(value)
+    scalar = value.item() if size_of(value) == 1 and callable(getattr(value, "item", None)) else plain(value)
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar
     raise OptionError(

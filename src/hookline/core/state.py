@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from hookline.core.metrics import collect
+
 if TYPE_CHECKING:
     from pathlib import Path  # a few milliseconds of import that annotations are not worth
 
@@ -136,7 +138,7 @@ class LogContext:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Keep metrics that belong to the experiment rather than to a step."""
-        self.metrics.update(values)
+        self.metrics.update(collect((values,), {}))
 
     def snapshot(self) -> "LogContext":
         """This context as it is now; the ids stay shared, so that a logger on another thread can set them."""

@@ -1,7 +1,10 @@
 """Values of metrics: finding one by either spelling, and plain Python numbers from arrays and tensors."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+logger = logging.getLogger("hookline")
 
 PLAIN = frozenset({type(None), bool, int, float, str})
 """The types of plain values, exactly: NumPy's float64 is a float too, and no encoder's friend."""
@@ -31,8 +34,12 @@ class Deferred:
         self.index = index
 
     def get(self) -> Any:
-        """The number; it is waited for if need be."""
-        return self.source.number(self.index)
+        """The number; it is waited for if need be. One that cannot be had is None, and said: training goes on."""
+        try:
+            return self.source.number(self.index)
+        except Exception as error:
+            logger.warning("A metric could not be fetched from its device and reads as None: %s", error)
+            return None
 
 
 def is_on_device(value: Any) -> bool:

@@ -22,7 +22,7 @@ from hookline.core.values import find_metric
 from hookline.loops import ranks
 from hookline.record.lazy import defer
 from hookline.record.reader import read
-from hookline.record.recorder import Recorder
+from hookline.record.recorder import Recorder, whole_step
 from hookline.record.records import Metrics
 
 
@@ -154,7 +154,7 @@ class Loop(ABC):
             step: The completed count to record them at, where it is not the current one.
         """
         metrics = collect(args, values, defer)
-        at = self.step + self.in_step if step is None else step
+        at = self.step + self.in_step if step is None else whole_step(step)
         if threading.get_ident() != self._thread:
             self._held_back.put((at, copied(metrics)))
         elif self._open_row is not None and step is None:
@@ -182,6 +182,9 @@ class Loop(ABC):
     def commit(self, step: int, metrics: dict[str, Any], axis: str = "train") -> None:
         """Write one row and fire `on_log`; what its subscribers log is written without firing it again."""
         self._write(step, metrics, axis)
+        self._tell(step, metrics)
+
+    def _tell(self, step: int, metrics: dict[str, Any]) -> None:
         self._committing = True
         try:
             self.callbacks.on_log(self, step, metrics)

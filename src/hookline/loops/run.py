@@ -13,6 +13,7 @@ import atexit
 import itertools
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -31,6 +32,7 @@ from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.loops.validation import Validation
 from hookline.record.lazy import defer
+from hookline.record.recorder import whole_step
 
 if TYPE_CHECKING:
     from hookline.record.delivery import SinkState
@@ -107,6 +109,7 @@ class Run(Loop):
         self._inside_epochs = False
         self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
         self._began = 0.0
+        self._process = 0
 
     @property
     def in_step(self) -> bool:
@@ -116,7 +119,7 @@ class Run(Loop):
     def __enter__(self) -> Self:
         if self.state != "created":
             raise OptionError(f"This run is {self.state}: a run is entered once. Make another with hl.run().")
-        self._thread = threading.get_ident()
+        self._thread, self._process = threading.get_ident(), os.getpid()
         run_record.begin(self)
         self.state = "running"
         self._began = time.perf_counter()
@@ -138,6 +141,8 @@ class Run(Loop):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         atexit.unregister(self._end_with_the_program)
+        if os.getpid() != self._process:
+            return  # a forked child that leaves: the run is its parent's
         try:
             if error is None:
                 self._end()
@@ -200,7 +205,7 @@ class Run(Loop):
         elif self._train_started or self.state != "running":
             super().log(*args, step=step, **values)
         else:  # the first moment is on_train_start, and it waits until the plan is known
-            at, metrics = self.step if step is None else step, copied(collect(args, values, defer))
+            at, metrics = self.step if step is None else whole_step(step), copied(collect(args, values, defer))
             self._write(at, metrics)
             self._early.append((at, metrics))
 
@@ -220,6 +225,8 @@ class Run(Loop):
         """
         step = self.step + self.in_step
         place = self._checkpoint_path(path, step)
+        if self.recorder is not None:
+            self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
         if self.rank == 0:
             self.callbacks.drain()  # so that the states are those of all moments so far
             row = checkpoint.save(place, self._state(step), self._save, step=step)
@@ -317,8 +324,9 @@ class Run(Loop):
         self.callbacks.on_train_start(self)
         if self._loaded is not None:
             self.callbacks.on_checkpoint_load(self, self._loaded)
-        for step, metrics in self._early:
-            self.callbacks.on_log(self, step, metrics)
+        early, self._early = self._early, []
+        for step, metrics in early:
+            self._tell(step, metrics)
 
     def _enter_epoch(self) -> None:
         if self._epoch_state == "waiting":

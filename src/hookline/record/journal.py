@@ -44,6 +44,7 @@ SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 _SMALLEST_SEGMENT = 64 << 10
 _UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
+_NO_GUARANTEE = "its file system gives no guarantee for preallocated files"
 _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 """File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
 
@@ -157,9 +158,14 @@ class Journal:
         self._keeper: threading.Thread | None = None
         self._to_sync: list[int] = []
         self._to_close: list[tuple[Segment, int]] = []
-        self._lost_before = 0
+        self._lost_before = self._slow = 0
+        self._to_say: list[tuple[Any, ...]] = []
         tidy(self.directory)
+        self._maps = _can_map(self.directory)
         self._begin()
+        if not self._maps:
+            self._use_plain_writes(_NO_GUARANTEE)
+            self._speak()
         if self._plain is None:
             with contextlib.suppress(OSError):  # no room: `append` finds out, and says so
                 self._next = Segment(self._prepared_path(), segment_bytes)
@@ -169,15 +175,28 @@ class Journal:
     def append(self, line: bytes) -> bool:
         """Write one line, given without its newline; whether there was room for it."""
         with self._lock:
+            size = len(line)  # before the position is read: at a call a signal handler may come in, and append
             position = self._position
-            end = position + len(line)
-            if end >= self._size:
-                return self._append_slowly(line)
-            self._position = end + 1  # reserved first: what a signal handler appends now goes behind it
-            view = self._map
-            view[position:end] = line
-            view[end] = 10
-            return True
+            end = position + size
+            if end < self._size:
+                self._position = end + 1  # reserved first: what a signal handler appends now goes behind it
+                view = self._map
+                view[position:end] = line
+                view[end] = 10
+                return True
+            self._slow += 1
+            try:
+                had_room = self._append_slowly(line)
+            finally:
+                self._slow -= 1
+        if not self._slow:
+            self._speak()
+        return had_room
+
+    def _speak(self) -> None:
+        """Log what there is to say, without the lock: a handler may hold its own and wait to append."""
+        while self._to_say:
+            logger.log(*self._to_say.pop(0))
 
     @property
     def bytes_written(self) -> int:
@@ -223,8 +242,6 @@ class Journal:
         self._map = b""
         self._position = self._size = self._finished_bytes = 0
         self._wake = threading.Event()
-        if not _can_map(self.directory):
-            self._use_plain_writes("its file system gives no guarantee for preallocated files")
 
     def _append_slowly(self, line: bytes) -> bool:
         """Append where the segment does not hold the line: at its end, without a map, with a full disk."""
@@ -244,6 +261,9 @@ class Journal:
 
     def _rotate(self, needed: int) -> None:
         """Take the prepared segment, or make one that holds the line."""
+        if not self._maps:  # a forked child, which only now has something to write
+            self._use_plain_writes(_NO_GUARANTEE)
+            return
         ready, self._next = self._next, None
         if ready is not None and ready.size < needed:
             self._discard(ready)
@@ -332,7 +352,8 @@ class Journal:
         return self.directory / f"{self.writer}-{next(self._numbers):06d}.jsonl"
 
     def _use_plain_writes(self, why: str) -> None:
-        logger.warning("The journal in %s uses plain appends: %s. Each line costs a system call.", self.directory, why)
+        said = "The journal in %s uses plain appends: %s. Each line costs a system call."
+        self._to_say.append((logging.WARNING, said, self.directory, why))
         self._finish_segment()
         self._plain = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
@@ -349,17 +370,15 @@ class Journal:
     def _note_full(self, error: OSError) -> bool:
         was_full, self._full_since = self._full_since is not None, time.monotonic()  # first: the log may lead here
         if not was_full:
-            logger.error(
-                "The journal in %s cannot be written (%s): TRAINING GOES ON, RECORDS ARE LOST until there is room.",
-                self.directory,
-                error.strerror,
-            )
+            said = "The journal in %s cannot be written (%s): TRAINING GOES ON, RECORDS ARE LOST until there is room."
+            self._to_say.append((logging.ERROR, said, self.directory, error.strerror))
         self.lost += 1
         return False
 
     def _note_room(self) -> None:
         self._full_since = None
-        logger.warning("The journal in %s can be written again; %d records were lost.", self.directory, self.lost)
+        said = "The journal in %s can be written again; %d records were lost."
+        self._to_say.append((logging.WARNING, said, self.directory, self.lost))
         lost, self._lost_before = self.lost - self._lost_before, self.lost
         if self._on_gap is not None:
             self._on_gap(lost)

@@ -3,8 +3,9 @@
 `defer` gathers the device values of a row by one operation on their device, behind what the device
 has been told to do so far; so a later change in place does not change what is recorded. On CUDA the
 rows gather in a `Block`, and whoever looks for the numbers, usually the thread that writes, has many
-rows copied at a time to pinned memory. Arrays of JAX cannot change and are copied by their own
-asynchronous copy. On devices without such copies (MPS) a row stays there until it is read.
+rows copied at a time to pinned memory. Arrays of JAX cannot change, but a later step may donate them:
+they are gathered as well, and fetched by JAX's own asynchronous copy. On devices without such
+copies (MPS) a row stays there until it is read.
 
 `Waiting` holds the records whose values are on their way. A thread of its own looks at the oldest
 every few milliseconds and writes what has arrived; nobody wakes it, because waking a thread costs the
@@ -13,14 +14,18 @@ one that does it. A value that cannot be fetched (its array was deleted) is reco
 The hot path is `defer`: one look at each value, one launch for each kind of number.
 """
 
+import contextlib
+import ctypes
+import functools
 import logging
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from hookline.core.errors import OptionError
 from hookline.core.values import Deferred, Source, is_on_device
 from hookline.record.records import Metrics, Record, Rewards, Sample
 
@@ -32,16 +37,20 @@ POLL_SECONDS = 0.05
 def defer(*dicts: dict[Any, Any]) -> None:
     """Replace, in these dicts, what is on a device by `Deferred` values, and start fetching all of it."""
     places: dict[Any, list[tuple[dict[Any, Any], Any, Any]]] = {}
+    arrays: dict[Any, list[tuple[dict[Any, Any], Any, Any]]] = {}
     for values in dicts:
         for key, value in values.items():
             if type(value) is Deferred or not is_on_device(value):
                 continue
             if hasattr(value, "copy_to_host_async"):
-                values[key] = Deferred(ArrayCopy(value))
+                arrays.setdefault(_kind(value), []).append((values, key, value))
             else:
                 places.setdefault((value.dtype, value.get_device()), []).append((values, key, value))
-    for same in places.values():
-        source = _gather([value for _, _, value in same])
+    gathered: list[tuple[list[tuple[dict[Any, Any], Any, Any]], Callable[[list[Any]], Source]]]
+    gathered = [(same, _gather) for same in places.values()]
+    gathered += [(part, _gather_arrays) for same in arrays.values() for part in _parts(same)]
+    for same, gather in gathered:
+        source = gather([value for _, _, value in same])
         for index, (values, key, _) in enumerate(same):
             values[key] = Deferred(source, index)
 
@@ -50,8 +59,47 @@ def _gather(tensors: list[Any]) -> "LateCopy | BlockRow":
     """Tensors of one device and one kind, gathered by one operation."""
     torch = sys.modules["torch"]
     with torch.no_grad():
+        if not frozenset({torch.Tensor, torch.nn.Parameter}).issuperset(map(type, tensors)):
+            tensors = [_local(tensor) for tensor in tensors]
         flat = [tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors]
         return _add_to_block(torch, flat) if tensors[0].is_cuda else LateCopy(torch.stack(flat))
+
+
+def _local(tensor: Any) -> Any:
+    """This process's part of a distributed tensor, where that is all of it; nobody here runs a collective."""
+    if not callable(getattr(tensor, "to_local", None)):
+        return tensor
+    if all(placement.is_replicate() for placement in tensor.placements):
+        return tensor.to_local()
+    raise OptionError(f"log(): a tensor is spread over processes ({tensor.placements}); give its full_tensor().")
+
+
+def _kind(array: Any) -> Any:
+    """What arrays of JAX have in common that can be gathered by one operation."""
+    return (array.dtype, array.shape, array.sharding) if hasattr(array, "sharding") else id(array)
+
+
+def _parts(arrays: list[Any]) -> Iterator[list[Any]]:
+    """The list in pieces of 32, 16, 8, ...: JAX compiles for each number of arrays."""
+    while arrays:
+        size = min(32, 1 << (len(arrays).bit_length() - 1))
+        yield arrays[:size]
+        arrays = arrays[size:]
+
+
+def _gather_arrays(arrays: list[Any]) -> "ArrayCopy | ArrayRow":
+    """Arrays of JAX as one that nobody else can donate or delete; no process waits for another."""
+    jax = sys.modules.get("jax")
+    if jax is None or not all(isinstance(array, jax.Array) for array in arrays):
+        return ArrayCopy(arrays[0])
+    return ArrayRow(_stack()([a if a.is_fully_addressable else a.addressable_data(0) for a in arrays]))
+
+
+@functools.cache
+def _stack() -> Callable[[list[Any]], Any]:
+    jax = sys.modules["jax"]
+    stack: Callable[[list[Any]], Any] = jax.jit(lambda arrays: jax.numpy.stack([a.reshape(()) for a in arrays]))
+    return stack
 
 
 class LateCopy:
@@ -78,55 +126,93 @@ class Block:
     """Rows of numbers of one kind on a CUDA device, each gathered by one launch, copied many at a time."""
 
     ROWS = 256
+    NUMBERS = 16384
+    """How many numbers a block has room for: with wide rows (the rewards of a batch) it has fewer of them."""
 
     def __init__(self, torch: Any, like: Any, width: int, stream: Any) -> None:
+        self._size = max(1, min(self.ROWS, self.NUMBERS // width))
         with torch.inference_mode(False):  # else it could not be written to outside of it
-            self._table = torch.empty((self.ROWS, width), dtype=like.dtype, device=like.device)
-            self._host = torch.empty((self.ROWS, width), dtype=like.dtype, pin_memory=True)
+            self._table = torch.empty((self._size, width), dtype=like.dtype, device=like.device)
+            # The device is said because torch.set_default_device() would be asked for it.
+            self._host = torch.empty((self._size, width), dtype=like.dtype, device="cpu", pin_memory=True)
             self._rows = self._table.unbind(0)
         self._torch, self._stream = torch, stream
         self._event = torch.cuda.Event()
         self._numbers: list[Sequence[Any]] = []
         self._used = self._copied = 0
-        self._lock = threading.Lock()
+        self._adding = False
+        self._lock = threading.RLock()  # re-entrant: a signal handler may log, or read, in the middle of anything
 
     def add(self, tensors: list[Any]) -> "BlockRow | None":
-        """The tensors as a row of the block; None when it is full."""
+        """The tensors as a row of the block; None when it is full, or interrupted in this very place."""
         with self._lock:
             row = self._used
-            if row == self.ROWS:
+            if row == self._size or self._adding:
                 return None
-            self._torch.stack(tensors, out=self._rows[row])
-            self._used = row + 1
+            self._adding = True
+            try:
+                self._torch.stack(tensors, out=self._rows[row])
+                self._used = row + 1
+            finally:
+                self._adding = False
         return BlockRow(self, row)
 
     def has(self, row: int) -> bool:
         """Whether a row has arrived; if it is not even on its way, it is sent."""
         with self._lock:
-            self._take_in(wait=False)
+            self._take_in()
             return row < len(self._numbers)
 
     def row(self, row: int) -> Sequence[Any]:
         """The numbers of a row, waiting for the device if need be."""
-        with self._lock:
-            while row >= len(self._numbers):
-                self._take_in(wait=True)
-            return self._numbers[row]
+        while True:
+            with self._lock:
+                self._take_in()
+                if row < len(self._numbers):
+                    return self._numbers[row]
+            with beside_captures():
+                self._event.synchronize()  # without the lock: who logs meanwhile must not wait for the device
 
-    def _take_in(self, *, wait: bool) -> None:
-        """Read the rows whose copy has arrived, and send those that came since."""
-        if self._copied > len(self._numbers):
-            if wait:
-                self._event.synchronize()
-            elif not self._event.query():
-                return
-            self._numbers += self._host[len(self._numbers) : self._copied].tolist()
-        if self._used > self._copied:
-            new = slice(self._copied, self._used)
-            with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
-                self._host[new].copy_(self._table[new], non_blocking=True)
-                self._event.record(self._stream)
-            self._copied = self._used
+    def _take_in(self) -> None:
+        """Read the rows whose copy has arrived, and send those that came since. Interrupted, it may do it twice."""
+        arrived, copied, used = len(self._numbers), self._copied, self._used
+        with beside_captures():
+            if copied > arrived:
+                if not self._event.query():
+                    return
+                self._numbers[arrived:copied] = self._host[arrived:copied].tolist()
+            if used > copied:
+                with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
+                    self._host[copied:used].copy_(self._table[copied:used], non_blocking=True)
+                    self._event.record(self._stream)
+                self._copied = used
+
+
+@contextlib.contextmanager
+def beside_captures() -> Iterator[None]:
+    """Ask a device how far it is without breaking the capture of a CUDA graph on another thread."""
+    exchange = _exchange_capture_mode()
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(2)  # cudaStreamCaptureModeRelaxed
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@functools.cache
+def _exchange_capture_mode() -> Any:
+    """The function of the CUDA runtime that torch has loaded, or None."""
+    version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    if version is None:
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return library.cudaThreadExchangeStreamCaptureMode
+    return None
 
 
 class BlockRow:
@@ -149,6 +235,7 @@ class BlockRow:
 
 _BLOCKS: dict[Any, Block] = {}
 """The block in use for each stream, kind and number of values."""
+_MOST_BLOCKS = 64
 
 
 def _add_to_block(torch: Any, tensors: list[Any]) -> BlockRow:
@@ -158,6 +245,10 @@ def _add_to_block(torch: Any, tensors: list[Any]) -> BlockRow:
     key = (torch._C._cuda_getCurrentRawStream(device), device, first.dtype, len(tensors))
     block = _BLOCKS.get(key)
     row = block.add(tensors) if block is not None else None
+    if row is None and torch.cuda.is_current_stream_capturing():
+        raise OptionError("log() while a CUDA graph is captured: log what the graph gives, after its replay.")
+    if row is None and len(_BLOCKS) >= _MOST_BLOCKS:
+        _BLOCKS.clear()  # rows of ever other widths; what is on its way keeps its block
     while row is None:
         block = _BLOCKS[key] = Block(torch, first, len(tensors), torch.cuda.current_stream(device))
         row = block.add(tensors)
@@ -180,6 +271,20 @@ class ArrayCopy:
     def ready(self) -> bool:
         """Whether it is there."""
         return bool(self._array.is_ready())
+
+
+class ArrayRow(LateCopy):
+    """Numbers in one array of JAX, copied by JAX."""
+
+    arrives = True
+
+    def __init__(self, array: Any) -> None:
+        array.copy_to_host_async()
+        super().__init__(array)
+
+    def ready(self) -> bool:
+        """Whether they are there."""
+        return self._numbers is not None or bool(self._tensor.is_ready())
 
 
 class Waiting:
@@ -206,13 +311,17 @@ class Waiting:
             self._writing, self._ended = threading.Lock(), threading.Event()
         self._records.append((record, sources_of(record)))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hookline-device-values", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="hookline-device-values", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: it is written by `flush`, or tried again
+                thread.start()
+                self._thread = thread
 
     def flush(self) -> None:
         """Write everything that waits, and wait for it."""
+        if self._process != os.getpid():  # forked: the lock may be held for ever, and what waits is the parent's
+            return
         with self._writing:
-            while self._records and self._process == os.getpid():
+            while self._records:
                 self._write_first()
 
     def close(self) -> None:
@@ -228,7 +337,10 @@ class Waiting:
 
     def _has_arrived(self) -> bool:
         """Whether the oldest can be written. What does not arrive by itself is waited for: this thread has time."""
-        return all(source.ready() or not source.arrives for source in self._records[0][1])
+        try:
+            return all(source.ready() or not source.arrives for source in self._records[0][1])
+        except Exception:  # it never arrives: writing it says so
+            return True
 
     def _write_first(self) -> None:
         record, _ = self._records[0]
@@ -252,6 +364,7 @@ def with_numbers(record: Record) -> Record:
         case Sample():
             record.rewards = {key: _number(key, value) for key, value in dict.items(record.rewards)}
             record.total, record.advantage = _number("total", record.total), _number("advantage", record.advantage)
+            record.extra = {key: _number(key, value) for key, value in record.extra.items()}
         case Rewards():
             record.values = [_number(record.name, value) for value in record.values]
     return record
@@ -262,7 +375,7 @@ def _values_of(record: Record) -> Iterable[Any]:
         case Metrics():
             return dict.values(record.values)
         case Sample():
-            return [*dict.values(record.rewards), record.total, record.advantage]
+            return [*dict.values(record.rewards), record.total, record.advantage, *record.extra.values()]
         case Rewards():
             return record.values
     return ()
@@ -272,7 +385,7 @@ def _number(name: str, value: Any) -> Any:
     if type(value) is not Deferred:
         return value
     try:
-        return value.get()
+        return value.source.number(value.index)
     except Exception as error:
         logger.warning("%r could not be fetched from its device and is recorded as None: %s", name, error)
         return None

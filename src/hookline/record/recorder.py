@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.metrics import collect
+from hookline.core.metrics import collect, copied, size_of
+from hookline.core.values import is_on_device
 from hookline.record.journal import Durability, Journal
 from hookline.record.lazy import Waiting, defer, sources_of
 from hookline.record.reader import EVERY_AXIS, JOURNAL
@@ -77,7 +78,7 @@ class Recorder:
         self._surely_short = text_bytes // 4  # characters: however they are encoded, it is not too long
         self._redact = redact
         self._clock = clock
-        self._waiting: Waiting | None = None
+        self._waiting = Waiting(self._append_now)
 
     def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
         """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
@@ -127,8 +128,13 @@ class Recorder:
 
     def _append_samples(self, samples: list[Sample]) -> None:
         """Write samples that need a closer look; what of them is on a device is fetched for all together."""
-        numbers = [{"total": sample.total, "advantage": sample.advantage} for sample in samples]
-        defer(*(sample.rewards for sample in samples), *numbers)
+        numbers = [
+            dict(collect(({"total": sample.total, "advantage": sample.advantage},), {}, _leave)) for sample in samples
+        ]
+        others = [{k: v for k, v in sample.extra.items() if is_on_device(v) and size_of(v) == 1} for sample in samples]
+        defer(*(sample.rewards for sample in samples), *numbers, *others)
+        for sample, other in zip(samples, others, strict=True):
+            sample.extra |= other
         for sample, own in zip(samples, numbers, strict=True):
             sample.total, sample.advantage = own["total"], own["advantage"]
             self._append(sample)
@@ -158,28 +164,23 @@ class Recorder:
 
     def flush(self) -> None:
         """Wait until everything recorded so far is in the journal: what comes from a device takes a moment."""
-        if self._waiting is not None:
-            self._waiting.flush()
+        self._waiting.flush()
 
     def close(self) -> None:
         """Finish the journal. May be called again."""
-        if self._waiting is not None:
-            self._waiting.close()
+        self._waiting.close()
         self.journal.close()
 
     def _append(self, record: Record) -> None:
         if sources_of(record):
-            self._write_later(record)
+            if isinstance(record, Metrics):
+                record.values = dict(dict.items(record.values))  # whoever gave it may go on changing it
+            self._waiting.add(record)
         else:
             self._append_now(record)
 
     def _append_now(self, record: Record) -> None:
         self.journal.append(encode(cleaned(record)))
-
-    def _write_later(self, record: Record) -> None:
-        if self._waiting is None:
-            self._waiting = Waiting(self._append_now)
-        self._waiting.add(record)
 
     def _note_gap(self, lost: int) -> None:
         self.event("records_lost", count=lost)
@@ -195,7 +196,7 @@ class Recorder:
         self._cut_texts(sample)
         if not isinstance(sample.rewards, Mapping):
             raise OptionError(f"log_samples(): rewards={sample.rewards!r}; give a dict of numbers by function.")
-        sample.rewards = collect((sample.rewards,), {}, _leave)
+        sample.rewards = copied(collect((sample.rewards,), {}, _leave))
         return sample
 
     def _cut_texts(self, sample: Sample) -> None:
