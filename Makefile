@@ -28,6 +28,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/faults.py
 
 # Programs of the system that tests use. Without root those tests are skipped and say so.
 system:
