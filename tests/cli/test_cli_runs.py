@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def test_sync_where_something_still_waits_says_so_and_exits_with_one(tmp_path, c
         run.outlets.close()
         for _ in run.steps(3):
             run.log(loss=1.0)
+    shutil.rmtree(place)
     place.write_text("in the way")
     result = cli("runs", "sync", run.dir, "--seconds", "0.2")
     assert (result.exit_code, "lagging" in result.stdout, "NotADirectoryError" in result.stdout) == (1, True, True)

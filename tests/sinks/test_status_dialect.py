@@ -29,6 +29,7 @@ FAULTS = ("unreachable", "hanging", "error", "half_closed", "refused")
 @pytest.fixture(autouse=True)
 def _outboxes_end_with_the_test(monkeypatch):
     monkeypatch.setattr(outbox, "PACE", Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05))
+    monkeypatch.setattr(outbox, "_OUTBOXES", {})  # those of other tests in this process are none of ours
     yield
     for each in outbox._OUTBOXES.values():
         each.close(0)
