@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import hookline as hl
-from hookline.record.journal import files
 from hookline.record.reader import lines
+from hookline.record.segment import files
 
 KILLS_PER_RUN = 50
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.record.journal import Journal, files
+from hookline.record.journal import Journal
 from hookline.record.reader import lines
+from hookline.record.segment import files
 
 
 def contents(directory):

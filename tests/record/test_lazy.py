@@ -13,8 +13,7 @@ import pytest
 import hookline as hl
 from hookline.core.metrics import MetricsRow, collect
 from hookline.core.values import Deferred
-from hookline.record import lazy
-from hookline.record.lazy import Block, defer
+from hookline.record.device import Block, defer
 from hookline.record.records import Metrics, Rewards, Sample
 
 
@@ -360,7 +359,7 @@ def test_defer_leaves_plain_values_alone(gate):
 
 
 def test_metrics_row_copies_and_merges_without_waiting_and_compares_by_number(gate):
-    row = collect(({"loss": Array(0.5, gate), "lr": 0.1},), {}, lazy.defer)
+    row = collect(({"loss": Array(0.5, gate), "lr": 0.1},), {}, defer)
     assert isinstance(row, MetricsRow)
     other = row.copy()
     other |= {"more": 1.0}

@@ -17,10 +17,10 @@ from wandb.errors import term
 
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.record.delivery import Delivery
-from hookline.record.journal import File
 from hookline.record.reader import Parcel
 from hookline.record.recorder import Recorder
 from hookline.record.records import Metrics, Sample
+from hookline.record.segment import File
 from hookline.sinks import WandbSink, wandb_run
 from hookline.sinks.wandb_file import WandbFile
 from hookline.sinks.wandb_rows import Numbers

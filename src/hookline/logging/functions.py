@@ -25,7 +25,7 @@ from hookline.logging.payloads import MetricsPayload, RewardsPayload, SamplePayl
 from hookline.logging.rewards import reward_metrics, reward_values
 from hookline.logging.settings import MetricSettings
 from hookline.logging.state import current
-from hookline.record.lazy import defer
+from hookline.record.device import defer
 from hookline.record.records import clean
 
 

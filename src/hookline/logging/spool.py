@@ -28,10 +28,10 @@ from pathlib import Path
 
 from hookline.record import lock
 from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress
-from hookline.record.journal import files
 from hookline.record.reader import JOURNAL, MAIN, Parcel, lines
 from hookline.record.recorder import Recorder
 from hookline.record.records import clean
+from hookline.record.segment import files
 from hookline.record.sink import Sink
 
 logger = logging.getLogger("hookline")

@@ -20,7 +20,7 @@ from hookline.core.metrics import MetricsRow, collect, copied
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
-from hookline.record.lazy import defer
+from hookline.record.device import defer
 from hookline.record.reader import read
 from hookline.record.recorder import Recorder, whole_step
 from hookline.record.records import Metrics

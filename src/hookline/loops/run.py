@@ -31,7 +31,7 @@ from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
 from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.loops.validation import Validation
-from hookline.record.lazy import defer
+from hookline.record.device import defer
 from hookline.record.recorder import whole_step
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hookline.core.metrics import MetricsRow, collect
 from hookline.core.values import Deferred, plain
-from hookline.record.lazy import defer
+from hookline.record.device import defer
 
 if TYPE_CHECKING:
     from hookline.loops.run import Run

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hookline.core.errors import ConfigError
-from hookline.record.journal import File, files, first_zero
 from hookline.record.records import AnyRecord, Event, Metrics, Rewards, Sample, Status, decode
+from hookline.record.segment import File, files, first_zero
 
 JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""

@@ -16,8 +16,9 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect, copied, size_of
 from hookline.core.values import is_on_device
+from hookline.record.device import defer
 from hookline.record.journal import Durability, Journal
-from hookline.record.lazy import Waiting, defer, sources_of
+from hookline.record.lazy import Waiting, sources_of
 from hookline.record.reader import EVERY_AXIS, JOURNAL
 from hookline.record.records import (
     Event,

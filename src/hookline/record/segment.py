@@ -1,0 +1,114 @@
+"""The files of a journal: their names, how they are allocated and mapped, and what is left of them.
+
+A segment that is in use is locked, so that `tidy` can tell those of killed writers from others, on
+any machine that shares the file system. It has zeros behind its last line.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
+_UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
+"""File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
+
+
+class File(NamedTuple):
+    """What a journal file's name says."""
+
+    path: Path
+    name: str
+    session: int
+    writer: str
+    number: int
+
+
+def files(directory: Path) -> list[File]:
+    """The journal files in a directory, each writer's in order."""
+    found = []
+    for path in directory.glob("*.jsonl"):
+        writer, _, number = path.stem.rpartition("-")
+        parts = writer.split("-")
+        if len(parts) == 4 and parts[1].isdigit() and number.isdigit():
+            found.append(File(path, parts[0], int(parts[1]), writer, int(number)))
+    return sorted(found, key=lambda file: (file.name, file.session, file.writer, file.number))
+
+
+class Segment:
+    """One preallocated, mapped file. It is made under a name that readers ignore, until it is `taken`."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):  # shows that it is in use, where files can be locked
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+            self.map = mmap.mmap(self.descriptor, size)
+        except BaseException:
+            os.close(self.descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        _touch(self.map)
+
+    def taken(self, path: Path) -> None:
+        """Give the file its name: its number is that of its use, not of its making."""
+        self.path = self.path.rename(path)
+
+    def close(self, used: int) -> None:
+        """Give back what was not used."""
+        self.map.close()
+        os.ftruncate(self.descriptor, used)
+        with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+
+def _touch(pages: mmap.mmap) -> None:
+    """Have all pages of a map made now. Reading zeros into them does it without the interpreter's lock."""
+    with contextlib.suppress(OSError), Path("/dev/zero").open("rb", buffering=0) as zeros:
+        os.readv(zeros.fileno(), [pages])
+
+
+def tidy(directory: Path) -> None:
+    """Give back what killed writers had set aside: the rest of their segments, and segments they never used."""
+    for path in [*directory.glob("*.prepared"), *directory.glob("*.jsonl")]:
+        with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody writes to it
+            size = file.seek(0, os.SEEK_END)
+            if path.suffix == ".prepared":
+                path.unlink(missing_ok=True)
+            elif size and os.pread(file.fileno(), 1, size - 1) == b"\0":
+                os.ftruncate(file.fileno(), first_zero(file.fileno(), 0, size))
+
+
+def first_zero(descriptor: int, low: int, high: int) -> int:
+    """Where the zeros of a segment begin, by halving: there is none in a line, and nothing else behind the last."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if os.pread(descriptor, 1, middle) == b"\0" else (middle + 1, high)
+    return low
+
+
+def can_map(directory: Path) -> bool:
+    """Whether files there can be allocated in full and mapped, with all that this promises."""
+    return hasattr(os, "posix_fallocate") and hasattr(os, "fdatasync") and _file_system(directory) not in _UNMAPPABLE
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system that a directory lies on, as far as the system tells."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    where = directory.resolve()
+    best, kind = -1, ""
+    for mount in mounts:
+        _, point, found, *_ = mount.split(" ")
+        point = point.replace("\\040", " ")
+        if where.is_relative_to(point) and len(point) >= best:  # a later mount on the same point covers the earlier
+            best, kind = len(point), found
+    return "fuse" if kind.startswith("fuse") else kind
