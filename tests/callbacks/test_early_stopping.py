@@ -6,6 +6,7 @@ import pytest
 
 import hookline as hl
 from hookline.callbacks import EarlyStoppingCallback
+from hookline.core.values import Deferred
 from hookline.testing import FakeLoop
 
 
@@ -26,6 +27,13 @@ def steps_until_stop(values, **arguments):
         ([3, math.nan, 2], {"patience": 9}, 2),
         ([math.nan, math.nan, math.nan], {"patience": 2, "check_finite": False}, 2),
         ([math.nan, 3, 2, 2, 2], {"patience": 2, "check_finite": False}, 5),
+        ([math.nan, 3], {}, 1),
+        ([3, math.inf, 2], {}, 2),
+        ([3, 2, math.nan, 2, 1], {"patience": 2, "check_finite": False}, 4),
+        ([-math.inf, 3, 2, 2, 2], {"patience": 2, "check_finite": False}, 5),
+        ([0.2, 0.9, 0.95], {"stopping_threshold": 0.9, "mode": "max"}, 2),
+        ([3, 2.9, 2.8, 2.7], {"patience": 1, "min_delta": 0.2}, 2),
+        ([3, 2, 2, 1, 1, 1], {"patience": 2}, 6),
     ],
 )
 def test_early_stopping_stops_after(values, arguments, stopped_after):
@@ -36,6 +44,70 @@ def test_early_stopping_stops_after(values, arguments, stopped_after):
 
 def test_early_stopping_goes_on_while_the_metric_improves():
     assert steps_until_stop([5, 4, 3, 2, 1], patience=1) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "reason"),
+    [
+        ([1, 2], {"patience": 1}, "has not improved on 1 for 1 looks"),
+        ([math.nan], {}, "is nan"),
+        ([math.nan], {"patience": 1, "check_finite": False}, "has not improved on nothing finite for 1 looks"),
+        ([0.25], {"stopping_threshold": 0.5}, "reached 0.25"),
+    ],
+)
+def test_early_stopping_says_why(values, arguments, reason):
+    assert steps_until_stop(values, **arguments) == (len(values), f"early stopping: val_loss {reason}")
+
+
+def test_early_stopping_metric_that_is_no_number_is_an_error():
+    with pytest.raises(hl.OptionError, match="monitor='val_loss' is 'low'"):
+        steps_until_stop(["low"])
+
+
+class Late:
+    """A number that arrives when it is told to, or when it is waited for."""
+
+    arrives = True
+
+    def __init__(self, value):
+        self.value, self.here, self.waited_for = value, False, False
+
+    def ready(self):
+        return self.here
+
+    def number(self, index):
+        self.waited_for = not self.here
+        return self.value
+
+
+def late_losses(callback, *, every):
+    """A loop whose loss is 1, 2, 3, logged every so many steps, and the losses."""
+    late = [Late(1.0), Late(2.0), Late(3.0)]
+    loop = FakeLoop(callbacks=[callback], num_steps=None)
+    losses = {index * every: {"loss": Deferred(value)} for index, value in enumerate(late)}
+    loop.run_steps(2 * every + 1, lambda step_idx: losses.get(step_idx, {}))
+    return loop, late
+
+
+def test_early_stopping_metric_of_every_step_is_not_waited_for():
+    loop, late = late_losses(EarlyStoppingCallback("loss", patience=2), every=1)
+    assert ([value.waited_for for value in late], loop.stop_reason) == ([True, False, False], None)
+    late[1].here = late[2].here = True
+    loop.run_steps(1)
+    assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 looks"
+
+
+def test_early_stopping_metric_of_some_steps_stops_on_the_spot():
+    loop, _ = late_losses(EarlyStoppingCallback("loss", patience=2), every=5)
+    assert (loop.step, loop.stop_reason) == (11, "early stopping: loss has not improved on 1 for 2 looks")
+
+
+def test_early_stopping_state_counts_values_on_a_device():
+    callback = EarlyStoppingCallback("loss", patience=2)
+    loop, _ = late_losses(callback, every=1)
+    assert callback.state_dict() == {"best": 1.0, "waited": 2}
+    loop.run_steps(1)
+    assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 looks"
 
 
 def test_early_stopping_state_goes_on_after_a_resume():
@@ -59,7 +131,17 @@ def test_early_stopping_metric_never_seen_is_warned_about_with_the_names_seen(ca
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"mode": "up"}, "mode='up'"), ({"patience": 0}, "patience=0"), ({"min_delta": -1}, "min_delta=-1")],
+    [
+        ({"monitor": ""}, "monitor=''"),
+        ({"mode": "up"}, "mode='up'"),
+        ({"patience": 0}, "patience=0"),
+        ({"patience": 1.5}, "patience=1.5"),
+        ({"min_delta": -1}, "min_delta=-1"),
+        ({"min_delta": math.nan}, "min_delta=nan"),
+        ({"min_delta": "0.1"}, "min_delta='0.1'"),
+        ({"stopping_threshold": math.nan}, "stopping_threshold=nan"),
+        ({"stopping_threshold": "low"}, "stopping_threshold='low'"),
+    ],
 )
 def test_early_stopping_bad_arguments_are_errors(arguments, message):
     with pytest.raises(hl.OptionError, match=message):

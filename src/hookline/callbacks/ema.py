@@ -1,0 +1,179 @@
+"""Keeps an exponential moving average of the model's parameters, and validates with it.
+
+The average takes in the weights at the end of every step (or of those that ``every=`` and ``start=``
+choose) and starts as a copy at the first of them. It is kept in float32 where the weights are in half
+precision, which would lose small changes. Buffers, such as the running means of a batch norm, and
+frozen parameters are not averaged.
+"""
+
+import base64
+import io
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hookline.core.callback import Callback
+from hookline.core.errors import OptionError
+from hookline.core.registry import register
+from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
+
+logger = logging.getLogger("hookline")
+
+
+@register("ema")
+class EMA(Callback):
+    """Averages the trainable parameters of ``loop.model``; they stand in the model during validations.
+
+    From `on_validation_start` to `on_validation_end` the model has the averages; training goes on with
+    the weights it had. The average is part of every checkpoint, as text in its ``state.json``: for a
+    model of many billion parameters save ``averages`` yourself instead. After training, or for a sample
+    in between, ``with ema.applied(model):`` puts the averages in for a while.
+
+    Args:
+        decay: How much of the average stays at an update: 0.999 averages over about a thousand.
+        warmup: Let the first updates count more, ``(1 + n) / (10 + n)`` at the n-th, up to ``decay``.
+        use_at_end: Leave the averages in the model when training ends.
+    """
+
+    priority = 100  # first in and first out: whoever saves at the end of a validation saves the weights of training
+
+    def __init__(self, decay: float = 0.999, *, warmup: bool = False, use_at_end: bool = False) -> None:
+        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
+            raise OptionError(f"decay={decay!r}: give a number of at least 0 and below 1, e.g. 0.999.")
+        self.decay = float(decay)
+        self.warmup = warmup
+        self.use_at_end = use_at_end
+        self.updates = 0
+        self.averages: dict[str, Any] = {}
+        self._parameters: dict[str, Any] = {}
+        self._weights: list[Any] | None = None  # those of training, while the averages stand in the model
+
+    def on_train_start(self, loop: LoopState, /) -> None:
+        if not callable(getattr(loop.model, "named_parameters", None)):
+            given = "no model" if loop.model is None else f"a {type(loop.model).__name__} without named_parameters()"
+            logger.warning(
+                "ema averages nothing: the loop has %s. Set one before the first step: run.model = model.", given
+            )
+            return
+        self._parameters = _trainable(loop.model)
+        if self.averages:
+            self._place()
+
+    def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> None:
+        self._weights = None  # the model has those of the checkpoint
+        if self.averages and self._parameters:
+            self._place()
+
+    def on_step_start(self, loop: LoopState, step_idx: int, /) -> None:
+        self._put_back()  # a validation that failed never ended
+
+    def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        self._put_back()
+        if self._parameters:
+            self._update()
+
+    def on_validation_start(self, loop: LoopState, /) -> None:
+        if self.averages and self._parameters and self._weights is None:
+            self._weights = self._put_in()
+
+    def on_validation_end(self, loop: LoopState, /) -> None:
+        self._put_back()
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        self._put_back()
+        if self.use_at_end and self.averages and self._parameters:
+            self._put_in()
+
+    def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
+        self._put_back()
+
+    def close(self) -> None:
+        self._parameters, self._weights = {}, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "averages": _as_text(self.averages) if self.averages else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updates = state["updates"]
+        self.averages = _from_text(state["averages"]) if state["averages"] else {}
+
+    @contextmanager
+    def applied(self, model: Any) -> Iterator[Any]:
+        """The model with the averages in it, for as long as the context is open."""
+        if not self.averages:
+            raise OptionError("ema.applied(): nothing is averaged yet; an average takes a step, or a checkpoint.")
+        mine, self._parameters = self._parameters, _trainable(model)
+        try:
+            self._place()
+            weights = self._put_in()
+            try:
+                yield model
+            finally:
+                self._copy_in(weights)
+        finally:
+            self._parameters = mine
+
+    def _update(self) -> None:
+        torch = sys.modules["torch"]
+        weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        if not self.averages:
+            self.averages = {name: weight.to(_wide(weight.dtype), copy=True) for name, weight in weights.items()}
+        else:
+            averages = list(self.averages.values())
+            wide = [weights[name].to(average.dtype) for name, average in self.averages.items()]
+            torch._foreach_lerp_(averages, wide, 1 - self._decay_now())
+        self.updates += 1
+
+    def _decay_now(self) -> float:
+        return min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
+
+    def _place(self) -> None:
+        """Bring averages that were loaded to where the model's parameters are."""
+        wrong = sorted(self.averages.keys() ^ self._parameters.keys())
+        wrong += [n for n, a in self.averages.items() if n not in wrong and a.shape != self._parameters[n].shape]
+        if wrong:
+            raise OptionError(f"ema: the averages are those of another model: {wrong[0]!r} does not fit this one.")
+        self.averages = {name: a.to(self._parameters[name].device) for name, a in self.averages.items()}
+
+    def _put_in(self) -> list[Any]:
+        """Copy the averages into the model, and return what was there."""
+        weights = [self._parameters[name].detach().clone() for name in self.averages]
+        self._copy_in(list(self.averages.values()))
+        return weights
+
+    def _put_back(self) -> None:
+        if self._weights is not None:
+            weights, self._weights = self._weights, None
+            self._copy_in(weights)
+
+    def _copy_in(self, values: list[Any]) -> None:
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            torch._foreach_copy_([self._parameters[name] for name in self.averages], values)
+
+
+def _trainable(model: Any) -> dict[str, Any]:
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
+    if any(hasattr(parameter, "to_local") for parameter in parameters.values()):
+        raise OptionError("ema: the model's parameters are spread over processes; it averages whole ones only.")
+    return parameters
+
+
+def _wide(dtype: Any) -> Any:
+    torch = sys.modules["torch"]
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _as_text(averages: Mapping[str, Any]) -> str:
+    file = io.BytesIO()
+    sys.modules["torch"].save({name: average.cpu() for name, average in averages.items()}, file)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _from_text(text: str) -> dict[str, Any]:
+    import torch
+
+    averages: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), map_location="cpu", weights_only=True)
+    return averages

@@ -1,0 +1,76 @@
+"""Logs gradient norms, of the whole model and of each layer, without waiting for a device.
+
+The norms are those at `on_before_optimizer_step`: before clipping if the loop clips behind it, after
+it otherwise. A bare loop does not know when its optimizer moves, unless it is told once, before the
+first step::
+
+    optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
+
+or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, e.g. before it clips.
+"""
+
+import logging
+import sys
+from typing import Any
+
+from hookline.callbacks.gradients import gradients_by_name, norms
+from hookline.core.callback import Callback
+from hookline.core.errors import OptionError
+from hookline.core.registry import register
+from hookline.core.state import LoopArtifacts, LoopState
+
+logger = logging.getLogger("hookline")
+
+
+@register("gradient_monitor")
+class GradientMonitor(Callback):
+    """Logs ``grad_norm``, and ``grad_norm/<layer>`` for each module that has parameters of its own.
+
+    Args:
+        every: Look every so many steps.
+        by_layer: Log the layers as well; they are known where the loop has a model.
+        norm_type: Which norm: 2 is the usual one, ``float("inf")`` the largest element.
+    """
+
+    def __init__(self, every: int = 10, by_layer: bool = True, *, norm_type: float = 2.0) -> None:
+        if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or not norm_type > 0:
+            raise OptionError(f"norm_type={norm_type!r}: give a number above 0, or float('inf').")
+        self.configure(every=every)
+        self._every = every
+        self.by_layer = by_layer
+        self.norm_type = float(norm_type)
+        self._looked = False
+
+    def on_train_start(self, loop: LoopState, /) -> None:
+        if loop.model is None and loop.optimizer is None:
+            logger.warning(
+                "gradient_monitor logs only what it is handed: the loop has no model and no optimizer. "
+                "Set one before the first step: run.model = model."
+            )
+
+    def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> None:
+        self._looked = True
+        gradients = gradients_by_name(loop, optimizer)
+        if gradients:
+            loop.log(self._norms(gradients, by_layer=self.by_layer and loop.model is not None))
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        if not self._looked and loop.optimizer is not None and loop.step >= self._every:
+            logger.warning(
+                "gradient_monitor saw no gradients: on_before_optimizer_step never fired. In a loop of your own, "
+                "call run.callbacks.on_before_optimizer_step(run, optimizer) before optimizer.step()."
+            )
+
+    def _norms(self, gradients: dict[str, Any], *, by_layer: bool) -> dict[str, Any]:
+        """Three operations on the device, however many layers there are."""
+        vector_norm = sys.modules["torch"].linalg.vector_norm
+        layers: dict[str, list[Any]] = {}
+        for name, gradient in gradients.items():
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(gradient)
+        each = norms([gradient for members in layers.values() for gradient in members], self.norm_type)
+        values = {"grad_norm": vector_norm(each, self.norm_type)}
+        if by_layer:
+            parts = each.split([len(members) for members in layers.values()])
+            of_layers = sys.modules["torch"]._foreach_norm(parts, self.norm_type)
+            values |= {f"grad_norm/{layer}": norm for layer, norm in zip(layers, of_layers, strict=True)}
+        return values

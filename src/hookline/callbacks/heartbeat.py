@@ -1,0 +1,62 @@
+"""Records that a training is alive and how far it is, at a steady pace, also while one step or a validation takes long.
+
+A heartbeat is a status like any other, so every sink and monitor that is told of statuses is told of it. A
+thread of its own records it; it ends with the run. Where nothing is recorded there is nothing to do.
+"""
+
+from typing import Any
+
+from hookline.callbacks.ticker import Ticker, require_seconds
+from hookline.core.callback import Callback
+from hookline.core.registry import register
+from hookline.core.state import LoopArtifacts, LoopState
+
+
+@register("heartbeat")
+class Heartbeat(Callback):
+    """Records the status ``heartbeat`` with ``phase``, ``total_steps``, ``epoch`` and ``total_epochs``.
+
+    The phase is "training" or "validation". On rank zero, unless configured with ``ranks="all"``.
+
+    Args:
+        every_seconds: The time between two heartbeats.
+    """
+
+    ranks = "zero"
+
+    def __init__(self, every_seconds: float = 10.0) -> None:
+        self.every_seconds = require_seconds("every_seconds", every_seconds)
+        self._loop: LoopState | None = None
+        self._phase = "training"
+        self._ticker: Ticker | None = None
+
+    def on_train_start(self, loop: LoopState, /) -> None:
+        self.close()
+        self._phase = "training"
+        if getattr(loop, "recorder", None) is not None:
+            self._loop = loop
+            self._ticker = Ticker(self.name, self.every_seconds, self.beat)
+
+    def on_validation_start(self, loop: LoopState, /) -> None:
+        self._phase = "validation"
+
+    def on_validation_end(self, loop: LoopState, /) -> None:
+        self._phase = "training"
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        self.close()
+
+    def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.close()
+        self._ticker = self._loop = None
+
+    def beat(self) -> None:
+        """Record one now, as the thread does."""
+        loop: Any = self._loop
+        if loop is not None:
+            progress = {"total_steps": loop.num_steps, "epoch": loop.epoch, "total_epochs": loop.num_epochs}
+            loop.recorder.status("heartbeat", step=loop.step, phase=self._phase, **progress)

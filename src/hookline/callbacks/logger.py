@@ -1,0 +1,200 @@
+"""Logs a line of metrics every so many steps and epochs, and norms of gradients and parameters if asked.
+
+The metrics themselves are recorded by the loop. The lines go to the standard library's logger
+``hookline.training`` at level INFO, with the mean of each metric over all values since the line before, not
+only the last one. Values that are still on a device are not waited for: their line comes when they have
+arrived, in its place and with its step.
+"""
+
+import logging
+import sys
+from collections import deque
+from typing import Any
+
+from hookline.callbacks.gradients import gradients_by_name, norms, parameters_by_name
+from hookline.core.callback import Callback
+from hookline.core.errors import OptionError
+from hookline.core.metrics import copied, readable
+from hookline.core.registry import register
+from hookline.core.state import LoopArtifacts, LoopState
+from hookline.core.subscriber import WRITER_PRIORITY
+
+logger = logging.getLogger("hookline")
+training = logging.getLogger("hookline.training")
+
+MOST_WAITING = 256
+"""How many rows and lines may wait for a device before the oldest, by then long computed, is read."""
+
+
+@register("logger")
+class LoggerCallback(Callback):
+    """Logs the metrics to ``hookline.training``: a line per interval, with the mean of each metric over it.
+
+    Args:
+        log_every_n_steps: A line, and norms, every so many steps; None for never.
+        log_every_n_epochs: A line at the end of every so many epochs, over all of their steps; None for never.
+        log_metrics: Whether there are lines at all.
+        log_gradients: Record ``gradients/norm`` and the norm of each parameter's gradient, ``gradients/<parameter>``.
+        log_parameters: Record ``parameters/norm`` and the norm of each parameter, ``parameters/<parameter>``.
+    """
+
+    priority = WRITER_PRIORITY
+    ranks = "zero"
+
+    def __init__(
+        self,
+        log_every_n_steps: int | None = 1,
+        log_every_n_epochs: int | None = 1,
+        log_metrics: bool = True,
+        log_gradients: bool = False,
+        log_parameters: bool = False,
+    ) -> None:
+        _check_cadence("log_every_n_steps", log_every_n_steps)
+        _check_cadence("log_every_n_epochs", log_every_n_epochs)
+        self.log_every_n_steps = log_every_n_steps
+        self.log_every_n_epochs = log_every_n_epochs
+        self.log_metrics = log_metrics
+        self.log_gradients = log_gradients
+        self.log_parameters = log_parameters
+        self._of_steps, self._of_epochs = _Means(), _Means()
+        self._waiting: deque[dict[str, Any] | _Line] = deque()
+        self._line_due = False
+        self._gradients_at: int | None = None
+
+    def on_train_start(self, loop: LoopState, /) -> None:
+        if self.log_metrics and not training.isEnabledFor(logging.INFO):
+            logger.warning(
+                "logger: the lines of 'hookline.training' have level INFO, which is switched off. "
+                "Call hookline.logging.initialize() or logging.basicConfig(level=logging.INFO) before the training."
+            )
+        if (self.log_gradients or self.log_parameters) and loop.model is None and loop.optimizer is None:
+            logger.warning("logger records no norms: the loop has no model. Set it first: run.model = model.")
+
+    def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> None:
+        if self.log_gradients and _is_nth(loop.step + 1, self.log_every_n_steps):
+            self._record_gradients(loop, optimizer, step=loop.step + 1)
+
+    def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        self._line_due = _is_nth(step_idx + 1, self.log_every_n_steps)
+        if not self._line_due:
+            return
+        if self.log_gradients and self._gradients_at != step_idx + 1:  # a loop that does not say when it steps
+            self._record_gradients(loop, None, step=step_idx + 1)
+        if self.log_parameters:
+            tensors = {name: _local(p) for name, p in parameters_by_name(loop, None).items() if p.is_floating_point()}
+            _record_norms(loop, "parameters", tensors)
+
+    def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
+        if not self.log_metrics or not training.isEnabledFor(logging.INFO):
+            return
+        if metrics:
+            self._waiting.append(copied(metrics))
+        if self._line_due:
+            self._line_due = False
+            self._waiting.append(_Line(_counted("step", step, loop.num_steps), self._of_steps))
+        self._work_off(at_most=MOST_WAITING)
+
+    def on_train_epoch_end(self, loop: LoopState, /) -> None:
+        if _is_nth(loop.epoch + 1, self.log_every_n_epochs):
+            text = f"{_counted('epoch', loop.epoch + 1, loop.num_epochs)}  {_counted('step', loop.step, None)}"
+            self._waiting.append(_Line(text, self._of_epochs))
+            self._work_off(at_most=MOST_WAITING)
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        self._log_rest(loop)
+        if self.log_gradients and self._gradients_at is None:
+            logger.warning(
+                "logger saw no gradients. In a loop of your own, call optimizer.zero_grad() first in a step, "
+                "or run.callbacks.on_before_optimizer_step(run, optimizer) before optimizer.step()."
+            )
+
+    def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
+        self._log_rest(loop)
+
+    def _log_rest(self, loop: LoopState) -> None:
+        """A line of what came since the last one; now is the time to wait for it."""
+        if self.log_every_n_steps is not None:
+            self._waiting.append(_Line(_counted("step", loop.step, loop.num_steps), self._of_steps))
+        self._work_off(at_most=0)
+
+    def _record_gradients(self, loop: LoopState, optimizer: Any, *, step: int) -> None:
+        gradients = gradients_by_name(loop, optimizer)
+        if gradients:
+            self._gradients_at = step
+            _record_norms(loop, "gradients", gradients)
+
+    def _work_off(self, *, at_most: int) -> None:
+        """Count the rows and log the lines that have arrived; all but ``at_most`` of them even if that waits."""
+        while self._waiting:
+            first = self._waiting[0]
+            if isinstance(first, _Line):
+                first.log()
+            else:
+                row = readable(first) if len(self._waiting) <= at_most else dict(first.items())
+                if len(row) < len(first):
+                    return
+                self._of_steps.add(row)
+                self._of_epochs.add(row)
+            self._waiting.popleft()
+
+
+class _Means:
+    """The mean of each metric over an interval; of what is no number, the last."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._others: dict[str, Any] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        sums, counts = self._sums, self._counts
+        for name, value in row.items():
+            if type(value) is float or type(value) is int:
+                sums[name] = sums.get(name, 0.0) + value
+                counts[name] = counts.get(name, 0) + 1
+            elif value is not None:
+                self._others[name] = value
+
+    def take(self) -> list[str]:
+        """What there is, in words, and begin anew; what the hooks cost is for the summary."""
+        words = {name: f"{name} {total / self._counts[name]:.4g}" for name, total in self._sums.items()}
+        words |= {name: f"{name} {value}" for name, value in self._others.items()}
+        self._sums, self._counts, self._others = {}, {}, {}
+        return [text for name, text in words.items() if not name.startswith("hooks/")]
+
+
+class _Line:
+    """A line that is logged once the rows before it have arrived."""
+
+    def __init__(self, text: str, means: _Means) -> None:
+        self._text, self._means = text, means
+
+    def log(self) -> None:
+        words = self._means.take()
+        if words:
+            training.info("%s", "  ".join([self._text, *words]))
+
+
+def _record_norms(loop: LoopState, topic: str, tensors: dict[str, Any]) -> None:
+    if tensors:
+        each = norms(list(tensors.values()), 2.0)
+        total = sys.modules["torch"].linalg.vector_norm(each)
+        loop.log({f"{topic}/norm": total} | {f"{topic}/{name}": n for name, n in zip(tensors, each, strict=True)})
+
+
+def _local(parameter: Any) -> Any:
+    """A parameter's values, or this process's part of them."""
+    return parameter.detach().to_local() if callable(getattr(parameter, "to_local", None)) else parameter.detach()
+
+
+def _counted(what: str, count: int, total: int | None) -> str:
+    return f"{what} {count}/{total}" if total else f"{what} {count}"
+
+
+def _is_nth(count: int, every: int | None) -> bool:
+    return every is not None and count % every == 0
+
+
+def _check_cadence(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise OptionError(f"{name}={value!r}: give a whole number of at least 1, or None for never.")

@@ -1,0 +1,112 @@
+"""Records a few samples of what a model is given and gives: of each rollout, or of each validation.
+
+They go where `loop.log_samples` takes them: to the record and its sinks. What samples are made of is found in lists
+of mappings or objects, and in mappings of lists; for anything else, ``make`` says it.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from hookline.core.callback import Callback
+from hookline.core.errors import OptionError
+from hookline.core.registry import register
+from hookline.core.state import LoopArtifacts, LoopState
+
+logger = logging.getLogger("hookline")
+
+Row = Mapping[str, Any]
+
+
+@register("sample_logger")
+class SampleLogger(Callback):
+    """Records the first ``n`` samples of every so many rollouts or validations.
+
+    On rank zero, unless configured with ``ranks="all"``.
+
+    Args:
+        n: How many at a time.
+        every: Of every so many rollout steps; or of the first validation and every so many after it.
+        source: "rollouts" or "validation".
+        make: Called with the rollouts, or with the outputs and the batch of a validation batch; returns a mapping
+            for each sample, with ``prompt``, ``completion``, ``expected``, ``rewards`` or any other names.
+    """
+
+    ranks = "zero"
+
+    def __init__(
+        self,
+        n: int = 4,
+        every: int = 1,
+        source: Literal["rollouts", "validation"] = "rollouts",
+        make: Callable[..., Iterable[Row]] | None = None,
+    ) -> None:
+        for name, value in (("n", n), ("every", every)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name}={value!r}: give a whole number of at least 1.")
+        if source not in ("rollouts", "validation"):
+            raise OptionError(f"source={source!r}: give 'rollouts' or 'validation'.")
+        if make is not None and not callable(make):
+            raise OptionError(f"make={make!r}: give a function that returns a list of dicts.")
+        self.n = n
+        self.source = source
+        self._every = every
+        self._make = make or samples_in
+        self._validations = 0
+        self._wanted = 0
+        self._found: bool | None = None
+
+    def on_rollout_end(self, loop: LoopState, step_idx: int, rollouts: Any, /) -> None:
+        if self.source == "rollouts" and (step_idx + 1) % self._every == 0:
+            self._log(loop, self.n, rollouts)
+
+    def on_validation_start(self, loop: LoopState, /) -> None:
+        self._wanted = self.n if self._validations % self._every == 0 else 0
+        self._validations += 1
+
+    def on_validation_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> None:
+        if self.source == "validation" and self._wanted:
+            self._wanted -= self._log(loop, self._wanted, outputs, batch)
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        if self._found is False:
+            logger.warning("%s found no samples in the %s: say with make= what they are.", self.name, self.source)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validations": self._validations}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._validations = int(state["validations"])
+
+    def _log(self, loop: LoopState, most: int, *given: Any) -> int:
+        rows = list(islice(self._make(*given), most))
+        self._found = bool(rows) or bool(self._found)
+        if rows:
+            loop.log_samples(rows)
+        return len(rows)
+
+
+def samples_in(*given: Any) -> list[Row]:
+    """The samples in lists of mappings or objects, or in mappings whose lists are their fields.
+
+    >>> samples_in({"loss": 0.5}, {"prompt": ["1+1", "2+2"], "expected": ["2", "4"]})
+    [{'prompt': '1+1', 'expected': '2'}, {'prompt': '2+2', 'expected': '4'}]
+    """
+    columns: dict[str, Iterable[Any]] = {}
+    rows: list[Row] = []
+    for each in given:
+        if isinstance(each, Mapping):
+            columns |= {name: values for name, values in each.items() if isinstance(values, list | tuple)}
+        elif isinstance(each, list | tuple):
+            rows += filter(None, map(_fields_of, each))
+    return rows or [dict(zip(columns, values, strict=False)) for values in zip(*columns.values(), strict=False)]
+
+
+def _fields_of(sample: Any) -> Row:
+    if isinstance(sample, Mapping):
+        return sample
+    if is_dataclass(sample):
+        return {field.name: getattr(sample, field.name) for field in fields(sample)}
+    return {name: value for name, value in getattr(sample, "__dict__", {}).items() if not name.startswith("_")}
