@@ -201,3 +201,14 @@ def test_prometheus_client_not_installed_is_an_error_with_the_command(monkeypatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[status\]'"):
         PrometheusSink().check()
+
+
+def test_heartbeat_says_how_far_the_run_is_and_leaves_its_status_alone(recorder, deliver):
+    sink = PrometheusSink(port=0)
+    recorder.status("running", step=0, num_steps=10)
+    recorder.status("heartbeat", step=4)
+    deliver(sink)
+    found = scraped(sink)
+    statuses = {sample.labels["status"]: sample.value for sample in found["hookline_status"]}
+    assert (statuses["running"], single(found, "hookline_progress_ratio")) == (1.0, 0.4)
+    assert "heartbeat" not in statuses

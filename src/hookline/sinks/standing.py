@@ -53,6 +53,8 @@ class Standing(msgspec.Struct):
         """Take a record into account."""
         record, writer = parcel.record, parcel.file.name
         match record:
+            case Status(status="heartbeat") if writer == MAIN:  # it says how far the run is, not what it does
+                self.reach(record.step or 0, record.time)
             case Status() if writer in SPEAKERS:
                 self._note_status(record)
             case Metrics() if writer == MAIN:
