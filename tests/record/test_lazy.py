@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import logging
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
-from hookline.core.metrics import MetricsRow, collect
+from hookline.core.metrics import MetricsRow, collect, readable
 from hookline.core.values import Deferred
 from hookline.record.device import Block, defer
 from hookline.record.records import Metrics, Rewards, Sample
@@ -376,3 +377,54 @@ def test_metrics_row_copies_and_merges_without_waiting_and_compares_by_number(ga
         0.5,
         ["lr"],
     )
+
+
+def test_readable_metrics_are_those_that_need_no_waiting(gate):
+    row = collect(({"loss": Array(0.5, gate), "lr": 0.1},), {}, defer)
+    before = readable(row)
+    gate.set()
+    assert (before, readable(row)) == ({"lr": 0.1}, {"loss": 0.5, "lr": 0.1})
+
+
+def test_metrics_row_is_fetched_once_and_may_grow_while_it_is_gone_through(gate):
+    gate.set()
+    array = Array(0.5, gate)
+    row = collect(({"loss": array},), {}, defer)
+    for name in row:
+        row[f"{name}/twice"] = 2 * row[name]
+    for name in row.keys():  # noqa: SIM118 - the keys are what is tested
+        row[f"{name}/again"] = row.setdefault(name, 9.0)
+    assert (array.reads, len(row), row["loss/again"]) == (1, 4, 0.5)
+
+
+def test_dict_that_is_changed_after_it_was_logged_changes_nothing(tmp_path):
+    seen = []
+    metrics = {"loss": 1.0}
+    with hl.run(
+        root=None, callbacks=[hl.on("log", lambda loop, step, row: row.update(more=1.0))], summary=False
+    ) as run:
+        run.log(metrics, step=1)
+        for _ in run.steps(1):
+            run.log(metrics)
+            metrics["loss"] = 2.0
+            seen.append(dict(metrics))
+    assert [row.metrics["loss"] for row in run.history] == [1.0, 1.0]
+    assert seen == [{"loss": 2.0}]
+
+
+def test_history_has_the_rows_that_are_on_their_way(gate, tmp_path):
+    gate.set()
+    with hl.run(root=tmp_path, summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=Array(0.5, gate))
+        assert [row.metrics for row in run.history] == [{"loss": 0.5}] * 3
+
+
+def test_status_at_the_end_comes_behind_every_row(gate, tmp_path):
+    gate.set()
+    with hl.run(root=tmp_path, summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=Array(0.5, gate))
+    (file,) = (run.dir / "journal").iterdir()
+    kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
+    assert kinds == ["status", "metrics", "metrics", "metrics", "status"]
