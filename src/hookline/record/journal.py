@@ -42,6 +42,7 @@ logger = logging.getLogger("hookline")
 Durability = Literal["process", "power"]
 SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
+KEEPER_SECONDS = 1.0
 _SMALLEST_SEGMENT = 64 << 10
 _NO_GUARANTEE = "its file system gives no guarantee for preallocated files"
 
@@ -171,6 +172,9 @@ class Journal:
             if self._next is not None:
                 self._discard(self._next)
                 self._next = None
+            keeper = self._keeper
+        if keeper is not None and keeper.is_alive() and keeper is not threading.current_thread():
+            keeper.join(KEEPER_SECONDS)  # it may be preparing a segment, which it takes away again
         _OPEN.discard(self)
 
     def _begin(self) -> None:
