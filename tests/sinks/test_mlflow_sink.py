@@ -278,7 +278,7 @@ def test_sink_from_a_configuration_has_its_settings():
     ("uri", "message"),
     [
         ("mlruns", "file store cannot take a record only once"),
-        ("file:///tmp/mlruns", "sqlite:///mlflow.db"),
+        ("file:///somewhere/mlruns", "sqlite:///mlflow.db"),
         ("htp://127.0.0.1:5000", "has no store for it. Give one of http, https, sqlite"),
         ("https://ann:secret@example.org", "MLFLOW_TRACKING_USERNAME"),
         ("postgresql://ann:secret@example.org/mlflow", "MLFLOW_TRACKING_URI in the environment"),

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from hookline.callbacks.cadence import is_nth, require_cadence
 from hookline.callbacks.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
@@ -53,8 +54,8 @@ class CheckpointCallback(Callback):
         every_n_steps: int | None = None,
     ) -> None:
         _check(monitor, mode, save_top_k, save_last)
-        _check_cadence("every_n_epochs", every_n_epochs)
-        _check_cadence("every_n_steps", every_n_steps)
+        require_cadence("every_n_epochs", every_n_epochs)
+        require_cadence("every_n_steps", every_n_steps)
         self.monitor = monitor
         self.mode = mode
         self.save_top_k = save_top_k
@@ -108,7 +109,7 @@ class CheckpointCallback(Callback):
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
         if self._due:  # the loop writes no row for each step
             self._save(loop)
-        self._due = self._evaluated or _is_nth(step_idx + 1, self.every_n_steps)
+        self._due = self._evaluated or is_nth(step_idx + 1, self.every_n_steps)
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
         if self.monitor is not None and _has(metrics, self.monitor):
@@ -118,7 +119,7 @@ class CheckpointCallback(Callback):
 
     def on_train_epoch_end(self, loop: LoopState, /) -> None:
         every = self.every_n_epochs or (1 if self.every_n_steps is None else None)
-        if self._due or self._evaluated or _is_nth(loop.epoch + 1, every):
+        if self._due or self._evaluated or is_nth(loop.epoch + 1, every):
             self._save(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
@@ -172,10 +173,6 @@ def _has(metrics: Mapping[str, Any], name: str) -> bool:
     return bool(find_metric(dict.fromkeys(metrics, True), name))
 
 
-def _is_nth(count: int, every: int | None) -> bool:
-    return every is not None and count % every == 0
-
-
 def _check(monitor: object, mode: object, save_top_k: object, save_last: object) -> None:
     if monitor is not None and (not isinstance(monitor, str) or not monitor):
         raise OptionError(f"monitor={monitor!r}: give the name of a metric, such as 'val/loss', or None.")
@@ -185,8 +182,3 @@ def _check(monitor: object, mode: object, save_top_k: object, save_last: object)
         raise OptionError(f"save_top_k={save_top_k!r}: give how many of the best to keep, 0 for none, -1 for all.")
     if save_top_k == 0 and not save_last:
         raise OptionError("save_top_k=0 with save_last=False keeps no checkpoint at all. Set one of them.")
-
-
-def _check_cadence(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise OptionError(f"{name}={value!r}: give a whole number of at least 1, or None.")

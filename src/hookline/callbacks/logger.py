@@ -11,9 +11,9 @@ import sys
 from collections import deque
 from typing import Any
 
+from hookline.callbacks.cadence import is_nth, require_cadence
 from hookline.callbacks.gradients import gradients_by_name, norms, parameters_by_name
 from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
 from hookline.core.metrics import copied, readable
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
@@ -49,8 +49,8 @@ class LoggerCallback(Callback):
         log_gradients: bool = False,
         log_parameters: bool = False,
     ) -> None:
-        _check_cadence("log_every_n_steps", log_every_n_steps)
-        _check_cadence("log_every_n_epochs", log_every_n_epochs)
+        require_cadence("log_every_n_steps", log_every_n_steps)
+        require_cadence("log_every_n_epochs", log_every_n_epochs)
         self.log_every_n_steps = log_every_n_steps
         self.log_every_n_epochs = log_every_n_epochs
         self.log_metrics = log_metrics
@@ -71,11 +71,11 @@ class LoggerCallback(Callback):
             logger.warning("logger records no norms: the loop has no model. Set it first: run.model = model.")
 
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> None:
-        if self.log_gradients and _is_nth(loop.step + 1, self.log_every_n_steps):
+        if self.log_gradients and is_nth(loop.step + 1, self.log_every_n_steps):
             self._record_gradients(loop, optimizer, step=loop.step + 1)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
-        self._line_due = _is_nth(step_idx + 1, self.log_every_n_steps)
+        self._line_due = is_nth(step_idx + 1, self.log_every_n_steps)
         if not self._line_due:
             return
         if self.log_gradients and self._gradients_at != step_idx + 1:  # a loop that does not say when it steps
@@ -95,7 +95,7 @@ class LoggerCallback(Callback):
         self._work_off(at_most=MOST_WAITING)
 
     def on_train_epoch_end(self, loop: LoopState, /) -> None:
-        if _is_nth(loop.epoch + 1, self.log_every_n_epochs):
+        if is_nth(loop.epoch + 1, self.log_every_n_epochs):
             text = f"{_counted('epoch', loop.epoch + 1, loop.num_epochs)}  {_counted('step', loop.step, None)}"
             self._waiting.append(_Line(text, self._of_epochs))
             self._work_off(at_most=MOST_WAITING)
@@ -189,12 +189,3 @@ def _local(parameter: Any) -> Any:
 
 def _counted(what: str, count: int, total: int | None) -> str:
     return f"{what} {count}/{total}" if total else f"{what} {count}"
-
-
-def _is_nth(count: int, every: int | None) -> bool:
-    return every is not None and count % every == 0
-
-
-def _check_cadence(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise OptionError(f"{name}={value!r}: give a whole number of at least 1, or None for never.")
