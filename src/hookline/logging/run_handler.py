@@ -4,12 +4,11 @@ import logging
 import threading
 from typing import Any
 
+from hookline.logging.journal_handler import JournalHandler
 from hookline.logging.payloads import payload_of
 
-_here = threading.local()
 
-
-class RunHandler(logging.Handler):
+class RunHandler(JournalHandler):
     """Records log lines with the run's step.
 
     What a ``log_*`` function logs is left out: it is recorded as what it is (metrics, samples, rewards), and
@@ -19,32 +18,21 @@ class RunHandler(logging.Handler):
         run: Has a ``recorder``, or None while nothing is recorded, and a ``step``.
     """
 
+    _here = threading.local()
+
     def __init__(self, run: Any) -> None:
         super().__init__()
         self.run = run
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Emit a record that passes the filters, without a lock: the journal may log while it holds its own."""
-        kept: bool | logging.LogRecord = self.filter(record)
-        if kept:
-            self.emit(kept if isinstance(kept, logging.LogRecord) else record)
-        return bool(kept)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Record a line; what the journal itself has to say meanwhile is for other handlers."""
+    def keep(self, record: logging.LogRecord) -> None:
+        """Record a line."""
         recorder = self.run.recorder
-        if recorder is None or payload_of(record) is not None or getattr(_here, "emits", False):
+        if recorder is None or payload_of(record) is not None:
             return
-        _here.emits = True
-        try:
-            message = record.getMessage()
-            if record.exc_info:
-                message += "\n" + _plain.formatException(record.exc_info)
-            recorder.line(record.levelname, record.name, message, step=step_of(self.run))
-        except Exception:
-            self.handleError(record)
-        finally:
-            _here.emits = False
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + _plain.formatException(record.exc_info)
+        recorder.line(record.levelname, record.name, message, step=step_of(self.run))
 
 
 _plain = logging.Formatter()

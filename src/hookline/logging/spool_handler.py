@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hookline.core.errors import OptionError
+from hookline.logging.journal_handler import JournalHandler
 from hookline.logging.spool import Spool
 from hookline.record.recorder import Recorder
 from hookline.record.sink import Sink
@@ -20,10 +21,8 @@ from hookline.record.sink import Sink
 DRAIN_SECONDS = 10.0
 FLUSH_SECONDS = 5.0
 
-_here = threading.local()
 
-
-class SpoolHandler(logging.Handler):
+class SpoolHandler(JournalHandler):
     """A handler whose records are kept in a journal of its own until a sink has them.
 
     Args:
@@ -34,6 +33,8 @@ class SpoolHandler(logging.Handler):
         poll_seconds: How often.
         drain_seconds: How long `close` waits for what is left to be delivered.
     """
+
+    _here = threading.local()
 
     def __init__(
         self,
@@ -71,26 +72,11 @@ class SpoolHandler(logging.Handler):
         finally:
             self.release()
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Emit a record that passes the filters; without the handler's lock, which journals have no need of."""
-        kept: bool | logging.LogRecord = self.filter(record)
-        if kept:
-            self.emit(kept if isinstance(kept, logging.LogRecord) else record)
-        return bool(kept)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; what the journal itself has to say meanwhile is for other handlers."""
-        if getattr(_here, "emits", False):
-            return
-        _here.emits = True
-        try:
-            if not self.spool.is_started:
-                self.start()
-            self.write(self.spool.recorder, record)
-        except Exception:
-            self.handleError(record)
-        finally:
-            _here.emits = False
+    def keep(self, record: logging.LogRecord) -> None:
+        """Write a record to the journal, which the first one begins."""
+        if not self.spool.is_started:
+            self.start()
+        self.write(self.spool.recorder, record)
 
     def flush(self) -> None:
         """Deliver what was emitted so far, and wait a few seconds for that at most."""

@@ -9,7 +9,6 @@ start of the run delivers it.
 a bad address) is an error at the start. One that is merely unreachable is not.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +21,6 @@ from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
 from hookline.record.reader import COURIER, FINAL, last_status, last_step
 from hookline.record.recorder import Recorder
 from hookline.record.sink import Sink, make_sink
-
-logger = logging.getLogger("hookline")
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
