@@ -11,6 +11,7 @@ from hookline.core.errors import (
     HooklineError,
     MissingExtraError,
     MomentError,
+    NonFiniteError,
     OptionError,
     OrderError,
     RefusedError,
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
         TrainingBatch,
     )
     from hookline.loops.run import Run, run
+    from hookline.loops.trainer import Trainer
+    from hookline.loops.trainer_config import TrainerConfig
+    from hookline.loops.worker import SFTPolicyWorker
+    from hookline.loops.worker_entry import main
     from hookline.record.reader import follow, read
     from hookline.record.recorder import Recorder
     from hookline.record.sink import Sink
@@ -68,6 +73,7 @@ __all__ = [
     "ManifestRow",
     "MissingExtraError",
     "MomentError",
+    "NonFiniteError",
     "Once",
     "OptionError",
     "OrderError",
@@ -76,9 +82,12 @@ __all__ = [
     "RefusedError",
     "Run",
     "RunResult",
+    "SFTPolicyWorker",
     "Schedule",
     "Seconds",
     "Sink",
+    "Trainer",
+    "TrainerConfig",
     "TrainingBatch",
     "UnknownNameError",
     "When",
@@ -88,6 +97,7 @@ __all__ = [
     "hooks",
     "load_callbacks",
     "logging",
+    "main",
     "on",
     "read",
     "register",
@@ -110,6 +120,9 @@ _LAZY = {
     "TrainingBatch": "hookline.core.state:TrainingBatch",
     "Recorder": "hookline.record.recorder:Recorder",
     "Run": "hookline.loops.run:Run",
+    "SFTPolicyWorker": "hookline.loops.worker:SFTPolicyWorker",
+    "Trainer": "hookline.loops.trainer:Trainer",
+    "TrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "callbacks": "hookline.callbacks",
     "follow": "hookline.record.reader:follow",
     "functions": "hookline.functions",
@@ -120,6 +133,7 @@ _LAZY = {
     "sinks": "hookline.sinks",
     "status": "hookline.status",
     "logging": "hookline.logging",
+    "main": "hookline.loops.worker_entry:main",
     "testing": "hookline.testing",
 }
 """What is imported when it is first used, so that `import hookline` stays cheap."""

@@ -64,10 +64,10 @@ def test_list_json_has_every_registered_name_once(cli):
     listed = json.loads(cli("hooks", "list", "--json").stdout)
     assert [offer["name"] for offer in listed] == REGISTRY.names()
     assert {
-        "name": "progress_bar",
+        "name": "timer",
         "kind": "callback",
         "source": "hookline",
-        "summary": "A bar with step, epoch, time left, steps per second and the latest metrics.",
+        "summary": "Asks for a stop once the budget less the margin is used up. Without a budget it only measures.",
         "error": None,
     } in listed
 
@@ -217,7 +217,7 @@ def test_check_missing_file_says_that_it_cannot_be_read(cli):
 
 PLANNED = """
 callbacks:
-  - progress_bar
+  - print_progress
   - early_stopping
   - use: my_module:Alarm
     with: {threshold: 1.0}
@@ -235,10 +235,10 @@ callbacks:
 def test_plan_json_has_the_order_of_each_moment(program, here):
     result = program("hooks", "plan", here("callbacks.yaml", PLANNED), "--json")
     assert json.loads(result.stdout)["moments"] == {
-        "on_train_start": ["progress_bar"],
-        "on_step_end": ["picky", "loud", "alarm", "progress_bar"],
+        "on_train_start": ["print_progress"],
+        "on_step_end": ["picky", "loud", "alarm", "print_progress"],
         "on_log": ["early_stopping"],
-        "on_train_end": ["early_stopping", "progress_bar"],
+        "on_train_end": ["early_stopping", "print_progress"],
     }
 
 
@@ -250,7 +250,7 @@ def test_plan_json_has_cadence_and_priority_of_each_subscriber(program, here):
         "early_stopping": ("always", 0),
         "loud": ("after 10 and every 5", 0),
         "alarm": ("every 50 and every 25", 0),
-        "progress_bar": ("every 10", -100),
+        "print_progress": ("every 10", -100),
     }
 
 
@@ -259,14 +259,14 @@ def test_plan_text_has_a_row_for_each_moment_and_subscriber(program, here):
     rows = [" ".join(line.split()) for line in result.stdout.splitlines() if line.strip()]
     assert rows[0] == "moment # subscriber cadence priority"
     assert rows[2:] == [
-        "on_train_start 1 progress_bar always -100 rank zero",
+        "on_train_start 1 print_progress always -100 rank zero",
         "on_step_end 1 picky should_run() 5 critical",
         "2 loud after 10 and every 5 0 before alarm",
         "3 alarm every 50 and every 25 0",
-        "4 progress_bar every 10 -100 rank zero",
+        "4 print_progress every 10 -100 rank zero",
         "on_log 1 early_stopping always 0",
         "on_train_end 1 early_stopping always 0",
-        "2 progress_bar always -100 rank zero",
+        "2 print_progress always -100 rank zero",
     ]
 
 

@@ -16,6 +16,7 @@ FAMILY = {
     "UnknownNameError": LookupError,
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
+    "NonFiniteError": ArithmeticError,
     "MissingExtraError": ImportError,
     "RefusedError": PermissionError,
 }

@@ -43,7 +43,7 @@ def test_stop_asked_for_on_one_rank_stops_all_at_the_same_step(tmp_path):
 
 def test_alone_a_request_is_taken_as_it_is():
     agreement = Agreement()
-    assert (agreement.agree(None), agreement.agree("enough")) == (None, "enough")
+    assert (agreement.agree(None), agreement.agree("enough")) == ((None, {}, ()), ("enough", {}, ()))
 
 
 def test_rank_and_world_size_come_from_the_launcher(monkeypatch):

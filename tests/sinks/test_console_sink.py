@@ -223,7 +223,7 @@ def test_console_lines_stand_above_a_live_progress_bar(tmp_path, monkeypatch):
         f"step {step + 1}  loss {step / 7:.4g}" for step in range(30)
     ]
     assert [line for line in shown if "100%" in line]
-    assert len(shown) == 30 + 3  # and the bar, and two statuses
+    assert len(shown) == 30 + 4  # and the bar, its metrics, and two statuses
 
 
 def test_console_on_a_terminal_is_coloured(recorder, tmp_path, monkeypatch):

@@ -6,8 +6,6 @@ precision, which would lose small changes. Buffers, such as the running means of
 frozen parameters are not averaged.
 """
 
-import base64
-import io
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,9 +25,8 @@ class EMA(Callback):
     """Averages the trainable parameters of ``loop.model``; they stand in the model during validations.
 
     From `on_validation_start` to `on_validation_end` the model has the averages; training goes on with
-    the weights it had. The average is part of every checkpoint, as text in its ``state.json``: for a
-    model of many billion parameters save ``averages`` yourself instead. After training, or for a sample
-    in between, ``with ema.applied(model):`` puts the averages in for a while.
+    the weights it had. The average is part of every checkpoint. After training, or for a sample in
+    between, ``with ema.applied(model):`` puts the averages in for a while.
 
     Args:
         decay: How much of the average stays at an update: 0.999 averages over about a thousand.
@@ -93,11 +90,11 @@ class EMA(Callback):
         self._parameters, self._weights = {}, None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "averages": _as_text(self.averages) if self.averages else None}
+        return {"updates": self.updates, "averages": dict(self.averages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.updates = state["updates"]
-        self.averages = _from_text(state["averages"]) if state["averages"] else {}
+        self.averages = {name: average.clone() for name, average in state["averages"].items()}
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[Any]:
@@ -164,16 +161,3 @@ def _trainable(model: Any) -> dict[str, Any]:
 def _wide(dtype: Any) -> Any:
     torch = sys.modules["torch"]
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _as_text(averages: Mapping[str, Any]) -> str:
-    file = io.BytesIO()
-    sys.modules["torch"].save({name: average.cpu() for name, average in averages.items()}, file)
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def _from_text(text: str) -> dict[str, Any]:
-    import torch
-
-    averages: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), map_location="cpu", weights_only=True)
-    return averages

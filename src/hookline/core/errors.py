@@ -8,6 +8,7 @@
     ├── UnknownNameError   (LookupError)  a name that nothing goes by
     ├── ConfigError        (ValueError)   a configuration file or dict that does not fit
     ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
+    ├── NonFiniteError     (ArithmeticError)  a loss that is NaN or infinite
     ├── MissingExtraError  (ImportError)  an optional dependency that is not installed
     └── RefusedError       (PermissionError)  a destination that takes nothing the way it is set up
 
@@ -48,6 +49,10 @@ class ConfigError(HooklineError, ValueError):
 
 class CheckpointError(HooklineError, RuntimeError):
     """A checkpoint that cannot be written or read."""
+
+
+class NonFiniteError(HooklineError, ArithmeticError):
+    """A loss that is NaN or infinite: training on would spoil the model."""
 
 
 class MissingExtraError(HooklineError, ImportError):

@@ -67,6 +67,9 @@ class MetricsRow(dict[str, Any]):
 
     def update(self, *others: Any, **values: Any) -> None:
         """Take over names and values; those on their way stay so."""
+        if not values and len(others) == 1 and type(others[0]) is dict:
+            super().update(others[0])  # the usual case
+            return
         for other in others:
             super().update(dict.items(other) if isinstance(other, MetricsRow) else other)
         super().update(values)

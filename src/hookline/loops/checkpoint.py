@@ -1,13 +1,16 @@
-"""Checkpoints of a bare loop: a directory each, written aside and then renamed.
+"""Checkpoints: a directory each, written aside and then renamed.
 
-A checkpoint holds the loop's counters and metrics and every callback's state (``state.json``), and
-whatever the user's own save function puts beside it. A crash while saving leaves the previous
-checkpoint whole and at most a hidden directory that the next save removes.
+A checkpoint holds the loop's counters and metrics and every callback's state (``state.json``, with the
+tensors among them in ``tensors.pt``), what the loop itself puts beside them, and a manifest that lists
+every file with its size. A crash while saving leaves the previous checkpoint whole and at most a hidden
+directory that the next save removes. One of which a file is missing or cut short is never loaded.
 """
 
 import json
+import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,43 +20,161 @@ from hookline.core.errors import CheckpointError
 from hookline.core.state import ManifestRow
 from hookline.core.values import plain
 
+logger = logging.getLogger("hookline")
+
 STATE_FILE = "state.json"
+TENSORS_FILE = "tensors.pt"
+MANIFEST_FILE = "manifest.json"
+_PLACE = "$tensor"
 Save = Callable[[Path], object]
 
 
-def save(path: Path, state: Mapping[str, Any], save_more: Save | None, *, step: int) -> ManifestRow:
+def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, kind: str = "step") -> ManifestRow:
     """Write a checkpoint at ``path``, replacing what was there only once the new one is complete."""
-    text = json.dumps(plain(state))
+    aside = make_aside(path)
+    try:
+        save_more(aside)
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
+    return complete(aside, path, state, step=step, kind=kind)
+
+
+def make_aside(path: Path) -> Path:
+    """An empty directory beside a checkpoint's place, to write it in."""
     aside = path.with_name(f".{path.name}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
+    return aside
+
+
+def complete(aside: Path, path: Path, state: Mapping[str, Any], *, step: int, kind: str) -> ManifestRow:
+    """Write the state and the manifest beside what was written already, and put the checkpoint in its place."""
+    row: dict[str, Any] = {"step": step, "kind": kind, "metrics": plain(dict(state["metrics"])), "time": time.time()}
+    tensors = Tensors()
+    text = json.dumps(tensors.taken_from(state))
+    try:
         (aside / STATE_FILE).write_text(text, encoding="utf-8")
-        if save_more is not None:
-            save_more(aside)
+        tensors.save(aside / TENSORS_FILE)
+        files = _sizes(aside)
         _sync(aside)
-        size = sum(file.stat().st_size for file in aside.rglob("*") if file.is_file())
+        (aside / MANIFEST_FILE).write_text(json.dumps(row | {"files": files}), encoding="utf-8")
+        _sync(aside)
+        size = sum(_sizes(aside).values())
         _replace(aside, path)
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
-    return ManifestRow(step=step, path=path, metrics=dict(state["metrics"]), bytes=size, time=time.time())
+    return ManifestRow(path=path, bytes=size, **row)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint."""
+    """The state in a checkpoint, once all its files are known to be whole."""
+    if not (path / STATE_FILE).is_file():
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.")
+    damage = damage_of(path)
+    if damage is not None:
+        raise CheckpointError(f"The checkpoint {path} is damaged: {damage}. {_others(path)}")
     try:
-        state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.") from None
+        state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / STATE_FILE} cannot be read: {error}") from error
-    return state
+    restored: dict[str, Any] = Tensors.load(path / TENSORS_FILE).put_into(state)
+    return restored
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        files: dict[str, int] = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"its {MANIFEST_FILE} cannot be read ({error})"
+    there = _sizes(path)
+    for name, size in files.items():
+        if name not in there:
+            return f"{name} is missing"
+        if there[name] != size:
+            return f"{name} has {there[name]:,} of {size:,} bytes"
+    return None
+
+
+def row_of(path: Path, state: Mapping[str, Any]) -> ManifestRow:
+    """The manifest row of a checkpoint that was loaded."""
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    size = sum(_sizes(path).values())
+    kind, when = manifest["kind"], manifest["time"]
+    return ManifestRow(step=state["step"], path=path, metrics=state["metrics"], kind=kind, bytes=size, time=when)
 
 
 def last(run_dir: Path) -> Path | None:
-    """The latest complete checkpoint in a run's directory."""
-    found = [path.parent for path in run_dir.glob(f"checkpoints/step-*/{STATE_FILE}")]
-    return max(found, key=lambda path: path.name, default=None)
+    """The latest whole checkpoint in a run's directory; those that are damaged are named and passed over."""
+    found = sorted(run_dir.glob(f"checkpoints/step-*/{STATE_FILE}"), key=_age, reverse=True)
+    for path in (file.parent for file in found):
+        damage = damage_of(path)
+        if damage is None:
+            return path
+        logger.warning("The checkpoint %s is damaged and passed over: %s.", path, damage)
+    return None
+
+
+def _age(state_file: Path) -> tuple[float, str]:
+    """When it was saved, which after going back to an earlier one is not the order of the steps."""
+    return state_file.stat().st_mtime, state_file.parent.name
+
+
+def _others(path: Path) -> str:
+    whole = [other.parent for other in path.parent.glob(f"*/{STATE_FILE}") if damage_of(other.parent) is None]
+    if not whole:
+        return "There is no other one beside it."
+    return f"Whole ones beside it: {', '.join(sorted(other.name for other in whole))}."
+
+
+class Tensors:
+    """The tensors among a state: JSON has a number in the place of each."""
+
+    def __init__(self, tensors: list[Any] | None = None) -> None:
+        self._tensors = tensors or []
+
+    def taken_from(self, value: Any) -> Any:
+        """The value as JSON can hold it."""
+        if isinstance(value, Mapping):
+            return {key: self.taken_from(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.taken_from(item) for item in value]
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            self._tensors.append(value.detach())
+            return {_PLACE: len(self._tensors) - 1}
+        return plain(value)
+
+    def put_into(self, value: Any) -> Any:
+        """The value with every tensor back in its place."""
+        if isinstance(value, dict):
+            if value.keys() == {_PLACE}:
+                return self._tensors[value[_PLACE]]
+            return {key: self.put_into(item) for key, item in value.items()}
+        return [self.put_into(item) for item in value] if isinstance(value, list) else value
+
+    def save(self, path: Path) -> None:
+        """Write them, if there are any."""
+        if self._tensors:
+            sys.modules["torch"].save(self._tensors, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Tensors":
+        """Those of a checkpoint, on the CPU."""
+        if not path.exists():
+            return cls()
+        import torch
+
+        return cls(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """The size of every file in it, by its path inside."""
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    return {file.relative_to(directory).as_posix(): file.stat().st_size for file in files}
 
 
 def _sync(directory: Path) -> None:

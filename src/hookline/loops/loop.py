@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from hookline.core.collection import CallbackCollection
@@ -200,9 +200,6 @@ class Loop(ABC):
 
     def _commit_held_back(self) -> None:
         """Commit what other threads logged since the last time."""
-        while True:
-            try:
-                step, metrics = self._held_back.get_nowait()
-            except Empty:
-                return
+        while not self._held_back.empty():  # asked first: an exception at every step would cost more than the rest
+            step, metrics = self._held_back.get_nowait()
             self.commit(step, metrics)

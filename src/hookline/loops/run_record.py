@@ -1,4 +1,4 @@
-"""The record of a bare loop's run besides its rows: where it lies, how it is taken up, how it ended.
+"""The record of a session besides its rows: where it lies, how it is taken up, how it ended.
 
 All ranks share one directory, which rank zero finds or makes; each writes a journal of its own.
 """
@@ -6,21 +6,25 @@ All ranks share one directory, which rank zero finds or makes; each writes a jou
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from hookline.core.errors import HooklineError
+from hookline.core.errors import HooklineError, UnknownNameError
 from hookline.core.policy import Failure
 from hookline.loops import checkpoint
+from hookline.loops.peers import Peers, forget
 from hookline.record import run_directory
 from hookline.record.recorder import Recorder
 
 if TYPE_CHECKING:
-    from hookline.loops.run import Run
+    from hookline.loops.session import Session
 
 logger = logging.getLogger("hookline")
 
+Place: TypeAlias = tuple[Path, Path | None]
+"""A run's directory, and the checkpoint in it or elsewhere that it goes on from."""
 
-def begin(run: "Run") -> None:
+
+def begin(run: "Session") -> None:
     """Find or make the run's directory, begin to record, and take up what is to be resumed."""
     if run.root is None:
         return
@@ -30,23 +34,27 @@ def begin(run: "Run") -> None:
     if shared is None:
         logger.warning("Rank %d records nothing: torch.distributed is not in use yet.", run.rank)
         return
+    directory, saved = shared
     if run.rank == 0:
-        run_directory.hold(shared)
-    run.output_dir = run.ctx.output_dir = shared
-    run.recorder = Recorder(shared, name="main" if run.rank == 0 else f"rank{run.rank}")
-    run.callbacks.health.on_failure = partial(_record_failure, run.recorder)
+        run_directory.hold(directory)
+    run.output_dir = run.ctx.output_dir = directory
+    recorder = run.recorder = Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
+    run.callbacks.health.on_failure = partial(_record_failure, recorder)
+    if run.world_size > 1:
+        run.peers = Peers(directory, run.rank, partial(recorder.status, "failed"))
+        run.peers.watch()
     try:
         if run.resume_from is not None:
-            _take_up(run, shared, run.recorder)
+            _take_up(run, directory, saved, recorder)
         if run.rank == 0:
-            run.outlets.open(shared)
+            run.outlets.open(directory)
     except BaseException as error:
-        run.recorder.status("failed", str(error))
-        _let_go(run, shared, run.recorder)
+        recorder.status("failed", run.explain(error))
+        _let_go(run, directory, recorder)
         raise
 
 
-def end(run: "Run", word: str) -> None:
+def end(run: "Session", word: str) -> None:
     """Say how it ended, finish the journal, and let go of the directory."""
     if run.recorder is None or run.output_dir is None:
         return
@@ -57,27 +65,49 @@ def end(run: "Run", word: str) -> None:
     _let_go(run, run.output_dir, run.recorder)
 
 
-def _find_or_make(run: "Run", root: str | Path) -> Path | Exception:
-    """The run's directory, or what is wrong, for all ranks to hear."""
+def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
+    """The run's directory and the checkpoint to go on from, or what is wrong, for all ranks to hear."""
     try:
-        if run.resume_from is not None:
-            found = run_directory.find(root, run.project, run.resume_from, name=run.name)
-            if found is not None:
-                return found
-        facts = {"name": run.name, "project": run.project, "config": run.config, "parents": run.ctx.ids}
-        return run_directory.create(root, run.project, facts)
+        directory, saved = _find(run, root) if run.resume_from is not None else (None, None)
+        if directory is None:
+            facts = {"name": run.name, "project": run.project, "config": run.config, "parents": run.ctx.ids}
+            directory = run_directory.create(root, run.project, facts)
+        forget(directory)
     except HooklineError as error:
         return error
+    return directory, saved
 
 
-def _take_up(run: "Run", directory: Path, recorder: Recorder) -> None:
-    """Go on from the last checkpoint; what was recorded past it is done again."""
-    last = checkpoint.last(directory)
-    if last is None:
+def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
+    """What ``resume`` means: a checkpoint, whose run is taken up if it lies in one, or a run."""
+    reference = Path(run.resume_from or "")
+    if (reference / checkpoint.STATE_FILE).is_file():
+        home = reference.resolve().parent.parent
+        return run_directory.taken_up(home) if (home / run_directory.FACTS).is_file() else None, reference
+    if run.resume_from == "last":
+        return _latest(run, root)
+    found = run_directory.find(root, run.project, run.resume_from or "", name=run.name)
+    return found, None if found is None else checkpoint.last(found)
+
+
+def _latest(run: "Session", root: str | Path) -> tuple[Path, Path]:
+    for directory in run_directory.of_name(root, run.project, run.name):
+        saved = checkpoint.last(directory)
+        if saved is not None:
+            return run_directory.taken_up(directory), saved
+    raise UnknownNameError(
+        f"resume='last': no run called {run.name!r} in {Path(root).resolve() / run.project} has a checkpoint. "
+        "Start one without resume, or with resume='auto', which takes up one if there is one."
+    )
+
+
+def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Recorder) -> None:
+    """Go on from a checkpoint; what was recorded past it is done again."""
+    if saved is None:
         recorder.resume(-1)
         return
-    run.load_checkpoint(last)
-    row = checkpoint.load(last)["open_row"]
+    run.load_checkpoint(saved)
+    row = checkpoint.load(saved).get("open_row")
     if row:  # the checkpoint was saved in the body of its last step, whose row may not have been written
         recorder.resume(run.step, train=run.step - 1)
         recorder.metrics(row, run.step)
@@ -91,9 +121,11 @@ def _record_failure(recorder: Recorder, failure: Failure) -> None:
     recorder.event("hook_error", step=failure.step, error=error, **facts)
 
 
-def _let_go(run: "Run", directory: Path, recorder: Recorder) -> None:
+def _let_go(run: "Session", directory: Path, recorder: Recorder) -> None:
     recorder.close()
     try:
         run.outlets.close()
     finally:
+        if run.peers is not None:
+            run.peers.close()
         run_directory.let_go(directory)

@@ -10,6 +10,11 @@ from typing import Any
 logger = logging.getLogger("hookline")
 
 
+def is_signal(reason: str) -> bool:
+    """Whether a stop was asked for by a signal."""
+    return reason.partition(" ")[0] in {number.name for number in StopSignals.SIGNALS}
+
+
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into ``request_stop(name)`` between `install` and `restore`.
 

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hookline.loops.run import Run
+    from hookline.loops.session import Session
 
 LOG_FILE_WIDTH = 120
 
 
-def print_summary(run: "Run") -> None:
+def print_summary(run: "Session") -> None:
     """Print a run's summary to standard error, so that a script's own output stays clean.
 
     Where that cannot be written to any more (``| head``), nothing is printed: the run is over, and well.
@@ -32,7 +32,7 @@ def print_summary(run: "Run") -> None:
         sys.stderr.flush()
 
 
-def _print(console: "Console", run: "Run") -> None:
+def _print(console: "Console", run: "Session") -> None:
     from rich.markup import escape
 
     console.print(_headline(run), soft_wrap=True)
@@ -52,7 +52,7 @@ def _print(console: "Console", run: "Run") -> None:
         console.print(f"{prefix}{failure}", style=style, markup=False, soft_wrap=True)
 
 
-def _print_sinks(console: "Console", run: "Run") -> None:
+def _print_sinks(console: "Console", run: "Session") -> None:
     states = run.sinks()
     for state in states:
         colour = {"ok": "green", "lagging": "yellow"}.get(state.status, "red")
@@ -78,7 +78,7 @@ def cost_table(costs: Costs) -> "Table":
     return table
 
 
-def _headline(run: "Run") -> str:
+def _headline(run: "Session") -> str:
     from rich.markup import escape
 
     colour = {"completed": "green", "stopped": "yellow"}.get(run.state, "red")

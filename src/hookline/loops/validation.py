@@ -1,4 +1,4 @@
-"""A validation of a bare loop's run, as a context."""
+"""A validation of a session, as a context."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -6,24 +6,34 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hookline.core.metrics import MetricsRow, collect
-from hookline.core.values import Deferred, plain
+from hookline.core.values import plain
+from hookline.loops.mean import mean
 from hookline.record.device import defer
 
 if TYPE_CHECKING:
-    from hookline.loops.run import Run
+    from hookline.loops.session import Session
 
 B = TypeVar("B")
 
 
 class Validation:
-    """One validation of a run: averages what is logged for each batch and fires the validation moments."""
+    """One validation of a run: averages what is logged for each batch and fires the validation moments.
 
-    def __init__(self, run: "Run", name: str) -> None:
+    Args:
+        name: What its metrics begin with.
+        counts: Metrics that are added up instead.
+        everywhere: Average over all processes, which then have to validate together.
+    """
+
+    def __init__(self, run: "Session", name: str, *, counts: Iterable[str] = (), everywhere: bool = False) -> None:
         self.run = run
         self.name = name
         self.metrics = MetricsRow()
+        self._counts = frozenset(counts)
+        self._everywhere = everywhere
         self._batch = MetricsRow()
         self._values: defaultdict[str, list[Any]] = defaultdict(list)
+        self._weights: defaultdict[str, list[float]] = defaultdict(list)
 
     def __enter__(self) -> Self:
         self.run.start()
@@ -38,7 +48,9 @@ class Validation:
         if error is not None:
             return
         run = self.run
-        self.metrics = MetricsRow({f"{self.name}/{key}": _mean(values) for key, values in self._values.items()})
+        if self._everywhere:
+            self._gather()
+        self.metrics = MetricsRow({f"{self.name}/{key}": self._result(key) for key in self._values})
         run.validation_metrics = self.metrics
         run.commit(run.step + run.in_step, self.metrics, axis="eval")
         if run.recorder is not None:
@@ -58,33 +70,25 @@ class Validation:
 
     def log(self, *args: Any, **values: Any) -> None:
         """Record metrics of a batch, or of the whole validation; numbers are averaged over the calls."""
-        metrics = collect(args, values, defer)
+        self.add(collect(args, values, defer))
+
+    def add(self, metrics: dict[str, Any], weight: float = 1.0) -> None:
+        """Record metrics of a batch that weighs so much in the average; one that weighs nothing is only shown."""
         self._batch.update(metrics)
-        for key, value in dict.items(metrics):
+        for key, value in dict.items(metrics) if weight else ():  # those on their way from a device stay so
             self._values[key].append(value)
+            self._weights[key].append(weight)
 
+    def _result(self, key: str) -> Any:
+        values = self._values[key]
+        return sum(plain(values)) if key in self._counts else mean(values, self._weights[key])
 
-def _mean(values: list[Any]) -> Any:
-    """The mean of numbers, once all of them are there; of anything else the last."""
-    if any(isinstance(value, Deferred) for value in values):
-        return Deferred(_MeanLater(values))
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return sum(values) / len(values)
-    return values[-1]
-
-
-class _MeanLater:
-    """The mean of values of which some are still on their way from a device."""
-
-    def __init__(self, values: list[Any]) -> None:
-        self._values = values
-        self._sources = {value.source for value in values if isinstance(value, Deferred)}
-        self.arrives = all(source.arrives for source in self._sources)
-
-    def ready(self) -> bool:
-        """Whether all are there."""
-        return all(source.ready() for source in self._sources)
-
-    def number(self, index: int) -> Any:
-        """The mean, waiting if need be."""
-        return _mean(plain(self._values))
+    def _gather(self) -> None:
+        """Take over what all processes have; some may have names that others have not."""
+        own = {key: (plain(values), self._weights[key]) for key, values in self._values.items()}
+        self._values.clear()
+        self._weights.clear()
+        for of_rank in self.run.agreement.gather(own):
+            for key, (values, weights) in of_rank.items():
+                self._values[key] += values
+                self._weights[key] += weights

@@ -62,18 +62,33 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
     """
     home = Path(root).resolve() / project
     if reference == "auto":
-        runs = sorted(home.glob(f"*/{FACTS}"), key=lambda path: path.stat().st_mtime, reverse=True)
-        mine = (path.parent for path in runs if _name(path) == name)
+        mine = of_name(root, project, name)
         return next((directory for directory in mine if not is_finished(directory) and not is_alive(directory)), None)
     for directory in (Path(reference).resolve(), home / str(reference)):
         if (directory / FACTS).is_file():
-            if is_alive(directory):
-                raise ConfigError(f"resume={str(reference)!r}: that run is still running, in another process.")
-            return directory
+            return taken_up(directory)
     known = [path.parent.name for path in home.glob(f"*/{FACTS}")]
     raise UnknownNameError(
         f"resume={str(reference)!r}: there is no such run in {home}. {closest(str(reference), known)}"
     )
+
+
+def of_name(root: str | Path, project: str, name: str) -> list[Path]:
+    """The runs of a name in a project, the latest first."""
+    runs = (Path(root).resolve() / project).glob(f"*/{FACTS}")
+    latest = sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent for path in latest if _name(path) == name]
+
+
+def taken_up(directory: Path) -> Path:
+    """The directory of a run that somebody wants to go on with.
+
+    Raises:
+        ConfigError: It is still running.
+    """
+    if is_alive(directory):
+        raise ConfigError(f"resume={str(directory)!r}: that run is still running, in another process.")
+    return directory
 
 
 def locate(root: str | Path, reference: str | Path) -> Path:

@@ -1,0 +1,151 @@
+"""Several processes, sharded models and mixed precision: all of it Accelerate's.
+
+How many processes there are, and whether the model is sharded, is the launcher's business (``torchrun``,
+``accelerate launch``). Checkpoints hold whole weights whatever the sharding, so that a run can be taken up
+on another number of processes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.core.errors import MissingExtraError, OptionError
+from hookline.loops import ranks
+from hookline.loops.backend import Precision, check_device, moved
+from hookline.loops.training_step import StepFunction, checked_outputs
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+class AccelerateBackend:
+    """Computes through an `accelerate.Accelerator`."""
+
+    def __init__(self, precision: Precision, device: str | None) -> None:
+        on_cpu = (check_device(device).type if device else "") == "cpu" or not torch.cuda.is_available()
+        self._accelerator = _accelerator(PRECISIONS[precision], on_cpu)
+        self.device = self._accelerator.device
+        self.model: Any = None
+        self.optimizer: Any = None
+        self._wrapped: Any = None
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        """Take over the model and its optimizer."""
+        self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
+        self.model = self._accelerator.unwrap_model(self._wrapped)
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+        return moved(batch, self.device)
+
+    def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+        """Forward and backward; gradients travel between processes with the last part only."""
+        with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
+            with self._accelerator.autocast():
+                outputs = checked_outputs(step(self._wrapped, batch))
+            self._accelerator.backward(outputs["loss"] / parts)
+        return outputs
+
+    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
+        """Forward only; a model that is whole here is called without its wrapper, which would communicate."""
+        model = self._wrapped if self._is_sharded else self.model
+        with self._accelerator.autocast():
+            return checked_outputs(step(model, batch), trains=False)
+
+    def clip(self, max_norm: float) -> Any:
+        """Scale the gradients down to a norm, and return what it was."""
+        return self._accelerator.clip_grad_norm_(self._wrapped.parameters(), max_norm)
+
+    def update(self) -> None:
+        """Move the weights and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def model_state(self) -> dict[str, Any]:
+        """The model's weights, gathered where they are sharded."""
+        if not self._is_sharded:
+            state: dict[str, Any] = self.model.state_dict()
+            return state
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+        return dict(get_model_state_dict(self._wrapped, options=_whole()))
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state, gathered where it is sharded, and the loss scale."""
+        scaler = self._accelerator.scaler
+        scale = {} if scaler is None else {"scaler": scaler.state_dict()}
+        if not self._is_sharded:
+            return {"optimizer": self.optimizer.state_dict(), **scale}
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        return {"by_name": get_optimizer_state_dict(self._wrapped, self._inner, options=_whole()), **scale}
+
+    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Restore both."""
+        if self._accelerator.scaler is not None and "scaler" in optimizer:
+            self._accelerator.scaler.load_state_dict(optimizer["scaler"])
+        if not self._is_sharded:
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer["optimizer"])
+            return
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+        set_model_state_dict(self._wrapped, model, options=_whole())
+        set_optimizer_state_dict(self._wrapped, self._inner, optimizer["by_name"], options=_whole())
+
+    @property
+    def _is_sharded(self) -> bool:
+        return any(hasattr(parameter, "to_local") for parameter in self._wrapped.parameters())
+
+    @property
+    def _inner(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+
+def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        raise MissingExtraError("Training on several processes or in mixed precision", "torch") from None
+    try:
+        with _launched():
+            accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu, step_scheduler_with_optimizer=False)
+    except ValueError as error:
+        if "already been initialized" not in str(error):
+            raise
+        raise OptionError(
+            f"Accelerate computes in one precision and on one kind of device in a process, and here it has another "
+            f"already ({error}). Train in another process, or with the same precision."
+        ) from None
+    if accelerator.num_processes != ranks.world_size():
+        raise OptionError(
+            f"Accelerate was set up for {accelerator.num_processes} processes, and here are {ranks.world_size()}: "
+            "connect them, with torchrun or init_process_group(), before anything makes an Accelerator."
+        )
+    return accelerator
+
+
+@contextmanager
+def _launched() -> Iterator[None]:
+    """Tell Accelerate who this process is, as a launcher does: it does not look at a group that is there already."""
+    rank, count = ranks.rank(), ranks.world_size()
+    local = rank % max(1, torch.cuda.device_count()) if torch.cuda.is_available() else rank
+    facts = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count}
+    missing = {name: str(value) for name, value in facts.items() if count > 1 and name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _whole() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)

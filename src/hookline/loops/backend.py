@@ -1,0 +1,119 @@
+"""The seam between the `Trainer` and what computes: one process on one device, or Accelerate.
+
+A backend makes the model and optimizer ready, moves batches, does forward and backward, clips, and saves
+and restores what only it knows. The moments, the data, the counters and the checkpoints are the Trainer's,
+and the same under every backend.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from hookline.core.errors import OptionError
+from hookline.loops import ranks
+from hookline.loops.training_step import StepFunction
+
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+
+
+class Backend(Protocol):
+    """What computes."""
+
+    device: Any
+    optimizer: Any
+    model: Any
+    """The user's model, not wrapped."""
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        """Take over the model and its optimizer."""
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+
+    def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+        """Forward and backward for one of the ``parts`` of a step; the gradients are complete after the last."""
+
+    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
+        """Forward only."""
+
+    def clip(self, max_norm: float) -> Any:
+        """Scale the gradients down to a norm, and return what it was."""
+
+    def update(self) -> None:
+        """Move the weights and clear the gradients."""
+
+    def model_state(self) -> dict[str, Any]:
+        """The model's weights; called on every rank, and meant for rank zero."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state and what else the backend has; called on every rank, and meant for rank zero."""
+
+    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Restore both."""
+
+
+def choose_backend(precision: Precision, device: str | None) -> Backend:
+    """Plain torch for one process in full precision, otherwise Accelerate."""
+    if ranks.world_size() == 1 and precision == "fp32" and not _is_sharded():
+        from hookline.loops.plain_backend import PlainBackend
+
+        return PlainBackend(device)
+    from hookline.loops.accelerate_backend import AccelerateBackend
+
+    return AccelerateBackend(precision, device)
+
+
+def _is_sharded() -> bool:
+    """Whether ``accelerate launch`` was told to shard the model."""
+    return any(os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true") for way in ("FSDP", "DEEPSPEED"))
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """The tensors of a batch on a device; everything else as it is."""
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    return type(batch)(moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
+
+
+def read_tensors(path: Path) -> Any:
+    """What a file of a checkpoint holds; only tensors and plain values are read, never code."""
+    import torch
+
+    from hookline.core.errors import CheckpointError
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: that checkpoint was not saved by a Trainer.") from None
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise CheckpointError(f"{path} cannot be read: {first}") from error
+
+
+def check_device(device: str) -> Any:
+    """The device of a name.
+
+    Raises:
+        OptionError: torch does not know it, or it is not here.
+    """
+    import torch
+
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise OptionError(f"device={device!r}: {str(error).partition(chr(10))[0]}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"device={device!r}: torch finds no CUDA device here. Give 'cpu', or leave it out.")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"device={device!r}: torch finds {torch.cuda.device_count()} CUDA devices here.")
+    if found.type != "cuda":  # trying out a GPU would take up memory on the first one in every process
+        try:
+            torch.zeros(1, device=found).item()
+        except Exception as error:
+            said = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+            raise OptionError(f"device={device!r} cannot be used: {said}. Give 'cpu', or leave it out.") from None
+    return found

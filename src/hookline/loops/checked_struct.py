@@ -1,0 +1,19 @@
+"""`CheckedStruct`: settings whose types are checked when they are made in Python, not only when read from a file."""
+
+from typing import get_type_hints
+
+import msgspec
+
+from hookline.core.errors import OptionError
+
+
+class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True):
+    """The base of the settings; a field of a wrong type is an error that names it."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            try:
+                setattr(self, name, msgspec.convert(value, kind, strict=True))
+            except msgspec.ValidationError as error:
+                raise OptionError(f"{type(self).__name__}({name}={value!r}): {error}.") from None

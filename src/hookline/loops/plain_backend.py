@@ -1,0 +1,65 @@
+"""One process on one device, in plain torch: nothing between the training loop and the model."""
+
+from typing import Any
+
+import torch
+
+from hookline.loops.backend import check_device, moved
+from hookline.loops.training_step import StepFunction, checked_outputs
+
+
+class PlainBackend:
+    """Computes on one device, the first GPU where there is one."""
+
+    def __init__(self, device: str | None) -> None:
+        self.device = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model: Any = None
+        self.optimizer: Any = None
+        if self.device.type == "cpu":
+            self.place = _as_it_is  # type: ignore[method-assign]  # a call less for each batch
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        """Take over the model and its optimizer."""
+        self.model, self.optimizer = model.to(self.device), optimizer
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+        return moved(batch, self.device)
+
+    def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+        """Forward and backward."""
+        outputs = checked_outputs(step(self.model, batch))
+        loss = outputs["loss"]
+        (loss if parts == 1 else loss / parts).backward()
+        return outputs
+
+    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
+        """Forward only."""
+        return checked_outputs(step(self.model, batch), trains=False)
+
+    def clip(self, max_norm: float) -> Any:
+        """Scale the gradients down to a norm, and return what it was."""
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
+    def update(self) -> None:
+        """Move the weights and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def model_state(self) -> dict[str, Any]:
+        """The model's weights."""
+        state: dict[str, Any] = self.model.state_dict()
+        return state
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Restore both."""
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer["optimizer"])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,333 @@
+"""`Session`: a loop from its beginning to its end, recorded; what `Run` and `Trainer` have in common.
+
+Between `begin` and `finish` it has a directory and a journal, turns signals into stop requests, fires
+`on_train_start` once and then either `on_train_end` or `on_exception`, saves and takes up checkpoints,
+and hands the record to its sinks. Processes that train together stop at the same step, and when one of
+them fails the others end as well.
+"""
+
+import atexit
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.metrics import collect, copied
+from hookline.core.state import LoopArtifacts, ManifestRow
+from hookline.loops import checkpoint, run_record
+from hookline.loops.loop import Loop
+from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
+from hookline.loops.peers import Peers
+from hookline.loops.ranks import Agreement
+from hookline.loops.signals import StopSignals
+from hookline.record.device import defer
+from hookline.record.recorder import whole_step
+
+if TYPE_CHECKING:
+    from hookline.record.delivery import SinkState
+
+logger = logging.getLogger("hookline")
+
+
+class Session(Loop):
+    """The life of a loop that is recorded; drivers add what is done in it.
+
+    Args:
+        name: What the run is called; ``resume="auto"`` finds it by this.
+        project: The folder of ``root`` that its directory lies in.
+        root: Where runs are recorded; None keeps everything in memory and writes nothing.
+        callbacks: Anything a `CallbackCollection` takes, or a collection.
+        sinks: Where the record is delivered to: names such as ``"csv"`` and ``"tensorboard"``, mappings
+            ``{"wandb": {"project": "mine"}}``, sinks, or functions ``(report_data, step)``.
+        config: Kept as ``run.config`` and ``run.ctx.run_config``.
+        resume: Take up an earlier run: its id or directory, a checkpoint's directory, ``"last"`` for the latest
+            of this name that has a checkpoint, or ``"auto"`` for the latest of this name that neither finished
+            nor is running, if there is one.
+        strict: Let exceptions of observers propagate.
+        summary: Print how the run ended and what each subscriber cost.
+        delivery: ``"thread"`` delivers from this process, ``"process"`` from one that survives it.
+        drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        project: str = "default",
+        root: str | Path | None = "runs",
+        callbacks: Iterable[Any] = (),
+        sinks: Iterable[Any] = (),
+        config: Any = None,
+        resume: str | Path | None = None,
+        strict: bool = False,
+        summary: bool = True,
+        delivery: Delivery = "thread",
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        super().__init__(callbacks, strict=strict)
+        if resume is not None and root is None:
+            raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
+        self.outlets = Outlets(sinks, delivery=delivery, drain_seconds=drain_seconds)
+        if self.outlets and root is None:
+            raise OptionError("sinks= with root=None: sinks are fed from the record. Give a root.")
+        self.name = name
+        self.project, self.root = project, root
+        self.resume_from = resume
+        self.config = config
+        self.state = "created"
+        self.checkpoints: list[ManifestRow] = []
+        self.seconds = 0.0
+        self.ctx.run_key, self.ctx.run_config = name, config
+        self._prints_summary = summary
+        self._signals = StopSignals(self.request_stop)
+        self.agreement = Agreement()
+        self.peers: Peers | None = None
+        self._early: list[tuple[int, dict[str, Any]]] = []
+        self._loaded: ManifestRow | None = None
+        self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
+        self._began = 0.0
+        self._process = 0
+
+    @property
+    def dir(self) -> Path | None:
+        """The run's directory, once it has begun; None where nothing is recorded."""
+        return self.output_dir
+
+    def begin(self) -> None:
+        """Make or find the directory, take up what is to be resumed, and listen to signals."""
+        self._thread, self._process = threading.get_ident(), os.getpid()
+        self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
+        self.ctx.status = self.ctx.error = self.stop_reason = None
+        run_record.begin(self)
+        self.state = "running"
+        self._began = time.perf_counter()
+        self._signals.install()
+        atexit.register(self._end_with_the_program)
+
+    def _end_with_the_program(self) -> None:
+        """End a run that began and was never left, as in an interactive session."""
+        self.finish(SystemExit("the program ended"))
+
+    def finish(self, error: BaseException | None) -> None:
+        """Close everything, after an orderly end or after an error."""
+        atexit.unregister(self._end_with_the_program)
+        if os.getpid() != self._process:
+            return  # a forked child that leaves: the run is its parent's
+        try:
+            if error is None:
+                self._end()
+            else:
+                self._fail(error)
+        finally:
+            self._signals.restore()
+            self.seconds = time.perf_counter() - self._began
+        if self._prints_summary and self.rank == 0 and (len(self.callbacks) or self.outlets):
+            from hookline.loops.summary import print_summary
+
+            print_summary(self)
+
+    def start(self) -> None:
+        """Fire `on_train_start`, once, and then what had to wait for it."""
+        if self._train_started or self.state != "running":
+            return
+        self._train_started = True
+        if self.recorder is not None:
+            num_steps, num_epochs = self.num_steps, self.num_epochs
+            self.recorder.status("running", step=self.step, num_steps=num_steps, num_epochs=num_epochs)
+        self.callbacks.on_train_start(self)
+        if self._loaded is not None:
+            loaded, self._loaded = self._loaded, None
+            self.callbacks.on_checkpoint_load(self, loaded)
+        early, self._early = self._early, []
+        for step, metrics in early:
+            self._tell(step, metrics)
+
+    def log(self, *args: Any, step: int | None = None, reduce: Any = None, **values: Any) -> None:
+        """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
+
+        Args:
+            step: The completed count to record them at, where it is not the current one.
+            reduce: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"`` over all processes, where there are several. The
+                processes meet at the end of the step, whichever of them logged something, and then it is recorded.
+        """
+        if self._ended:
+            logger.warning("%s has ended: what is logged now is not recorded.", self.name)
+        elif reduce is not None and self.agreement.reductions.takes(reduce, self.world_size):
+            self.agreement.reductions.add(collect(args, values, defer), reduce)
+        elif self._train_started or self.state != "running":
+            super().log(*args, step=step, **values)
+        else:  # the first moment is on_train_start, and it waits until the plan is known
+            at, metrics = self.step if step is None else whole_step(step), copied(collect(args, values, defer))
+            self._write(at, metrics)
+            self._early.append((at, metrics))
+
+    def status(self, status: str, message: str = "", **data: Any) -> None:
+        """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
+        if self.recorder is not None:
+            self.recorder.status(status, message, step=self.step + self.in_step, **data)
+
+    def sinks(self) -> list["SinkState"]:
+        """How each sink stands: ``ok``, ``lagging`` or ``refused``, how much it was given, what is wrong."""
+        return self.outlets.states()
+
+    def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
+        """Save the loop's counters, the callbacks' states and what belongs to this loop, and return the row.
+
+        Rank zero writes, unless the loop's processes each have something to save.
+        """
+        step = self.step + self.in_step
+        place = self._checkpoint_path(path, step)
+        if self.recorder is not None:
+            self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
+        row = self._write_checkpoint(place, step, kind)
+        self.checkpoints.append(row)
+        if self.recorder is not None:
+            self.recorder.event("checkpoint", step=step, path=str(place), bytes=row.bytes, kind=kind)
+        self.callbacks.on_checkpoint(self, row)
+        return row
+
+    def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
+        if self.rank != 0:
+            return ManifestRow(step=step, path=place, metrics=dict(self.metrics), kind=kind)
+        self.callbacks.drain()  # so that the states are those of all moments so far
+        return checkpoint.save(place, self._state(step), self._save_files, step=step, kind=kind)
+
+    def load_checkpoint(self, path: str | Path) -> ManifestRow:
+        """Take up a checkpoint: counters, metrics, the callbacks' states, and what else belongs to this loop."""
+        path = Path(path)
+        state = checkpoint.load(path)
+        self._load_files(path)
+        self._place_at(state)
+        self.metrics.update(state["metrics"])
+        self.callbacks.load_state_dict(state["callbacks"])
+        row = checkpoint.row_of(path, state)
+        if self._train_started:
+            self.callbacks.on_checkpoint_load(self, row)
+        else:
+            self._loaded = row
+        return row
+
+    def _place_at(self, state: dict[str, Any]) -> None:
+        """Set the counters to those of a checkpoint."""
+        self.step, self.epoch = state["step"], state["epoch"]
+
+    def _save_files(self, directory: Path) -> None:
+        """Write what belongs to this loop into a checkpoint's directory."""
+
+    def _load_files(self, directory: Path) -> None:
+        """Read it back; nothing is changed before all of it was read."""
+
+    def answer_requests(self) -> None:
+        """Save a checkpoint that was asked for, unless a step is under way."""
+        if self.checkpoint_requested and not self.in_step:
+            self.checkpoint_requested = False
+            self.save_checkpoint()
+
+    def _must_stop(self) -> bool:
+        self._agree()
+        return self._agreed_to_stop
+
+    def _agree(self, *wishes: bool) -> tuple[bool, ...]:
+        """Settle with the other processes what happens now; returns which of the wishes some process has."""
+        if self.world_size == 1:
+            self._agreed_to_stop = self.stop_reason is not None
+            return wishes
+        agreed = self.agreement.agree(self.stop_reason, *wishes)
+        if agreed.reduced:
+            self.commit(self.step, agreed.reduced)
+        if agreed.stop_reason is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
+            self.stop_reason = agreed.stop_reason
+        self._agreed_to_stop = agreed.stop_reason is not None
+        return agreed.wishes
+
+    def _settle(self) -> None:
+        """Complete what is under way at an orderly end."""
+
+    def _end(self) -> None:
+        try:
+            self._settle()
+            self.start()
+            self._commit_held_back()
+            self.answer_requests()
+            self.state = "stopped" if self.stop_requested else "completed"
+            self.callbacks.on_train_end(self, self.artifacts())
+            self.answer_requests()
+            self._close()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self.state = "failed"
+        self._interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        row, self._open_row = self._open_row, None
+        self._leave_step()
+        if row:  # what the step that failed had logged is what explains it
+            self._write(self.step + 1, row)
+        self.ctx.status, self.ctx.error = "failed", self.explain(error)
+        try:
+            self.callbacks.on_exception(self, error)
+        finally:
+            self._close()
+            self.agreement.close()
+
+    def _leave_step(self) -> None:
+        """Forget the step that was under way."""
+
+    def explain(self, error: BaseException) -> str:
+        """Why the run fails: this error, or that of another process that came first."""
+        own = f"{type(error).__name__}: {error}"
+        return own if self.peers is None else self.peers.explain(own)
+
+    def _close(self) -> None:
+        """Close the callbacks, once, and keep what those on other threads still logged."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self.callbacks.close()
+            except BaseException:
+                self.state = "failed"
+                raise
+            finally:
+                self._commit_held_back()
+                self._ended = True
+                word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.state, self.state)
+                run_record.end(self, word)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint holds of the loop itself."""
+        return {
+            "step": step,
+            "epoch": self.epoch,
+            "metrics": self.metrics,
+            "callbacks": {name: self._saveable(name, state) for name, state in self.callbacks.state_dict().items()},
+        }
+
+    def _saveable(self, name: str, state: Any) -> Any:
+        """A subscriber's state; one that cannot be saved ends the training only if the subscriber is critical."""
+        try:
+            json.dumps(checkpoint.Tensors().taken_from(state))
+        except (TypeError, ValueError) as error:
+            if self.callbacks.strict or self.callbacks[name].critical:
+                raise CheckpointError(f"The state of {name!r} cannot be saved as JSON: {error}") from error
+            logger.exception("The state of %r is not part of the checkpoint: it cannot be saved as JSON.", name)
+            return {}
+        return state
+
+    def artifacts(self) -> LoopArtifacts:
+        """What the loop leaves behind, as it is now."""
+        return LoopArtifacts(self.step, dict(self.metrics), tuple(self.checkpoints), self.output_dir, self.stop_reason)
+
+    def _checkpoint_path(self, path: str | Path | None, step: int) -> Path:
+        if path is not None:
+            return Path(path)
+        if self.rank != 0 and self.output_dir is None:
+            return Path("checkpoints") / f"step-{step:08d}"  # rank zero writes
+        if self.output_dir is None:
+            raise CheckpointError("Where to? Nothing is recorded (root=None): give save_checkpoint(path).")
+        return self.output_dir / "checkpoints" / f"step-{step:08d}"

@@ -1,0 +1,49 @@
+"""What a step computed, as metrics: the numbers among its outputs, those of several batches combined, their weight."""
+
+from typing import Any
+
+from hookline.callbacks.batch_counts import samples_of
+from hookline.core.errors import OptionError
+from hookline.core.metrics import MetricsRow, collect
+from hookline.core.values import plain
+from hookline.loops.mean import mean
+from hookline.loops.training_step import COUNTS
+from hookline.record.device import defer
+
+
+def scalars(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Those of a step's outputs that can be recorded; the others are for the callbacks only."""
+    loss = outputs.get("loss")
+    is_there = getattr(loss, "is_cpu", False)
+    values = outputs | {"loss": loss.item()} if is_there else outputs  # plain numbers need no second look
+    try:
+        return collect((values,), {}, defer)
+    except OptionError:
+        return collect(({name: value for name, value in values.items() if _is_scalar(value)},), {}, defer)
+
+
+def _is_scalar(value: Any) -> bool:
+    try:
+        collect(({"value": value},), {}, lambda on_device: None)
+    except OptionError:
+        return False
+    return True
+
+
+def combined(parts: list[dict[str, Any]]) -> MetricsRow:
+    """What the batches of a step gave, averaged; counts are added up."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    row = MetricsRow()
+    for name in names:
+        values = [dict.__getitem__(part, name) for part in parts if name in part]
+        row[name] = sum(plain(values)) if name in COUNTS else mean(values)
+    return row
+
+
+def weight_of(metrics: dict[str, Any], batch: Any) -> float:
+    """How much a batch weighs in a validation: its tokens or samples, as far as it tells."""
+    for name in ("tokens", "samples"):
+        count = plain(dict.get(metrics, name))
+        if isinstance(count, int | float):
+            return float(count)
+    return float(samples_of(batch) or 1)

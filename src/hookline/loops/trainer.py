@@ -1,0 +1,470 @@
+"""`Trainer`: trains a model, and fires every moment of training, validation and checkpoints around it.
+
+    trainer = hl.Trainer(model, train_data, val_data, config=hl.TrainerConfig(epochs=3), loss=cross_entropy)
+    trainer.fit()
+
+One process on one device runs plain torch; several processes and mixed precision run on Accelerate, with the
+same moments and the same results. A step goes like this, and everything in it happens once::
+
+    on_step_start
+    for each of its batches:  on_train_batch_start, forward and backward, on_train_batch_end
+    clip the gradients, on_before_optimizer_step, move the weights
+    on_step_end, write the row of metrics, on_log
+    when due: a validation, a checkpoint, the end
+
+A checkpoint that somebody asks for in the middle of a step is saved when the step is complete: there, and only
+there, is it exact.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.callbacks.checkpoint import CheckpointCallback
+from hookline.callbacks.nan_guard import NaNGuard
+from hookline.core.collection import CallbackCollection
+from hookline.core.errors import OptionError
+from hookline.core.metrics import MetricsRow, collect
+from hookline.core.state import LoopArtifacts, ManifestRow
+from hookline.loops import checkpoint, rng
+from hookline.loops.backend import choose_backend
+from hookline.loops.batches import Batches
+from hookline.loops.finite_loss import FiniteLoss
+from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
+from hookline.loops.plan import Plan
+from hookline.loops.session import Session
+from hookline.loops.signals import is_signal
+from hookline.loops.step_metrics import combined, scalars, weight_of
+from hookline.loops.trainer_config import TrainerConfig
+from hookline.loops.trainer_parts import checked_config, checked_model, step_function, subscribers
+from hookline.loops.training_state import TrainingState
+from hookline.loops.training_step import COUNTS, StepFunction
+from hookline.loops.validation import Validation
+from hookline.record.device import defer
+
+logger = logging.getLogger("hookline")
+
+VALIDATION = "val"
+"""What the Trainer's own validations are called."""
+Window = list[tuple[int, Any]]
+"""The batches of one step, each with its index in the epoch."""
+
+
+class Trainer(Session):
+    """Trains a model on batches of data.
+
+    Args:
+        model: A torch module.
+        train_data: A data set of samples, a `DataLoader`, or an iterable of batches.
+        val_data: The same for validations.
+        config: The settings; without one, defaults and ``epochs`` of 1 are not assumed: say how long to train.
+        loss: A function of the model's prediction and the targets, for batches of ``(inputs, targets)``.
+        training_step: A function ``(model, batch)`` that returns ``{"loss": ..., ...}``: the loss to train on, and
+            numbers to record with it. Or override the method. Without either, the model returns its own loss.
+        optimizer: A torch optimizer, or a function of the parameters; made from the settings by default.
+        scheduler: A torch scheduler, or a function of the optimizer; made from the settings by default. It moves
+            once a step; one that waits for a plateau once a validation, with the loss of that.
+        callbacks: Callbacks besides those of the settings.
+        custom_logger_fns: Functions ``(report_data, step)`` called after each step and validation, on rank zero.
+        hook_fns: Functions ``(worker, report_data)`` by the name of a hook.
+    """
+
+    config: TrainerConfig
+    worker: Any
+    """What hook functions are given instead of the Trainer, once it is set."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        train_data: Any,
+        val_data: Any = None,
+        *,
+        config: TrainerConfig | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
+        training_step: StepFunction | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        callbacks: Any = None,
+        custom_logger_fns: Iterable[Callable[..., Any]] | None = None,
+        hook_fns: Mapping[str, Any] | None = None,
+    ) -> None:
+        config = checked_config(config, has_val_data=val_data is not None)
+        super().__init__(
+            config.name,
+            project=config.project,
+            root=config.output_dir,
+            callbacks=subscribers(config, callbacks, custom_logger_fns, hook_fns),
+            sinks=config.sinks,
+            config=config,
+            resume=config.resume,
+            strict=config.strict,
+            summary=config.summary,
+        )
+        self._step_function = step_function(loss, training_step)
+        shared: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
+        shared |= {"batch_size": config.batch_size, "workers": config.workers}
+        self.train_batches = Batches(train_data, what="train_data", shuffle=config.shuffle, **shared)
+        self.val_batches = (
+            None if val_data is None else Batches(val_data, what="val_data", last_round="filled up", **shared)
+        )
+        self.plan = Plan(config, self.train_batches.length, validates=val_data is not None)
+        self.num_steps, self.num_epochs = self.plan.num_steps, self.plan.num_epochs
+        self.optimizer = make_optimizer(optimizer, checked_model(model), config)
+        self.scheduler = make_scheduler(scheduler, self.optimizer, config, self.num_steps)
+        if val_data is None and is_plateau(self.scheduler):
+            raise OptionError("A scheduler that waits for a plateau is told the loss of validations: give val_data.")
+        self.model = model
+        self.backend = choose_backend(config.precision, config.device)
+        self._training: TrainingState | None = None
+        self._finite_loss: FiniteLoss | None = None
+        self._in_step = False
+        self._epoch_open = self._epoch_complete = False
+        self._batches_done = 0
+        self._validated_at: int | None = None
+        self._saves_waiting: list[Path | None] = []
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way that `step` does not count yet."""
+        return self._in_step
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is trained."""
+        device: torch.device = self.backend.device
+        return device
+
+    def training_step(self, model: Any, batch: Any) -> Any:
+        """Compute the loss of a batch, and what else is to be recorded: ``{"loss": ..., ...}``."""
+        return self._step_function(model, batch)
+
+    def validation_step(self, model: Any, batch: Any) -> Any:
+        """The same for a validation batch."""
+        return self.training_step(model, batch)
+
+    def fit(self) -> LoopArtifacts:
+        """Train to the end, and say what came of it."""
+        if self.state == "completed":
+            logger.warning("%s is trained to the end: fit() has nothing to do.", self.name)
+            return self.artifacts()
+        if self.state != "created":
+            raise OptionError(f"This training is {self.state}: take it up with resume(), or make another Trainer.")
+        return self._run()
+
+    def resume(self, path: str | Path = "last") -> LoopArtifacts:
+        """Go on from a checkpoint, and train to the end.
+
+        Args:
+            path: A checkpoint's directory, a run's directory or id, or ``"last"`` for the latest checkpoint of the
+                latest run of this name.
+        """
+        if self.state == "running":
+            raise OptionError("resume(): this training is running.")
+        if self.root is None:
+            raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
+        self.resume_from = path
+        return self._run()
+
+    def validate(self, name: str = VALIDATION) -> dict[str, Any]:
+        """Validate now, and return the metrics; they are recorded while training."""
+        if self.val_batches is None:
+            raise OptionError("validate(): this Trainer has no val_data.")
+        self._prepared()
+        with self._evaluating(), Validation(self, name, counts=COUNTS, everywhere=True) as validation:
+            empty = True
+            for batch in validation.batches(self._placed(self.val_batches)):
+                empty = False
+                metrics = scalars(self.backend.evaluate(self.validation_step, batch))
+                validation.add(metrics, weight_of(metrics, batch) if self.val_batches.counts else 0.0)
+            if empty:
+                raise OptionError(f"val_data gave no batch.{_used_up(self.val_batches)}")
+            if decides := self.state == "running" and name == VALIDATION:
+                self._validated_at = self.step
+        if decides and self.scheduler is not None and is_plateau(self.scheduler):
+            self.scheduler.step(_loss_of(validation.metrics))
+        return dict(validation.metrics)
+
+    def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
+        """Save everything that training goes on from, and return the manifest row.
+
+        In the middle of a step it is saved when the step is complete. Where several processes train together, all
+        of them have to call it; `request_checkpoint()` need only be called by one.
+        """
+        if self._open_row is not None:
+            self._saves_waiting.append(None if path is None else Path(path))
+            step = self.step + self._in_step
+            return ManifestRow(step=step, path=self._checkpoint_path(path, step), metrics=dict(self.metrics), kind=kind)
+        self._prepared()
+        return super().save_checkpoint(path, kind=kind)
+
+    def _run(self) -> LoopArtifacts:
+        self._prepared()
+        self._reset()
+        self.begin()
+        try:
+            self._train()
+            self._finalize()
+        except BaseException as error:
+            self.finish(error)
+            raise
+        self.finish(None)
+        return self.artifacts()
+
+    def _prepared(self) -> TrainingState:
+        """Hand the model to what computes, once."""
+        if self._training is None:
+            self.backend.prepare(self.model, self.optimizer)
+            self.model, self.optimizer = self.backend.model, self.backend.optimizer
+            self._training = TrainingState(
+                self.backend,
+                self.scheduler,
+                self.train_batches,
+                rank=self.rank,
+                world_size=self.world_size,
+                seed=self.config.seed or 0,
+            )
+        return self._training
+
+    def _reset(self) -> None:
+        self._in_step = self._epoch_open = self._epoch_complete = False
+        self._saves_waiting = []
+        guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in _flat(self.callbacks))
+        self._finite_loss = None if guarded else FiniteLoss()
+        self.optimizer.zero_grad()  # a step that failed left gradients behind
+        if self.resume_from is None and self.config.seed is not None:
+            rng.seed(self.config.seed)
+
+    def _train(self) -> None:
+        self.start()
+        at_start = self.config.validate_at_start and self.step == 0 and self._validated_at is None
+        if at_start or self._is_validation_due():  # a checkpoint may have been saved just before a validation
+            self.validate()
+        self.model.train()
+        while not self._must_stop() and not self._is_done():
+            if self._epoch_complete:
+                self.epoch += 1
+                self._epoch_complete, self._batches_done = False, 0
+            self._train_epoch()
+
+    def _is_done(self) -> bool:
+        return self.plan.is_done(self.step, self.epoch, epoch_complete=self._epoch_complete)
+
+    def _train_epoch(self) -> None:
+        done_before = self._batches_done
+        training = self._prepared()
+        source = training.open_epoch(self.epoch, done_before)
+        self._epoch_open = True
+        self.callbacks.on_train_epoch_start(self)
+        training.go_on()
+        for window in self._windows(source, done_before):
+            self._train_step(window)
+            self._boundary()
+            if self._agreed_to_stop or self.plan.has_all_steps(self.step):
+                break
+        else:
+            self._epoch_complete = True
+        self._require_batches()
+        self._epoch_complete = self._epoch_complete or self._batches_done == self.train_batches.length
+        self._close_epoch()
+
+    def _close_epoch(self) -> None:
+        if self._epoch_complete and not self._agreed_to_stop and self._is_validation_due(epoch_ends=True):
+            self.validate()
+        self._epoch_open = False
+        self.callbacks.on_train_epoch_end(self)
+
+    def _windows(self, source: Iterator[Any], done: int) -> Iterator[Window]:
+        """The batches of each step; those of the last may be fewer."""
+        numbered = zip(itertools.count(done), source, strict=False)
+        accumulation = self.config.accumulation
+        if accumulation == 1:
+            for entry in numbered:
+                yield [entry]
+        else:
+            while window := list(itertools.islice(numbered, accumulation)):
+                yield window
+
+    def _train_step(self, window: Window) -> None:
+        callbacks, parts = self.callbacks, len(window)
+        row = self._open_row = MetricsRow()
+        self._in_step = True
+        callbacks.on_step_start(self, self.step)
+        recorded: list[dict[str, Any]] = []
+        for batch_idx, batch in window:
+            batch = self.backend.place(batch)
+            recorded.append(self._train_batch(batch_idx, batch, parts, last=len(recorded) == parts - 1))
+        row.update(recorded[0] if parts == 1 else combined(recorded))
+        if self._finite_loss is not None:
+            self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
+        self._update(row)
+        self.metrics.update(row)
+        self.step += 1
+        self._in_step, self._batches_done = False, batch_idx + 1
+        callbacks.on_step_end(self, self.step - 1, batch, row)
+        self._open_row = None
+        self.commit(self.step, row)
+
+    def _train_batch(self, batch_idx: int, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+        """Forward and backward; returns what is to be recorded of it."""
+        self.callbacks.on_train_batch_start(self, batch, batch_idx)
+        outputs = self.backend.learn(self.training_step, batch, parts, last=last)
+        outputs["loss"] = outputs["loss"].detach()
+        recorded = scalars(outputs)
+        self.callbacks.on_train_batch_end(self, outputs, batch, batch_idx)
+        return recorded
+
+    def _update(self, row: MetricsRow) -> None:
+        """Move the weights, and note what belongs to that."""
+        optimizer = self.optimizer
+        row["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+        if self.config.gradient_clip_norm is not None:
+            row.update(collect((), {"grad_norm": self.backend.clip(self.config.gradient_clip_norm)}, defer))
+        self.callbacks.on_before_optimizer_step(self, optimizer)
+        self.backend.update()
+        if self.scheduler is not None and not is_plateau(self.scheduler):
+            self.scheduler.step()
+
+    def _boundary(self) -> None:
+        """What happens between two steps."""
+        self._commit_held_back()
+        save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
+        if self._is_validation_due() or (validate and self.val_batches is not None):
+            self.validate()
+            (more, _) = self._agree(self.checkpoint_requested, False)
+            save = save or more
+        self.validation_requested = False
+        if save:
+            self._save_waiting()
+            self._agree()  # somebody may ask for a stop once it is saved
+
+    def _save_waiting(self) -> None:
+        """Save where somebody asked for it, on whichever rank that was."""
+        waiting, self._saves_waiting = self._saves_waiting, []
+        paths = list(dict.fromkeys(path for own in self.agreement.gather(waiting) for path in own)) or [None]
+        self.checkpoint_requested = False
+        for path in paths:
+            self.save_checkpoint(path)
+
+    def answer_requests(self) -> None:
+        """Save a checkpoint that was asked for; several processes do that together, at the step boundary."""
+        if self.world_size == 1:
+            super().answer_requests()
+
+    def _is_validation_due(self, *, epoch_ends: bool = False) -> bool:
+        if self._validated_at == self.step:
+            return False
+        return self.plan.is_validated_after_epoch(self.epoch) if epoch_ends else self.plan.is_validated_at(self.step)
+
+    def _finalize(self) -> None:
+        """Validate and save at the end, as far as it was an orderly one."""
+        if self.step == 0:
+            return
+        stopped, validated = self._must_stop(), self.val_batches is None or self._validated_at == self.step
+        if self.config.validate_at_end and not stopped and not validated:
+            self.validate()
+        signalled = self._must_stop() and is_signal(self.stop_reason or "")  # agreed: a signal may have reached one rank
+        if (self.config.save_at_end or signalled) and self.output_dir is not None and not self._is_saved():
+            self.save_checkpoint(kind="stop" if stopped else "end")
+
+    def _is_saved(self) -> bool:
+        """Whether what there is now is saved, or will be by a callback when training ends."""
+        if any(isinstance(callback, CheckpointCallback) and callback.save_last for callback in _flat(self.callbacks)):
+            return True
+        return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
+
+    def _require_batches(self) -> None:
+        if self._batches_done == 0:
+            used_up = _used_up(self.train_batches) if self.epoch > 0 else ""
+            raise OptionError(f"train_data gave no batch in epoch {self.epoch + 1}.{used_up}")
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The model set to evaluate; what is drawn at random meanwhile does not change the training."""
+        modes = [(module, module.training) for module in self.model.modules()]  # some may be set to evaluate for good
+        with rng.kept(), torch.no_grad():
+            self.model.eval()
+            try:
+                yield
+            finally:
+                for module, trains in modes:
+                    module.training = trains
+
+    def _placed(self, batches: Batches) -> Iterator[Any]:
+        limited = itertools.islice(batches.epoch(self.epoch), self.config.validation_batches)
+        return map(self.backend.place, limited)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        return super()._state(step) | {
+            "batches_done": self._batches_done,
+            "epoch_complete": self._epoch_complete and not self._epoch_open,
+            "validated_at": self._validated_at,
+            "plan": self._shape(),
+        }
+
+    def _shape(self) -> dict[str, Any]:
+        """What the meaning of a position in the data depends on."""
+        return {
+            "batch_size": self.config.batch_size,
+            "accumulation": self.config.accumulation,
+            "world_size": self.world_size,
+        }
+
+    def _place_at(self, state: dict[str, Any]) -> None:
+        super()._place_at(state)
+        self._batches_done, self._epoch_complete = state["batches_done"], state["epoch_complete"]
+        self._validated_at = state["validated_at"]
+        for name, now in self._shape().items():
+            if state["plan"][name] != now:
+                logger.warning(
+                    "The checkpoint was saved with %s=%s, now it is %s: the place in the epoch is not the same.",
+                    name,
+                    state["plan"][name],
+                    now,
+                )
+
+    def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
+        """All ranks write their part, and rank zero puts it in its place once they have."""
+        training = self._prepared()
+        if self._finite_loss is not None:
+            self._finite_loss.settle()
+        self.callbacks.drain()
+        aside = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
+        self.agreement.all_do(lambda: training.save(aside))
+        row: ManifestRow = self.agreement.from_rank_zero(
+            lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
+        )
+        return row
+
+    def _load_files(self, directory: Path) -> None:
+        self._prepared().load(directory)
+
+    def _leave_step(self) -> None:
+        self._in_step = False
+
+
+def _flat(callbacks: CallbackCollection) -> Iterator[Any]:
+    """All subscribers, those in groups too."""
+    for callback in callbacks:
+        if isinstance(callback, CallbackCollection):
+            yield from _flat(callback)
+        else:
+            yield callback
+
+
+def _used_up(batches: Batches) -> str:
+    return " It is an iterator, which is used up: give a list or a loader." if batches.is_iterator else ""
+
+
+def _loss_of(metrics: Mapping[str, Any]) -> Any:
+    """What a scheduler that waits for a plateau is told."""
+    if f"{VALIDATION}/loss" not in metrics:
+        raise OptionError(
+            f"The scheduler waits for the loss of validations, which have {', '.join(metrics) or 'no metrics'}: "
+            "let validation_step return a 'loss'."
+        )
+    return metrics[f"{VALIDATION}/loss"]

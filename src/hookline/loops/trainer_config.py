@@ -1,0 +1,122 @@
+"""`TrainerConfig`: the settings of a `Trainer`, from Python or from a YAML, TOML or JSON file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from hookline.core.errors import OptionError
+from hookline.loops.backend import Precision
+from hookline.loops.checked_struct import CheckedStruct
+
+Schedule = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "adam", "sgd"]
+LEARNING_RATE = 1e-3
+
+
+class CheckpointRules(CheckedStruct, kw_only=True):
+    """When a `Trainer` saves, and what it keeps: the arguments of `CheckpointCallback`."""
+
+    monitor: str | None = None
+    mode: Literal["min", "max"] = "min"
+    save_top_k: int = 1
+    save_last: bool = True
+    every_n_epochs: int | None = None
+    every_n_steps: int | None = None
+
+
+class TrainerConfig(CheckedStruct, kw_only=True):
+    """The settings of a `Trainer`.
+
+    Args:
+        name: What the run is called; ``resume="auto"`` and ``resume="last"`` find it by this.
+        project: The folder of ``output_dir`` that the run's directory lies in.
+        output_dir: Where runs are recorded, each in a directory of its own; None records and saves nothing.
+        epochs: How often to go over the data. This or ``max_steps`` is needed; with both, what comes first.
+        max_steps: How many optimizer updates to make.
+        batch_size: Samples in a batch, for data sets; loaders bring their own.
+        shuffle: Draw a new order for each epoch, for data sets.
+        workers: Processes that load data, for data sets.
+        accumulation: Batches whose gradients make up one step.
+        precision: "fp32", or mixed precision by Accelerate: "bf16" or "fp16".
+        device: Where to compute; the first GPU by default, or the CPU.
+        optimizer: What to make where none is given to the Trainer: "adamw" (the default), "adam" or "sgd".
+        learning_rate: Of that optimizer; 0.001 by default.
+        weight_decay: Of that optimizer; 0 by default.
+        warmup_steps: Steps over which the learning rate rises from nothing.
+        schedule: What it does after that: stays "constant", or falls to nothing, "linear" or as a "cosine".
+        gradient_clip_norm: The norm that gradients are scaled down to.
+        validate_every_steps: Validate after every so many steps.
+        validate_every_epochs: Validate at the end of every so many epochs; of each, where neither is given.
+        validate_at_start: Validate before the first step too.
+        validate_at_end: Validate when training is complete, unless that was just done.
+        validation_batches: Stop each validation after so many batches.
+        checkpoint: When to save and what to keep.
+        save_at_end: Save a checkpoint when training ends in an orderly way.
+        nan_loss: A loss that is not finite is an "error", unless a `NaNGuard` looks after it, or it is to "pass".
+        seed: Seeds every library when training starts; None leaves them as they are.
+        resume: Take up an earlier run: "auto", "last", an id, a run's or a checkpoint's directory.
+        callbacks: Callbacks, or their names and arguments.
+        sinks: Where the record is delivered to.
+        strict: Let exceptions of observers propagate.
+        summary: Print how the run ended.
+    """
+
+    name: str = "train"
+    project: str = "default"
+    output_dir: str | None = "runs"
+    epochs: int | None = None
+    max_steps: int | None = None
+    batch_size: int = 8
+    shuffle: bool = True
+    workers: int = 0
+    accumulation: int = 1
+    precision: Precision = "fp32"
+    device: str | None = None
+    optimizer: OptimizerName | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    warmup_steps: int = 0
+    schedule: Schedule = "constant"
+    gradient_clip_norm: float | None = None
+    validate_every_steps: int | None = None
+    validate_every_epochs: int | None = None
+    validate_at_start: bool = False
+    validate_at_end: bool = True
+    validation_batches: int | None = None
+    checkpoint: CheckpointRules | None = None
+    save_at_end: bool = True
+    nan_loss: Literal["error", "pass"] = "error"
+    seed: int | None = 0
+    resume: str | None = None
+    callbacks: Any = ()
+    sinks: Any = ()
+    strict: bool = False
+    summary: bool = True
+
+    def __post_init__(self) -> None:
+        self.output_dir = str(self.output_dir) if isinstance(self.output_dir, Path) else self.output_dir
+        self.resume = str(self.resume) if isinstance(self.resume, Path) else self.resume
+        super().__post_init__()
+        at_least_one = ("epochs", "max_steps", "batch_size", "accumulation", "validate_every_steps")
+        for name in (*at_least_one, "validate_every_epochs", "validation_batches"):
+            self._require(name, 1, "a whole number of at least 1")
+        for name in ("workers", "warmup_steps", "weight_decay"):
+            self._require(name, 0, "a number of at least 0")
+        for name in ("learning_rate", "gradient_clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise OptionError(f"TrainerConfig({name}={value!r}): give a number above 0.")
+
+    def _require(self, name: str, least: int, wanted: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not value >= least:
+            raise OptionError(f"TrainerConfig({name}={value!r}): give {wanted}.")
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """The settings in a YAML, TOML or JSON file, with overrides such as ``"epochs=3"`` on top."""
+        from hookline.loops.config_file import load_config
+
+        return load_config(path, cls, overrides)
+
+    from_yaml = from_file

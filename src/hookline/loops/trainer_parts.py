@@ -1,0 +1,74 @@
+"""What a `Trainer` is given, checked and put together before it trains."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.callbacks.checkpoint import CheckpointCallback
+from hookline.core.collection import CallbackCollection, load_callbacks
+from hookline.core.errors import OptionError
+from hookline.loops.trainer_config import TrainerConfig
+from hookline.loops.training_step import StepFunction, step_of_model, step_with
+
+
+def checked_config(config: Any, *, has_val_data: bool) -> TrainerConfig:
+    """The settings, if they say how long to train, and nothing that cannot be."""
+    if not isinstance(config, TrainerConfig):
+        raise OptionError(f"config={config!r}: give a TrainerConfig, e.g. hl.TrainerConfig(epochs=3).")
+    if config.epochs is None and config.max_steps is None:
+        raise OptionError("How long to train? Give the TrainerConfig epochs= or max_steps=, or both.")
+    asked = [name for name in ("validate_every_steps", "validate_every_epochs") if getattr(config, name) is not None]
+    asked += ["validate_at_start"] if config.validate_at_start else []
+    if asked and not has_val_data:
+        raise OptionError(
+            f"{asked[0]}={getattr(config, asked[0])!r} without val_data: there is nothing to validate on."
+        )
+    for name in ("checkpoint", "resume", "sinks") if config.output_dir is None else ():
+        if getattr(config, name):
+            raise OptionError(
+                f"{name}={getattr(config, name)!r} with output_dir=None, which saves nothing: give a directory."
+            )
+    return config
+
+
+def checked_model(model: Any) -> torch.nn.Module:
+    """The model, if it is one."""
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"model={model!r}: give a torch.nn.Module.")
+    return model
+
+
+def step_function(loss: Any, training_step: Any) -> StepFunction:
+    """What a step computes."""
+    if loss is not None and training_step is not None:
+        raise OptionError("loss= and training_step= were given: one of them says what is trained on.")
+    for name, given in (("loss", loss), ("training_step", training_step)):
+        if given is not None and not callable(given):
+            raise OptionError(f"{name}={given!r}: give a function.")
+    return training_step or (step_of_model if loss is None else step_with(loss))
+
+
+def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns: Any) -> CallbackCollection:
+    """All subscribers in one collection: the user's own where there is nothing to add to it."""
+    given = [_collected(some) for some in (config.callbacks, callbacks) if some is not None and some != ()]
+    more: list[Any] = [*(logger_fns or ()), *([hook_fns] if hook_fns else ())]
+    if config.checkpoint is not None:
+        rules = config.checkpoint
+        more.append(CheckpointCallback(**{name: getattr(rules, name) for name in rules.__struct_fields__}))
+    if len(given) == 1 and not more:
+        return given[0]
+    gathered = CallbackCollection(given[0] if given else (), strict=any(each.strict for each in given))
+    for collection in given[1:]:
+        gathered.extend(collection)
+    gathered.extend(more)
+    return gathered
+
+
+def _collected(callbacks: Any) -> CallbackCollection:
+    if isinstance(callbacks, CallbackCollection):
+        return callbacks
+    if isinstance(callbacks, str | Path | Mapping):
+        return load_callbacks(callbacks)
+    return CallbackCollection(callbacks)

@@ -1,0 +1,143 @@
+"""What a training goes on from, besides counters: weights, optimizer, schedule, random states, order of the data.
+
+A resume is exact. An epoch begins by noting the random states and drawing its first batch; to take it up again,
+those states are put back, the batches that are done are skipped in the same order, and then the states are set
+to those that held when the checkpoint was saved. Processes that train together begin an epoch with one and the
+same state, so that they draw one order and share it out, and each goes on with one of its own.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.core.errors import CheckpointError
+from hookline.loops import rng
+from hookline.loops.backend import Backend, read_tensors
+from hookline.loops.batches import Batches
+
+MODEL_FILE = "model.pt"
+OPTIMIZER_FILE = "optimizer.pt"
+
+
+class TrainingState:
+    """Saves and restores a training in a checkpoint's directory, and opens its epochs.
+
+    Args:
+        backend: What computes, prepared.
+        scheduler: The learning-rate schedule, or None.
+        seed: What the order of the data is drawn from where several processes share it.
+    """
+
+    def __init__(
+        self, backend: Backend, scheduler: Any, batches: Batches, *, rank: int, world_size: int, seed: int
+    ) -> None:
+        self._backend, self._scheduler, self._batches = backend, scheduler, batches
+        self._rank, self._world_size, self._seed = rank, world_size, seed
+        self._epoch_began: dict[str, Any] = {}
+        self._to_restore: dict[str, Any] | None = None
+
+    def open_epoch(self, epoch: int, done: int) -> Iterator[Any]:
+        """The batches of an epoch behind those that are done."""
+        if done:
+            return self._reopened(epoch, done)
+        self.go_on()
+        if self._world_size > 1:
+            rng.seed(_mixed(self._seed, epoch))
+        self._epoch_began = {"rng": rng.capture(), "order": self._batches.state()}
+        source = self._batches.epoch(epoch)
+        first = list(itertools.islice(source, 1))  # the order is drawn here, before anybody draws something else
+        if self._world_size > 1:
+            rng.seed(_mixed(self._seed, epoch, self._rank + 1))
+        return itertools.chain(first, source)
+
+    def _reopened(self, epoch: int, done: int) -> Iterator[Any]:
+        began = self._epoch_began
+        if began:
+            with rng.kept():
+                rng.restore(began["rng"])
+                self._batches.load_state(began["order"])
+                return self._batches.epoch(epoch, done=done)
+        return self._batches.epoch(epoch, done=done)
+
+    def go_on(self) -> None:
+        """Set the random states to those of the checkpoint that was loaded, if one was."""
+        if self._to_restore is not None:
+            rng.restore(self._to_restore)
+            self._to_restore = None
+
+    def save(self, directory: Path) -> None:
+        """Write this process's part; all processes have to."""
+        model, optimizer = self._backend.model_state(), self._backend.optimizer_state()
+        if self._rank == 0:
+            schedule = None if self._scheduler is None else self._scheduler.state_dict()
+            _write(model, directory / MODEL_FILE)
+            _write({**optimizer, "scheduler": schedule}, directory / OPTIMIZER_FILE)
+        _write({"now": rng.capture(), "epoch_began": self._epoch_began}, directory / _rng_file(self._rank))
+
+    def load(self, directory: Path) -> None:
+        """Read everything, see whether it fits, and only then take it up."""
+        model, optimizer = read_tensors(directory / MODEL_FILE), read_tensors(directory / OPTIMIZER_FILE)
+        own = directory / _rng_file(self._rank)
+        states = read_tensors(own if own.exists() else directory / _rng_file(0))
+        self._require_fitting(directory, model, optimizer)
+        self._backend.load(model, optimizer)
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(optimizer["scheduler"])
+        self._epoch_began, self._to_restore = states["epoch_began"], states["now"]
+
+    def _require_fitting(self, directory: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        here = {
+            name: tuple(value.shape) for name, value in self._backend.model.state_dict().items() if _is_tensor(value)
+        }
+        there = {name: tuple(value.shape) for name, value in model.items() if _is_tensor(value)}
+        wrong = [f"{name} is not in this model" for name in there.keys() - here.keys()]
+        wrong += [f"{name} is not in the checkpoint" for name in here.keys() - there.keys()]
+        both = here.keys() & there.keys()
+        wrong += [f"{name} is {there[name]} there and {here[name]} here" for name in both if here[name] != there[name]]
+        if wrong:
+            shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+            raise CheckpointError(f"The checkpoint {directory} is one of another model: {shown}. Nothing was changed.")
+        if (optimizer["scheduler"] is None) != (self._scheduler is None):
+            here_or_there = "there" if self._scheduler is None else "here"
+            raise CheckpointError(
+                f"The checkpoint {directory} does not fit: only {here_or_there} is a learning-rate schedule. "
+                "Take it up with the settings it was saved with."
+            )
+        self._require_fitting_optimizer(directory, optimizer)
+
+    def _require_fitting_optimizer(self, directory: Path, optimizer: dict[str, Any]) -> None:
+        if "optimizer" not in optimizer:
+            return  # a sharded one, by name
+        groups = [len(group["params"]) for group in optimizer["optimizer"]["param_groups"]]
+        own = [len(group["params"]) for group in self._backend.optimizer.param_groups]
+        if groups != own:
+            raise CheckpointError(
+                f"The checkpoint {directory} is one of another optimizer: its groups have {groups} parameters, "
+                f"those of this one {own}. Nothing was changed."
+            )
+
+
+def _write(values: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(values, path)
+    except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
+        raise CheckpointError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
+
+
+def _rng_file(rank: int) -> str:
+    return f"random-rank{rank}.pt"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed of several numbers, which are not near each other for numbers that are."""
+    mixed = 0
+    for number in numbers:
+        mixed = ((mixed ^ number) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**63
+    return mixed

@@ -1,0 +1,128 @@
+"""`SFTPolicyWorker`: supervised fine-tuning of a causal language model, put together from a configuration.
+
+This is the worker that hook functions ``(worker, report_data)`` are given.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hookline.core.errors import ConfigError, MissingExtraError
+from hookline.core.state import LogContext, LoopArtifacts
+from hookline.loops.sft import prepare, read_rows, training_step
+from hookline.loops.signals import is_signal
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.loops.trainer import Trainer
+from hookline.loops.worker_config import ModelOptions, Rows, WorkerConfig
+
+DEFAULT_CALLBACKS = ("progress_bar",)
+"""What a configuration that names no callbacks gets."""
+
+
+class SFTPolicyWorker:
+    """Holds everything of one training: ``trainer``, ``model``, ``tokenizer`` and the loaders.
+
+    Args:
+        config: The settings.
+        custom_logger_fns: Functions ``(report_data, step)`` called after each step and validation, on rank zero.
+        hook_fns: Functions ``(worker, report_data)`` by the name of a hook.
+        callbacks: Callbacks besides those of the settings.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        custom_logger_fns: Iterable[Callable[..., Any]] | None = None,
+        hook_fns: Mapping[str, Any] | None = None,
+        callbacks: Any = None,
+    ) -> None:
+        self.config = config
+        self.model, self.tokenizer = _model_and_tokenizer(config.model)
+        self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
+        validation = config.data.validation
+        self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
+        if not len(config.train.callbacks):
+            config.train.callbacks = list(DEFAULT_CALLBACKS)
+        self.trainer = Trainer(
+            self.model,
+            self.train_data_loader,
+            self.val_data_loader,
+            config=config.train,
+            training_step=training_step,
+            callbacks=callbacks,
+            custom_logger_fns=custom_logger_fns,
+            hook_fns=hook_fns,
+        )
+        self.trainer.worker = self
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes this is."""
+        return self.trainer.rank
+
+    @property
+    def state(self) -> str:
+        """Where the training is: ``created``, ``running``, ``completed``, ``stopped`` or ``failed``."""
+        return self.trainer.state
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the training was stopped, if it was."""
+        return self.trainer.stop_reason
+
+    @property
+    def ctx(self) -> LogContext:
+        """Names and ids of the run, and why it failed."""
+        return self.trainer.ctx
+
+    def run(self) -> LoopArtifacts:
+        """Train to the end, save the model, and say what came of it.
+
+        One that somebody stopped, such as early stopping, is at its end; one that a signal stopped goes on later.
+        """
+        artifacts = self.trainer.fit()
+        interrupted = artifacts.stop_reason is not None and is_signal(artifacts.stop_reason)
+        if self.config.save_model and not interrupted:
+            self._save_model()
+        return artifacts
+
+    def _loader(self, rows: Rows, *, shuffle: bool) -> Any:
+        given = read_rows(rows) if isinstance(rows, str) else rows
+        dataset, collate = prepare(given, self.tokenizer, self.config.sft)
+        size, workers = self.config.train.batch_size, self.config.train.workers
+        return DataLoader(dataset, batch_size=size, shuffle=shuffle, num_workers=workers, collate_fn=collate)
+
+    def _save_model(self) -> None:
+        directory = self.trainer.output_dir
+        weights = self.trainer.backend.model_state()  # on all ranks: sharded weights are gathered
+        if directory is None or self.trainer.rank != 0:
+            return
+        aside, place = directory / ".model.partial", directory / "model"
+        shutil.rmtree(aside, ignore_errors=True)
+        self.trainer.model.save_pretrained(aside, state_dict=weights)
+        self.tokenizer.save_pretrained(aside)
+        shutil.rmtree(place, ignore_errors=True)
+        aside.rename(place)
+
+
+def _model_and_tokenizer(options: ModelOptions) -> tuple[Any, Any]:
+    if options.tiny is not None:
+        tokenizer, tiny = character_tokenizer(), options.tiny
+        sizes = {name: getattr(tiny, name) for name in tiny.__struct_fields__}
+        return tiny_causal_lm(tokenizer, **sizes), tokenizer
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise MissingExtraError("Tuning a Hugging Face model", "hf") from error
+    path = options.path or ""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or path)
+        return AutoModelForCausalLM.from_pretrained(path), tokenizer
+    except (OSError, ValueError) as error:
+        here = "" if Path(path).exists() else " There is no such directory here."
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"model.path: {path!r} cannot be loaded.{here} {first}") from error

@@ -1,0 +1,74 @@
+"""What a configuration file for `hookline.main` holds: a model, data, how examples are made, how to train."""
+
+from typing import Any
+
+import msgspec
+
+from hookline.core.errors import OptionError
+from hookline.loops.checked_struct import CheckedStruct
+from hookline.loops.sft.options import SFTOptions
+from hookline.loops.trainer_config import TrainerConfig
+
+Rows = str | list[dict[str, Any]]
+
+
+class TinyModel(CheckedStruct, kw_only=True):
+    """A small Llama over characters, made on the spot: for a first try, and for tests."""
+
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    seed: int = 0
+
+
+class ModelOptions(CheckedStruct, kw_only=True):
+    """The model to tune.
+
+    Args:
+        path: What ``from_pretrained`` takes: the directory of a model, or the name of one.
+        tokenizer: The same for its tokenizer, where that lies elsewhere.
+        tiny: A small one that is made instead.
+    """
+
+    path: str | None = None
+    tokenizer: str | None = None
+    tiny: TinyModel | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.path is None) == (self.tiny is None):
+            raise OptionError("model: give either path, a directory or name for from_pretrained, or tiny: {}.")
+        if self.tiny is not None and self.tokenizer is not None:
+            raise OptionError("model: tiny has a tokenizer of its own; leave tokenizer out.")
+
+
+class DataOptions(CheckedStruct, kw_only=True):
+    """What to train and validate on.
+
+    Args:
+        train: A ``.jsonl`` or ``.json`` file of rows, or the rows: ``prompt`` and ``completion``, ``messages``, or
+            ``text``.
+        validation: The same for validations.
+    """
+
+    train: Rows
+    validation: Rows | None = None
+
+
+class WorkerConfig(CheckedStruct, kw_only=True):
+    """The settings of an `SFTPolicyWorker`.
+
+    Args:
+        sft: How rows become examples.
+        train: How to train.
+        save_model: Write the trained model and its tokenizer to ``model/`` in the run's directory, as
+            ``save_pretrained`` does.
+        custom: Anything, for hooks and callbacks of your own: ``worker.config.custom``.
+    """
+
+    model: ModelOptions
+    data: DataOptions
+    sft: SFTOptions = msgspec.field(default_factory=SFTOptions)
+    train: TrainerConfig
+    save_model: bool = True
+    custom: dict[str, Any] = msgspec.field(default_factory=dict)
