@@ -203,7 +203,8 @@ class Roster:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore every subscriber by name; warn about names that are on one side only."""
         for name in state.keys() - {entry.name for entry in self._entries}:
-            logger.warning("The checkpoint has state for %r, which is not here: ignored.", name)
+            if state[name]:
+                logger.warning("The checkpoint has state for %r, which is not here: ignored.", name)
         for entry in self._entries:
             if entry.name in state:
                 load = partial(entry.target.load_state_dict, state[entry.name])
