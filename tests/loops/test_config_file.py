@@ -129,7 +129,6 @@ def test_read_unknown_suffix_says_which_are_accepted(tmp_path):
     [
         ("a.yaml", "a: 1\nb: [1, 2\n", "a.yaml:3: not valid YAML: "),
         ("a.yaml", "a: 1\na: 2\n", "a.yaml:2: a is given twice."),
-        ("a.yaml", "a: 2024-13-45\n", "a.yaml: not valid YAML: month must be in 1..12."),
         ("a.toml", "a = 1\nb = \n", "a.toml:2: not valid TOML: Invalid value"),
         ("a.toml", "a = [1,", "a.toml: not valid TOML: "),
         ("a.json", '{"a": 1,\n b}', "a.json:2: not valid JSON: "),
@@ -328,7 +327,7 @@ def test_struct_from_values_names_the_source_that_is_given():
         message
         == "train.toml: name: 1.5 was given, str is accepted. Put it in quotes to give text (in a shell: '\"...\"')."
     )
-    message = refusal(to_struct, {"name": True}, Config, source="train.toml", overrides=["name=true"])
+    message = refusal(to_struct, {"name": True}, Config, source="train.toml", overridden=["name"])
     assert message.startswith("command line: name: True was given")
 
 

@@ -2,7 +2,7 @@
 
 Every entry is checked before anything is built: names, options, and arguments against the
 constructor's signature and types. An error says the file and line, the path inside it, what was
-given and what is accepted. YAML is read safely, and a key given twice is an error.
+given and what is accepted.
 
     callbacks:
       - progress_bar
@@ -15,37 +15,21 @@ given and what is accepted. YAML is read safely, and a key given twice is an err
 
 import importlib
 import inspect
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from hookline.core.binding import bind
 from hookline.core.callback import MOMENTS
+from hookline.core.config_source import Source, read_source
 from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError, closest
 from hookline.core.registry import REGISTRY
 from hookline.core.subscriber import OPTION_NAMES, Subscriber, checked_option
 
 SETTABLE = OPTION_NAMES - {"when"}
 """The options that a configuration may set; ``when`` takes a function and is given in Python."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A configuration and where it came from, so that errors can point into it."""
-
-    data: Any
-    file: str = ""
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def error(self, path: str, message: str) -> ConfigError:
-        """An error at a path such as ``callbacks[1].with.threshold``."""
-        line = self.lines.get(path) or self.lines.get(path.removeprefix("callbacks"))  # a list at the top has no key
-        where = f"{self.file}:{line}: " if self.file and line else f"{self.file}: " if self.file else ""
-        return ConfigError(f"{where}{path}: {message}" if path else f"{where}{message}")
 
 
 def read_subscribers(source: Any) -> list[tuple[Any, Mapping[str, Any]]]:
@@ -108,67 +92,6 @@ def _checked_plan(entry: Any, source: Source, path: str) -> Plan:
         except OptionError as error:
             raise source.error(f"{path}.{key}", str(error)) from error
     return Plan(name, factory, checked, options, at)
-
-
-def read_source(source: Any) -> Source:
-    """Read a YAML or JSON file, or take a dict or list as it is."""
-    if isinstance(source, Mapping | list | tuple):
-        return Source(source)
-    if not isinstance(source, str | Path):
-        raise ConfigError(f"{source!r} is not a configuration: give a path, a dict or a list.")
-    path = Path(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
-    return _read_json(text, str(path)) if path.suffix == ".json" else _read_yaml(text, str(path))
-
-
-def _read_json(text: str, file: str) -> Source:
-    try:
-        return Source(json.loads(text), file)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg}.") from error
-
-
-def _read_yaml(text: str, file: str) -> Source:
-    import yaml
-
-    lines: dict[str, int] = {}
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _note_lines(root, "", lines, file)
-        return Source(yaml.safe_load(text), file, lines)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        opened = f" ({error.context} on line {error.context_mark.line + 1})" if error.context_mark else ""
-        raise ConfigError(f"{file}:{line}: not valid YAML: {error.problem}{opened}.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not valid YAML: {error}.") from error
-
-
-def _note_lines(node: Any, path: str, lines: dict[str, int], file: str, around: tuple[Any, ...] = ()) -> None:
-    """Remember on which line each path stands, and refuse a key given twice and a value that holds itself."""
-    if node is None:
-        return
-    if any(node is outer for outer in around):
-        raise ConfigError(f"{file}:{node.start_mark.line + 1}: {path} holds itself.")
-    around = (*around, node)
-    lines[path] = node.start_mark.line + 1
-    if node.id == "sequence":
-        for index, item in enumerate(node.value):
-            _note_lines(item, f"{path}[{index}]", lines, file, around)
-    elif node.id == "mapping":
-        seen = set()
-        for key, item in node.value:
-            inner = f"{path}.{key.value}" if path else str(key.value)
-            if inner in seen:
-                raise ConfigError(f"{file}:{key.start_mark.line + 1}: {inner} is given twice.")
-            seen.add(inner)
-            _note_lines(item, inner, lines, file, around)
-            lines[inner] = key.start_mark.line + 1
 
 
 def _entries(source: Source) -> tuple[str, list[Any]]:
@@ -301,9 +224,6 @@ def _checked(value: Any, hint: Any, source: Source, path: str) -> Any:
         return value
     if isinstance(value, str) and Path in (hint, *get_args(hint)) and str not in get_args(hint):
         return Path(value)
-    takes_float = float in (hint, *get_args(hint)) and str not in get_args(hint)
-    if takes_float and isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value):
-        return float(value)  # YAML reads 1e-4, without a point, as text
     import msgspec
 
     try:

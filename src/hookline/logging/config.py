@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.core.config import Source, checked_arguments, read_source
+from hookline.core.config import checked_arguments
+from hookline.core.config_source import Source, read_source
 from hookline.core.errors import OptionError, closest
 from hookline.logging.default import DEFAULT
 from hookline.logging.formatters import JsonFormatter

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.core.config import Source
+from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError, HooklineError, OptionError
 from hookline.logging import state
 from hookline.logging.config import Plan, read_plan

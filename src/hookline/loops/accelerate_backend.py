@@ -5,8 +5,9 @@ How many processes there are, and whether the model is sharded, is the launcher'
 on another number of processes.
 """
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ import torch
 
 from hookline.core.errors import MissingExtraError, OptionError
 from hookline.loops import ranks
-from hookline.loops.backend import Precision, check_device, moved
+from hookline.loops.backend import Precision, check_device, is_sharding_asked_for, moved
 from hookline.loops.training_step import StepFunction, checked_outputs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+logger = logging.getLogger("hookline")
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -36,6 +39,8 @@ class AccelerateBackend:
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
+        if self._accelerator.distributed_type == "MULTI_CPU" and is_sharding_asked_for():
+            logger.warning("Accelerate shards no model on CPUs: each process holds and trains all of it.")
         self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
         self.model = self._accelerator.unwrap_model(self._wrapped)
 
@@ -83,7 +88,8 @@ class AccelerateBackend:
             return {"optimizer": self.optimizer.state_dict(), **scale}
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-        return {"by_name": get_optimizer_state_dict(self._wrapped, self._inner, options=_whole()), **scale}
+        by_name = get_optimizer_state_dict(self._wrapped, self._inner, options=_whole())
+        return {"optimizer": _by_number(by_name), **scale}
 
     def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
         """Restore both."""
@@ -96,7 +102,15 @@ class AccelerateBackend:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
         set_model_state_dict(self._wrapped, model, options=_whole())
-        set_optimizer_state_dict(self._wrapped, self._inner, optimizer["by_name"], options=_whole())
+        by_name = _by_name(optimizer["optimizer"], self._optimized_names())
+        set_optimizer_state_dict(self._wrapped, self._inner, by_name, options=_whole())
+
+    def _optimized_names(self) -> list[str]:
+        """The names of the parameters in the order that the optimizer numbers them in."""
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        groups: Any = get_optimizer_state_dict(self._wrapped, self._inner)["param_groups"]
+        return [name for group in groups for name in group["params"]]
 
     @property
     def _is_sharded(self) -> bool:
@@ -143,6 +157,23 @@ def _launched() -> Iterator[None]:
     finally:
         for name in missing:
             os.environ.pop(name, None)
+
+
+def _by_number(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with numbers for names, as an optimizer itself gives it; empty where it is not gathered."""
+    if not state:
+        return {}
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    return _renamed(state, {name: number for number, name in enumerate(names)})
+
+
+def _by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return _renamed(state, dict(enumerate(names)))
+
+
+def _renamed(state: dict[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
+    groups = [{**group, "params": [new[each] for each in group["params"]]} for group in state["param_groups"]]
+    return {"state": {new[each]: own for each, own in state["state"].items()}, "param_groups": groups}
 
 
 def _whole() -> Any:

@@ -54,7 +54,7 @@ class Backend(Protocol):
 
 def choose_backend(precision: Precision, device: str | None) -> Backend:
     """Plain torch for one process in full precision, otherwise Accelerate."""
-    if ranks.world_size() == 1 and precision == "fp32" and not _is_sharded():
+    if ranks.world_size() == 1 and precision == "fp32" and not is_sharding_asked_for():
         from hookline.loops.plain_backend import PlainBackend
 
         return PlainBackend(device)
@@ -63,7 +63,7 @@ def choose_backend(precision: Precision, device: str | None) -> Backend:
     return AccelerateBackend(precision, device)
 
 
-def _is_sharded() -> bool:
+def is_sharding_asked_for() -> bool:
     """Whether ``accelerate launch`` was told to shard the model."""
     return any(os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true") for way in ("FSDP", "DEEPSPEED"))
 

@@ -179,9 +179,13 @@ class Loop(ABC):
     def save_checkpoint(self, path: Any = None) -> ManifestRow:
         """Save a checkpoint now, fire `on_checkpoint`, and return its manifest row."""
 
-    def commit(self, step: int, metrics: dict[str, Any], axis: str = "train") -> None:
-        """Write one row and fire `on_log`; what its subscribers log is written without firing it again."""
-        self._write(step, metrics, axis)
+    def commit(self, step: int, metrics: dict[str, Any], axis: str = "train", *, common: bool = False) -> None:
+        """Write one row and fire `on_log`; what its subscribers log is written without firing it again.
+
+        Args:
+            common: All processes have this row: rank zero records it for them.
+        """
+        self._write(step, metrics, axis, common=common)
         self._tell(step, metrics)
 
     def _tell(self, step: int, metrics: dict[str, Any]) -> None:
@@ -191,11 +195,11 @@ class Loop(ABC):
         finally:
             self._committing = False
 
-    def _write(self, step: int, metrics: dict[str, Any], axis: str = "train") -> None:
+    def _write(self, step: int, metrics: dict[str, Any], axis: str = "train", *, common: bool = False) -> None:
         self.metrics.update(metrics)
         if self.recorder is None:
             self._rows.append(Row(step, copied(metrics)))
-        elif metrics:
+        elif metrics and (self.rank == 0 or not common):
             self.recorder.metrics(metrics, step, axis)
 
     def _commit_held_back(self) -> None:

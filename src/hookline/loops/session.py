@@ -186,7 +186,7 @@ class Session(Loop):
             self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
         row = self._write_checkpoint(place, step, kind)
         self.checkpoints.append(row)
-        if self.recorder is not None:
+        if self.recorder is not None and self.rank == 0:
             self.recorder.event("checkpoint", step=step, path=str(place), bytes=row.bytes, kind=kind)
         self.callbacks.on_checkpoint(self, row)
         return row
@@ -239,7 +239,7 @@ class Session(Loop):
             return wishes
         agreed = self.agreement.agree(self.stop_reason, *wishes)
         if agreed.reduced:
-            self.commit(self.step, agreed.reduced)
+            self.commit(self.step, agreed.reduced, common=True)
         if agreed.stop_reason is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
             self.stop_reason = agreed.stop_reason
         self._agreed_to_stop = agreed.stop_reason is not None

@@ -13,7 +13,7 @@ from hookline.record.device import defer
 
 def scalars(outputs: dict[str, Any]) -> dict[str, Any]:
     """Those of a step's outputs that can be recorded; the others are for the callbacks only."""
-    loss = outputs.get("loss")
+    loss: Any = outputs.get("loss")
     is_there = getattr(loss, "is_cpu", False)
     values = outputs | {"loss": loss.item()} if is_there else outputs  # plain numbers need no second look
     try:

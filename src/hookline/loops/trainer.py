@@ -126,7 +126,8 @@ class Trainer(Session):
         self._epoch_open = self._epoch_complete = False
         self._batches_done = 0
         self._validated_at: int | None = None
-        self._saves_waiting: list[Path | None] = []
+        self._saves_waiting: list[tuple[Path | None, str]] = []
+        self._validating = False
 
     @property
     def in_step(self) -> bool:
@@ -168,7 +169,10 @@ class Trainer(Session):
         if self.root is None:
             raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
         self.resume_from = path
-        return self._run()
+        try:
+            return self._run()
+        finally:
+            self.resume_from = self.config.resume
 
     def validate(self, name: str = VALIDATION) -> dict[str, Any]:
         """Validate now, and return the metrics; they are recorded while training."""
@@ -187,16 +191,17 @@ class Trainer(Session):
                 self._validated_at = self.step
         if decides and self.scheduler is not None and is_plateau(self.scheduler):
             self.scheduler.step(_loss_of(validation.metrics))
+        self._save_if_asked()
         return dict(validation.metrics)
 
     def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
         """Save everything that training goes on from, and return the manifest row.
 
-        In the middle of a step it is saved when the step is complete. Where several processes train together, all
-        of them have to call it; `request_checkpoint()` need only be called by one.
+        In the middle of a step or of a validation it is saved when that is complete. Where several processes train
+        together, all of them have to call it; `request_checkpoint()` need only be called by one.
         """
-        if self._open_row is not None:
-            self._saves_waiting.append(None if path is None else Path(path))
+        if self._must_wait():
+            self._saves_waiting.append((None if path is None else Path(path), kind))
             step = self.step + self._in_step
             return ManifestRow(step=step, path=self._checkpoint_path(path, step), metrics=dict(self.metrics), kind=kind)
         self._prepared()
@@ -224,6 +229,7 @@ class Trainer(Session):
                 self.backend,
                 self.scheduler,
                 self.train_batches,
+                self.val_batches,
                 rank=self.rank,
                 world_size=self.world_size,
                 seed=self.config.seed or 0,
@@ -232,17 +238,18 @@ class Trainer(Session):
 
     def _reset(self) -> None:
         self._in_step = self._epoch_open = self._epoch_complete = False
-        self._saves_waiting = []
+        self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
         guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in _flat(self.callbacks))
         self._finite_loss = None if guarded else FiniteLoss()
         self.optimizer.zero_grad()  # a step that failed left gradients behind
-        if self.resume_from is None and self.config.seed is not None:
+        if self.config.seed is not None:  # what is taken up brings its own random states
             rng.seed(self.config.seed)
 
     def _train(self) -> None:
         self.start()
         at_start = self.config.validate_at_start and self.step == 0 and self._validated_at is None
-        if at_start or self._is_validation_due():  # a checkpoint may have been saved just before a validation
+        self._prepared().go_on(for_good=False)
+        if at_start or self._is_validation_due() or self._is_validation_asked():  # it was saved just before one
             self.validate()
         self.model.train()
         while not self._must_stop() and not self._is_done():
@@ -250,6 +257,7 @@ class Trainer(Session):
                 self.epoch += 1
                 self._epoch_complete, self._batches_done = False, 0
             self._train_epoch()
+        self._prepared().pause()
 
     def _is_done(self) -> bool:
         return self.plan.is_done(self.step, self.epoch, epoch_complete=self._epoch_complete)
@@ -270,10 +278,14 @@ class Trainer(Session):
             self._epoch_complete = True
         self._require_batches()
         self._epoch_complete = self._epoch_complete or self._batches_done == self.train_batches.length
+        if self._agreed_to_stop and self._is_validation_due(epoch_ends=True):
+            self._epoch_complete = False  # whoever takes it up begins with the validation
+        if not self._epoch_complete:
+            training.pause()
         self._close_epoch()
 
     def _close_epoch(self) -> None:
-        if self._epoch_complete and not self._agreed_to_stop and self._is_validation_due(epoch_ends=True):
+        if self._epoch_complete and self._is_validation_due(epoch_ends=True):
             self.validate()
         self._epoch_open = False
         self.callbacks.on_train_epoch_end(self)
@@ -333,27 +345,43 @@ class Trainer(Session):
         """What happens between two steps."""
         self._commit_held_back()
         save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
-        if self._is_validation_due() or (validate and self.val_batches is not None):
-            self.validate()
-            (more, _) = self._agree(self.checkpoint_requested, False)
-            save = save or more
         self.validation_requested = False
-        if save:
+        if self._is_validation_due() or (validate and self.val_batches is not None):
+            self.validate()  # and then save what waits
+        elif save:
             self._save_waiting()
-            self._agree()  # somebody may ask for a stop once it is saved
+
+    def _must_wait(self) -> bool:
+        """Whether what would be saved now is not what training goes on from."""
+        return self._open_row is not None or self._validating
+
+    def _save_if_asked(self) -> None:
+        if not self._must_wait():
+            (save,) = self._agree(bool(self.checkpoint_requested or self._saves_waiting))
+            if save:
+                self._save_waiting()
 
     def _save_waiting(self) -> None:
         """Save where somebody asked for it, on whichever rank that was."""
         waiting, self._saves_waiting = self._saves_waiting, []
-        paths = list(dict.fromkeys(path for own in self.agreement.gather(waiting) for path in own)) or [None]
-        self.checkpoint_requested = False
-        for path in paths:
-            self.save_checkpoint(path)
+        if self.checkpoint_requested:
+            self.checkpoint_requested = False
+            waiting.append((None, "step"))
+        kinds: dict[Path | None, str] = {}
+        for own in self.agreement.gather(waiting):
+            for path, kind in own:
+                kinds.setdefault(path, kind)
+        for path, kind in kinds.items():
+            self.save_checkpoint(path, kind=kind)
+        self._agree()  # somebody may ask for a stop once it is saved
 
     def answer_requests(self) -> None:
         """Save a checkpoint that was asked for; several processes do that together, at the step boundary."""
-        if self.world_size == 1:
+        if self.world_size == 1 and not self._must_wait():
             super().answer_requests()
+
+    def _is_validation_asked(self) -> bool:
+        return self.validation_requested and self.val_batches is not None
 
     def _is_validation_due(self, *, epoch_ends: bool = False) -> bool:
         if self._validated_at == self.step:
@@ -366,8 +394,9 @@ class Trainer(Session):
             return
         stopped, validated = self._must_stop(), self.val_batches is None or self._validated_at == self.step
         if self.config.validate_at_end and not stopped and not validated:
+            self._prepared().go_on(for_good=False)
             self.validate()
-        signalled = self._must_stop() and is_signal(self.stop_reason or "")  # agreed: a signal may have reached one rank
+        signalled = self._must_stop() and is_signal(self.stop_reason or "")  # agreed: one rank may have had it
         if (self.config.save_at_end or signalled) and self.output_dir is not None and not self._is_saved():
             self.save_checkpoint(kind="stop" if stopped else "end")
 
@@ -388,9 +417,11 @@ class Trainer(Session):
         modes = [(module, module.training) for module in self.model.modules()]  # some may be set to evaluate for good
         with rng.kept(), torch.no_grad():
             self.model.eval()
+            self._validating = True
             try:
                 yield
             finally:
+                self._validating = False
                 for module, trains in modes:
                     module.training = trains
 
@@ -403,6 +434,7 @@ class Trainer(Session):
             "batches_done": self._batches_done,
             "epoch_complete": self._epoch_complete and not self._epoch_open,
             "validated_at": self._validated_at,
+            "validation_requested": self.validation_requested,
             "plan": self._shape(),
         }
 
@@ -417,7 +449,8 @@ class Trainer(Session):
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)
         self._batches_done, self._epoch_complete = state["batches_done"], state["epoch_complete"]
-        self._validated_at = state["validated_at"]
+        self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
+        self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
         for name, now in self._shape().items():
             if state["plan"][name] != now:
                 logger.warning(

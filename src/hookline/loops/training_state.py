@@ -28,13 +28,23 @@ class TrainingState:
     Args:
         backend: What computes, prepared.
         scheduler: The learning-rate schedule, or None.
+        validation: The data of validations, which may be shuffled too.
         seed: What the order of the data is drawn from where several processes share it.
     """
 
     def __init__(
-        self, backend: Backend, scheduler: Any, batches: Batches, *, rank: int, world_size: int, seed: int
+        self,
+        backend: Backend,
+        scheduler: Any,
+        batches: Batches,
+        validation: Batches | None,
+        *,
+        rank: int,
+        world_size: int,
+        seed: int,
     ) -> None:
-        self._backend, self._scheduler, self._batches = backend, scheduler, batches
+        self._backend, self._scheduler = backend, scheduler
+        self._batches, self._validation = batches, validation
         self._rank, self._world_size, self._seed = rank, world_size, seed
         self._epoch_began: dict[str, Any] = {}
         self._to_restore: dict[str, Any] | None = None
@@ -46,7 +56,7 @@ class TrainingState:
         self.go_on()
         if self._world_size > 1:
             rng.seed(_mixed(self._seed, epoch))
-        self._epoch_began = {"rng": rng.capture(), "order": self._batches.state()}
+        self._epoch_began = self._states()
         source = self._batches.epoch(epoch)
         first = list(itertools.islice(source, 1))  # the order is drawn here, before anybody draws something else
         if self._world_size > 1:
@@ -57,16 +67,25 @@ class TrainingState:
         began = self._epoch_began
         if began:
             with rng.kept():
-                rng.restore(began["rng"])
+                rng.restore(began)
                 self._batches.load_state(began["order"])
                 return self._batches.epoch(epoch, done=done)
         return self._batches.epoch(epoch, done=done)
 
-    def go_on(self) -> None:
-        """Set the random states to those of the checkpoint that was loaded, if one was."""
+    def pause(self) -> None:
+        """Note the random states to go on with: what is drawn from now on belongs to the end of a training."""
+        if self._to_restore is None:
+            self._to_restore = self._states()
+
+    def go_on(self, *, for_good: bool = True) -> None:
+        """Set the random states to those that training goes on with, if it was loaded or paused."""
         if self._to_restore is not None:
             rng.restore(self._to_restore)
-            self._to_restore = None
+            self._batches.load_state(self._to_restore["order"])
+            self._to_restore = None if for_good else self._to_restore
+
+    def _states(self) -> dict[str, Any]:
+        return {**rng.capture(), "order": self._batches.state()}
 
     def save(self, directory: Path) -> None:
         """Write this process's part; all processes have to."""
@@ -74,8 +93,11 @@ class TrainingState:
         if self._rank == 0:
             schedule = None if self._scheduler is None else self._scheduler.state_dict()
             _write(model, directory / MODEL_FILE)
-            _write({**optimizer, "scheduler": schedule}, directory / OPTIMIZER_FILE)
-        _write({"now": rng.capture(), "epoch_began": self._epoch_began}, directory / _rng_file(self._rank))
+            _write(_plain({**optimizer, "scheduler": schedule, "kinds": self._kinds()}), directory / OPTIMIZER_FILE)
+        now = self._states() if self._to_restore is None else self._to_restore
+        order = [] if self._validation is None else self._validation.state()
+        states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order}
+        _write(states, directory / _rng_file(self._rank))
 
     def load(self, directory: Path) -> None:
         """Read everything, see whether it fits, and only then take it up."""
@@ -87,6 +109,8 @@ class TrainingState:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(optimizer["scheduler"])
         self._epoch_began, self._to_restore = states["epoch_began"], states["now"]
+        if self._validation is not None:
+            self._validation.load_state(states["validation_order"])
 
     def _require_fitting(self, directory: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
         here = {
@@ -108,9 +132,17 @@ class TrainingState:
             )
         self._require_fitting_optimizer(directory, optimizer)
 
+    def _kinds(self) -> list[str]:
+        optimizer = self._backend.optimizer
+        return [type(part).__name__ for part in (getattr(optimizer, "optimizer", optimizer), self._scheduler)]
+
     def _require_fitting_optimizer(self, directory: Path, optimizer: dict[str, Any]) -> None:
-        if "optimizer" not in optimizer:
-            return  # a sharded one, by name
+        for what, there, here in zip(("optimizer", "scheduler"), optimizer["kinds"], self._kinds(), strict=True):
+            if there != here:
+                raise CheckpointError(
+                    f"The checkpoint {directory} is one of another {what}: {there} there, {here} here. "
+                    "Nothing was changed."
+                )
         groups = [len(group["params"]) for group in optimizer["optimizer"]["param_groups"]]
         own = [len(group["params"]) for group in self._backend.optimizer.param_groups]
         if groups != own:
@@ -125,6 +157,15 @@ def _write(values: dict[str, Any], path: Path) -> None:
         torch.save(values, path)
     except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
         raise CheckpointError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy, such as a learning rate that was computed with it, as Python's: only those are read back."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
 
 
 def _rng_file(rank: int) -> str:

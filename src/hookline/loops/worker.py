@@ -45,7 +45,7 @@ class SFTPolicyWorker:
         self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
         validation = config.data.validation
         self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
-        if not len(config.train.callbacks):
+        if config.train.callbacks == ():  # left out; an empty list asks for none
             config.train.callbacks = list(DEFAULT_CALLBACKS)
         self.trainer = Trainer(
             self.model,

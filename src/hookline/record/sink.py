@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hookline.core.config import Source, checked_arguments, import_object
+from hookline.core.config import checked_arguments, import_object
+from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError, OptionError, UnknownNameError
 from hookline.core.registry import Registry
 from hookline.record.reader import Parcel

@@ -1,0 +1,150 @@
+"""Values of a configuration as a typed struct, with errors that say what is wrong in terms of the file.
+
+A key that the struct does not know is an error, except under what is typed as a dict or as anything.
+"""
+
+import itertools
+import operator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from hookline.core.config_source import Source
+from hookline.core.errors import ConfigError, closest
+
+T = TypeVar("T")
+Parts = tuple[Any, ...]
+
+COMMAND_LINE = Source({}, "command line")
+
+
+def to_struct(
+    values: Mapping[str, Any], kind: type[T], *, source: Source | str | Path, overridden: Sequence[str] = ()
+) -> T:
+    """The values as a struct.
+
+    Args:
+        source: What they were read from, for errors.
+        overridden: The paths that the command line set, so that errors about them name it.
+    """
+    source = source if isinstance(source, Source) else Source(values, str(source))
+    origin = _Origin(source, overridden)
+    converted: T = _checked(values, kind, (), origin)
+    return converted
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where values came from: a file, and the paths that overrides set."""
+
+    source: Source
+    paths: Sequence[str]
+
+    def error(self, parts: Parts, message: str, *, made_on_the_way: bool = False) -> ConfigError:
+        """An error at a path: about the command line where an override set what is there, or made it on its way."""
+        at = tuple(map(str, parts))
+        for names in (path.split(".") for path in self.paths):
+            if (made_on_the_way or len(names) <= len(at)) and all(map(operator.eq, at, names)):
+                return COMMAND_LINE.error(dotted(parts), message)
+        return self.source.error(dotted(parts), message)
+
+
+def dotted(parts: Parts) -> str:
+    """A path as the errors of callbacks write it: ``callbacks[0].patience``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _checked(value: Any, kind: Any, parts: Parts, origin: _Origin) -> Any:
+    """The value as its type wants it; what is inside goes first, so that an error is about the innermost."""
+    import msgspec
+
+    for key, item, inner in itertools.chain(_items(value, kind), _entries(value, kind, parts, origin)):
+        _checked(item, inner, (*parts, key), origin)
+    try:
+        return msgspec.convert(value, kind, dec_hook=_with_path)
+    except msgspec.ValidationError as error:
+        raise origin.error(parts, _message(value, kind, str(error))) from None
+
+
+def _with_path(kind: Any, value: Any) -> Any:
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+def _items(value: Any, kind: Any) -> Iterator[tuple[int, Any, Any]]:
+    """Indices, items and the types wanted of them."""
+    for member in _members(kind) if isinstance(value, list) else ():
+        holder, types = get_origin(member), get_args(member)
+        if isinstance(holder, type) and issubclass(holder, Collection) and not issubclass(holder, Mapping):
+            each = types if holder is tuple and types[-1] is not ... else types[:1] * len(value)
+            yield from zip(itertools.count(), value, each, strict=False)
+
+
+def _entries(value: Any, kind: Any, parts: Parts, origin: _Origin) -> Iterator[tuple[str, Any, Any]]:
+    """Keys, values and the types wanted of them; keys that are unknown are refused."""
+    if not isinstance(value, Mapping):
+        return
+    members = _members(kind)
+    structs = [fields for member in members if (fields := _fields(member, value)) is not None]
+    for member in members:
+        holder = get_origin(member)
+        if isinstance(holder, type) and issubclass(holder, Mapping):
+            yield from ((str(key), item, get_args(member)[1]) for key, item in value.items())
+    for fields in structs if len(structs) == 1 else ():  # several: a tag is missing, which msgspec says
+        if unknown := [str(key) for key in value if key not in fields]:
+            message = f"unknown key. {closest(unknown[0], fields)}"
+            raise origin.error((*parts, unknown[0]), message, made_on_the_way=True)
+        yield from ((str(key), item, fields[key]) for key, item in value.items())
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of a union, or the one type; without annotations."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [member for each in get_args(kind) for member in _members(each)]
+    return [kind]
+
+
+def _fields(kind: Any, value: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """The keys that a type takes and their types; None for one without, and for a struct with another tag."""
+    import msgspec
+
+    plain = get_origin(kind) or kind
+    if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        config = plain.__struct_config__
+        if value.get(config.tag_field, config.tag) != config.tag:
+            return None
+        tags = {config.tag_field: Any} if config.tag_field else {}
+        return tags | {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    return get_type_hints(plain) if is_dataclass(plain) or is_typeddict(plain) else None
+
+
+def _message(value: Any, kind: Any, said: str) -> str:
+    """What msgspec says of a value itself, in terms of a file."""
+    choices = ", ".join(repr(choice) for member in _members(kind) for choice in _choices(member))
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", said):
+        return f"{missing[1]} is missing and has no default: give it."
+    if tag := re.fullmatch(r"Invalid value (.+) - at `\$\.(.+)`", said):
+        return f"{tag[2]} {tag[1]} was given, one of {choices} is accepted."
+    if said.startswith("Invalid enum value"):
+        return f"{value!r:.200} was given, one of {choices} is accepted."
+    if not (expected := re.fullmatch(r"Expected (.+?)(, got `?\w+`?)?( - at `key` in `\$`)?", said)):
+        return said  # a struct's own check
+    wanted = re.sub(r"\barray\b", "list", re.sub(r"\bobject\b", "mapping", expected[1].replace("`", "")))
+    if expected[3]:
+        return f"keys {list(value)!r:.200} were given, {wanted} is accepted for each."
+    quotes = wanted.startswith("str") and isinstance(value, bool | int | float)
+    advice = " Put it in quotes to give text (in a shell: '\"...\"')." if quotes else ""
+    return f"{value!r:.200} was given, {wanted} is accepted.{advice}"
+
+
+def _choices(kind: Any) -> Sequence[Any]:
+    """The values of a literal or an enumeration, or the tag of a struct."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [each.value for each in kind]
+    tag = getattr(getattr(kind, "__struct_config__", None), "tag", None)
+    return get_args(kind) if get_origin(kind) is Literal else () if tag is None else (tag,)
