@@ -1,10 +1,13 @@
-"""Every example runs as it stands and prints what it promises."""
+"""Every example runs as it stands and prints what it promises; those that report to a monitor reach one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from destinations.http_server import StatusServer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
@@ -14,7 +17,34 @@ EXPECTED = {
         "rows sent: [10, 20, 30, 40]",
         "best loss 0.5091",
     ],
+    "custom_loggers_and_hooks.py": [
+        "sums: 19808 parameters, 20 steps",
+        "step 4: validation loss",
+        "step 5: loss",
+        "ended after 16 steps: the loss is below 0.9",
+    ],
+    "tao_sft_example.py": ["trained 20 steps, validation loss 1."],
 }
+WITH_CONFIG = ("custom_loggers_and_hooks.py", "tao_sft_example.py")
+NOBODY = "http://127.0.0.1:9/status"
+"""A port at which nobody listens."""
+
+
+@pytest.fixture
+def server():
+    server = StatusServer()
+    yield server
+    server.close()
+
+
+def run_example(name: str, endpoint: str = NOBODY) -> str:
+    """What it printed."""
+    arguments = ["--config", EXAMPLES / "sft.yaml"] if name in WITH_CONFIG else []
+    environment = {**os.environ, "STATUS_ENDPOINT": endpoint}
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_examples_are_all_run():
@@ -22,7 +52,60 @@ def test_examples_are_all_run():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_example_runs_and_prints(name, tmp_path):
-    done = subprocess.run([sys.executable, EXAMPLES / name], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [text for text in EXPECTED[name] if text not in done.stdout] == [], done.stdout
+def test_example_runs_and_prints(name):
+    printed = run_example(name)
+    assert [text for text in EXPECTED[name] if text not in printed] == [], printed
+
+
+def reported(server: StatusServer) -> list[dict[str, Any]]:
+    """What the training told, without the heartbeats that a slow machine gets by the clock."""
+    return [body for body in server.bodies if "phase" in body]
+
+
+def by_epoch(*, heartbeats_at: tuple[int, ...], steps: int) -> list[tuple[str, int]]:
+    """What is told of steps, four an epoch, and of the validations between them."""
+    told = []
+    for step in range(1, steps + 1):
+        told += [("training_heartbeat", step)] if step in heartbeats_at else []
+        told += [("metrics", step)]
+        if step % 4 == 0:
+            told += [("validation_starting", step), ("validation_complete", step), ("metrics", step)]
+    return told
+
+
+def test_tao_example_reports_the_training_in_taos_format(server):
+    run_example("tao_sft_example.py", server.url)
+    bodies = reported(server)
+    steps = by_epoch(heartbeats_at=(10, 20), steps=20)
+    assert [(body["phase"], body["step"]) for body in bodies] == [
+        ("training_starting", 0),
+        *steps,
+        ("training_complete", 20),
+    ]
+    assert [body["status"] for body in bodies] == ["STARTED", *["RUNNING"] * len(steps), "SUCCESS"]
+    assert {(body["component"], body["max_step"], body["max_epoch"]) for body in bodies} == {
+        ("sft-experiment-001", 20, 5)
+    }
+    metrics = [body for body in bodies if body["phase"] == "metrics"]
+    assert {frozenset(body["graphical"]) for body in metrics if "graphical" in body} == {
+        frozenset({"loss", "tokens", "learning_rate"})
+    }
+    losses = [body["kpi"]["val/loss"] for body in metrics if "kpi" in body]
+    assert losses == sorted(losses, reverse=True)
+    assert bodies[-1]["data"]["final_val_loss"] == losses[-1]
+
+
+def test_custom_loggers_and_hooks_example_reports_until_its_own_hook_stops_it(server):
+    run_example("custom_loggers_and_hooks.py", server.url)
+    bodies = reported(server)
+    steps = by_epoch(heartbeats_at=(5, 10, 15), steps=16)[:-3]  # a training that is stopped does not validate
+    assert [(body["phase"], body["step"]) for body in bodies] == [
+        ("training_starting", 0),
+        *steps,
+        ("training_stopped", 16),
+    ]
+    assert bodies[-1]["message"] == "the loss is below 0.9"
+    components = {body["phase"].partition("_")[0]: body["component"] for body in bodies}
+    assert components == {"training": "Training", "metrics": "Training Monitor", "validation": "Validation"}
+    losses = [body["metrics"]["loss"] for body in bodies if "loss" in body.get("metrics", {})]
+    assert losses[-1] < 0.9 < min(losses[:-1])

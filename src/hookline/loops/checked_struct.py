@@ -1,6 +1,6 @@
 """`CheckedStruct`: settings whose types are checked when they are made in Python, not only when read from a file."""
 
-from typing import get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,4 +16,10 @@ class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True):
             try:
                 setattr(self, name, msgspec.convert(value, kind, strict=True))
             except msgspec.ValidationError as error:
-                raise OptionError(f"{type(self).__name__}({name}={value!r}): {error}.") from None
+                raise OptionError(f"{type(self).__name__}({name}={value!r}): {_said(kind, error)}.") from None
+
+
+def _said(kind: Any, error: msgspec.ValidationError) -> str:
+    """What is wrong with a value; where it is one of a few, which these are."""
+    choices = [choice for each in (kind, *get_args(kind)) if get_origin(each) is Literal for choice in get_args(each)]
+    return f"give one of {', '.join(map(repr, choices))}" if choices else str(error)

@@ -6,6 +6,7 @@ every file with its size. A crash while saving leaves the previous checkpoint wh
 directory that the next save removes. One of which a file is missing or cut short is never loaded.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, ki
     try:
         save_more(aside)
     except OSError as error:
+        discard(aside)
         raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
     return complete(aside, path, state, step=step, kind=kind)
 
@@ -42,12 +44,19 @@ def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, ki
 def make_aside(path: Path) -> Path:
     """An empty directory beside a checkpoint's place, to write it in."""
     aside = path.with_name(f".{path.name}.partial")
+    recover(path)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
+        for left in (aside, *(path.parent.glob(".step-*.partial") if path.match("checkpoints/step-*") else ())):
+            shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
     return aside
+
+
+def discard(aside: Path) -> None:
+    """Remove what was begun: on a full disk it takes the place of everything else."""
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def complete(aside: Path, path: Path, state: Mapping[str, Any], *, step: int, kind: str) -> ManifestRow:
@@ -65,13 +74,15 @@ def complete(aside: Path, path: Path, state: Mapping[str, Any], *, step: int, ki
         size = sum(_sizes(aside).values())
         _replace(aside, path)
     except OSError as error:
+        discard(aside)
         raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
     return ManifestRow(path=path, bytes=size, **row)
 
 
 def load(path: Path) -> dict[str, Any]:
     """The state in a checkpoint, once all its files are known to be whole."""
-    if not (path / STATE_FILE).is_file():
+    recover(path)
+    if not is_one(path):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.")
     damage = damage_of(path)
     if damage is not None:
@@ -82,6 +93,22 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / STATE_FILE} cannot be read: {error}") from error
     restored: dict[str, Any] = Tensors.load(path / TENSORS_FILE).put_into(state)
     return restored
+
+
+def is_one(path: Path) -> bool:
+    """Whether there is a checkpoint at that place, whole or damaged."""
+    return any((path / name).is_file() for name in (STATE_FILE, MANIFEST_FILE))
+
+
+def recover(path: Path) -> None:
+    """Bring back a checkpoint that was just being replaced when the process died: the new one, or else the old."""
+    path = path.resolve()  # one given as "." has no name
+    if not path.name:
+        return
+    old, new = path.with_name(f".{path.name}.old"), path.with_name(f".{path.name}.partial")
+    if old.exists() and not path.exists():
+        with contextlib.suppress(OSError):  # another process does the same
+            (new if damage_of(new) is None else old).rename(path)
 
 
 def damage_of(path: Path) -> str | None:
@@ -109,8 +136,9 @@ def row_of(path: Path, state: Mapping[str, Any]) -> ManifestRow:
 
 def last(run_dir: Path) -> Path | None:
     """The latest whole checkpoint in a run's directory; those that are damaged are named and passed over."""
-    found = sorted(run_dir.glob(f"checkpoints/step-*/{STATE_FILE}"), key=_age, reverse=True)
-    for path in (file.parent for file in found):
+    for old in run_dir.glob("checkpoints/.step-*.old"):
+        recover(old.with_name(old.name.removeprefix(".").removesuffix(".old")))
+    for path in sorted(filter(Path.is_dir, run_dir.glob("checkpoints/step-*")), key=_age, reverse=True):
         damage = damage_of(path)
         if damage is None:
             return path
@@ -118,9 +146,12 @@ def last(run_dir: Path) -> Path | None:
     return None
 
 
-def _age(state_file: Path) -> tuple[float, str]:
+def _age(path: Path) -> tuple[float, str]:
     """When it was saved, which after going back to an earlier one is not the order of the steps."""
-    return state_file.stat().st_mtime, state_file.parent.name
+    try:
+        return float(json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))["time"]), path.name
+    except (OSError, ValueError, KeyError, TypeError):
+        return path.stat().st_mtime, path.name
 
 
 def _others(path: Path) -> str:
@@ -159,7 +190,8 @@ class Tensors:
     def save(self, path: Path) -> None:
         """Write them, if there are any."""
         if self._tensors:
-            sys.modules["torch"].save(self._tensors, path)
+            with path.open("wb") as file:  # torch, given a path, has an error of its own for a full disk
+                sys.modules["torch"].save(self._tensors, file)
 
     @classmethod
     def load(cls, path: Path) -> "Tensors":
@@ -168,7 +200,10 @@ class Tensors:
             return cls()
         import torch
 
-        return cls(torch.load(path, map_location="cpu", weights_only=True))
+        try:
+            return cls(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:
+            raise CheckpointError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _sizes(directory: Path) -> dict[str, int]:

@@ -37,7 +37,8 @@ def restore(state: dict[str, Any]) -> None:
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
     if torch is None:
         return
-    torch.set_rng_state(state["torch"])
+    if "torch" in state:
+        torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         for device, own in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(own, device)

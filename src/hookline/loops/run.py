@@ -219,7 +219,18 @@ class Run(Session):
         self._open_row = None
         self.commit(self.step, row)
         self._commit_held_back()
-        self.answer_requests()
+        if self.world_size == 1:
+            self.answer_requests()
+
+    def _must_stop(self) -> bool:
+        """Whether to stop; several processes also settle here whether one of them asked for a checkpoint."""
+        if self.world_size == 1:
+            return super()._must_stop()
+        (save,) = self._agree(self.checkpoint_requested)
+        if save:
+            self.checkpoint_requested = False
+            self.save_checkpoint()
+        return self._agreed_to_stop
 
     def _settle(self) -> None:
         """Complete a step and an epoch that a ``break`` left open."""

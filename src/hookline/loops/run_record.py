@@ -81,7 +81,8 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
 def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
     """What ``resume`` means: a checkpoint, whose run is taken up if it lies in one, or a run."""
     reference = Path(run.resume_from or "")
-    if (reference / checkpoint.STATE_FILE).is_file():
+    checkpoint.recover(reference)
+    if checkpoint.is_one(reference):
         home = reference.resolve().parent.parent
         return run_directory.taken_up(home) if (home / run_directory.FACTS).is_file() else None, reference
     if run.resume_from == "last":

@@ -415,6 +415,7 @@ class Trainer(Session):
     def _evaluating(self) -> Iterator[None]:
         """The model set to evaluate; what is drawn at random meanwhile does not change the training."""
         modes = [(module, module.training) for module in self.model.modules()]  # some may be set to evaluate for good
+        drawn = [] if self.val_batches is None else self.val_batches.state()  # the training may draw from the same
         with rng.kept(), torch.no_grad():
             self.model.eval()
             self._validating = True
@@ -424,6 +425,8 @@ class Trainer(Session):
                 self._validating = False
                 for module, trains in modes:
                     module.training = trains
+                if self.val_batches is not None:
+                    self.val_batches.load_state(drawn)
 
     def _placed(self, batches: Batches) -> Iterator[Any]:
         limited = itertools.islice(batches.epoch(self.epoch), self.config.validation_batches)
@@ -467,7 +470,11 @@ class Trainer(Session):
             self._finite_loss.settle()
         self.callbacks.drain()
         aside = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
-        self.agreement.all_do(lambda: training.save(aside))
+        try:
+            self.agreement.all_do(lambda: training.save(aside))
+        except Exception:
+            checkpoint.discard(aside)
+            raise
         row: ManifestRow = self.agreement.from_rank_zero(
             lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
         )

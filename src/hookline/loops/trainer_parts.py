@@ -52,6 +52,8 @@ def step_function(loss: Any, training_step: Any) -> StepFunction:
 
 def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns: Any) -> CallbackCollection:
     """All subscribers in one collection: the user's own where there is nothing to add to it."""
+    if callable(logger_fns):
+        raise OptionError(f"custom_logger_fns={logger_fns!r}: give a list of functions.")
     given = [_collected(some) for some in (config.callbacks, callbacks) if some is not None and some != ()]
     more: list[Any] = [*(logger_fns or ()), *([hook_fns] if hook_fns else ())]
     if config.checkpoint is not None:

@@ -154,7 +154,8 @@ class TrainingState:
 
 def _write(values: dict[str, Any], path: Path) -> None:
     try:
-        torch.save(values, path)
+        with path.open("wb") as file:  # which torch, given a path, would leave open when the disk is full
+            torch.save(values, file)
     except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
         raise CheckpointError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
 

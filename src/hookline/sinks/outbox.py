@@ -53,11 +53,20 @@ _TABLE = threading.Lock()
 
 
 def outbox_for(sinks: Mapping[str, StatusSink], root: str | Path = "runs") -> "Outbox":
-    """The outbox of this process for these sinks; the same one each time."""
+    """The outbox of this process for these sinks; the same one each time, with the shortest heartbeat asked for."""
     home = Path(root).absolute() / ".outbox"
-    settings = [(name, *(repr(getattr(s, f.name)) for f in dataclasses.fields(s))) for name, s in sinks.items()]
     with _TABLE:
-        return _OUTBOXES.setdefault((home, *settings), Outbox(sinks, home))
+        outbox = _OUTBOXES.setdefault((home, *(_settings(*sink) for sink in sinks.items())), Outbox(sinks, home))
+        for name, sink in sinks.items():
+            own = outbox.sinks[name]
+            own.heartbeat_seconds = min(own.heartbeat_seconds, sink.heartbeat_seconds)
+    return outbox
+
+
+def _settings(name: str, sink: StatusSink) -> tuple[str, ...]:
+    """What tells one destination from another."""
+    fields = (field.name for field in dataclasses.fields(sink) if field.name != "heartbeat_seconds")
+    return (name, *(repr(getattr(sink, field)) for field in fields))
 
 
 class Outbox:

@@ -21,7 +21,7 @@ from hookline.sinks.standing import CREATED, SPEAKERS, Standing, is_report
 Payload = dict[str, Any]
 _INT32 = 2**31 - 1
 _VALIDATION = ("val", "eval", "test", "benchmark")
-_VERBOSITY = {"failed": "ERROR", "hook_error": "WARNING", "records_lost": "ERROR"}
+_VERBOSITY = {"failed": "ERROR", "training_failed": "ERROR", "hook_error": "WARNING", "records_lost": "ERROR"}
 _MESSAGES = {"running": "Training starts.", "finished": "Training is complete.", "failed": "Training failed."}
 
 

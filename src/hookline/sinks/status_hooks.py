@@ -86,11 +86,12 @@ def create_validation_hooks(
     Args:
         status_endpoint: The address.
         component_name: What reports.
-        heartbeat_seconds: How often at most batches are reported.
+        heartbeat_seconds: How often at most batches are reported, and how often a heartbeat is sent while nothing
+            else is.
         headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
         root: What is not delivered yet is kept below it, in ``.outbox``.
     """
-    outbox = _http_outbox(status_endpoint, "status_endpoint", headers, root)
+    outbox = _http_outbox(status_endpoint, "status_endpoint", headers, root, heartbeat_seconds)
     return StatusReport(outbox, component_name, heartbeat_seconds=heartbeat_seconds).validation_hooks()
 
 
@@ -105,7 +106,8 @@ class TAOStatusLogger:
         experiment_name: What reports.
         status_file: The file that lines are appended to.
         heartbeat_interval: After how many steps each a heartbeat with the step's metrics is sent.
-        heartbeat_seconds: How often at most batches of a validation are reported.
+        heartbeat_seconds: How often at most batches of a validation are reported, and how often a heartbeat is sent
+            while nothing else is.
         headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
         root: What is not delivered yet is kept below it, in ``.outbox``.
         drain_seconds: How long the end of training waits at most for what is left to be delivered.
@@ -127,9 +129,11 @@ class TAOStatusLogger:
         path = status_file if status_file or status_endpoint else _tao_file()
         sinks: dict[str, StatusSink] = {}
         if status_endpoint is not None:
-            sinks["endpoint"] = StatusSink(status_endpoint, format="tao", headers=dict(headers or {}))
+            sinks["endpoint"] = StatusSink(
+                status_endpoint, format="tao", headers=dict(headers or {}), heartbeat_seconds=_pulse(heartbeat_seconds)
+            )
         if path is not None:
-            sinks["file"] = StatusSink(path=Path(path), format="tao")
+            sinks["file"] = StatusSink(path=Path(path), format="tao", heartbeat_seconds=_pulse(heartbeat_seconds))
         if not sinks:
             raise OptionError(
                 "TAOStatusLogger() has nowhere to report to: give status_endpoint='http://...' or "
@@ -227,8 +231,10 @@ class StatusReport:
             self.outbox.step = report_data.get("final_step") or self.outbox.step
             self.outbox.end("training")
             reason = getattr(worker, "stop_reason", None)
-            message = f"Training was stopped: {reason}." if reason else "Training is complete."
-            self._tell("finished", "training_complete", message, report_data)
+            if reason:
+                self._tell("stopped", "training_stopped", str(reason), report_data)
+            else:
+                self._tell("finished", "training_complete", "Training is complete.", report_data)
             self.outbox.drain(self._drain_seconds)
 
     def pre_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
@@ -268,10 +274,21 @@ class StatusReport:
         self.outbox.tell(status, message, step=self.outbox.step, **told)
 
 
-def _http_outbox(endpoint: Any, what: str, headers: Mapping[str, str] | None, root: str | Path) -> Outbox:
+def _pulse(heartbeat_seconds: float) -> float:
+    """The sink's heartbeat: batches may be reported without any limit, heartbeats need one."""
+    return heartbeat_seconds if heartbeat_seconds > 0 else HEARTBEAT_SECONDS
+
+
+def _http_outbox(
+    endpoint: Any,
+    what: str,
+    headers: Mapping[str, str] | None,
+    root: str | Path,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+) -> Outbox:
     if not isinstance(endpoint, str):
         raise OptionError(f"{what}={endpoint!r}: give an address such as 'http://localhost:8080/status'.")
-    sink = StatusSink(endpoint, headers=dict(headers or {}))
+    sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_pulse(heartbeat_seconds))
     sink.check()
     return outbox_for({"endpoint": sink}, root)
 
