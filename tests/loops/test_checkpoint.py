@@ -73,7 +73,7 @@ class Odd(hl.Callback):
 
 
 def test_checkpoint_without_a_place_is_an_error():
-    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="root=None"):
+    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="give save_checkpoint"):
         run.save_checkpoint()
 
 

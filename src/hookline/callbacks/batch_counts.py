@@ -21,12 +21,16 @@ def samples_of(batch: Any) -> int | None:
         return int(batch.shape[0])
     if isinstance(batch, list | tuple) and batch and _is_column(batch):
         return samples_of(batch[0])
-    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, str) else None
+    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, str) and not _is_scalar(batch) else None
 
 
 def _brought(batch: Any, name: str) -> int | None:
     count = getattr(batch.get("counts"), name, None) if isinstance(batch, Mapping) else None
     return count if isinstance(count, int) else None
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "ndim", 1) == 0
 
 
 def _is_column(batch: list[Any] | tuple[Any, ...]) -> bool:

@@ -87,7 +87,7 @@ class CheckpointCallback(Callback):
     def on_train_start(self, loop: LoopState, /) -> None:
         self._kept.root = loop.output_dir
         if loop.output_dir is None and loop.rank == 0:
-            logger.warning("checkpoint: this loop has no output_dir to save in. Give it one, as hl.run(root=...) does.")
+            logger.warning("checkpoint: this loop has no output_dir to save in: give root= or output_dir=.")
 
     def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> None:
         self._kept.root = loop.output_dir

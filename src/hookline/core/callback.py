@@ -121,7 +121,7 @@ class Callback(Subscriber):
 
     @repeats("loop.step + 1")
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> Returned:
-        """Gradients are complete, the optimizer has not moved yet."""
+        """Gradients are complete and not clipped yet, the optimizer has not moved."""
 
     @repeats("step_idx + 1")
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> Returned:

@@ -65,6 +65,10 @@ class CallbackCollection(Roster, Callback):
         """Add several at once, all or none; they may name one another in ``before`` and ``after``."""
         if isinstance(subscribers, str | Mapping) or callable(subscribers) or not isinstance(subscribers, Iterable):
             raise MomentError(f"{subscribers!r} is one subscriber: give a list of them.")
+        if isinstance(subscribers, CallbackCollection):  # with the options that they were added with
+            members = subscribers.members()
+            self.enter([(member.subscriber, self._target(member.subscriber), member.given) for member in members])
+            return
         self.enter([newcomer for subscriber in subscribers for newcomer in self._newcomers(subscriber, {})])
 
     def insert(self, index: int, subscriber: Any, **options: Any) -> None:

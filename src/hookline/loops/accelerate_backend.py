@@ -15,7 +15,14 @@ import torch
 
 from hookline.core.errors import MissingExtraError, OptionError
 from hookline.loops import ranks
-from hookline.loops.backend import Precision, check_device, is_sharding_asked_for, moved
+from hookline.loops.backend import (
+    Precision,
+    check_device,
+    is_sharding_asked_for,
+    moved,
+    moved_parameters,
+    other_parameters,
+)
 from hookline.loops.training_step import StepFunction, checked_outputs
 
 if TYPE_CHECKING:
@@ -36,6 +43,9 @@ class AccelerateBackend:
         self.model: Any = None
         self.optimizer: Any = None
         self._wrapped: Any = None
+        self._moved: list[Any] = []
+        self._others: list[Any] = []
+        _require_device(device, self.device)
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
@@ -43,6 +53,8 @@ class AccelerateBackend:
             logger.warning("Accelerate shards no model on CPUs: each process holds and trains all of it.")
         self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
         self.model = self._accelerator.unwrap_model(self._wrapped)
+        self._moved = moved_parameters(self.optimizer)
+        self._others = other_parameters(self.model, self._moved)
 
     def place(self, batch: Any) -> Any:
         """The batch on the device."""
@@ -54,6 +66,8 @@ class AccelerateBackend:
             with self._accelerator.autocast():
                 outputs = checked_outputs(step(self._wrapped, batch))
             self._accelerator.backward(outputs["loss"] / parts)
+        if last:
+            self._accelerator.unscale_gradients()
         return outputs
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
@@ -64,12 +78,19 @@ class AccelerateBackend:
 
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return what it was."""
-        return self._accelerator.clip_grad_norm_(self._wrapped.parameters(), max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def update(self) -> None:
         """Move the weights and clear the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
+        for parameter in self._others:
+            parameter.grad = None
+
+    def release(self) -> None:
+        """Take away what Accelerate put around the model's forward."""
+        self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
 
     def model_state(self) -> dict[str, Any]:
         """The model's weights, gathered where they are sharded."""
@@ -119,6 +140,16 @@ class AccelerateBackend:
     @property
     def _inner(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
+
+
+def _require_device(asked: str | None, given: Any) -> None:
+    """Refuse a device with a number that is not the one Accelerate chose."""
+    index = None if asked is None else check_device(asked).index
+    if index is not None and index != (given.index or 0):
+        raise OptionError(
+            f"device={asked!r}: with several processes or in mixed precision Accelerate chooses the device, and chose "
+            f"{str(given)!r}. Set CUDA_VISIBLE_DEVICES to choose among several."
+        )
 
 
 def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":

@@ -31,7 +31,7 @@ class Backend(Protocol):
         """The batch on the device."""
 
     def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
-        """Forward and backward for one of the ``parts`` of a step; the gradients are complete after the last."""
+        """Forward and backward for one of the ``parts`` of a step; after the last, the gradients are complete."""
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
         """Forward only."""
@@ -41,6 +41,9 @@ class Backend(Protocol):
 
     def update(self) -> None:
         """Move the weights and clear the gradients."""
+
+    def release(self) -> None:
+        """Give the model back as it was given, at the end of a training."""
 
     def model_state(self) -> dict[str, Any]:
         """The model's weights; called on every rank, and meant for rank zero."""
@@ -66,6 +69,17 @@ def choose_backend(precision: Precision, device: str | None) -> Backend:
 def is_sharding_asked_for() -> bool:
     """Whether ``accelerate launch`` was told to shard the model."""
     return any(os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true") for way in ("FSDP", "DEEPSPEED"))
+
+
+def moved_parameters(optimizer: Any) -> list[Any]:
+    """The parameters that an optimizer moves."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def other_parameters(model: Any, moved: list[Any]) -> list[Any]:
+    """Those of the model that get gradients and are not moved: nobody else would clear them."""
+    known = set(map(id, moved))
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in known]
 
 
 def moved(batch: Any, device: Any) -> Any:

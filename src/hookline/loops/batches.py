@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
@@ -49,6 +50,7 @@ class Batches:
         self._rank = rank
         self._shares = 1 if _is_shared_out(self.data) else world_size
         self._last_round = last_round
+        self._taken = 0
         self.counts = True
         """Whether the batch that was last given out counts; one that fills up a round does not."""
         if self.length == 0:
@@ -87,8 +89,9 @@ class Batches:
         self.counts = True
         self._announce(number)
         if not self._is_positioned_by_sampler(done):
+            self._draw_seed()
             source = self._counted(self._share_of(self.data))
-            _skip(source, done)
+            _skip(source, done - self._given_out(done))
             return source
         indices = self._share_of(self.data.batch_sampler)
         batches = iter(_with_sampler(self.data, _Rest(indices)))  # draws a seed, and the sampler its order after that
@@ -96,11 +99,28 @@ class Batches:
         _skip(batches if by_loading else indices, done)
         return self._counted(batches)
 
+    def _draw_seed(self) -> None:
+        """Draw what a loader draws for its workers when they start, also where they go on: a resume starts them."""
+        if getattr(self.data, "_iterator", None) is not None:
+            torch.empty((), dtype=torch.int64).random_(generator=self.data.generator)
+
+    def _given_out(self, done: int) -> int:
+        """How many of the batches that are done an iterator has behind it."""
+        if not done or not isinstance(self.data, Iterator):
+            return 0
+        if self._taken > done:
+            raise OptionError(
+                f"{self.what} is an iterator that has given {self._taken} batches, and training goes on behind the "
+                f"first {done} of them. Give a list or a loader, or an iterator that begins anew."
+            )
+        return self._taken
+
     def _counted(self, source: Iterable[Any]) -> Iterator[Any]:
         repeated = self._repeated_at()
         for index, batch in enumerate(source):
             if repeated is not None:
                 self.counts = index != repeated
+            self._taken += 1
             yield batch
 
     def _repeated_at(self) -> int | None:
@@ -120,7 +140,8 @@ class Batches:
     def _share_of(self, items: Iterable[T]) -> Iterator[T]:
         """Every n-th item; in a last round that is not full, none or the first once more."""
         if self._shares == 1:
-            yield from items
+            for item in items:  # noqa: UP028 - "yield from" would close what others may go on with
+                yield item
             return
         rest = iter(items)
         while round_ := list(itertools.islice(rest, self._shares)):
@@ -165,10 +186,15 @@ def _skip(items: Iterator[Any], count: int) -> None:
     next(itertools.islice(items, count, count), None)
 
 
+def is_data_set(data: Any) -> bool:
+    """Whether it holds samples, as torch's and Hugging Face's do, rather than batches."""
+    return isinstance(data, Dataset) or hasattr(data, "column_names")
+
+
 def _loader(data: Any, what: str, batch_size: int, shuffle: bool, workers: int) -> Any:
     if isinstance(data, DataLoader):
         return data
-    if isinstance(data, Dataset) or hasattr(data, "column_names"):  # torch's, and Hugging Face's
+    if is_data_set(data):
         if isinstance(data, Sized) and len(data) == 0:
             raise OptionError(f"{what} is empty: {_described(data)} has no samples.")
         if not isinstance(data, IterableDataset | Sized):

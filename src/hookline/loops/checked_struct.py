@@ -4,10 +4,19 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hookline.core.errors import OptionError
+from hookline.core.errors import OptionError, closest
 
 
-class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True):
+class _NamesChecked(msgspec.StructMeta):
+    """Makes a setting that does not exist an error that suggests another."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        for name in settings.keys() - set(self.__struct_fields__):
+            raise OptionError(f"{self.__name__} has no {name!r}. {closest(name, self.__struct_fields__)}")
+        return super().__call__(*args, **settings)
+
+
+class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True, metaclass=_NamesChecked):
     """The base of the settings; a field of a wrong type is an error that names it."""
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hookline.loops.backend import check_device, moved
+from hookline.loops.backend import check_device, moved, moved_parameters, other_parameters
 from hookline.loops.training_step import StepFunction, checked_outputs
 
 
@@ -15,12 +15,16 @@ class PlainBackend:
         self.device = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Any = None
         self.optimizer: Any = None
+        self._moved: list[Any] = []
+        self._others: list[Any] = []
         if self.device.type == "cpu":
             self.place = _as_it_is  # type: ignore[method-assign]  # a call less for each batch
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
         self.model, self.optimizer = model.to(self.device), optimizer
+        self._moved = moved_parameters(optimizer)
+        self._others = other_parameters(model, self._moved)
 
     def place(self, batch: Any) -> Any:
         """The batch on the device."""
@@ -39,12 +43,17 @@ class PlainBackend:
 
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return what it was."""
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        return torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
 
     def update(self) -> None:
         """Move the weights and clear the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
+        for parameter in self._others:
+            parameter.grad = None
+
+    def release(self) -> None:
+        """Nothing: the model is as it was given."""
 
     def model_state(self) -> dict[str, Any]:
         """The model's weights."""

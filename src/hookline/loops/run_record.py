@@ -83,8 +83,9 @@ def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
     reference = Path(run.resume_from or "")
     checkpoint.recover(reference)
     if checkpoint.is_one(reference):
-        home = reference.resolve().parent.parent
-        return run_directory.taken_up(home) if (home / run_directory.FACTS).is_file() else None, reference
+        homes = (parent for parent in reference.resolve().parents if (parent / run_directory.FACTS).is_file())
+        home = next(homes, None)
+        return None if home is None else run_directory.taken_up(home), reference
     if run.resume_from == "last":
         return _latest(run, root)
     found = run_directory.find(root, run.project, run.resume_from or "", name=run.name)

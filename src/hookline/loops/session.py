@@ -329,5 +329,6 @@ class Session(Loop):
         if self.rank != 0 and self.output_dir is None:
             return Path("checkpoints") / f"step-{step:08d}"  # rank zero writes
         if self.output_dir is None:
-            raise CheckpointError("Where to? Nothing is recorded (root=None): give save_checkpoint(path).")
+            why = "Nothing is recorded (root=None)" if self.root is None else "It has no directory before it begins"
+            raise CheckpointError(f"Where to? {why}: give save_checkpoint(path).")
         return self.output_dir / "checkpoints" / f"step-{step:08d}"

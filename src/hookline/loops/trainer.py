@@ -8,7 +8,7 @@ same moments and the same results. A step goes like this, and everything in it h
 
     on_step_start
     for each of its batches:  on_train_batch_start, forward and backward, on_train_batch_end
-    clip the gradients, on_before_optimizer_step, move the weights
+    on_before_optimizer_step, clip the gradients, move the weights
     on_step_end, write the row of metrics, on_log
     when due: a validation, a checkpoint, the end
 
@@ -41,7 +41,7 @@ from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.step_metrics import combined, scalars, weight_of
 from hookline.loops.trainer_config import TrainerConfig
-from hookline.loops.trainer_parts import checked_config, checked_model, step_function, subscribers
+from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, step_function, subscribers
 from hookline.loops.training_state import TrainingState
 from hookline.loops.training_step import COUNTS, StepFunction
 from hookline.loops.validation import Validation
@@ -62,7 +62,7 @@ class Trainer(Session):
         model: A torch module.
         train_data: A data set of samples, a `DataLoader`, or an iterable of batches.
         val_data: The same for validations.
-        config: The settings; without one, defaults and ``epochs`` of 1 are not assumed: say how long to train.
+        config: The settings; they have to say how long to train.
         loss: A function of the model's prediction and the targets, for batches of ``(inputs, targets)``.
         training_step: A function ``(model, batch)`` that returns ``{"loss": ..., ...}``: the loss to train on, and
             numbers to record with it. Or override the method. Without either, the model returns its own loss.
@@ -107,7 +107,7 @@ class Trainer(Session):
         )
         self._step_function = step_function(loss, training_step)
         shared: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
-        shared |= {"batch_size": config.batch_size, "workers": config.workers}
+        shared |= {"batch_size": batch_size_for(train_data, config), "workers": config.workers}
         self.train_batches = Batches(train_data, what="train_data", shuffle=config.shuffle, **shared)
         self.val_batches = (
             None if val_data is None else Batches(val_data, what="val_data", last_round="filled up", **shared)
@@ -217,6 +217,8 @@ class Trainer(Session):
         except BaseException as error:
             self.finish(error)
             raise
+        finally:
+            self.backend.release()
         self.finish(None)
         return self.artifacts()
 
@@ -249,7 +251,8 @@ class Trainer(Session):
         self.start()
         at_start = self.config.validate_at_start and self.step == 0 and self._validated_at is None
         self._prepared().go_on(for_good=False)
-        if at_start or self._is_validation_due() or self._is_validation_asked():  # it was saved just before one
+        (asked,) = self._agree(self._is_validation_asked())
+        if at_start or self._is_validation_due() or asked:  # it was saved just before one
             self.validate()
         self.model.train()
         while not self._must_stop() and not self._is_done():
@@ -334,9 +337,9 @@ class Trainer(Session):
         """Move the weights, and note what belongs to that."""
         optimizer = self.optimizer
         row["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+        self.callbacks.on_before_optimizer_step(self, optimizer)
         if self.config.gradient_clip_norm is not None:
             row.update(collect((), {"grad_norm": self.backend.clip(self.config.gradient_clip_norm)}, defer))
-        self.callbacks.on_before_optimizer_step(self, optimizer)
         self.backend.update()
         if self.scheduler is not None and not is_plateau(self.scheduler):
             self.scheduler.step()

@@ -11,6 +11,7 @@ from hookline.loops.checked_struct import CheckedStruct
 Schedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 LEARNING_RATE = 1e-3
+BATCH_SIZE = 8
 
 
 class CheckpointRules(CheckedStruct, kw_only=True):
@@ -33,7 +34,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         output_dir: Where runs are recorded, each in a directory of its own; None records and saves nothing.
         epochs: How often to go over the data. This or ``max_steps`` is needed; with both, what comes first.
         max_steps: How many optimizer updates to make.
-        batch_size: Samples in a batch, for data sets; loaders bring their own.
+        batch_size: Samples in a batch, for data sets; 8 by default. Loaders bring their own.
         shuffle: Draw a new order for each epoch, for data sets.
         workers: Processes that load data, for data sets.
         accumulation: Batches whose gradients make up one step.
@@ -66,7 +67,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     output_dir: str | None = "runs"
     epochs: int | None = None
     max_steps: int | None = None
-    batch_size: int = 8
+    batch_size: int | None = None
     shuffle: bool = True
     workers: int = 0
     accumulation: int = 1

@@ -1,16 +1,21 @@
 """What a `Trainer` is given, checked and put together before it trains."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.core.collection import CallbackCollection, load_callbacks
 from hookline.core.errors import OptionError
-from hookline.loops.trainer_config import TrainerConfig
+from hookline.loops.batches import is_data_set
+from hookline.loops.trainer_config import BATCH_SIZE, TrainerConfig
 from hookline.loops.training_step import StepFunction, step_of_model, step_with
+
+logger = logging.getLogger("hookline")
 
 
 def checked_config(config: Any, *, has_val_data: bool) -> TrainerConfig:
@@ -31,6 +36,18 @@ def checked_config(config: Any, *, has_val_data: bool) -> TrainerConfig:
                 f"{name}={getattr(config, name)!r} with output_dir=None, which saves nothing: give a directory."
             )
     return config
+
+
+def batch_size_for(data: Any, config: TrainerConfig) -> int:
+    """How many samples make a batch, where samples are put together; said where the data comes in batches already."""
+    if config.batch_size is not None and not is_data_set(data) and not isinstance(data, DataLoader):
+        logger.warning(
+            "batch_size=%d is for data sets: each item of a %s is taken as a batch. Give a torch Dataset or a "
+            "DataLoader to have samples put together.",
+            config.batch_size,
+            type(data).__name__,
+        )
+    return BATCH_SIZE if config.batch_size is None else config.batch_size
 
 
 def checked_model(model: Any) -> torch.nn.Module:

@@ -32,6 +32,8 @@ def step_with(loss: Callable[[Any, Any], Any]) -> StepFunction:
 def step_of_model(model: Any, batch: Any) -> dict[str, Any]:
     """A step of a model that returns its own loss."""
     outputs = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    if getattr(outputs, "ndim", None) == 0:
+        return {"loss": outputs}
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if loss is None:
         raise OptionError(

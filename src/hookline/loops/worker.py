@@ -16,6 +16,7 @@ from hookline.loops.sft import prepare, read_rows, training_step
 from hookline.loops.signals import is_signal
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.loops.trainer import Trainer
+from hookline.loops.trainer_config import BATCH_SIZE
 from hookline.loops.worker_config import ModelOptions, Rows, WorkerConfig
 
 DEFAULT_CALLBACKS = ("progress_bar",)
@@ -93,7 +94,7 @@ class SFTPolicyWorker:
     def _loader(self, rows: Rows, *, shuffle: bool) -> Any:
         given = read_rows(rows) if isinstance(rows, str) else rows
         dataset, collate = prepare(given, self.tokenizer, self.config.sft)
-        size, workers = self.config.train.batch_size, self.config.train.workers
+        size, workers = self.config.train.batch_size or BATCH_SIZE, self.config.train.workers
         return DataLoader(dataset, batch_size=size, shuffle=shuffle, num_workers=workers, collate_fn=collate)
 
     def _save_model(self) -> None:
