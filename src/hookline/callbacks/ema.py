@@ -45,6 +45,7 @@ class EMA(Callback):
         self.updates = 0
         self.averages: dict[str, Any] = {}
         self._parameters: dict[str, Any] = {}
+        self._puts_in_at_close = False
         self._weights: list[Any] | None = None  # those of training, while the averages stand in the model
 
     def on_train_start(self, loop: LoopState, /) -> None:
@@ -80,13 +81,15 @@ class EMA(Callback):
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         self._put_back()
-        if self.use_at_end and self.averages and self._parameters:
-            self._put_in()
+        self._puts_in_at_close = self.use_at_end and bool(self.averages) and bool(self._parameters)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
         self._put_back()
 
     def close(self) -> None:
+        if self._puts_in_at_close:  # not before: whoever saves when training ends saves the weights of training
+            self._puts_in_at_close = False
+            self._put_in()
         self._parameters, self._weights = {}, None
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,13 +1,9 @@
 """Texts of prompts and completions, as strings or as chats, and the parts that tags mark in them."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline.core.errors import OptionError
-
-_REASONING = re.compile(r"<(reasoning|think)>(.*?)</\1>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def extract_reasoning_and_answer(output: str) -> tuple[str | None, str | None]:
@@ -16,9 +12,21 @@ def extract_reasoning_and_answer(output: str) -> tuple[str | None, str | None]:
     >>> extract_reasoning_and_answer("<reasoning>2 + 2</reasoning><answer>4</answer>")
     ('2 + 2', '4')
     """
-    reasoning = _REASONING.search(output)
-    answers = _ANSWER.findall(output)
-    return reasoning[2].strip() if reasoning else None, answers[-1].strip() if answers else None
+    reasonings = [found for tag in ("reasoning", "think") if (found := _between(output, tag))]
+    answer, place = None, 0
+    while (found := _between(output, "answer", place)) is not None:
+        _, answer, place = found
+    return min(reasonings)[1].strip() if reasonings else None, None if answer is None else answer.strip()
+
+
+def _between(text: str, tag: str, start: int = 0) -> tuple[int, str, int] | None:
+    """Where a tag opens, what it holds, and where it ends; None where it is not closed.
+
+    By `str.find` and not by a pattern, which takes quadratic time for a policy that repeats an opening tag.
+    """
+    opened = text.find(f"<{tag}>", start)
+    closed = -1 if opened < 0 else text.find(f"</{tag}>", opened)
+    return None if closed < 0 else (opened, text[opened + len(tag) + 2 : closed], closed + len(tag) + 3)
 
 
 def prompt_text(prompt: Any) -> str:

@@ -21,7 +21,7 @@ from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
 from hookline.record.device import defer
-from hookline.record.reader import read
+from hookline.record.reader import MAIN, read
 from hookline.record.recorder import Recorder, whole_step
 from hookline.record.records import Metrics
 
@@ -42,6 +42,9 @@ class Loop(ABC):
         strict: Let every exception of a subscriber propagate.
         ctx: The experiment-scope context that this run belongs to.
     """
+
+    axis = "train"
+    """What this loop's steps count, in the record."""
 
     def __init__(
         self,
@@ -97,7 +100,11 @@ class Loop(ABC):
         if self.recorder is None or self.output_dir is None:
             return list(self._rows)
         self.recorder.flush()
-        return [Row(record.step, record.values) for record in read(self.output_dir) if isinstance(record, Metrics)]
+        return [
+            Row(record.step, record.values)
+            for record in read(self.output_dir, writer=MAIN)
+            if isinstance(record, Metrics)
+        ]
 
     @property
     def in_step(self) -> bool:
@@ -168,7 +175,7 @@ class Loop(ABC):
     def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
         if self.recorder is not None:
-            self.recorder.samples(rows, self.step + self.in_step)
+            self.recorder.samples(rows, self.step + self.in_step, self.axis)
             return
         for row in rows:
             if not isinstance(row, Mapping):
@@ -179,7 +186,7 @@ class Loop(ABC):
     def save_checkpoint(self, path: Any = None) -> ManifestRow:
         """Save a checkpoint now, fire `on_checkpoint`, and return its manifest row."""
 
-    def commit(self, step: int, metrics: dict[str, Any], axis: str = "train", *, common: bool = False) -> None:
+    def commit(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
         """Write one row and fire `on_log`; what its subscribers log is written without firing it again.
 
         Args:
@@ -195,12 +202,12 @@ class Loop(ABC):
         finally:
             self._committing = False
 
-    def _write(self, step: int, metrics: dict[str, Any], axis: str = "train", *, common: bool = False) -> None:
+    def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
         self.metrics.update(metrics)
         if self.recorder is None:
             self._rows.append(Row(step, copied(metrics)))
         elif metrics and (self.rank == 0 or not common):
-            self.recorder.metrics(metrics, step, axis)
+            self.recorder.metrics(metrics, step, axis or self.axis)
 
     def _commit_held_back(self) -> None:
         """Commit what other threads logged since the last time."""

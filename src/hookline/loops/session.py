@@ -282,7 +282,10 @@ class Session(Loop):
     def explain(self, error: BaseException) -> str:
         """Why the run fails: this error, or that of another process that came first."""
         own = f"{type(error).__name__}: {error}"
-        return own if self.peers is None else self.peers.explain(own)
+        reason = own if self.peers is None else self.peers.explain(own)
+        if reason != own:
+            error.add_note(f"hookline: {reason}")
+        return reason
 
     def _close(self) -> None:
         """Close the callbacks, once, and keep what those on other threads still logged."""

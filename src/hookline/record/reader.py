@@ -135,12 +135,18 @@ def _unread(path: Path, offset: int) -> int:
     return 0
 
 
-def read(run_dir: str | Path) -> Iterator[AnyRecord]:
-    """All records of a run by time, without what a later resume made obsolete."""
+def read(run_dir: str | Path, *, writer: str | None = None) -> Iterator[AnyRecord]:
+    """All records of a run by time, without what a later resume made obsolete.
+
+    Metrics of other writers than the main one carry its name, as in every sink: ``rank1/loss``.
+
+    Args:
+        writer: Only what this one recorded, under its own names.
+    """
     directory = journal_directory(run_dir)
-    found = files(directory)
+    found = [file for file in files(directory) if writer in (None, file.name)]
     marks = _marks(found)
-    streams = [_stream(writer, marks) for writer in _by_writer(found).values()]
+    streams = [_stream(segments, marks, labelled=writer is None) for segments in _by_writer(found).values()]
     return heapq.merge(*streams, key=lambda record: record.time)
 
 
@@ -246,12 +252,15 @@ def _by_writer(found: Iterable[File]) -> dict[str, list[File]]:
     return writers
 
 
-def _stream(segments: list[File], marks: Marks) -> Iterator[AnyRecord]:
+def _stream(segments: list[File], marks: Marks, *, labelled: bool) -> Iterator[AnyRecord]:
     for file in segments:
         for line, _ in lines(file.path):
             record = _decoded(line)
-            if record is not None and not _is_obsolete(record, file, marks):
-                yield record
+            if record is None or _is_obsolete(record, file, marks):
+                continue
+            if labelled and isinstance(record, Metrics) and file.name != MAIN:
+                record.values = {f"{file.name}/{name}": value for name, value in record.values.items()}
+            yield record
 
 
 def _decoded(line: bytes) -> Any:

@@ -50,7 +50,9 @@ def create(root: str | Path, project: str, facts: dict[str, Any]) -> Path:
         directory = _make(home)
         _write_facts(directory, facts)
     except OSError as error:
-        raise ConfigError(f"{home} cannot be written: {error.strerror}. Give another directory, or None to record nothing.") from error
+        raise ConfigError(
+            f"{home} cannot be written: {error.strerror}. Give another directory, or None to record nothing."
+        ) from error
     return directory
 
 
