@@ -1,5 +1,6 @@
 """What all tests share: one thread for numerical libraries, and skips that count as failures where asked."""
 
+import logging
 import os
 
 # Before torch or numpy is imported: more threads are slower in parallel tests, and change results.
@@ -22,6 +23,16 @@ def torch():
 def _own_directory(tmp_path, monkeypatch):
     """Runs are recorded below the current directory: each test has one of its own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_log_files_of_wandb():
+    """W&B's logger keeps a file of every run in the test's directory, which is gone when the next one logs."""
+    yield
+    logger = logging.getLogger("wandb")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

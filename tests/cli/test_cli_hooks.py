@@ -67,7 +67,7 @@ def test_list_json_has_every_registered_name_once(cli):
         "name": "timer",
         "kind": "callback",
         "source": "hookline",
-        "summary": "Asks for a stop once the budget less the margin is used up. Without a budget it only measures.",
+        "summary": "Asks for a stop once the budget less the margin is used up.",
         "error": None,
     } in listed
 
