@@ -25,7 +25,7 @@ from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
 from hookline.core.timing import Cost, Costs
 
 if TYPE_CHECKING:
-    from hookline import callbacks, functions, hooks, logging, sinks, status, testing
+    from hookline import callbacks, functions, hooks, logging, rewards, rl, sinks, status, testing
     from hookline.core.state import (
         ArmResult,
         EvalResult,
@@ -101,6 +101,8 @@ __all__ = [
     "on",
     "read",
     "register",
+    "rewards",
+    "rl",
     "run",
     "sinks",
     "status",
@@ -128,6 +130,8 @@ _LAZY = {
     "functions": "hookline.functions",
     "hooks": "hookline.hooks",
     "read": "hookline.record.reader:read",
+    "rewards": "hookline.rewards",
+    "rl": "hookline.rl",
     "run": "hookline.loops.run:run",
     "Sink": "hookline.record.sink:Sink",
     "sinks": "hookline.sinks",

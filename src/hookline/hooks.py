@@ -11,15 +11,18 @@ from hookline.core.hook import (
     PeriodicHook,
     load_hooks,
 )
+from hookline.rl.hooks import EvaluationHook, create_default_evaluation_hooks
 
 __all__ = [
     "CheckpointHook",
     "CompositeHook",
+    "EvaluationHook",
     "Hook",
     "HookContext",
     "HookManager",
     "LoggingHook",
     "MetricsHook",
     "PeriodicHook",
+    "create_default_evaluation_hooks",
     "load_hooks",
 ]

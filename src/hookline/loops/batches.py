@@ -2,7 +2,8 @@
 
 The order comes from what the data itself draws when an epoch begins: from the random states and from the
 generators it holds. Given those again, the batches that were done already are skipped: in the sampler where
-that is all it takes, otherwise by loading them once more. Several processes take turns: the first batch is
+that is all it takes, otherwise by loading them once more. Data that keeps its own place (``state_dict()`` and
+``load_state_dict()``) is put back there instead. Several processes take turns: the first batch is
 rank zero's, the second rank one's. A last round that does not go round is left out of training; in a
 validation some process then has a batch twice, which does not count.
 """
@@ -84,10 +85,27 @@ class Batches:
         for generator, own in zip(self._generators(), state, strict=False):
             generator.set_state(own)
 
+    @property
+    def keeps_its_place(self) -> bool:
+        """Whether the data itself saves where it is, with ``state_dict()`` and ``load_state_dict()``."""
+        has_both = all(callable(getattr(self.data, name, None)) for name in ("state_dict", "load_state_dict"))
+        return has_both and self._shares == 1
+
+    def place(self) -> Any:
+        """Where the data is by itself; None where it does not keep its place."""
+        return self.data.state_dict() if self.keeps_its_place else None
+
+    def load_place(self, place: Any) -> None:
+        """Put it back there."""
+        if place is not None and self.keeps_its_place:
+            self.data.load_state_dict(place)
+
     def epoch(self, number: int, *, done: int = 0) -> Iterator[Any]:
         """The batches of an epoch behind those that are done, which are skipped before this returns."""
         self.counts = True
         self._announce(number)
+        if self.keeps_its_place:
+            return self._counted(iter(self.data))
         if not self._is_positioned_by_sampler(done):
             self._draw_seed()
             source = self._counted(self._share_of(self.data))

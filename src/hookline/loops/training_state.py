@@ -97,6 +97,7 @@ class TrainingState:
         now = self._states() if self._to_restore is None else self._to_restore
         order = [] if self._validation is None else self._validation.state()
         states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order}
+        states["place"] = self._batches.place()
         _write(states, directory / _rng_file(self._rank))
 
     def load(self, directory: Path) -> None:
@@ -109,6 +110,7 @@ class TrainingState:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(optimizer["scheduler"])
         self._epoch_began, self._to_restore = states["epoch_began"], states["now"]
+        self._batches.load_place(states["place"])
         if self._validation is not None:
             self._validation.load_state(states["validation_order"])
 

@@ -42,7 +42,7 @@ class SFTPolicyWorker:
         callbacks: Any = None,
     ) -> None:
         self.config = config
-        self.model, self.tokenizer = _model_and_tokenizer(config.model)
+        self.model, self.tokenizer = model_and_tokenizer(config.model)
         self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
         validation = config.data.validation
         self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
@@ -110,7 +110,8 @@ class SFTPolicyWorker:
         aside.rename(place)
 
 
-def _model_and_tokenizer(options: ModelOptions) -> tuple[Any, Any]:
+def model_and_tokenizer(options: ModelOptions) -> tuple[Any, Any]:
+    """The model and tokenizer that the options mean."""
     if options.tiny is not None:
         tokenizer, tiny = character_tokenizer(), options.tiny
         sizes = {name: getattr(tiny, name) for name in tiny.__struct_fields__}

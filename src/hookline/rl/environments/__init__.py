@@ -1,0 +1,29 @@
+"""Environments that come with hookline, one file each."""
+
+from hookline.rl.environment import (
+    ENVIRONMENTS,
+    Environment,
+    evaluation_tasks,
+    make_environment,
+    register_environment,
+    succeeded,
+)
+from hookline.rl.environments.arithmetic import Arithmetic
+from hookline.rl.environments.copying import Copying
+from hookline.rl.environments.dataset import RewardDataset
+from hookline.rl.environments.reasoning import Reasoning
+from hookline.rl.environments.sorting import Sorting
+
+__all__ = [
+    "ENVIRONMENTS",
+    "Arithmetic",
+    "Copying",
+    "Environment",
+    "Reasoning",
+    "RewardDataset",
+    "Sorting",
+    "evaluation_tasks",
+    "make_environment",
+    "register_environment",
+    "succeeded",
+]

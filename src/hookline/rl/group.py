@@ -1,0 +1,29 @@
+"""Groups of completions: those of one prompt, and how much better each is than the others."""
+
+from collections.abc import Hashable, Sequence
+from statistics import fmean, pstdev
+
+EPSILON = 1e-6
+
+
+def group_advantages(
+    totals: Sequence[float], groups: Sequence[Hashable], *, scale: bool = True
+) -> tuple[list[float], float]:
+    """The advantage of each completion in its group, and the share of groups in which all did equally well.
+
+    Args:
+        totals: The reward of each completion.
+        groups: What each was written for: those of one prompt are a group.
+        scale: Divide by the group's standard deviation, so that easy and hard prompts weigh alike.
+
+    >>> group_advantages([1.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"], scale=False)
+    ([0.5, -0.5, 0.0, 0.0], 0.5)
+    """
+    members: dict[Hashable, list[float]] = {}
+    for total, group in zip(totals, groups, strict=True):
+        members.setdefault(group, []).append(total)
+    means = {group: fmean(own) for group, own in members.items()}
+    divisors = {group: pstdev(own) + EPSILON if scale else 1.0 for group, own in members.items()}
+    advantages = [(total - means[group]) / divisors[group] for total, group in zip(totals, groups, strict=True)]
+    equal = sum(max(own) == min(own) for own in members.values())
+    return advantages, equal / len(members) if members else 0.0

@@ -1,0 +1,57 @@
+"""GRPO: group-relative policy optimisation, its arithmetic and nothing else.
+
+Completions of one prompt are a group; the advantage of each is how much better it did than its group. The
+probability of its tokens is moved in that direction, as far as a clipped ratio to the policy that wrote them
+allows, and held near a reference by an estimate of the divergence from it.
+"""
+
+from typing import Any
+
+import torch
+
+
+def token_logprobs(
+    model: Any, ids: torch.Tensor, attention: torch.Tensor, *, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-probability of each token given those before it, and the entropy there: both one shorter than ``ids``."""
+    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
+    distribution = torch.log_softmax(logits / temperature, dim=-1)
+    chosen = distribution.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(distribution.exp() * distribution).sum(-1)
+    return chosen, entropy
+
+
+def grpo_loss(
+    logprobs: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip: float,
+    reference: torch.Tensor | None = None,
+    kl: float = 0.0,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss over all tokens of the completions, and what is worth knowing about it.
+
+    Args:
+        logprobs: Under the policy that is trained, for each token.
+        old: Under the policy that wrote them.
+        advantages: One for each completion.
+        mask: 1 for the tokens of completions, 0 for prompts and padding.
+        clip: How far the ratio of probabilities counts, to either side of 1.
+        reference: Under the reference policy.
+        kl: How much the divergence from the reference weighs.
+    """
+    tokens = mask.sum().clamp(min=1)
+    ratio = (logprobs - old).exp()
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    gains = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
+    loss = -(gains * mask).sum() / tokens
+    facts = {"clip_share": (((ratio - 1).abs() > clip) * mask).sum() / tokens, "ratio": (ratio * mask).sum() / tokens}
+    if reference is not None:
+        behind = reference - logprobs
+        divergence = ((behind.exp() - behind - 1) * mask).sum() / tokens  # never negative, and right on average
+        loss = loss + kl * divergence
+        facts["kl"] = divergence
+    return loss, {name: value.detach() for name, value in facts.items()}

@@ -1,0 +1,67 @@
+"""Hooks that evaluate a rollout worker's lessons."""
+
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.hook import Hook, HookContext, PeriodicHook
+from hookline.core.registry import register
+from hookline.rl.curriculum_config import CurriculumConfig
+
+
+@register("evaluation_hook")
+class EvaluationHook(PeriodicHook):
+    """Evaluates the current lesson, or all of them, every so many rollout steps.
+
+    It draws from a generator of its own: with or without it, the rollouts are the same.
+
+    Args:
+        frequency: After every so many steps.
+        n_examples: On how many tasks of each lesson.
+        eval_type: What its metrics begin with.
+        evaluate_all_lessons: All lessons of the curriculum, or the one of this step.
+        start_step: Not before so many steps are done.
+    """
+
+    def __init__(
+        self,
+        frequency: int = 100,
+        n_examples: int = 64,
+        eval_type: str = "eval",
+        evaluate_all_lessons: bool = True,
+        start_step: int = 0,
+    ) -> None:
+        super().__init__(frequency, start_step)
+        if isinstance(n_examples, bool) or not isinstance(n_examples, int) or n_examples < 1:
+            raise OptionError(f"n_examples={n_examples!r}: give a whole number of at least 1.")
+        if not isinstance(eval_type, str) or not eval_type:
+            raise OptionError(f"eval_type={eval_type!r}: give a name, e.g. 'eval'.")
+        self.n_examples = n_examples
+        self.eval_type = eval_type
+        self.evaluate_all_lessons = evaluate_all_lessons
+
+    def run(self, context: HookContext) -> dict[str, Any]:
+        worker, rng = context.worker, None if context.rng is None else context.split_rng()[0]
+        if self.evaluate_all_lessons:
+            metrics: dict[str, Any] = worker.evaluate_curriculum(self.n_examples, self.eval_type, rng=rng)
+        elif context.lesson_id is None:
+            return {}
+        else:
+            metrics = worker.evaluate_lesson(context.lesson_id, self.n_examples, self.eval_type, rng=rng)
+        return metrics
+
+
+def create_default_evaluation_hooks(curriculum_config: CurriculumConfig) -> list[Hook]:
+    """A short evaluation of the current lesson and a full one of all lessons; a frequency of 0 leaves one out."""
+    hooks: list[Hook] = []
+    if curriculum_config.micro_eval_frequency:
+        micro = EvaluationHook(
+            curriculum_config.micro_eval_frequency,
+            curriculum_config.micro_eval_n_examples,
+            "micro_eval",
+            evaluate_all_lessons=False,
+        )
+        hooks.append(micro.configure(name="micro_eval"))
+    if curriculum_config.eval_frequency:
+        full = EvaluationHook(curriculum_config.eval_frequency, curriculum_config.eval_n_examples, "eval")
+        hooks.append(full.configure(name="eval"))
+    return hooks

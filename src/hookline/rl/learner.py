@@ -1,0 +1,90 @@
+"""`GRPOLearner`: a `Trainer` whose data are rollouts of the model that it trains.
+
+Everything a Trainer does holds here too: callbacks, checkpoints and exact resume, signals, clipping, schedules.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.state import LoopArtifacts
+from hookline.loops.trainer import Trainer
+from hookline.loops.trainer_config import TrainerConfig
+from hookline.rl.grpo import grpo_loss, token_logprobs
+from hookline.rl.grpo_config import GRPOConfig
+from hookline.rl.rollout_stream import RolloutStream, frozen_copy
+from hookline.rl.rollout_worker import RolloutWorker
+
+
+class GRPOLearner(Trainer):
+    """Learns from the rollouts of a worker.
+
+    Args:
+        model: The model, which the worker's policy writes with.
+        worker: Who makes the rollouts.
+        pad_id: The token that batches are padded with.
+        grpo: The settings of the loss.
+        config: The settings of the training; ``max_steps`` says how long.
+        optimizer, scheduler, callbacks, custom_logger_fns, hook_fns: As for every `Trainer`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        worker: RolloutWorker,
+        *,
+        pad_id: int,
+        config: TrainerConfig,
+        grpo: GRPOConfig | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        callbacks: Any = None,
+        custom_logger_fns: Iterable[Callable[..., Any]] | None = None,
+        hook_fns: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.grpo = GRPOConfig() if grpo is None else grpo
+        if config.max_steps is None:
+            raise OptionError("Rollouts never end: give the TrainerConfig max_steps.")
+        reference = frozen_copy(model) if self.grpo.kl else None
+        self.stream = RolloutStream(worker, model, pad_id=pad_id, updates=self.grpo.updates, reference=reference)
+        self.rollout_worker = worker
+        super().__init__(
+            model,
+            self.stream,
+            config=config,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            callbacks=callbacks,
+            custom_logger_fns=custom_logger_fns,
+            hook_fns=hook_fns,
+        )
+
+    def training_step(self, model: Any, batch: Any) -> dict[str, Any]:
+        """The loss of a batch of rollouts, and what is known about it."""
+        logprobs, entropy = token_logprobs(model, batch["ids"], batch["attention"])
+        loss, facts = grpo_loss(
+            logprobs,
+            batch["old"],
+            batch["advantages"],
+            batch["mask"],
+            clip=self.grpo.clip,
+            reference=batch.get("reference"),
+            kl=self.grpo.kl,
+        )
+        tokens = batch["mask"].sum().clamp(min=1)
+        return {"loss": loss, "entropy": (entropy * batch["mask"]).sum() / tokens, **facts, **batch["metrics"]}
+
+    def start(self) -> None:
+        """Begin to record, and let the worker record with it."""
+        super().start()
+        self.rollout_worker.work_for(self)
+
+    def _update(self, row: Any) -> None:
+        super()._update(row)
+        self.rollout_worker.update_weights(self.step + 1, self.model.state_dict())
+
+    def _run(self) -> LoopArtifacts:
+        try:
+            return super()._run()
+        finally:
+            self.rollout_worker.hooks.close()

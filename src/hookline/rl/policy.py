@@ -1,0 +1,77 @@
+"""`Policy`: what writes completions for prompts, wherever its model runs."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from hookline.core.errors import HooklineError, OptionError
+from hookline.rl.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PolicyError(HooklineError, RuntimeError):
+    """A policy that cannot write completions: its server does not answer, or not as it should."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Writes completions, and takes new weights.
+
+    With a `Sampling.seed` the same prompts get the same completions again, and no random state but the policy's own
+    is used: whoever evaluates between two rollouts does not change the second.
+    """
+
+    @property
+    def version(self) -> int:
+        """That of the weights, 0 until some were loaded."""
+        ...
+
+    def generate(self, prompts: Sequence[str], n: int, sampling: Sampling) -> list[list[Completion]]:
+        """``n`` completions for each prompt, in the order of the prompts.
+
+        Raises:
+            OptionError: A prompt or ``n`` is not accepted.
+            PolicyError: There is no answer.
+        """
+        ...
+
+    def load_weights(self, version: int, weights: "Mapping[str, torch.Tensor]") -> None:
+        """Write with these weights from now on: all of them, or, with an error, those of before."""
+        ...
+
+
+def check_request(prompts: Sequence[str], n: int) -> list[str]:
+    """The prompts of a request.
+
+    Raises:
+        OptionError: They are not texts, or there is nothing to do for each.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise OptionError(f"n={n!r}: give a whole number of at least 1, the completions for each prompt.")
+    if isinstance(prompts, str):
+        raise OptionError(f"prompts={prompts[:60]!r}: give a list of texts; for one prompt, a list with it.")
+    for index, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise OptionError(
+                f"prompts[{index}] is {type(prompt).__name__}: give texts (apply a chat template before)."
+            )
+    return list(prompts)
+
+
+def check_version(version: Any) -> int:
+    """A version of weights.
+
+    Raises:
+        OptionError: It is no whole number of at least 0.
+    """
+    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        raise OptionError(f"version={version!r}: give a whole number of at least 0.")
+    return version
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """A seed for one prompt of a request: 31 bits, unrelated to those of its neighbours."""
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

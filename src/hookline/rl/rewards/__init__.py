@@ -1,0 +1,1 @@
+"""Reward functions: recorded, ready-made, and configured. Users find them as `hookline.rewards`."""

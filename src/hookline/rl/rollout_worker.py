@@ -1,0 +1,341 @@
+"""`RolloutWorker`: draws a lesson, has a policy write completions of its tasks, scores them, and asks its hooks.
+
+A rollout step goes like this, and its number counts whether or not anything came of it::
+
+    on_rollout_start, tasks, completions, rewards, advantages, on_rollout_end
+    the curriculum takes note, the row of metrics and the samples are written, the hooks are asked
+
+Tasks, lessons and sampling are drawn from the seed and the number of the step, and hooks from a generator of
+their own: a worker with other hooks, or one that was resumed, makes the same rollouts.
+"""
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.hook import Hook, HookContext, HookManager
+from hookline.core.state import LoopArtifacts
+from hookline.loops.session import Session
+from hookline.rl.curriculum import Curriculum
+from hookline.rl.environment import Environment, evaluation_tasks, succeeded
+from hookline.rl.faults import Faults
+from hookline.rl.group import group_advantages
+from hookline.rl.hooks import create_default_evaluation_hooks
+from hookline.rl.lesson import Lesson
+from hookline.rl.policy import Policy, PolicyError
+from hookline.rl.rollout_config import RolloutConfig, RolloutWorkerConfig
+from hookline.rl.rollout_metrics import rollout_metrics
+from hookline.rl.scoring import score_batch
+from hookline.rl.types import Completion, Rollout, Task
+
+logger = logging.getLogger("hookline")
+
+
+class RolloutWorker(Session):
+    """Makes rollouts, on its own with `run()`, or for a learner that asks for them with `roll_out()`.
+
+    Args:
+        config: The settings.
+        policy: What writes the completions, where the settings do not have it.
+        hooks: Asked after each rollout step; by default those that evaluate, as the curriculum's settings say.
+        callbacks: Callbacks besides those of the settings.
+        index: Which of several workers this is: each draws tasks of its own.
+    """
+
+    axis = "rollout"
+    config: RolloutWorkerConfig
+
+    def __init__(
+        self,
+        config: RolloutWorkerConfig,
+        *,
+        policy: Policy | None = None,
+        hooks: Iterable[Hook] | None = None,
+        callbacks: Iterable[Any] = (),
+        index: int = 0,
+    ) -> None:
+        if not isinstance(config, RolloutWorkerConfig):
+            raise OptionError(f"config={config!r}: give a RolloutWorkerConfig.")
+        super().__init__(
+            config.name,
+            project=config.project,
+            root=config.output_dir,
+            callbacks=[*config.callbacks, *callbacks],
+            sinks=config.sinks,
+            config=config,
+            resume=config.resume,
+            strict=config.strict,
+            summary=config.summary,
+        )
+        self.policy = _checked_policy(policy if policy is not None else config.policy)
+        self.rollout: RolloutConfig = config.rollout
+        self.curriculum = Curriculum(config.curriculum_config, config.seed)
+        self.hooks = HookManager(strict=self.callbacks.strict)
+        for hook in create_default_evaluation_hooks(config.curriculum_config) if hooks is None else hooks:
+            self.hooks.register_hook(hook)
+        self.index = index
+        self.num_steps = config.max_steps
+        self.faults = Faults()
+        self.latest_version = self.policy.version
+        self.lesson_id: str | None = None
+        self.loop: Session = self
+        self._failed_in_a_row = 0
+        self._evaluated: dict[str, Any] = {}
+
+    @property
+    def tracker(self) -> "RolloutWorker":
+        """What hooks log to: ``context.worker.tracker.log(metrics, step=context.step)``."""
+        return self
+
+    def register_hook(self, hook: Hook, **options: Any) -> None:
+        """Add a hook, at any time; options are those of any subscriber."""
+        self.hooks.register_hook(hook, **options)
+
+    def unregister_hook(self, hook: Hook) -> bool:
+        """Take out this very hook; whether it was there."""
+        return self.hooks.unregister_hook(hook)
+
+    def clear_hooks(self) -> None:
+        """Take out all hooks."""
+        self.hooks.clear_hooks()
+
+    def get_hooks(self) -> list[Hook]:
+        """The hooks, in the order in which they are asked."""
+        return self.hooks.get_hooks()
+
+    def run(self, max_steps: int | None = None) -> LoopArtifacts:
+        """Make rollouts until as many steps are done as were asked for, or a stop is."""
+        if self.state != "created":
+            raise OptionError(f"This worker is {self.state}: make another RolloutWorker.")
+        self.num_steps = self.num_steps if max_steps is None else max_steps
+        self.begin()
+        try:
+            self.start()
+            while not self._must_stop() and (self.num_steps is None or self.step < self.num_steps):
+                self.roll_out()
+                self._commit_held_back()
+                self.answer_requests()
+        except BaseException as error:
+            self.finish(error)
+            raise
+        self.finish(None)
+        return self.artifacts()
+
+    def work_for(self, loop: Session) -> None:
+        """Make rollouts for a learner from now on: its callbacks and its record get everything."""
+        self.loop, self.callbacks = loop, loop.callbacks
+        self.recorder, self.output_dir, self.state = loop.recorder, loop.output_dir, "running"
+        self._train_started = True
+
+    def roll_out(self) -> list[Rollout]:
+        """Make one rollout step, and return what came of it: nothing, where the policy or the scoring failed."""
+        step_idx, lesson = self.step, self.curriculum.sample_lesson(self._generator("lesson"))
+        self.lesson_id = lesson.id
+        self.callbacks.on_rollout_start(self.loop, step_idx, lesson.id)
+        began = time.perf_counter()
+        tasks, written = self._written(lesson)
+        generated = time.perf_counter()
+        rollouts = self._score(lesson, tasks, written)
+        scored = time.perf_counter()
+        advantages, equal = group_advantages(
+            [each.total for each in rollouts], [each.task.id for each in rollouts], scale=self.rollout.scale_advantages
+        )
+        for each, advantage in zip(rollouts, advantages, strict=True):
+            each.advantage = advantage
+        self.callbacks.on_rollout_end(self.loop, step_idx, rollouts)
+        self.step += 1
+        metrics = rollout_metrics(rollouts) | self._facts(generated - began, scored - generated)
+        if rollouts:
+            metrics["groups/zero_variance"] = equal
+            self.curriculum.record(lesson.id, [each.success for each in rollouts], self.step)
+        self._tell_row(metrics)
+        self._record_samples(rollouts)
+        self._ask_hooks(metrics)
+        return rollouts
+
+    def update_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Let the policy write with new weights."""
+        self.policy.load_weights(version, weights)
+        self.note_version(version)
+
+    def note_version(self, version: int) -> None:
+        """Say that the policy writes with a version now."""
+        self.latest_version = max(self.latest_version, version)
+        self.callbacks.on_weights_update(self.loop, version)
+
+    def evaluate_lesson(
+        self, lesson_id: str, n_examples: int = 16, eval_type: str = "eval", *, rng: random.Random | None = None
+    ) -> dict[str, Any]:
+        """Have the policy answer held-out tasks of a lesson, as well as it can, and return how it did."""
+        lesson = self.curriculum.lesson(lesson_id)
+        rng = rng or self._generator(f"{eval_type}/{lesson_id}")
+        tasks = evaluation_tasks(lesson.environment, n_examples, rng)
+        written = self.policy.generate([task.prompt for task in tasks], 1, self.rollout.sampling(greedy=True))
+        rollouts = self._score(lesson, tasks, written)
+        known = rollout_metrics(rollouts)
+        shown = [name for name in ("reward/mean", "success_rate", "completions/length_mean") if name in known]
+        metrics: dict[str, Any] = {f"{eval_type}/{lesson_id}/{name}": known[name] for name in shown}
+        metrics[f"{eval_type}/{lesson_id}/examples"] = len(rollouts)
+        self._tell_evaluation(f"{eval_type}/{lesson_id}", metrics, rollouts)
+        return metrics
+
+    def evaluate_curriculum(
+        self, n_examples: int = 64, eval_type: str = "eval", *, rng: random.Random | None = None
+    ) -> dict[str, Any]:
+        """Evaluate every lesson, those that are locked too, and the mean of all."""
+        metrics: dict[str, Any] = {}
+        rates = []
+        for lesson in self.curriculum.lessons:
+            own = self.evaluate_lesson(lesson.id, n_examples, eval_type, rng=rng)
+            metrics |= own
+            rates += [value for name, value in own.items() if name.endswith("/success_rate")]
+        if rates:
+            metrics[f"{eval_type}/success_rate"] = sum(rates) / len(rates)
+        return metrics
+
+    def _written(self, lesson: Lesson) -> tuple[list[Task], list[list[Completion]]]:
+        """Tasks of a lesson and what the policy made of them; nothing where it could not."""
+        tasks = lesson.environment.sample(self.rollout.prompts, self._generator("tasks"))
+        sampling = self.rollout.sampling(seed=self._generator("sampling").getrandbits(31))
+        try:
+            prompts = [task.prompt for task in tasks]
+            written = self.policy.generate(prompts, self.rollout.group_size, sampling) if tasks else []
+        except PolicyError as error:
+            self._note_failure("policy", error)
+            return [], []
+        self._failed_in_a_row = 0
+        return tasks, written
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        self._failed_in_a_row += 1
+        self.faults[what] += 1
+        if self.faults[what] == 1:
+            logger.warning(
+                "The %s failed, so this rollout step is empty; it is asked again in the next: %s", what, error
+            )
+        if self.recorder is not None:
+            self.recorder.event("rollout_failed", step=self.step + 1, what=what, error=str(error))
+        if self._failed_in_a_row >= self.rollout.failures:
+            raise error
+
+    def _score(self, lesson: Lesson, tasks: list[Task], written: list[list[Completion]]) -> list[Rollout]:
+        """Each completion with its rewards; those for which there are none are left out."""
+        environment: Environment = lesson.environment
+        pairs = [(task, completion) for task, group in zip(tasks, written, strict=True) for completion in group]
+        rewards = score_batch(
+            environment,
+            [task for task, _ in pairs],
+            [completion.text for _, completion in pairs],
+            timeout_seconds=self.rollout.scoring_seconds,
+            faults=None if hasattr(environment, "faults") else self.faults,
+        )
+        return [
+            Rollout(
+                task,
+                completion,
+                given,
+                total=sum(self.rollout.reward_weights.get(name, 1.0) * value for name, value in given.items()),
+                success=succeeded(environment, task, given),
+                lesson=lesson.id,
+                version=self.policy.version,
+            )
+            for (task, completion), given in zip(pairs, rewards, strict=True)
+            if given
+        ]
+
+    def _facts(self, generating: float, scoring: float) -> dict[str, Any]:
+        version = self.policy.version
+        return {
+            "lesson": self.lesson_id,
+            "policy/version": version,
+            "policy/staleness": self.latest_version - version,
+            "seconds/generate": generating,
+            "seconds/score": scoring,
+        }
+
+    def _tell_row(self, metrics: dict[str, Any]) -> None:
+        for event in self.curriculum.take_events():
+            if self.recorder is not None:
+                facts = {"lesson": event.lesson, "success_rate": event.success_rate}
+                self.recorder.event(f"lesson_{event.kind}", step=event.step, **facts)
+        faults = Counter(self.faults)
+        for lesson in self.curriculum.lessons:
+            faults.update(getattr(lesson.environment, "faults", {}))
+        metrics |= {f"faults/{name}": count for name, count in faults.items()}
+        if self.loop is self:
+            self.commit(self.step, metrics)
+        else:  # the learner's own row has what is worth being told to all
+            self._write(self.step, metrics)
+
+    def _record_samples(self, rollouts: list[Rollout], axis: str | None = None) -> None:
+        shown = rollouts if self.rollout.samples is None else rollouts[: self.rollout.samples]
+        rows = [_sample(each, self.step) for each in shown]
+        if self.recorder is not None:
+            self.recorder.samples(rows, self.step, axis or self.axis)
+        else:
+            self.samples += rows
+
+    def _tell_evaluation(self, name: str, metrics: dict[str, Any], rollouts: list[Rollout]) -> None:
+        self._evaluated |= metrics
+        self._write(self.step, metrics, "eval")
+        self._record_samples(rollouts, "eval")
+        self.callbacks.on_eval(self.loop, self.step - 1, name, metrics)
+
+    def _ask_hooks(self, metrics: dict[str, Any]) -> None:
+        """Ask the hooks once, and record what they give that is not recorded yet."""
+        self._evaluated = {}
+        metadata = metrics | {
+            "reward": metrics.get("reward/mean", 0.0),
+            "reward_mean": metrics.get("reward/mean", 0.0),
+            "reward_std": metrics.get("reward/std", 0.0),
+            "performance": metrics.get("success_rate", 0.0),
+        }
+        context = HookContext(self, self.step, self._generator("hooks"), self.lesson_id, metadata)
+        results = self.hooks.run_hooks(context)
+        fresh = {name: value for name, value in results.items() if name not in self._evaluated}
+        if fresh:
+            self.log(fresh, step=self.step)
+
+    def _generator(self, purpose: str) -> random.Random:
+        """A generator for one purpose at this step: the same whatever else was drawn."""
+        return random.Random(f"{self.config.seed}/{self.index}/{purpose}/{self.step}")  # noqa: S311 - no secret
+
+    def _state(self, step: int) -> dict[str, Any]:
+        return super()._state(step) | self.state_dict()
+
+    def _place_at(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rollouts stand."""
+        return {"step": self.step, "curriculum": self.curriculum.state_dict(), "hooks": self.hooks.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.step = state["step"]
+        self.curriculum.load_state_dict(state["curriculum"])
+        self.hooks.load_state_dict(state["hooks"])
+
+
+def _checked_policy(policy: Any) -> Policy:
+    if not isinstance(policy, Policy):
+        raise OptionError(f"policy={policy!r}: give something with generate(), load_weights() and a version.")
+    return policy
+
+
+def _sample(rollout: Rollout, step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "prompt": rollout.task.prompt,
+        "completion": rollout.completion.text,
+        "expected": rollout.task.expected,
+        "rewards": rollout.rewards,
+        "total": rollout.total,
+        "advantage": rollout.advantage,
+        "group": rollout.task.id,
+        "lesson": rollout.lesson,
+    }

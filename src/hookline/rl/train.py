@@ -1,0 +1,83 @@
+"""`train`: reinforcement learning from settings, in this process or on Ray."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import OptionError
+from hookline.core.hook import Hook
+from hookline.core.state import LoopArtifacts
+from hookline.rl.hf_policy import HFPolicy
+from hookline.rl.learner import GRPOLearner
+from hookline.rl.rl_config import RLConfig
+from hookline.rl.rollout_config import RolloutWorkerConfig
+from hookline.rl.rollout_worker import RolloutWorker
+
+
+def train(
+    config: RLConfig | str | Path,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    hooks: Iterable[Hook] | None = None,
+    callbacks: Any = None,
+    custom_logger_fns: Iterable[Callable[..., Any]] | None = None,
+    hook_fns: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> LoopArtifacts:
+    """Generate, score and learn, in turns, until as many steps are done as the settings say.
+
+    Args:
+        config: The settings, or a file with them.
+        model: The model to train, with its ``tokenizer``; otherwise that of the settings.
+        hooks: Asked after each rollout step; by default those that evaluate the curriculum.
+        callbacks: Callbacks besides those of the settings.
+        overrides: Settings on top of those of the file, such as ``"train.max_steps=100"``.
+    """
+    config = _checked(config, overrides)
+    model, tokenizer = _model(config, model, tokenizer)
+    given = {"callbacks": callbacks, "custom_logger_fns": custom_logger_fns, "hook_fns": hook_fns}
+    if config.executor == "ray":
+        from hookline.rl.ray_executor import train_on_ray
+
+        return train_on_ray(config, model, tokenizer, hooks=hooks, **given)
+    worker = RolloutWorker(worker_config(config), policy=HFPolicy(model, tokenizer), hooks=hooks)
+    learner = GRPOLearner(
+        model, worker, pad_id=tokenizer.pad_token_id or 0, config=config.train, grpo=config.grpo, **given
+    )
+    return learner.fit()
+
+
+def worker_config(config: RLConfig) -> RolloutWorkerConfig:
+    """The part of the settings that is a rollout worker's."""
+    return RolloutWorkerConfig(
+        curriculum_config=config.curriculum,
+        rollout=config.rollout,
+        seed=config.train.seed or 0,
+        output_dir=None,
+        strict=config.train.strict,
+    )
+
+
+def _checked(config: Any, overrides: Sequence[str]) -> RLConfig:
+    if isinstance(config, str | Path):
+        from hookline.loops.config_file import load_config
+
+        return load_config(config, RLConfig, overrides)
+    if not isinstance(config, RLConfig):
+        raise OptionError(f"config={config!r}: give an RLConfig, or the path of a file with one.")
+    if overrides:
+        raise OptionError("overrides= are for a configuration that is read from a file.")
+    return config
+
+
+def _model(config: RLConfig, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    if (model is None) != (tokenizer is None):
+        raise OptionError("model= and tokenizer= belong together: give both, or neither.")
+    if model is not None:
+        return model, tokenizer
+    if config.model is None:
+        raise OptionError("Which model? Give train(model=, tokenizer=), or the settings a model.")
+    from hookline.loops.worker import model_and_tokenizer
+
+    return model_and_tokenizer(config.model)
