@@ -304,6 +304,20 @@ def test_batches_behind_those_done_are_the_rest_of_the_same_order(kind, done):
     assert len(whole) == 5
 
 
+class Negated(DataLoader):
+    """A loader that makes something else of its batches."""
+
+    def __iter__(self):
+        return (-batch for batch in super().__iter__())
+
+
+@pytest.mark.parametrize(("done", "world_size"), [(2, 1), (0, 2)])
+def test_batches_of_a_loader_with_a_way_of_its_own_are_always_made_by_it(done, world_size):
+    batches = Batches(Negated(Numbers(8), batch_size=2), what="train_data", world_size=world_size)
+    given = [numbers(batch) for batch in batches.epoch(0, done=done)]
+    assert given == ([[-4, -5], [-6, -7]] if done else [[0, -1], [-4, -5]])
+
+
 def test_batches_that_are_done_are_not_loaded_again():
     data = Numbers(10)
     list(Batches(data, what="train_data", batch_size=2).epoch(0, done=4))

@@ -49,6 +49,23 @@ def test_checkpoint_at_the_same_path_replaces_the_old_one_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]
 
 
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_checkpoint_at_the_path_of_something_else_is_refused_and_leaves_it(tmp_path, kind):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "results.txt").write_text("mine")
+    path = tmp_path / "mine" if kind == "directory" else tmp_path / "mine" / "results.txt"
+    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="is no checkpoint"):
+        run.save_checkpoint(path)
+    assert [file.read_text() for file in (tmp_path / "mine").iterdir()] == ["mine"]
+
+
+def test_checkpoint_in_an_empty_directory_is_saved_there(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with hl.run(root=None, summary=False) as run:
+        run.save_checkpoint(tmp_path / "mine")
+    assert (tmp_path / "mine" / "state.json").exists()
+
+
 def test_checkpoint_save_that_fails_leaves_the_previous_one_whole(tmp_path):
     def save(path):
         (path / "half").write_text("half")

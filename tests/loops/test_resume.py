@@ -583,6 +583,14 @@ def test_resume_auto_of_a_run_without_a_checkpoint_begins_it_anew(tmp_path):
     assert len(list((tmp_path / "default").iterdir())) == 1
 
 
+def test_resume_of_the_same_trainer_in_a_run_without_a_checkpoint_is_an_error(tmp_path):
+    trainer = trainer_in(tmp_path, At(4, fail))
+    with pytest.raises(Broken):
+        trainer.fit()
+    with pytest.raises(hl.CheckpointError, match="no checkpoint to go back to from step 4"):
+        trainer.resume(trainer.output_dir)
+
+
 def test_resume_says_what_does_not_match(tmp_path, caplog):
     trainer_in(tmp_path, At(4, stop)).fit()
     resumed(tmp_path, batch_size=4)

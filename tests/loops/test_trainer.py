@@ -420,6 +420,23 @@ def test_trainer_without_a_seed_leaves_random_states_alone():
     assert runs[0] == runs[2] != runs[1]
 
 
+def test_trainer_part_that_is_set_to_evaluate_at_the_start_stays_so():
+    model, modes = dropping_out(), []
+    callbacks = [
+        hl.on("train_start", lambda loop: model[1].eval() and None),
+        hl.on("step_end", lambda loop: modes.append((model.training, model[1].training))),
+    ]
+    make(model, val=samples(4), epochs=2, validate_at_start=True, callbacks=callbacks).fit()
+    assert modes == [(True, False)] * 4
+
+
+def test_trainer_load_checkpoint_in_the_middle_of_an_epoch_is_an_error(tmp_path):
+    saved = make(epochs=1).save_checkpoint(tmp_path / "saved")
+    callbacks = [hl.on("step_end", lambda loop: loop.load_checkpoint(saved.path))]
+    with pytest.raises(OptionError, match=r"middle of an epoch.* resume\(path\)"):
+        make(epochs=1, callbacks=callbacks).fit()
+
+
 # Accelerate
 
 
@@ -458,6 +475,17 @@ def test_trainer_in_bf16_computes_in_it_and_learns():
     assert set(kinds) == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert losses(trainer)[-1] < 0.05 * losses(trainer)[0]
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_trainer_on_accelerate_accumulates_as_its_settings_say_and_not_the_environment(monkeypatch):
+    norms = []
+    for steps in ("1", "4"):
+        monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+        trainer = make(max_steps=1, precision="bf16", gradient_clip_norm=1.0)
+        trainer.fit()
+        norms.append(trainer.history[0].metrics["grad_norm"])
+    assert norms[0] == norms[1]
 
 
 @pytest.mark.usefixtures("accelerate")

@@ -312,6 +312,13 @@ def test_trainer_device_that_is_not_there_is_an_error(device, message):
         make(device=device)
 
 
+@pytest.mark.parametrize("way", ["FSDP", "DEEPSPEED"])
+def test_trainer_sharding_whose_weights_could_not_be_saved_whole_is_an_error(monkeypatch, way):
+    monkeypatch.setenv(f"ACCELERATE_USE_{way}", "true")
+    with pytest.raises(OptionError, match="--fsdp_version 2"):
+        make()
+
+
 def test_trainer_cuda_device_that_is_not_there_is_an_error():
     device = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(OptionError, match=rf"device='{device}': torch finds (no|\d+) CUDA device"):

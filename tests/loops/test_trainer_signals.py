@@ -143,6 +143,9 @@ class SignalAt(hl.Callback):
     def on_train_start(self, loop):
         self._look(loop, "on_train_start")
 
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        self._look(loop, "on_step_end")
+
     def on_validation_batch_start(self, loop, batch, batch_idx):
         self._look(loop, "on_validation_batch_start")
 
@@ -176,6 +179,20 @@ def test_signal_between_steps_stops_there_and_a_second_start_goes_on_exactly(tmp
     again = trainer_in(tmp_path / "runs")
     again.fit()
     assert (again.state, again.output_dir) == ("completed", first.output_dir)
+    assert [(row.step, row.metrics) for row in again.history] == [(row.step, row.metrics) for row in whole.history]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_signal_before_a_validation_saves_first_and_leaves_it_to_the_second_start(tmp_path, asked):
+    settings = {"validate_every_steps": 5 if asked else 2}
+    more = [hl.on("step_end", lambda loop: loop.request_validation(), every=2)] if asked else []
+    whole = trainer_in(tmp_path / "whole", *more, **settings)
+    whole.fit()
+    first = trainer_in(tmp_path / "runs", SignalAt("on_step_end", 2), *more, **settings)
+    first.fit()
+    assert [sorted(row.metrics) for row in first.history] == [["learning_rate", "loss"]] * 2
+    again = trainer_in(tmp_path / "runs", *more, **settings)
+    again.fit()
     assert [(row.step, row.metrics) for row in again.history] == [(row.step, row.metrics) for row in whole.history]
 
 

@@ -155,11 +155,18 @@ def _require_device(asked: str | None, given: Any) -> None:
 def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
     try:
         from accelerate import Accelerator
+        from accelerate.utils import GradientAccumulationPlugin
     except ImportError:
         raise MissingExtraError("Training on several processes or in mixed precision", "torch") from None
     try:
         with _launched():
-            accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu, step_scheduler_with_optimizer=False)
+            accelerator = Accelerator(
+                mixed_precision=precision,
+                cpu=on_cpu,
+                step_scheduler_with_optimizer=False,
+                # Given, so that none is taken from the environment: backward() would divide by its number once more.
+                gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            )
     except ValueError as error:
         if "already been initialized" not in str(error):
             raise

@@ -61,6 +61,7 @@ def choose_backend(precision: Precision, device: str | None) -> Backend:
         from hookline.loops.plain_backend import PlainBackend
 
         return PlainBackend(device)
+    _require_known_sharding()
     from hookline.loops.accelerate_backend import AccelerateBackend
 
     return AccelerateBackend(precision, device)
@@ -68,7 +69,19 @@ def choose_backend(precision: Precision, device: str | None) -> Backend:
 
 def is_sharding_asked_for() -> bool:
     """Whether ``accelerate launch`` was told to shard the model."""
-    return any(os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true") for way in ("FSDP", "DEEPSPEED"))
+    return _is_launched_with("FSDP") or _is_launched_with("DEEPSPEED")
+
+
+def _is_launched_with(way: str) -> bool:
+    return os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true")
+
+
+def _require_known_sharding() -> None:
+    """Refuse what would train, and save a part of the weights as if it were all of them."""
+    if _is_launched_with("DEEPSPEED"):
+        raise OptionError("accelerate launch --use_deepspeed is not supported: give --use_fsdp --fsdp_version 2.")
+    if _is_launched_with("FSDP") and os.environ.get("FSDP_VERSION", "1") != "2":
+        raise OptionError("accelerate launch --use_fsdp without --fsdp_version 2: only version 2 is supported.")
 
 
 def moved_parameters(optimizer: Any) -> list[Any]:

@@ -153,6 +153,8 @@ class Batches:
         loader = self.data
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return False
+        if type(loader).__iter__ is not DataLoader.__iter__:  # a loader that makes something else of its batches
+            return False
         return loader.batch_sampler is not None and (self._shares > 1 or done > 0)
 
     def _share_of(self, items: Iterable[T]) -> Iterator[T]:

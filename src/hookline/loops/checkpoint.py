@@ -42,11 +42,21 @@ def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, ki
 
 
 def make_aside(path: Path) -> Path:
-    """An empty directory beside a checkpoint's place, to write it in."""
-    aside = path.with_name(f".{path.name}.partial")
+    """An empty directory beside a checkpoint's place, to write it in.
+
+    Raises:
+        CheckpointError: There is something else at that place, which the checkpoint would take away; or the disk fails.
+    """
     recover(path)
+    is_ours = path.match("checkpoints/step-*")
+    if not path.name or (path.exists() and not (is_ours or is_one(path) or _is_empty(path))):
+        raise CheckpointError(
+            f"The checkpoint {path} is not saved: what lies there is no checkpoint, and would be replaced by one. "
+            "Give a path that does not exist yet."
+        )
+    aside = path.with_name(f".{path.name}.partial")
     try:
-        for left in (aside, *(path.parent.glob(".step-*.partial") if path.match("checkpoints/step-*") else ())):
+        for left in (aside, *(path.parent.glob(".step-*.partial") if is_ours else ())):
             shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
     except OSError as error:
@@ -98,6 +108,10 @@ def load(path: Path) -> dict[str, Any]:
 def is_one(path: Path) -> bool:
     """Whether there is a checkpoint at that place, whole or damaged."""
     return any((path / name).is_file() for name in (STATE_FILE, MANIFEST_FILE))
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def recover(path: Path) -> None:

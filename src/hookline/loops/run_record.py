@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from hookline.core.errors import HooklineError, UnknownNameError
+from hookline.core.errors import CheckpointError, HooklineError, UnknownNameError
 from hookline.core.policy import Failure
 from hookline.loops import checkpoint
 from hookline.loops.peers import Peers, forget
@@ -106,6 +106,8 @@ def _latest(run: "Session", root: str | Path) -> tuple[Path, Path]:
 def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Recorder) -> None:
     """Go on from a checkpoint; what was recorded past it is done again."""
     if saved is None:
+        if run.step:
+            raise CheckpointError(f"{directory} has no checkpoint to go back to from step {run.step}: begin a new run.")
         recorder.resume(-1)
         return
     run.load_checkpoint(saved)
@@ -113,6 +115,8 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
     if row:  # the checkpoint was saved in the body of its last step, whose row may not have been written
         recorder.resume(run.step, train=run.step - 1)
         recorder.metrics(row, run.step)
+    elif run.other_axes:
+        recorder.resume(**{run.axis: run.step, **run.other_axes})
     else:
         recorder.resume(run.step)
 

@@ -98,6 +98,11 @@ class Session(Loop):
         """The run's directory, once it has begun; None where nothing is recorded."""
         return self.output_dir
 
+    @property
+    def other_axes(self) -> dict[str, int]:
+        """The steps of axes in the record that do not count what `step` counts."""
+        return {}
+
     def begin(self) -> None:
         """Make or find the directory, take up what is to be resumed, and listen to signals."""
         self._thread, self._process = threading.get_ident(), os.getpid()

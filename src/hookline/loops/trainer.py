@@ -248,13 +248,13 @@ class Trainer(Session):
             rng.seed(self.config.seed)
 
     def _train(self) -> None:
+        self.model.train()  # before on_train_start, in which somebody may set a part to evaluate for good
         self.start()
         at_start = self.config.validate_at_start and self.step == 0 and self._validated_at is None
         self._prepared().go_on(for_good=False)
         (asked,) = self._agree(self._is_validation_asked())
         if at_start or self._is_validation_due() or asked:  # it was saved just before one
             self.validate()
-        self.model.train()
         while not self._must_stop() and not self._is_done():
             if self._epoch_complete:
                 self.epoch += 1
@@ -348,11 +348,16 @@ class Trainer(Session):
         """What happens between two steps."""
         self._commit_held_back()
         save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
-        self.validation_requested = False
-        if self._is_validation_due() or (validate and self.val_batches is not None):
+        validate = validate and self.val_batches is not None
+        self.validation_requested = validate and self._is_preempted()  # whoever takes it up begins with it
+        if (validate or self._is_validation_due()) and not self._is_preempted():
             self.validate()  # and then save what waits
         elif save:
             self._save_waiting()
+
+    def _is_preempted(self) -> bool:
+        """Whether all stop because of a signal, after which there may be little time left."""
+        return self._agreed_to_stop and is_signal(self.stop_reason or "")
 
     def _must_wait(self) -> bool:
         """Whether what would be saved now is not what training goes on from."""
@@ -399,8 +404,8 @@ class Trainer(Session):
         if self.config.validate_at_end and not stopped and not validated:
             self._prepared().go_on(for_good=False)
             self.validate()
-        signalled = self._must_stop() and is_signal(self.stop_reason or "")  # agreed: one rank may have had it
-        if (self.config.save_at_end or signalled) and self.output_dir is not None and not self._is_saved():
+        self._agree()  # one rank may have had a signal
+        if (self.config.save_at_end or self._is_preempted()) and self.output_dir is not None and not self._is_saved():
             self.save_checkpoint(kind="stop" if stopped else "end")
 
     def _is_saved(self) -> bool:
@@ -482,6 +487,12 @@ class Trainer(Session):
             lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
         )
         return row
+
+    def load_checkpoint(self, path: str | Path) -> ManifestRow:
+        """Take up a checkpoint, before training or as it starts."""
+        if self.state == "running" and self._epoch_open:
+            raise OptionError("load_checkpoint() in the middle of an epoch: request_stop(), and then resume(path).")
+        return super().load_checkpoint(path)
 
     def _load_files(self, directory: Path) -> None:
         self._prepared().load(directory)
