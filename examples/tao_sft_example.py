@@ -22,7 +22,7 @@ def main() -> None:
         custom_logger_fns=[tao_logger.log_status],
         hook_fns=tao_logger.get_hooks(),
     )
-    print(f"trained {result.step} steps, validation loss {result.metrics['val/loss']:.2f}")
+    print(f"trained {result.step} steps, validation loss {result.metrics.get('val/loss')}")
 
 
 if __name__ == "__main__":

@@ -236,3 +236,56 @@ def test_checkpoint_callbacks_side_by_side_do_not_delete_each_others_best():
     train([3, 9, 1, 5], lowest, highest)
     assert [callback.best_path.exists() for callback in (lowest, highest)] == [True, True]
     assert (lowest.best_path.name, highest.best_path.name) == ("step-00000003", "step-00000002")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"every_n_steps": 2, "save_last": False},
+        {"save_last": False},
+        {"every_n_steps": 2},
+        {"every_n_steps": 2, "save_top_k": 2},
+    ],
+)
+def test_checkpoint_callback_in_a_trainer_keeps_the_step_that_was_validated_best(torch, rules, tmp_path):
+    losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 4.0}
+
+    class Scripted(hl.Trainer):
+        def validation_step(self, model, batch):
+            return {"loss": torch.tensor(losses[self.step])}
+
+    data = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(8)]
+    config = hl.TrainerConfig(
+        epochs=1,
+        validate_every_steps=2,
+        checkpoint={"monitor": "val/loss", **rules},
+        output_dir=str(tmp_path),
+        strict=True,
+        summary=False,
+    )
+    trainer = Scripted(torch.nn.Linear(2, 1), data, data[:1], config=config, loss=torch.nn.functional.mse_loss)
+    trainer.fit()
+    keeper = trainer.callbacks["checkpoint"]
+    assert (keeper.best_value, keeper.best_path.name) == (1.0, "step-00000004")
+    assert trainer.best_checkpoint == keeper.best_path
+    assert keeper.best_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "expected"),
+    [
+        ("val/loss", None, "min"),
+        ("val_loss", None, "min"),
+        ("val/accuracy", None, "max"),
+        ("eval/f1", None, "max"),
+        ("reward/mean", None, "max"),
+        ("val/accuracy_loss", None, "min"),
+        ("val/perplexity", None, "min"),
+        ("something", None, "min"),
+        ("val/accuracy", "min", "min"),
+        ("val/loss", "max", "max"),
+    ],
+)
+def test_checkpoint_callback_and_early_stopping_take_the_direction_from_the_name(monitor, mode, expected):
+    assert CheckpointCallback(monitor, mode=mode).mode == expected
+    assert hl.callbacks.EarlyStoppingCallback(monitor, mode=mode).mode == expected

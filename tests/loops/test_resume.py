@@ -608,3 +608,32 @@ def test_resume_fires_the_moments_of_the_rest_only(tmp_path):
         ["on_train_epoch_start", "on_step_end", "on_step_end", "on_eval"],
     )
     assert names == ["on_train_start", "on_checkpoint_load", *before, *after, "on_train_end"]
+
+
+def test_resume_with_another_learning_rate_says_that_the_checkpoints_is_used(tmp_path, caplog):
+    def trainer(**settings):
+        config = hl.TrainerConfig(name="lr", output_dir=str(tmp_path), summary=False, device="cpu", **settings)
+        data = [(torch.ones(2, 3), torch.ones(2, 1))] * 4
+        torch.manual_seed(0)
+        return hl.Trainer(torch.nn.Linear(3, 1), data, config=config, loss=torch.nn.functional.mse_loss)
+
+    trainer(epochs=1, learning_rate=0.1).fit()
+    trainer(epochs=2, learning_rate=0.5).resume()
+    assert "learning_rate=0.1, now it is 0.5: that of the checkpoint is used" in caplog.text
+
+
+def test_resume_of_a_longer_schedule_goes_on_with_its_learning_rate(tmp_path, caplog):
+    def trainer(epochs):
+        config = hl.TrainerConfig(
+            name="longer", output_dir=str(tmp_path), epochs=epochs, schedule="linear", summary=False, device="cpu"
+        )
+        data = [(torch.ones(2, 3), torch.ones(2, 1))] * 4
+        torch.manual_seed(0)
+        return hl.Trainer(torch.nn.Linear(3, 1), data, config=config, loss=torch.nn.functional.mse_loss)
+
+    trainer(1).fit()
+    longer = trainer(2)
+    longer.resume()
+    rates = [row.metrics["learning_rate"] for row in longer.history if "learning_rate" in row.metrics]
+    assert rates[4:] == pytest.approx([0.001 * (1 - step / 8) for step in range(4, 8)])
+    assert "training of 4 steps, now it is 8" in caplog.text

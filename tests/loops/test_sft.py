@@ -272,7 +272,9 @@ def test_sft_dataset_messages_with_train_on_prompt_train_on_all_but_the_first():
 
 
 def test_sft_dataset_messages_without_a_chat_template_are_an_error():
-    with pytest.raises(OptionError, match="row 0: has messages, but the tokenizer has no chat template: set tokenizer"):
+    with pytest.raises(
+        OptionError, match="row 0: has messages, but the tokenizer has no chat template: set sft"
+    ):
         SFTDataset([{"messages": CHAT}], tokenizer())
 
 

@@ -1207,3 +1207,32 @@ def test_trainer_interrupt_is_told_to_the_callbacks_and_goes_on_up():
         trainer.fit()
     assert recording.names()[-1] == "on_exception"
     assert "on_train_end" not in recording.names()
+
+
+def test_trainer_accumulation_of_language_model_batches_weighs_by_tokens(tmp_path):
+    from hookline.loops import sft
+    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+
+    rows = [{"prompt": "a", "completion": "b"}] * 4 + [{"prompt": "a", "completion": "bcdefgh" * 4}] * 4
+    tokenizer = character_tokenizer()
+    data, collate = sft.prepare(rows, tokenizer, sft.SFTOptions(max_length=64))
+
+    def trained(size, accumulation):
+        model = tiny_causal_lm(tokenizer)
+        loader = DataLoader(data, batch_size=size, collate_fn=collate)
+        config = hl.TrainerConfig(
+            epochs=1, accumulation=accumulation, output_dir=None, summary=False, optimizer="sgd", device="cpu"
+        )
+        trainer = hl.Trainer(model, loader, config=config, training_step=sft.training_step)
+        trainer.fit()
+        return trainer.metrics["loss"], torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    (small_loss, small), (big_loss, big) = trained(4, 2), trained(8, 1)
+    assert small_loss == pytest.approx(big_loss, rel=1e-5)
+    assert torch.allclose(small, big, atol=1e-6)
+
+
+def test_trainer_forgotten_loss_of_pairs_is_an_error_that_says_what_to_give():
+    trainer = make(loss=None, epochs=1)
+    with pytest.raises(OptionError, match=r"give loss=, a function of \(prediction, targets\)"):
+        trainer.fit()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hookline.callbacks.cadence import is_nth, require_cadence
+from hookline.callbacks.direction import direction
 from hookline.callbacks.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
@@ -33,8 +34,8 @@ class CheckpointCallback(Callback):
 
     Args:
         monitor: The metric that decides what is best; ``val_loss`` and ``val/loss`` are the same. A value counts
-            for the first checkpoint after it, and one that is not finite for none. Without it, newer is better.
-        mode: Whether smaller ("min") or larger ("max") is better.
+            for the checkpoint of its step, and one that is not finite for none. Without it, newer is better.
+        mode: Whether smaller ("min") or larger ("max") is better; by default as the metric's name suggests.
         save_top_k: How many of the best to keep; 0 for none, -1 for all.
         save_last: Keep the latest, whatever its metric, and save one when training ends in an orderly way.
         every_n_epochs: Save after every so many epochs.
@@ -47,27 +48,29 @@ class CheckpointCallback(Callback):
     def __init__(
         self,
         monitor: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         save_top_k: int = 1,
         save_last: bool = True,
         every_n_epochs: int | None = None,
         every_n_steps: int | None = None,
     ) -> None:
-        _check(monitor, mode, save_top_k, save_last)
+        _check(monitor, save_top_k, save_last)
         require_cadence("every_n_epochs", every_n_epochs)
         require_cadence("every_n_steps", every_n_steps)
         self.monitor = monitor
-        self.mode = mode
+        self.mode = direction(monitor, mode)
         self.save_top_k = save_top_k
         self.save_last = save_last
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
-        sign = -1 if mode == "min" else 1
+        sign = -1 if self.mode == "min" else 1
         self._kept = KeptCheckpoints(ranked_by_value=monitor is not None, sign=sign, top_k=save_top_k, last=save_last)
         self._saving: KeptCheckpoint | None = None
         self._elsewhere: set[Path] = set()  # what others saved
-        self._fresh: bool | None = None  # whether a value came since the last checkpoint; None before the first one
-        self._evaluated = self._due = False
+        self._requested: KeptCheckpoint | None = None  # what was asked for, and is not saved yet
+        self._requested_at: int | None = None
+        self._value_step: int | None = None  # that of the latest value
+        self._due = False
 
     @property
     def best_value(self) -> float | None:
@@ -97,53 +100,71 @@ class CheckpointCallback(Callback):
         self._kept.forget_missing()
 
     def on_checkpoint(self, loop: LoopState, row: ManifestRow, /) -> None:
-        if self._saving is None:
+        requested = self._requested
+        if requested is not None and requested.step == row.step:
+            self._requested = None
+            self._keep(loop, requested, row, own=not self._is_shared(loop, row))
+        elif self._saving is None:
             self._elsewhere.add(row.path)
             self._kept.disown(row.path)
 
     def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
-        by_itself = self.every_n_steps is None and self.every_n_epochs is None
-        if by_itself and self.monitor is not None and _has(metrics, self.monitor):
-            self._evaluated = True  # saved when the step is complete, which it may be part of
+        if self.monitor is None or not _has(metrics, self.monitor):
+            return
+        self._value_step = step_idx + 1
+        candidate = KeptCheckpoint(step_idx + 1, value=self._take_value(loop, step_idx + 1))
+        if self._kept.set_value(candidate):  # saved already, before the validation that followed the same step
+            self._kept.prune(delete=loop.rank == 0)
+        elif self._is_due_after(candidate) and (loop.world_size > 1 or self._kept.would_keep(candidate)):
+            self._requested, self._requested_at = candidate, candidate.step
+            loop.request_checkpoint()  # saved when the step is complete, which it may be part of
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
         if self._due:  # the loop writes no row for each step
             self._save(loop)
-        self._due = self._evaluated or is_nth(step_idx + 1, self.every_n_steps)
+        self._due = is_nth(step_idx + 1, self.every_n_steps)
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
         if self.monitor is not None and _has(metrics, self.monitor):
-            self._fresh = True
+            self._value_step = step
         if self._due:
             self._save(loop)
 
     def on_train_epoch_end(self, loop: LoopState, /) -> None:
         every = self.every_n_epochs or (1 if self.every_n_steps is None else None)
-        if self._due or self._evaluated or is_nth(loop.epoch + 1, every):
+        if self._due or is_nth(loop.epoch + 1, every):
             self._save(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
-        if loop.step and (self._due or self._evaluated or self.save_last):
+        if loop.step and (self._due or self.save_last):
             self._save(loop)
-        if self.monitor is not None and self._fresh is None and loop.get_metric(self.monitor) is None:
+        if self.monitor is not None and self._value_step is None and loop.get_metric(self.monitor) is None:
             seen = ", ".join(sorted(loop.metrics)) or "none"
             logger.warning(
                 "checkpoint never saw %r: no checkpoint counts as the best. Metrics seen: %s.", self.monitor, seen
             )
 
     def state_dict(self) -> dict[str, Any]:
-        saving = None if self._saving is None else asdict(self._saving)
-        return {"kept": self._kept.state(), "saving": saving, "fresh": self._fresh}
+        saving = self._saving or self._requested
+        return {
+            "kept": self._kept.state(),
+            "saving": None if saving is None else asdict(saving),
+            "at": self._value_step,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._kept.restore(state["kept"])
         self._saving = None if state["saving"] is None else KeptCheckpoint(**state["saving"])
-        self._fresh = state["fresh"]
+        self._requested, self._value_step = None, state["at"]
+
+    def _is_due_after(self, candidate: KeptCheckpoint) -> bool:
+        by_itself = self.every_n_steps is None and self.every_n_epochs is None
+        return by_itself or is_nth(candidate.step, self.every_n_steps)
 
     def _save(self, loop: LoopState) -> None:
-        self._due = self._evaluated = False
-        newest, candidate = self._kept.newest, KeptCheckpoint(loop.step, value=self._take_value(loop))
-        if newest is not None and newest.step == loop.step and candidate.value is None:
+        self._due = False
+        newest, candidate = self._kept.newest, KeptCheckpoint(loop.step, value=self._take_value(loop, loop.step))
+        if newest is not None and newest.step == loop.step and candidate.value in (None, newest.value):
             return
         if loop.world_size == 1 and not self._kept.would_keep(candidate):
             return  # several processes may differ in the metric, and have to save together
@@ -152,16 +173,23 @@ class CheckpointCallback(Callback):
             row = loop.save_checkpoint()
         finally:
             self._saving = None
+        self._keep(loop, candidate, row, own=row.path not in self._elsewhere)
+
+    def _keep(self, loop: LoopState, candidate: KeptCheckpoint, row: ManifestRow, *, own: bool) -> None:
         self._kept.add(candidate, row.path)
-        if row.path in self._elsewhere:
+        if not own:
             self._kept.disown(row.path)
         self._kept.prune(delete=loop.rank == 0)
 
-    def _take_value(self, loop: LoopState) -> float | None:
-        """The monitored metric, if it came since the last checkpoint and is a finite number."""
-        if self.monitor is None or self._fresh is False:
+    def _is_shared(self, loop: LoopState, row: ManifestRow) -> bool:
+        """Whether another callback of this kind asked for the same checkpoint."""
+        others = (other for other in getattr(loop, "callbacks", ()) if other is not self)
+        return any(isinstance(other, CheckpointCallback) and other._requested_at == row.step for other in others)
+
+    def _take_value(self, loop: LoopState, step: int) -> float | None:
+        """The monitored metric, if it is one of this step and a finite number."""
+        if self.monitor is None or self._value_step != step:
             return None
-        self._fresh = False if self._fresh else None
         value = loop.get_metric(self.monitor)
         if value is None or isinstance(value, int | float):
             return None if value is None or not math.isfinite(value) else float(value)
@@ -173,11 +201,9 @@ def _has(metrics: Mapping[str, Any], name: str) -> bool:
     return bool(find_metric(dict.fromkeys(metrics, True), name))
 
 
-def _check(monitor: object, mode: object, save_top_k: object, save_last: object) -> None:
+def _check(monitor: object, save_top_k: object, save_last: object) -> None:
     if monitor is not None and (not isinstance(monitor, str) or not monitor):
         raise OptionError(f"monitor={monitor!r}: give the name of a metric, such as 'val/loss', or None.")
-    if mode not in ("min", "max"):
-        raise OptionError(f"mode={mode!r}: give 'min' or 'max'.")
     if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
         raise OptionError(f"save_top_k={save_top_k!r}: give how many of the best to keep, 0 for none, -1 for all.")
     if save_top_k == 0 and not save_last:

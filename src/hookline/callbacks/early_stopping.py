@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
+from hookline.callbacks.direction import direction
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
@@ -30,7 +31,7 @@ class EarlyStoppingCallback(Callback):
 
     Args:
         monitor: The metric; ``val_loss`` and ``val/loss`` are the same.
-        mode: Whether smaller ("min") or larger ("max") is better.
+        mode: Whether smaller ("min") or larger ("max") is better; by default as the metric's name suggests.
         patience: How many looks in a row may bring no improvement; one that is NaN is such a look.
         min_delta: How much better a value must be to count as an improvement.
         check_finite: Stop at once when the metric is NaN or infinite; otherwise that is no improvement.
@@ -40,16 +41,16 @@ class EarlyStoppingCallback(Callback):
     def __init__(
         self,
         monitor: str = "val/loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         patience: int = 5,
         min_delta: float = 0.0,
         check_finite: bool = True,
         stopping_threshold: float | None = None,
     ) -> None:
-        _check(monitor, mode, patience)
+        _check(monitor, patience)
         _check_numbers(min_delta, stopping_threshold)
         self.monitor = monitor
-        self.mode = mode
+        self.mode = direction(monitor, mode)
         self.patience = patience
         self.min_delta = min_delta
         self.check_finite = check_finite
@@ -121,11 +122,9 @@ def _number(monitor: str, value: Any) -> float:
     raise OptionError(f"monitor={monitor!r} is {value!r}: give the name of a metric that is a number.")
 
 
-def _check(monitor: object, mode: object, patience: object) -> None:
+def _check(monitor: object, patience: object) -> None:
     if not isinstance(monitor, str) or not monitor:
         raise OptionError(f"monitor={monitor!r}: give the name of a metric, such as 'val/loss'.")
-    if mode not in ("min", "max"):
-        raise OptionError(f"mode={mode!r}: give 'min' or 'max'.")
     if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
         raise OptionError(f"patience={patience!r}: give a whole number of at least 1.")
 

@@ -70,6 +70,12 @@ class KeptCheckpoints:
         added = replace(candidate, path=self._relative(path))
         self._kept = [*(kept for kept in self._kept if kept.path != added.path), added]
 
+    def set_value(self, candidate: KeptCheckpoint) -> bool:
+        """Give a checkpoint of the same step the value that came after it was made; whether there is one."""
+        same = [kept for kept in self._kept if kept.step == candidate.step]
+        self._kept = [replace(kept, value=candidate.value) if kept in same else kept for kept in self._kept]
+        return bool(same)
+
     def disown(self, path: Path) -> None:
         """Somebody else made a checkpoint at this path: it is not to be deleted."""
         there = self._relative(path)

@@ -60,12 +60,12 @@ class AccelerateBackend:
         """The batch on the device."""
         return moved(batch, self.device)
 
-    def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+    def learn(self, step: StepFunction, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
         """Forward and backward; gradients travel between processes with the last part only."""
         with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
             with self._accelerator.autocast():
                 outputs = checked_outputs(step(self._wrapped, batch))
-            self._accelerator.backward(outputs["loss"] / parts)
+            self._accelerator.backward(outputs["loss"] if share == 1 else outputs["loss"] * share)
         if last:
             self._accelerator.unscale_gradients()
         return outputs
@@ -143,9 +143,11 @@ class AccelerateBackend:
 
 
 def _require_device(asked: str | None, given: Any) -> None:
-    """Refuse a device with a number that is not the one Accelerate chose."""
-    index = None if asked is None else check_device(asked).index
-    if index is not None and index != (given.index or 0):
+    """Refuse a device that is not the one Accelerate chose."""
+    device = None if asked is None else check_device(asked)
+    if device is None:
+        return
+    if device.type != given.type or (device.index is not None and device.index != (given.index or 0)):
         raise OptionError(
             f"device={asked!r}: with several processes or in mixed precision Accelerate chooses the device, and chose "
             f"{str(given)!r}. Set CUDA_VISIBLE_DEVICES to choose among several."

@@ -30,8 +30,8 @@ class Backend(Protocol):
     def place(self, batch: Any) -> Any:
         """The batch on the device."""
 
-    def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
-        """Forward and backward for one of the ``parts`` of a step; after the last, the gradients are complete."""
+    def learn(self, step: StepFunction, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
+        """Forward and backward for a batch with its share in a step; after the last, the gradients are complete."""
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
         """Forward only."""

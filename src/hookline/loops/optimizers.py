@@ -79,6 +79,14 @@ def _factor(schedule: str, warmup: int, steps: int | None) -> Callable[[int], fl
     return factor
 
 
+def follow_schedule(scheduler: Any) -> None:
+    """Set the learning rate to what a schedule of ours has for its step: it may be longer than before."""
+    if isinstance(scheduler, LambdaLR):
+        rates = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        for group, base, factor in rates:
+            group["lr"] = base * factor(scheduler.last_epoch)
+
+
 def is_plateau(scheduler: Any) -> bool:
     """Whether it wants to be told a validation's loss rather than each step."""
     return isinstance(scheduler, ReduceLROnPlateau)

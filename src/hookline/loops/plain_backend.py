@@ -30,11 +30,11 @@ class PlainBackend:
         """The batch on the device."""
         return moved(batch, self.device)
 
-    def learn(self, step: StepFunction, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+    def learn(self, step: StepFunction, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
         """Forward and backward."""
         outputs = checked_outputs(step(self.model, batch))
         loss = outputs["loss"]
-        (loss if parts == 1 else loss / parts).backward()
+        (loss if share == 1 else loss * share).backward()
         return outputs
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:

@@ -162,6 +162,8 @@ class Session(Loop):
         """
         if self._ended:
             logger.warning("%s has ended: what is logged now is not recorded.", self.name)
+        elif reduce is not None and step is not None:
+            raise OptionError(f"log(step={step}, reduce={reduce!r}): what is reduced belongs to the step under way.")
         elif reduce is not None and self.agreement.reductions.takes(reduce, self.world_size):
             self.agreement.reductions.add(collect(args, values, defer), reduce)
         elif self._train_started or self.state != "running":
@@ -303,6 +305,8 @@ class Session(Loop):
                 raise
             finally:
                 self._commit_held_back()
+                if self.agreement.reductions:
+                    logger.warning("log(reduce=...) after the last step: the processes do not meet any more.")
                 self._ended = True
                 word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.state, self.state)
                 run_record.end(self, word)
@@ -329,7 +333,8 @@ class Session(Loop):
 
     def artifacts(self) -> LoopArtifacts:
         """What the loop leaves behind, as it is now."""
-        return LoopArtifacts(self.step, dict(self.metrics), tuple(self.checkpoints), self.output_dir, self.stop_reason)
+        there = tuple(row for row in self.checkpoints if row.path.exists())  # callbacks may have deleted others
+        return LoopArtifacts(self.step, dict(self.metrics), there, self.output_dir, self.stop_reason)
 
     def _checkpoint_path(self, path: str | Path | None, step: int) -> Path:
         if path is not None:

@@ -30,13 +30,25 @@ def _is_scalar(value: Any) -> bool:
     return True
 
 
-def combined(parts: list[dict[str, Any]]) -> MetricsRow:
-    """What the batches of a step gave, averaged; counts are added up."""
+def shares_of(batches: list[Any]) -> list[float]:
+    """The share of each batch in a step: that of its tokens that are trained on where it brings their number."""
+    counts = [getattr(batch.get("counts"), "trained", None) if isinstance(batch, dict) else None for batch in batches]
+    total = sum(count for count in counts if count is not None)
+    if None in counts or not total:
+        return [1 / len(batches)] * len(batches)
+    return [count / total for count in counts if count is not None]
+
+
+def combined(parts: list[dict[str, Any]], shares: list[float]) -> MetricsRow:
+    """What the batches of a step gave, averaged by their shares; counts are added up."""
     names = dict.fromkeys(name for part in parts for name in part)
     row = MetricsRow()
     for name in names:
-        values = [dict.__getitem__(part, name) for part in parts if name in part]
-        row[name] = sum(plain(values)) if name in COUNTS else mean(values)
+        values = [
+            (dict.__getitem__(part, name), share) for part, share in zip(parts, shares, strict=True) if name in part
+        ]
+        given = [value for value, _ in values]
+        row[name] = sum(plain(given)) if name in COUNTS else mean(given, [share for _, share in values])
     return row
 
 

@@ -39,7 +39,7 @@ from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
 from hookline.loops.plan import Plan
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
-from hookline.loops.step_metrics import combined, scalars, weight_of
+from hookline.loops.step_metrics import combined, scalars, shares_of, weight_of
 from hookline.loops.trainer_config import TrainerConfig
 from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, step_function, subscribers
 from hookline.loops.training_state import TrainingState
@@ -140,6 +140,12 @@ class Trainer(Session):
         device: torch.device = self.backend.device
         return device
 
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """Where the best checkpoint lies, by the metric that a `CheckpointCallback` monitors."""
+        keepers = (callback for callback in _flat(self.callbacks) if isinstance(callback, CheckpointCallback))
+        return next((keeper.best_path for keeper in keepers if keeper.monitor is not None), None)
+
     def training_step(self, model: Any, batch: Any) -> Any:
         """Compute the loss of a batch, and what else is to be recorded: ``{"loss": ..., ...}``."""
         return self._step_function(model, batch)
@@ -210,7 +216,11 @@ class Trainer(Session):
     def _run(self) -> LoopArtifacts:
         self._prepared()
         self._reset()
-        self.begin()
+        try:
+            self.begin()
+        except BaseException:
+            self.backend.release()
+            raise
         try:
             self._train()
             self._finalize()
@@ -260,6 +270,8 @@ class Trainer(Session):
                 self.epoch += 1
                 self._epoch_complete, self._batches_done = False, 0
             self._train_epoch()
+        if self._finite_loss is not None:
+            self._finite_loss.settle()
         self._prepared().pause()
 
     def _is_done(self) -> bool:
@@ -306,14 +318,16 @@ class Trainer(Session):
 
     def _train_step(self, window: Window) -> None:
         callbacks, parts = self.callbacks, len(window)
+        shares = [1.0] if parts == 1 else shares_of([batch for _, batch in window])
         row = self._open_row = MetricsRow()
         self._in_step = True
         callbacks.on_step_start(self, self.step)
         recorded: list[dict[str, Any]] = []
         for batch_idx, batch in window:
             batch = self.backend.place(batch)
-            recorded.append(self._train_batch(batch_idx, batch, parts, last=len(recorded) == parts - 1))
-        row.update(recorded[0] if parts == 1 else combined(recorded))
+            part = len(recorded)
+            recorded.append(self._train_batch(batch_idx, batch, shares[part], last=part == parts - 1))
+        row.update(recorded[0] if parts == 1 else combined(recorded, shares))
         if self._finite_loss is not None:
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
         self._update(row)
@@ -324,10 +338,10 @@ class Trainer(Session):
         self._open_row = None
         self.commit(self.step, row)
 
-    def _train_batch(self, batch_idx: int, batch: Any, parts: int, *, last: bool) -> dict[str, Any]:
+    def _train_batch(self, batch_idx: int, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
         """Forward and backward; returns what is to be recorded of it."""
         self.callbacks.on_train_batch_start(self, batch, batch_idx)
-        outputs = self.backend.learn(self.training_step, batch, parts, last=last)
+        outputs = self.backend.learn(self.training_step, batch, share, last=last)
         outputs["loss"] = outputs["loss"].detach()
         recorded = scalars(outputs)
         self.callbacks.on_train_batch_end(self, outputs, batch, batch_idx)
@@ -364,7 +378,7 @@ class Trainer(Session):
         return self._open_row is not None or self._validating
 
     def _save_if_asked(self) -> None:
-        if not self._must_wait():
+        if not self._must_wait() and self._is_under_way():
             (save,) = self._agree(bool(self.checkpoint_requested or self._saves_waiting))
             if save:
                 self._save_waiting()
@@ -385,8 +399,12 @@ class Trainer(Session):
 
     def answer_requests(self) -> None:
         """Save a checkpoint that was asked for; several processes do that together, at the step boundary."""
-        if self.world_size == 1 and not self._must_wait():
+        if self.world_size == 1 and not self._must_wait() and self._is_under_way():
             super().answer_requests()
+
+    def _is_under_way(self) -> bool:
+        """Whether there is a training that checkpoints belong to."""
+        return self._train_started and not self._ended
 
     def _is_validation_asked(self) -> bool:
         return self.validation_requested and self.val_batches is not None
@@ -447,21 +465,30 @@ class Trainer(Session):
             "validated_at": self._validated_at,
             "validation_requested": self.validation_requested,
             "plan": self._shape(),
+            "settings": self._settings(),
         }
 
     def _shape(self) -> dict[str, Any]:
         """What the meaning of a position in the data depends on."""
         return {
-            "batch_size": self.config.batch_size,
+            "batch_size": getattr(self.train_batches.data, "batch_size", None),
             "accumulation": self.config.accumulation,
             "world_size": self.world_size,
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """What a resume takes from the checkpoint, or makes anew from the settings."""
+        return {"learning_rate": self.config.learning_rate, "num_steps": self.num_steps}
 
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)
         self._batches_done, self._epoch_complete = state["batches_done"], state["epoch_complete"]
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
+        self._compare(state)
+
+    def _compare(self, state: dict[str, Any]) -> None:
+        """Say what is different from when a checkpoint was saved."""
         for name, now in self._shape().items():
             if state["plan"][name] != now:
                 logger.warning(
@@ -470,6 +497,20 @@ class Trainer(Session):
                     state["plan"][name],
                     now,
                 )
+        then, now = state["settings"], self._settings()
+        if then["learning_rate"] != now["learning_rate"]:
+            logger.warning(
+                "The checkpoint was saved with learning_rate=%s, now it is %s: that of the checkpoint is used.",
+                then["learning_rate"],
+                now["learning_rate"],
+            )
+        if then["num_steps"] != now["num_steps"] and self.config.schedule != "constant":
+            logger.warning(
+                "The checkpoint was saved in a training of %s steps, now it is %s: the learning rate goes on as the "
+                "schedule of the new length has it.",
+                then["num_steps"],
+                now["num_steps"],
+            )
 
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         """All ranks write their part, and rank zero puts it in its place once they have."""

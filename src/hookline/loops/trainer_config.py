@@ -18,7 +18,7 @@ class CheckpointRules(CheckedStruct, kw_only=True):
     """When a `Trainer` saves, and what it keeps: the arguments of `CheckpointCallback`."""
 
     monitor: str | None = None
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
     save_top_k: int = 1
     save_last: bool = True
     every_n_epochs: int | None = None
@@ -55,7 +55,8 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         save_at_end: Save a checkpoint when training ends in an orderly way.
         nan_loss: A loss that is not finite is an "error", unless a `NaNGuard` looks after it, or it is to "pass".
         seed: Seeds every library when training starts; None leaves them as they are.
-        resume: Take up an earlier run: "auto", "last", an id, a run's or a checkpoint's directory.
+        resume: Take up an earlier run: "auto", "last", an id, a run's or a checkpoint's directory. "auto" also saves
+            after each epoch, where no other rule says when.
         callbacks: Callbacks, or their names and arguments.
         sinks: Where the record is delivered to.
         strict: Let exceptions of observers propagate.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils.data import DataLoader
 
@@ -12,7 +13,7 @@ from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.core.collection import CallbackCollection, load_callbacks
 from hookline.core.errors import OptionError
 from hookline.loops.batches import is_data_set
-from hookline.loops.trainer_config import BATCH_SIZE, TrainerConfig
+from hookline.loops.trainer_config import BATCH_SIZE, CheckpointRules, TrainerConfig
 from hookline.loops.training_step import StepFunction, step_of_model, step_with
 
 logger = logging.getLogger("hookline")
@@ -72,6 +73,8 @@ def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns
     if callable(logger_fns):
         raise OptionError(f"custom_logger_fns={logger_fns!r}: give a list of functions.")
     given = [_collected(some) for some in (config.callbacks, callbacks) if some is not None and some != ()]
+    if config.resume == "auto" and config.checkpoint is None and not _saves(given):
+        config = msgspec.structs.replace(config, checkpoint=CheckpointRules(every_n_epochs=1))
     more: list[Any] = [*(logger_fns or ()), *([hook_fns] if hook_fns else ())]
     if config.checkpoint is not None:
         rules = config.checkpoint
@@ -83,6 +86,11 @@ def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns
         gathered.extend(collection)
     gathered.extend(more)
     return gathered
+
+
+def _saves(collections: list[CallbackCollection]) -> bool:
+    """Whether a callback that saves is among them."""
+    return any(isinstance(callback, CheckpointCallback) for collection in collections for callback in collection)
 
 
 def _collected(callbacks: Any) -> CallbackCollection:

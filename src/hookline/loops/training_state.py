@@ -7,6 +7,7 @@ same state, so that they draw one order and share it out, and each goes on with 
 """
 
 import itertools
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from hookline.core.errors import CheckpointError
 from hookline.loops import rng
 from hookline.loops.backend import Backend, read_tensors
 from hookline.loops.batches import Batches
+from hookline.loops.optimizers import follow_schedule
 
 MODEL_FILE = "model.pt"
 OPTIMIZER_FILE = "optimizer.pt"
+FULL_BYTES = 64 << 10
+"""Below so much free space a write that failed did so for want of it, whatever torch says."""
 
 
 class TrainingState:
@@ -109,6 +113,7 @@ class TrainingState:
         self._backend.load(model, optimizer)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(optimizer["scheduler"])
+            follow_schedule(self._scheduler)
         self._epoch_began, self._to_restore = states["epoch_began"], states["now"]
         self._batches.load_place(states["place"])
         if self._validation is not None:
@@ -159,7 +164,9 @@ def _write(values: dict[str, Any], path: Path) -> None:
         with path.open("wb") as file:  # which torch, given a path, would leave open when the disk is full
             torch.save(values, file)
     except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
-        raise CheckpointError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
+        free = shutil.disk_usage(path.parent).free
+        full = f"No space left on device ({free:,} bytes are free)" if free < FULL_BYTES else ""
+        raise CheckpointError(f"{path} cannot be written: {full or str(error).partition(chr(10))[0]}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -31,7 +31,15 @@ def step_with(loss: Callable[[Any, Any], Any]) -> StepFunction:
 
 def step_of_model(model: Any, batch: Any) -> dict[str, Any]:
     """A step of a model that returns its own loss."""
-    outputs = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    try:
+        outputs = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    except TypeError as error:
+        if not isinstance(batch, list | tuple):
+            raise
+        raise OptionError(
+            f"The model cannot be called with {_described(batch)} ({error}). For batches of (inputs, targets) give "
+            "loss=, a function of (prediction, targets), or training_step=, a function (model, batch) -> {'loss': ...}."
+        ) from error
     if getattr(outputs, "ndim", None) == 0:
         return {"loss": outputs}
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from hookline.core.errors import ConfigError, MissingExtraError
+from hookline.core.errors import ConfigError, MissingExtraError, OptionError
 from hookline.core.state import LogContext, LoopArtifacts
 from hookline.loops.sft import prepare, read_rows, training_step
 from hookline.loops.signals import is_signal
@@ -43,18 +43,19 @@ class SFTPolicyWorker:
     ) -> None:
         self.config = config
         self.model, self.tokenizer = model_and_tokenizer(config.model)
+        if config.sft.chat_template is not None:
+            self.tokenizer.chat_template = _template(config.sft.chat_template)
         self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
         validation = config.data.validation
         self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
-        if config.train.callbacks == ():  # left out; an empty list asks for none
-            config.train.callbacks = list(DEFAULT_CALLBACKS)
+        shown = DEFAULT_CALLBACKS if config.train.callbacks == () else ()  # left out; an empty list asks for none
         self.trainer = Trainer(
             self.model,
             self.train_data_loader,
             self.val_data_loader,
             config=config.train,
             training_step=training_step,
-            callbacks=callbacks,
+            callbacks=[*shown, *(callbacks or ())],
             custom_logger_fns=custom_logger_fns,
             hook_fns=hook_fns,
         )
@@ -93,7 +94,11 @@ class SFTPolicyWorker:
 
     def _loader(self, rows: Rows, *, shuffle: bool) -> Any:
         given = read_rows(rows) if isinstance(rows, str) else rows
-        dataset, collate = prepare(given, self.tokenizer, self.config.sft)
+        try:
+            dataset, collate = prepare(given, self.tokenizer, self.config.sft)
+        except OptionError as error:
+            where = rows if isinstance(rows, str) else "data"
+            raise ConfigError(f"{where}: {error} (rows count from 0)") from error
         size, workers = self.config.train.batch_size or BATCH_SIZE, self.config.train.workers
         return DataLoader(dataset, batch_size=size, shuffle=shuffle, num_workers=workers, collate_fn=collate)
 
@@ -108,6 +113,14 @@ class SFTPolicyWorker:
         self.tokenizer.save_pretrained(aside)
         shutil.rmtree(place, ignore_errors=True)
         aside.rename(place)
+
+
+def _template(given: str) -> str:
+    """A template as it stands in the settings, or in a file that they name."""
+    is_file = "{" not in given and Path(given).is_file()
+    if "{" not in given and not is_file:
+        raise ConfigError(f"sft.chat_template: {given!r} is neither a Jinja template nor a file that is there.")
+    return Path(given).read_text(encoding="utf-8") if is_file else given
 
 
 def model_and_tokenizer(options: ModelOptions) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hookline.core.errors import HooklineError, MissingExtraError
+from hookline.core.errors import ConfigError, HooklineError, MissingExtraError, UnknownNameError
 from hookline.core.state import LoopArtifacts
 from hookline.loops.config_file import load_config
 from hookline.loops.signals import is_signal
@@ -45,6 +45,9 @@ def main(
         raise SystemExit(USAGE_ERROR) from error
     try:
         result: LoopArtifacts = worker.run()
+    except (UnknownNameError, ConfigError) as error:  # of what is to be resumed
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program's own words
+        raise SystemExit(USAGE_ERROR) from error
     finally:
         _leave_process_group()
     if result.stop_reason is not None and is_signal(result.stop_reason):

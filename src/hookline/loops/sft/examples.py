@@ -88,8 +88,8 @@ class RowEncoder:
     def _conversation(self, row: Row, index: int) -> Tokens:
         if not getattr(self.tokenizer, "chat_template", None):
             raise OptionError(
-                f"row {index}: has messages, but the tokenizer has no chat template: set tokenizer.chat_template, "
-                "or give rows with 'prompt' and 'completion'."
+                f"row {index}: has messages, but the tokenizer has no chat template: set sft.chat_template or "
+                "tokenizer.chat_template, or give rows with 'prompt' and 'completion'."
             )
         if self.train_on_prompt:
             return self._joined([(self._rendered(row, index), True)])

@@ -19,6 +19,7 @@ class SFTOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froze
         truncate: What happens to a longer example: its end (``right``) or its beginning (``left``) is cut off,
             it is left out (``drop``), or it is an error. What is cut or left out is counted and said once.
         pad_to_multiple_of: Pad batches to a multiple of this, e.g. 8 for tensor cores.
+        chat_template: For rows with ``messages``: a Jinja template, or a file with one; the tokenizer's by default.
     """
 
     max_length: int = 512
@@ -26,6 +27,7 @@ class SFTOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froze
     train_on_prompt: bool = False
     truncate: Truncate = "right"
     pad_to_multiple_of: int | None = None
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         require_length("max_length", self.max_length, least=2)
