@@ -272,9 +272,7 @@ def test_sft_dataset_messages_with_train_on_prompt_train_on_all_but_the_first():
 
 
 def test_sft_dataset_messages_without_a_chat_template_are_an_error():
-    with pytest.raises(
-        OptionError, match="row 0: has messages, but the tokenizer has no chat template: set sft"
-    ):
+    with pytest.raises(OptionError, match="row 0: has messages, but the tokenizer has no chat template: set sft"):
         SFTDataset([{"messages": CHAT}], tokenizer())
 
 
@@ -556,3 +554,18 @@ def test_training_step_learns_sums_so_that_the_model_answers(packing):
     prompt = tok("6+2=", return_tensors="pt", return_token_type_ids=False)
     answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)
     assert tok.decode(answer[0]) == "<bos>6+2=8<eos>"
+
+
+def test_sft_dataset_chat_template_of_the_options_is_used_and_the_tokenizer_keeps_its_own(tmp_path):
+    template = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }};{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(template)
+    own = tokenizer()
+    for given in (template, str(tmp_path / "chat.jinja")):
+        data = SFTDataset([{"messages": CHAT}], own, SFTOptions(chat_template=given, train_on_prompt=True))
+        assert own.decode(data[0]["input_ids"]).startswith(CHAT[0]["role"][0] + CHAT[0]["content"])
+    assert own.chat_template is None
+
+
+def test_sft_dataset_chat_template_that_is_no_file_is_an_error():
+    with pytest.raises(OptionError, match="neither a Jinja template nor a file"):
+        SFTDataset([{"messages": CHAT}], tokenizer(), SFTOptions(chat_template="nowhere.jinja"))

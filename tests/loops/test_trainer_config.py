@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+
 import pytest
 
 import hookline as hl

@@ -317,15 +317,18 @@ class Session(Loop):
             "step": step,
             "epoch": self.epoch,
             "metrics": self.metrics,
-            "callbacks": {name: self._saveable(name, state) for name, state in self.callbacks.state_dict().items()},
+            "callbacks": {
+                name: self._saveable(name, state, critical=self.callbacks[name].critical)
+                for name, state in self.callbacks.state_dict().items()
+            },
         }
 
-    def _saveable(self, name: str, state: Any) -> Any:
+    def _saveable(self, name: str, state: Any, *, critical: bool) -> Any:
         """A subscriber's state; one that cannot be saved ends the training only if the subscriber is critical."""
         try:
             json.dumps(checkpoint.Tensors().taken_from(state))
         except (TypeError, ValueError) as error:
-            if self.callbacks.strict or self.callbacks[name].critical:
+            if self.callbacks.strict or critical:
                 raise CheckpointError(f"The state of {name!r} cannot be saved as JSON: {error}") from error
             logger.exception("The state of %r is not part of the checkpoint: it cannot be saved as JSON.", name)
             return {}

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from hookline.core.errors import ConfigError, MissingExtraError, OptionError
 from hookline.core.state import LogContext, LoopArtifacts
 from hookline.loops.sft import prepare, read_rows, training_step
+from hookline.loops.sft.options import template_text
 from hookline.loops.signals import is_signal
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.loops.trainer import Trainer
@@ -43,8 +44,8 @@ class SFTPolicyWorker:
     ) -> None:
         self.config = config
         self.model, self.tokenizer = model_and_tokenizer(config.model)
-        if config.sft.chat_template is not None:
-            self.tokenizer.chat_template = _template(config.sft.chat_template)
+        if config.sft.chat_template is not None:  # so that it is saved with the model
+            self.tokenizer.chat_template = template_text(config.sft.chat_template)
         self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
         validation = config.data.validation
         self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
@@ -113,14 +114,6 @@ class SFTPolicyWorker:
         self.tokenizer.save_pretrained(aside)
         shutil.rmtree(place, ignore_errors=True)
         aside.rename(place)
-
-
-def _template(given: str) -> str:
-    """A template as it stands in the settings, or in a file that they name."""
-    is_file = "{" not in given and Path(given).is_file()
-    if "{" not in given and not is_file:
-        raise ConfigError(f"sft.chat_template: {given!r} is neither a Jinja template nor a file that is there.")
-    return Path(given).read_text(encoding="utf-8") if is_file else given
 
 
 def model_and_tokenizer(options: ModelOptions) -> tuple[Any, Any]:

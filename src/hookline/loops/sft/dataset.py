@@ -1,5 +1,6 @@
 """The examples of supervised fine-tuning as a map-style dataset, one by one or packed into rows."""
 
+import copy
 import logging
 from array import array
 from bisect import bisect_left, insort
@@ -9,7 +10,7 @@ from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.loops.sft.examples import IGNORED, RowEncoder, Tokens
-from hookline.loops.sft.options import SFTOptions, require_length
+from hookline.loops.sft.options import SFTOptions, require_length, template_text
 from hookline.loops.sft.rows import FORMATS, Row
 
 logger = logging.getLogger("hookline")
@@ -37,6 +38,9 @@ class SFTDataset:
         self.cut = self.dropped = 0
         self._longest = self._empty = 0
         self._examples: list[tuple[array[int], array[int]]] = []
+        if self.options.chat_template is not None:
+            tokenizer = copy.copy(tokenizer)  # the caller's keeps its own
+            tokenizer.chat_template = template_text(self.options.chat_template)
         encoder = RowEncoder(tokenizer, train_on_prompt=self.options.train_on_prompt)
         count = 0
         for index, row in enumerate(_iterable(rows)):

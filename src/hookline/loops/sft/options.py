@@ -1,5 +1,6 @@
 """How examples for supervised fine-tuning are cut, masked and put together."""
 
+from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
@@ -47,3 +48,14 @@ def require_length(name: str, value: object, *, least: int) -> None:
     """Refuse what is not a number of tokens."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
+
+
+def template_text(given: str) -> str:
+    """A chat template as it stands in the options, or in a file that they name."""
+    if "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"chat_template={given!r} is neither a Jinja template nor a file that can be read: {error.strerror}."
+        raise OptionError(message) from None
