@@ -23,6 +23,7 @@ EXPECTED = {
         "step 5: loss",
         "ended after 16 steps: the loss is below 0.9",
     ],
+    "rollout_worker_hooks.py": ["step 4: success rate 0.00 in sort", "4 rollout steps, held-out success 0.00"],
     "tao_sft_example.py": ["trained 20 steps, validation loss 1."],
 }
 WITH_CONFIG = ("custom_loggers_and_hooks.py", "tao_sft_example.py")
