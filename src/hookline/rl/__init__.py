@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hookline.rl.rollout_config import RolloutConfig, RolloutWorkerConfig
     from hookline.rl.rollout_worker import RolloutWorker
     from hookline.rl.server_policy import ServerPolicy
-    from hookline.rl.train import train
+    from hookline.rl.training import train
     from hookline.rl.types import Completion, Rollout, Sampling, Task
 
 __all__ = [
@@ -72,6 +72,7 @@ _HOMES = {
     "create_default_evaluation_hooks": "hooks",
     "make_environment": "environment",
     "register_environment": "environment",
+    "train": "training",
 }
 """The module of each name; they are imported when first used, so that what needs no torch loads none."""
 
@@ -83,8 +84,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"hookline.rl.{_HOMES[name]}"), name)
     elif name == "environments":
         value = import_module("hookline.rl.environments")
-    elif name == "train":
-        value = import_module("hookline.rl.train").train
     else:
         raise AttributeError(f"module 'hookline.rl' has no attribute {name!r}")
     globals()[name] = value

@@ -24,6 +24,9 @@ def group_advantages(
         members.setdefault(group, []).append(total)
     means = {group: fmean(own) for group, own in members.items()}
     divisors = {group: pstdev(own) + EPSILON if scale else 1.0 for group, own in members.items()}
-    advantages = [(total - means[group]) / divisors[group] for total, group in zip(totals, groups, strict=True)]
-    equal = sum(max(own) == min(own) for own in members.values())
-    return advantages, equal / len(members) if members else 0.0
+    equal = {group for group, own in members.items() if max(own) == min(own)}
+    advantages = [
+        0.0 if group in equal else (total - means[group]) / divisors[group]  # a mean may be off by a rounding
+        for total, group in zip(totals, groups, strict=True)
+    ]
+    return advantages, len(equal) / len(members) if members else 0.0

@@ -1,5 +1,6 @@
 """Hooks that evaluate a rollout worker's lessons."""
 
+import random
 from typing import Any
 
 from hookline.core.errors import OptionError
@@ -40,7 +41,7 @@ class EvaluationHook(PeriodicHook):
         self.evaluate_all_lessons = evaluate_all_lessons
 
     def run(self, context: HookContext) -> dict[str, Any]:
-        worker, rng = context.worker, None if context.rng is None else context.split_rng()[0]
+        worker, rng = context.worker, None if context.rng is None else _python_random(context.split_rng()[0])
         if self.evaluate_all_lessons:
             metrics: dict[str, Any] = worker.evaluate_curriculum(self.n_examples, self.eval_type, rng=rng)
         elif context.lesson_id is None:
@@ -65,3 +66,14 @@ def create_default_evaluation_hooks(curriculum_config: CurriculumConfig) -> list
         full = EvaluationHook(curriculum_config.eval_frequency, curriculum_config.eval_n_examples, "eval")
         hooks.append(full.configure(name="eval"))
     return hooks
+
+
+def _python_random(rng: Any) -> random.Random:
+    """A generator as environments take it, from a fresh one of any library."""
+    if isinstance(rng, random.Random):
+        return rng
+    if hasattr(rng, "integers"):  # NumPy
+        return random.Random(int(rng.integers(2**63)))  # noqa: S311 - no secret
+    if hasattr(rng, "initial_seed"):  # torch
+        return random.Random(rng.initial_seed())  # noqa: S311
+    return random.Random(str(rng))  # noqa: S311 - a key of JAX is an array, whose text is its numbers

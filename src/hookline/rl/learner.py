@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.state import LoopArtifacts
 from hookline.loops.trainer import Trainer
 from hookline.loops.trainer_config import TrainerConfig
 from hookline.rl.grpo import grpo_loss, token_logprobs
 from hookline.rl.grpo_config import GRPOConfig
+from hookline.rl.rollout_source import RolloutSource
 from hookline.rl.rollout_stream import RolloutStream, frozen_copy
-from hookline.rl.rollout_worker import RolloutWorker
 
 
 class GRPOLearner(Trainer):
@@ -31,7 +30,7 @@ class GRPOLearner(Trainer):
     def __init__(
         self,
         model: Any,
-        worker: RolloutWorker,
+        worker: RolloutSource,
         *,
         pad_id: int,
         config: TrainerConfig,
@@ -76,15 +75,32 @@ class GRPOLearner(Trainer):
 
     def start(self) -> None:
         """Begin to record, and let the worker record with it."""
+        is_first = not self._train_started
         super().start()
-        self.rollout_worker.work_for(self)
+        if is_first:
+            self.rollout_worker.work_for(self)
+            if self.step:  # it was taken up, and the policy has other weights or does not know which
+                self.rollout_worker.update_weights(self.step, self.model.state_dict())
+
+    @property
+    def other_axes(self) -> dict[str, int]:
+        """How far the rollouts are: more than one learning step may be made with each, or none."""
+        return {"rollout": self.rollout_worker.step, "eval": self.rollout_worker.step}
 
     def _update(self, row: Any) -> None:
         super()._update(row)
+        self.stream.is_open = False
         self.rollout_worker.update_weights(self.step + 1, self.model.state_dict())
 
-    def _run(self) -> LoopArtifacts:
+    def _must_wait(self) -> bool:
+        return super()._must_wait() or self.stream.is_open
+
+    def _settle(self) -> None:
+        super()._settle()
+        self.rollout_worker.close_hooks()
+
+    def _fail(self, error: BaseException) -> None:
         try:
-            return super()._run()
+            self.rollout_worker.close_hooks()
         finally:
-            self.rollout_worker.hooks.close()
+            super()._fail(error)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from hookline.core.errors import OptionError
 from hookline.rl.types import Rollout
 
 Batch = dict[str, Any]
@@ -15,8 +16,13 @@ def rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int, device: Any = "cp
 
     ``old`` and ``mask`` are one shorter than ``ids``: they belong to the tokens that are predicted. Rollouts without
     a token are left out: there is nothing to make more or less likely.
+
+    Raises:
+        OptionError: A completion comes without the tokens of its prompt, or without its log-probabilities.
     """
     kept = [each for each in rollouts if each.completion.token_ids]
+    for each in kept:
+        _require_ids(each)
     rows = [[*each.completion.prompt_ids, *each.completion.token_ids] for each in kept]
     width = max(map(len, rows), default=1)
     ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows], dtype=torch.long).reshape(
@@ -26,11 +32,20 @@ def rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int, device: Any = "cp
     prompts = torch.tensor([len(each.completion.prompt_ids) for each in kept])
     places = torch.arange(width)
     attention = (places < lengths[:, None]).long()
-    mask = ((places[1:] >= prompts[:, None]) & (places[1:] < lengths[:, None])).float()
+    is_written = (places[1:] >= prompts[:, None]) & (places[1:] < lengths[:, None])
     old = torch.zeros(len(rows), width - 1)
-    for row, each in zip(old, kept, strict=True):
-        start = len(each.completion.prompt_ids) - 1
-        row[start : start + len(each.completion.logprobs)] = torch.tensor(list(each.completion.logprobs))
+    logprobs = [logprob for each in kept for logprob in each.completion.logprobs]
+    old[is_written] = torch.tensor(logprobs, dtype=old.dtype)
     advantages = torch.tensor([each.advantage or 0.0 for each in kept], dtype=torch.float32)
-    batch = {"ids": ids, "attention": attention, "old": old, "mask": mask, "advantages": advantages}
+    batch = {"ids": ids, "attention": attention, "old": old, "mask": is_written.float(), "advantages": advantages}
     return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def _require_ids(rollout: Rollout) -> None:
+    completion = rollout.completion
+    if not completion.prompt_ids or len(completion.logprobs) != len(completion.token_ids):
+        raise OptionError(
+            f"The completion {completion.text[:40]!r} has {len(completion.prompt_ids)} tokens of a prompt, "
+            f"{len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probabilities. To be learnt from, "
+            "it needs at least one, and as many log-probabilities as tokens: have the policy give them."
+        )

@@ -14,7 +14,7 @@ import torch
 from hookline.rl.grpo import token_logprobs
 from hookline.rl.rollout_batch import Batch, rollout_batch
 from hookline.rl.rollout_metrics import rollout_metrics
-from hookline.rl.rollout_worker import RolloutWorker
+from hookline.rl.rollout_source import RolloutSource
 from hookline.rl.types import Rollout
 
 EMPTY_STEPS = 100
@@ -32,15 +32,18 @@ class RolloutStream:
     """
 
     def __init__(
-        self, worker: RolloutWorker, model: Any, *, pad_id: int, updates: int = 1, reference: Any = None
+        self, worker: RolloutSource, model: Any, *, pad_id: int, updates: int = 1, reference: Any = None
     ) -> None:
         self.worker, self.model = worker, model
         self._pad_id, self._updates, self._reference = pad_id, updates, reference
         self._batch: Batch = {}
         self._left = 0
+        self.is_open = False
+        """Whether a batch is being made, or was given out, that nothing has been learnt from yet."""
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
+            self.is_open = True
             if self._left == 0:
                 self._batch, self._left = self._next_batch(), self._updates
             self._left -= 1
@@ -54,6 +57,7 @@ class RolloutStream:
         """Go on from there."""
         self.worker.load_state_dict(state["worker"])
         self._left, self._batch = state["left"], dict(state["batch"])
+        self.is_open = False
 
     def _next_batch(self) -> Batch:
         for _ in range(EMPTY_STEPS):
@@ -71,10 +75,11 @@ class RolloutStream:
                 batch["reference"], _ = token_logprobs(self._reference, batch["ids"], batch["attention"])
         metrics = rollout_metrics(rollouts)
         stale = [self.worker.latest_version - each.version for each in rollouts]
-        metrics |= {"policy/version": self.worker.policy.version, "policy/staleness": max(stale)}
+        metrics |= {"policy/version": min(each.version for each in rollouts), "policy/staleness": max(stale)}
         metrics["tokens_per_second"] = metrics["tokens"] / seconds
-        equal = {each.task.id for each in rollouts if each.advantage}
-        metrics["groups/zero_variance"] = 1 - len(equal) / len({each.task.id for each in rollouts})
+        groups = {each.task.id for each in rollouts}
+        unequal = {each.task.id for each in rollouts if each.advantage}
+        metrics["groups/zero_variance"] = (len(groups) - len(unequal)) / len(groups)
         return batch | {"metrics": metrics}
 
 

@@ -2,8 +2,9 @@
 
 A rollout step goes like this, and its number counts whether or not anything came of it::
 
-    on_rollout_start, tasks, completions, rewards, advantages, on_rollout_end
-    the curriculum takes note, the row of metrics and the samples are written, the hooks are asked
+    on_rollout_start, tasks, completions, rewards, advantages
+    the step counts, the curriculum takes note, on_rollout_end
+    the row of metrics and the samples are written, the hooks are asked
 
 Tasks, lessons and sampling are drawn from the seed and the number of the step, and hooks from a generator of
 their own: a worker with other hooks, or one that was resumed, makes the same rollouts.
@@ -11,18 +12,20 @@ their own: a worker with other hooks, or one that was resumed, makes the same ro
 
 import logging
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.core.hook import Hook, HookContext, HookManager
-from hookline.core.state import LoopArtifacts
+from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops.session import Session
 from hookline.rl.curriculum import Curriculum
 from hookline.rl.environment import Environment, evaluation_tasks, succeeded
-from hookline.rl.faults import Faults
+from hookline.rl.faults import Faults, described
 from hookline.rl.group import group_advantages
 from hookline.rl.hooks import create_default_evaluation_hooks
 from hookline.rl.lesson import Lesson
@@ -84,7 +87,8 @@ class RolloutWorker(Session):
         self.lesson_id: str | None = None
         self.loop: Session = self
         self._failed_in_a_row = 0
-        self._evaluated: dict[str, Any] = {}
+        self._told: list[tuple[str, Any]] = []
+        self._hooks_are_closed = False
 
     @property
     def tracker(self) -> "RolloutWorker":
@@ -117,7 +121,6 @@ class RolloutWorker(Session):
             self.start()
             while not self._must_stop() and (self.num_steps is None or self.step < self.num_steps):
                 self.roll_out()
-                self._commit_held_back()
                 self.answer_requests()
         except BaseException as error:
             self.finish(error)
@@ -125,11 +128,50 @@ class RolloutWorker(Session):
         self.finish(None)
         return self.artifacts()
 
+    def begin(self) -> None:
+        """Begin to record, failures of hooks too."""
+        super().begin()
+        self._open_hooks()
+
     def work_for(self, loop: Session) -> None:
-        """Make rollouts for a learner from now on: its callbacks and its record get everything."""
+        """Make rollouts for a learner from now on: its callbacks, its record and its requests are the worker's."""
         self.loop, self.callbacks = loop, loop.callbacks
         self.recorder, self.output_dir, self.state = loop.recorder, loop.output_dir, "running"
-        self._train_started = True
+        self._thread, self._train_started = threading.get_ident(), True
+        self._open_hooks()
+
+    def close_hooks(self) -> None:
+        """Let hooks on other threads finish, close all, and record what they still gave and what each has cost.
+
+        May be called again.
+        """
+        if not self._hooks_are_closed:
+            self._hooks_are_closed = True
+            self._told = []
+            self._record_results(self.hooks.close())
+            self._commit_held_back()
+            if costs := self.hooks.costs().as_metrics():
+                self._write(self.step, costs)
+
+    def request_stop(self, reason: str = "requested") -> None:
+        """Ask for a stop at the next step boundary, of the learner where it makes rollouts for one."""
+        if self.loop is self:
+            super().request_stop(reason)
+        else:
+            self.loop.request_stop(reason)
+
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint at the next step boundary, of the learner where it makes rollouts for one."""
+        if self.loop is self:
+            super().request_checkpoint()
+        else:
+            self.loop.request_checkpoint()
+
+    def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
+        """Save a checkpoint, of the learner where it makes rollouts for one: that has the rollouts in it."""
+        if self.loop is self:
+            return super().save_checkpoint(path, kind=kind)
+        return self.loop.save_checkpoint(path, kind=kind)
 
     def roll_out(self) -> list[Rollout]:
         """Make one rollout step, and return what came of it: nothing, where the policy or the scoring failed."""
@@ -146,15 +188,16 @@ class RolloutWorker(Session):
         )
         for each, advantage in zip(rollouts, advantages, strict=True):
             each.advantage = advantage
-        self.callbacks.on_rollout_end(self.loop, step_idx, rollouts)
         self.step += 1
         metrics = rollout_metrics(rollouts) | self._facts(generated - began, scored - generated)
         if rollouts:
             metrics["groups/zero_variance"] = equal
             self.curriculum.record(lesson.id, [each.success for each in rollouts], self.step)
+        self.callbacks.on_rollout_end(self.loop, step_idx, rollouts)
         self._tell_row(metrics)
         self._record_samples(rollouts)
         self._ask_hooks(metrics)
+        self._commit_held_back()
         return rollouts
 
     def update_weights(self, version: int, weights: Mapping[str, Any]) -> None:
@@ -239,13 +282,20 @@ class RolloutWorker(Session):
                 completion,
                 given,
                 total=sum(self.rollout.reward_weights.get(name, 1.0) * value for name, value in given.items()),
-                success=succeeded(environment, task, given),
+                success=self._is_solved(environment, task, given),
                 lesson=lesson.id,
                 version=self.policy.version,
             )
             for (task, completion), given in zip(pairs, rewards, strict=True)
             if given
         ]
+
+    def _is_solved(self, environment: Environment, task: Task, given: dict[str, float]) -> bool:
+        try:
+            return succeeded(environment, task, given)
+        except Exception as error:  # whatever an environment does, training goes on
+            self.faults.note(f"{environment.name}.succeeded", described(error))
+            return False
 
     def _facts(self, generating: float, scoring: float) -> dict[str, Any]:
         version = self.policy.version
@@ -277,17 +327,18 @@ class RolloutWorker(Session):
         if self.recorder is not None:
             self.recorder.samples(rows, self.step, axis or self.axis)
         else:
-            self.samples += rows
+            self.loop.samples += rows
 
     def _tell_evaluation(self, name: str, metrics: dict[str, Any], rollouts: list[Rollout]) -> None:
-        self._evaluated |= metrics
+        if self.loop._ended:
+            logger.warning("%s has ended: the evaluation %s is not recorded.", self.loop.name, name)
+            return
         self._write(self.step, metrics, "eval")
         self._record_samples(rollouts, "eval")
         self.callbacks.on_eval(self.loop, self.step - 1, name, metrics)
 
     def _ask_hooks(self, metrics: dict[str, Any]) -> None:
         """Ask the hooks once, and record what they give that is not recorded yet."""
-        self._evaluated = {}
         metadata = metrics | {
             "reward": metrics.get("reward/mean", 0.0),
             "reward_mean": metrics.get("reward/mean", 0.0),
@@ -295,10 +346,46 @@ class RolloutWorker(Session):
             "performance": metrics.get("success_rate", 0.0),
         }
         context = HookContext(self, self.step, self._generator("hooks"), self.lesson_id, metadata)
-        results = self.hooks.run_hooks(context)
-        fresh = {name: value for name, value in results.items() if name not in self._evaluated}
+        self._told = []
+        self._record_results(self.hooks.run_hooks(context))
+
+    def _record_results(self, results: dict[str, Any]) -> None:
+        """Record what hooks gave, but for what they logged themselves."""
+        prefixes = [f"{leaf.path}/" for leaf in self.hooks.roster.leaves()]  # of names that two hooks gave
+        fresh = {name: value for name, value in results.items() if not self._is_told(name, value, prefixes)}
         if fresh:
             self.log(fresh, step=self.step)
+
+    def _is_told(self, name: str, value: Any, prefixes: list[str]) -> bool:
+        names = {name, *(name.removeprefix(prefix) for prefix in prefixes)}
+        return any(other in names and _same(told, value) for other, told in self._told)
+
+    def _open_hooks(self) -> None:
+        self._hooks_are_closed = False
+        self.hooks.roster.health.on_failure = self.callbacks.health.on_failure
+
+    def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
+        self._told += metrics.items()
+        if self.loop is self:
+            super()._write(step, metrics, axis, common=common)
+        else:
+            self.metrics.update(metrics)
+            self.loop._write(step, metrics, axis or self.axis, common=common)
+
+    def _tell(self, step: int, metrics: dict[str, Any]) -> None:
+        if self.loop is self:
+            super()._tell(step, metrics)
+        else:
+            self.loop._tell(step, metrics)
+
+    def _settle(self) -> None:
+        self.close_hooks()
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            self.close_hooks()
+        finally:
+            super()._fail(error)
 
     def _generator(self, purpose: str) -> random.Random:
         """A generator for one purpose at this step: the same whatever else was drawn."""
@@ -312,7 +399,7 @@ class RolloutWorker(Session):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the rollouts stand."""
-        return {"step": self.step, "curriculum": self.curriculum.state_dict(), "hooks": self.hooks.state_dict()}
+        return {"step": self.step, "curriculum": self.curriculum.state_dict(), "hooks": self._hook_states()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
@@ -320,11 +407,22 @@ class RolloutWorker(Session):
         self.curriculum.load_state_dict(state["curriculum"])
         self.hooks.load_state_dict(state["hooks"])
 
+    def _hook_states(self) -> dict[str, Any]:
+        critical = {entry.name: entry.options.critical for entry in self.hooks.roster.entries}
+        return {
+            name: self._saveable(name, state, critical=critical[name])
+            for name, state in self.hooks.state_dict().items()
+        }
+
 
 def _checked_policy(policy: Any) -> Policy:
     if not isinstance(policy, Policy):
         raise OptionError(f"policy={policy!r}: give something with generate(), load_weights() and a version.")
     return policy
+
+
+def _same(told: Any, value: Any) -> bool:
+    return told is value or (isinstance(value, str | int | float) and type(told) is type(value) and told == value)
 
 
 def _sample(rollout: Rollout, step: int) -> dict[str, Any]:

@@ -1,0 +1,351 @@
+"""That GRPO learns, and what hooks and the record add to it: sorting four digits with a tiny model, on one thread.
+
+**It learns.** For each seed a model of 109 thousand parameters is made on the spot, is shown examples until it gets
+about 0.3 of what it is asked right, and then learns by GRPO from an exact-match reward. Accuracy is that on tasks
+that are held out: neither the examples nor the rollouts ever have one of them, and neither decides when to stop. It
+is given for sampled answers and for the likeliest ones, before and after, since much of what sampled answers gain is
+that the model becomes surer of what it knows already. The seconds are those of the whole of it, the record included.
+
+**It costs nothing.** Two trainings with the same seed make their steps in turns, in one process: one without hooks
+that keeps no samples and writes nothing, and one with hooks that records all samples and metrics. They are made
+several times over. A step has the same work in it each time, so the least of its times is what it takes, and the rest
+is what else the machine did. What is added is the difference between both, over all steps, as a share of the plain
+ones; in brackets the middle half of the steps. It is given in time of the CPU, all threads of the process together,
+which the bar is for, since other programs hardly change it, and by the clock on the wall, which would show a wait.
+
+The hooks look at the context at every step, log a line of it and derive a metric. Hooks that evaluate generate, which
+is work that was asked for, so they are not counted here. What the metrics take to be computed is the same in both; it
+is measured by itself, and added.
+
+**It changes nothing.** Both trainings, and a third one with hooks that evaluate after every other step, must have
+the same rollouts, to the last log-probability, and the same losses, and the record must hold every sample and every
+row, or nothing is printed but an error.
+
+Neither accuracies nor timings are asserted: the bars are marked as met or not.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+from grpo_pair import CheckError, Pair, Stopwatch, Times, check_same, train_watched
+from grpo_recipe import ENVIRONMENT, TOKENIZER, accuracy, grpo_config, show_examples
+from measure import quiet
+from rich.console import Console
+from rich.table import Table
+
+import hookline as hl
+from hookline import rl
+from hookline.rl.rollout_metrics import rollout_metrics
+
+BARS = {"sampled": 0.90, "greedy": 0.93, "seconds": 60.0, "share": 0.03}
+"""Accuracies of at least, seconds and a share of at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The share of tasks that were answered exactly right."""
+
+    sampled: float
+    greedy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """How one seed did.
+
+    Attributes:
+        cpu_seconds: Of SFT and GRPO together: what they take where nothing else runs.
+    """
+
+    seed: int
+    sft_steps: int
+    sft_seconds: float
+    before: Accuracy
+    grpo_steps: int
+    grpo_seconds: float
+    cpu_seconds: float
+    after: Accuracy
+
+    @property
+    def bars(self) -> dict[str, bool]:
+        """Whether it learnt what it was to learn, in time."""
+        return {
+            "sampled": self.after.sampled >= BARS["sampled"],
+            "greedy": self.after.greedy >= BARS["greedy"],
+            "seconds": self.sft_seconds + self.grpo_seconds < BARS["seconds"],
+        }
+
+
+def learn(seed: int, options: argparse.Namespace, directory: Path) -> tuple[Learnt, Any]:
+    """Let a seed learn; and the model as it was when it had been shown examples."""
+    held_out = ENVIRONMENT.held_out(options.held_out, random.Random(0))
+    used = time.process_time()
+    model, sft_steps, sft_seconds = show_examples(seed, options.sft_steps)
+    used -= time.process_time()
+    start, before = copy.deepcopy(model), _accuracies(model, held_out)
+    used, began = used + time.process_time(), time.perf_counter()
+    done = rl.train(grpo_config(seed, options.steps, directory), model=model, tokenizer=TOKENIZER)
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    after = _accuracies(model, held_out)
+    return Learnt(seed, sft_steps, sft_seconds, before, done.step, seconds, used, after), start
+
+
+def _accuracies(model: Any, tasks: Sequence[rl.Task]) -> Accuracy:
+    return Accuracy(accuracy(model, tasks, 1.0), accuracy(model, tasks, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A share over all steps, and the middle half of the steps."""
+
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What hooks, samples and metrics take, as shares of the time of a plain step.
+
+    Attributes:
+        plain_milliseconds: What a plain step takes.
+        added: By the hooks and the record, in time of the CPU.
+        added_on_the_wall: The same, by the clock on the wall.
+        metrics: By the computing of metrics, which a plain step does as well.
+    """
+
+    plain_milliseconds: float
+    added: Added
+    added_on_the_wall: Added
+    metrics: float
+
+    @property
+    def share(self) -> float:
+        """All of it."""
+        return self.added.share + self.metrics
+
+
+def cost(start: Any, seed: int, options: argparse.Namespace, directory: Path) -> Cost:
+    """Measure what is added; who goes first changes from round to round."""
+    pairs, metrics = [], []
+    for number in range(options.rounds):
+        pair = Pair(start, seed, options.cost_steps, directory / str(number), plain_goes_first=number % 2 == 0)
+        with _collector_spared():
+            pair.run()
+        pairs.append((pair.plain.nanoseconds, pair.observed.nanoseconds))
+        metrics += [_computing(pair.plain.rollouts) for _ in range(5)]
+    plain, observed = (least(rounds) for rounds in zip(*pairs, strict=True))
+    mean = sum(on_cpu for on_cpu, _ in plain) / len(plain)
+    on_cpu, on_wall = (added([a[clock] for a in plain], [b[clock] for b in observed]) for clock in (0, 1))
+    return Cost(mean / 1e6, on_cpu, on_wall, min(metrics) / mean)
+
+
+def least(rounds: Iterable[Sequence[Times]]) -> list[Times]:
+    """The least times of each step in all rounds."""
+    steps = zip(*rounds, strict=True)
+    return [(min(on_cpu for on_cpu, _ in step), min(on_wall for _, on_wall in step)) for step in steps]
+
+
+def added(plain: Sequence[int], observed: Sequence[int]) -> Added:
+    """What steps take more than plain ones."""
+    low, _, high = quantiles([its / own - 1 for own, its in zip(plain, observed, strict=True)], n=4, method="inclusive")
+    return Added(sum(observed) / sum(plain) - 1, low, high)
+
+
+@contextmanager
+def _collector_spared() -> Iterator[None]:
+    """What is there already is not searched: once in a while a step would take three times as long, whosever it is."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _computing(rollouts: Sequence[rl.Rollout]) -> int:
+    """What the metrics of a step take: once for the row of the rollouts, once for that of the learner."""
+    began = time.process_time_ns()
+    for _ in range(2):
+        rollout_metrics(rollouts)
+    return time.process_time_ns() - began
+
+
+class Evaluations(hl.Callback):
+    """Counts evaluations."""
+
+    count = 0
+
+    def on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: Any) -> None:
+        self.count += 1
+
+
+def check_evaluated(start: Any, seed: int, steps: int, directory: Path) -> int:
+    """See that a training with hooks that evaluate is the same as one without; how many evaluations were made."""
+    plain, evaluated, evaluations = Stopwatch(), Stopwatch(), Evaluations()
+    hooks = [
+        rl.EvaluationHook(2, 16, "micro_eval", evaluate_all_lessons=False),
+        rl.EvaluationHook(2, 16, "eval"),
+    ]
+    train_watched(start, grpo_config(seed, steps, None), plain, [])
+    train_watched(start, grpo_config(seed, steps, directory), evaluated, hooks, evaluations)
+    check_same(plain.steps, evaluated.steps, "hooks that evaluate")
+    if evaluations.count != steps // 2 * len(hooks):
+        raise CheckError(
+            f"{evaluations.count} evaluations were made in {steps} steps, by hooks that run at every other."
+        )
+    return evaluations.count
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was measured."""
+
+    cpus: int | None
+    versions: dict[str, str]
+    held_out: int
+    learnt: list[Learnt]
+    rounds: int
+    cost_steps: int
+    cost: Cost
+    evaluations: int
+
+    @property
+    def bars(self) -> dict[str, bool]:
+        """Whether every seed learns what it is to learn in time, and whether hooks and the record are cheap."""
+        of_seeds = {name: all(each.bars[name] for each in self.learnt) for name in ("sampled", "greedy", "seconds")}
+        return of_seeds | {"share": self.cost.share < BARS["share"]}
+
+
+def measure(options: argparse.Namespace) -> Report:
+    """Measure everything there is."""
+    torch.set_num_threads(1)
+    with quiet(), tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        runs = [learn(seed, options, directory / f"seed-{seed}") for seed in options.seeds]
+        start, seed = runs[0][1], options.seeds[0]
+        evaluations = check_evaluated(start, seed, options.check_steps, directory / "evaluated")
+        taken = cost(start, seed, options, directory / "cost")
+    return Report(
+        cpus=os.cpu_count(),
+        versions=_versions(),
+        held_out=options.held_out,
+        learnt=[learnt for learnt, _ in runs],
+        rounds=options.rounds,
+        cost_steps=options.cost_steps,
+        cost=taken,
+        evaluations=evaluations,
+    )
+
+
+def _versions() -> dict[str, str]:
+    own = {"Python": platform.python_version(), "torch": torch.__version__, "hookline": hl.__version__}
+    return own | {"transformers": version("transformers")}
+
+
+def show(report: Report, console: Console) -> None:
+    """Print how the seeds did, what hooks and the record take, the bars, and the lines beneath."""
+    console.print(_learning_table(report))
+    console.print(_cost_table(report))
+    for line in _lines(report):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _learning_table(report: Report) -> Table:
+    table = Table(title=f"Sorting four digits: accuracy on {report.held_out} held-out tasks, before and after GRPO")
+    for heading in ("seed", "steps", "sampled", "greedy", "seconds", "of the CPU"):
+        table.add_column(heading, justify="right")
+    for each in report.learnt:
+        table.add_row(
+            str(each.seed),
+            f"{each.sft_steps} + {each.grpo_steps}",
+            f"{each.before.sampled:.3f} -> {each.after.sampled:.3f}",
+            f"{each.before.greedy:.3f} -> {each.after.greedy:.3f}",
+            f"{each.sft_seconds:.1f} + {each.grpo_seconds:.1f}",
+            f"{each.cpu_seconds:.1f}",
+            end_section=each is report.learnt[-1],
+        )
+    bars = report.bars
+    accuracies = [f">= {BARS[name]:.2f} {_met(bars[name])}" for name in ("sampled", "greedy")]
+    table.add_row("bar", "", *accuracies, f"< {BARS['seconds']:.0f} {_met(bars['seconds'])}", "")
+    return table
+
+
+def _cost_table(report: Report) -> Table:
+    taken, title = report.cost, "Hooks, samples and metrics, as shares of a step of rollout and learning"
+    table = Table("", title=f"{title} ({report.cost.plain_milliseconds:.1f} ms)")
+    table.add_column("share", justify="right")
+    table.add_row("hooks and the record", _range(taken.added))
+    table.add_row("computing the metrics", f"{taken.metrics:+.2%}", end_section=True)
+    table.add_row("together", f"{taken.share:+.2%}")
+    table.add_row("bar", f"< {BARS['share']:.0%} {_met(report.bars['share'])}")
+    return table
+
+
+def _range(added: Added) -> str:
+    return f"{added.share:+.2%} ({added.low:+.2%} .. {added.high:+.2%})"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"rollouts and losses: the same with hooks and a record, and with {report.evaluations} evaluations"
+    yield f"hooks and the record by the clock on the wall: {_range(report.cost.added_on_the_wall)}"
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    yield f"{report.rounds} rounds of {report.cost_steps} steps; {report.cpus} CPUs, one thread; {versions}"
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "NOT MET"
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least {least}")
+        return number
+
+    return count
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description="That GRPO learns, and what hooks and the record add to it.")
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each learns from the beginning")
+    add("--sft-steps", type=_at_least(1), default=100, help="the most steps of showing examples")
+    add("--steps", type=_at_least(1), default=350, help="steps of GRPO")
+    add("--held-out", type=_at_least(1), default=512, help="tasks that accuracy is measured on")
+    add("--rounds", type=_at_least(1), default=10, help="pairs of trainings to measure the cost with")
+    add("--cost-steps", type=_at_least(3), default=30, help="steps of each of them")
+    add("--check-steps", type=_at_least(2), default=10, help="steps of the training with hooks that evaluate")
+    add("--json", action="store_true", help="print one JSON object instead of the tables")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, and print tables or one JSON object."""
+    options = parse()
+    report = measure(options)
+    if options.json:
+        print(json.dumps(asdict(report) | {"share": report.cost.share, "bars": report.bars}))
+    else:
+        show(report, Console())
+
+
+if __name__ == "__main__":
+    main()

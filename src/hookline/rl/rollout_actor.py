@@ -1,0 +1,124 @@
+"""`RolloutActor`: a rollout worker in a process of its own, which makes a step whenever it is asked for one.
+
+It records in a journal of its own, ``rollout0`` and so on, in the directory of the learner's run. What it knows besides
+its weights (the number of its step, the curriculum, the states of its hooks) goes to the learner with every step,
+so that its successor can go on from there when its process dies. Steps that it recorded without handing them over are
+marked as done again.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.core.hook import Hook
+from hookline.record.recorder import Recorder
+from hookline.rl.hf_policy import HFPolicy
+from hookline.rl.rollout_config import RolloutWorkerConfig
+from hookline.rl.rollout_worker import RolloutWorker
+from hookline.rl.types import Rollout
+
+
+def worker_name(index: int) -> str:
+    """What a rollout worker is called in the record and in alarms."""
+    return f"rollout{index}"
+
+
+@dataclass(slots=True)
+class RolloutOrder:
+    """What all rollout actors of a training are made from.
+
+    Attributes:
+        hooks: Those of worker 0, the only one that has hooks; None are the default ones.
+        device: Where the policy is put; without one it stays where it is.
+    """
+
+    config: RolloutWorkerConfig
+    model: Any
+    tokenizer: Any
+    hooks: list[Hook] | None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a rollout step, and where the worker stands after it."""
+
+    rollouts: list[Rollout]
+    state: dict[str, Any]
+
+
+class JournallingWorker(RolloutWorker):
+    """A rollout worker that adds a journal to a run that is another's."""
+
+    def record_in(self, run_dir: Path, name: str) -> None:
+        """Begin to record; what an earlier worker of the name recorded past this step is done again."""
+        self.recorder, self.output_dir = Recorder(run_dir, name=name), run_dir
+        if self.recorder.journal.session > 0:
+            self.recorder.resume(self.step)
+
+    def roll_out(self) -> list[Rollout]:
+        """Make one rollout step, on whichever thread."""
+        self._thread, self.state, self._train_started = threading.get_ident(), "running", True
+        return super().roll_out()
+
+    def leave(self) -> None:
+        """Let the hooks finish, and finish the journal."""
+        self.close_hooks()
+        if self.recorder is not None:
+            self.recorder.close()
+
+
+class RolloutActor:
+    """Runs as an actor of Ray; the learner calls its methods.
+
+    Args:
+        run_dir: The directory of the run; None records nothing.
+        state: Where to go on, where another was before it.
+    """
+
+    def __init__(
+        self,
+        order: RolloutOrder,
+        index: int,
+        *,
+        run_dir: Path | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._order, self._index, self._run_dir, self._state = order, index, run_dir, state
+        self._version: int | None = None
+        self._ended = threading.Event()
+
+    def greet(self) -> dict[str, Any]:
+        """Set up the worker, which Ray tells errors of better than of a constructor's, and say where it is."""
+        order = self._order
+        self._worker = JournallingWorker(
+            order.config,
+            policy=HFPolicy(order.model, order.tokenizer, device=order.device),
+            hooks=order.hooks if self._index == 0 else [],
+            index=self._index,
+        )
+        if self._state is not None:
+            self._worker.load_state_dict(self._state)
+        if self._run_dir is not None:
+            self._worker.record_in(self._run_dir, worker_name(self._index))
+        return {"pid": os.getpid(), "host": socket.gethostname(), "rollout_step": self._worker.step}
+
+    def lifeline(self) -> None:
+        """Return when the worker has left; whoever waits for it notices at once when the process dies before."""
+        self._ended.wait()
+
+    def roll_out(self, version: int, weights: Mapping[str, Any]) -> StepResult:
+        """Make one rollout step with these weights."""
+        if version != self._version:
+            self._worker.update_weights(version, weights)
+            self._version = version
+        return StepResult(self._worker.roll_out(), self._worker.state_dict())
+
+    def leave(self) -> None:
+        """End in an orderly way."""
+        self._worker.leave()
+        self._ended.set()

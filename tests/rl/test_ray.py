@@ -1,0 +1,376 @@
+"""Training on Ray: real actors, real deaths; one record of all of them."""
+
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import threading
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+import hookline as hl
+from hookline.core.collection import CallbackCollection
+from hookline.core.errors import OptionError
+from hookline.record.reader import last_status, read
+from hookline.record.records import Event, Metrics
+from hookline.rl.types import Completion, Rollout, Task
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
+    pytest.skip("ray is not installed", allow_module_level=True)
+
+from hookline import rl  # noqa: E402
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
+from hookline.rl.ray_cluster import RayCluster  # noqa: E402
+from hookline.rl.ray_executor import LearnerLostError  # noqa: E402
+from hookline.rl.remote_rollouts import RemoteRollouts  # noqa: E402
+from hookline.rl.rollout_fleet import MOST_DEATHS, WATCH, RolloutFleet, WorkerLostError  # noqa: E402
+
+torch.set_num_threads(1)
+HEARTBEAT_SECONDS = 1.0
+ROUNDS = 500
+"""How often something that happens elsewhere is looked for."""
+GATE = "gate"
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with RayCluster(5) as cluster:
+        cluster.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import tests
+        yield cluster.ray
+        cluster.ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+class Sevens:
+    """Rewards sevens; is broken for some of its tasks."""
+
+    name = "sevens"
+
+    def sample(self, n, rng):
+        return [Task(f"{rng.randrange(10)}>") for _ in range(n)]
+
+    def score(self, task, completion):
+        if task.prompt == "0>":
+            raise ValueError("no score for 0")
+        return {"sevens": completion.count("7") / 4}
+
+
+def settings(path, **train):
+    lesson = rl.Lesson("sevens", Sevens())
+    return rl.RLConfig(
+        curriculum=rl.CurriculumConfig(lessons=[lesson], micro_eval_frequency=5, eval_frequency=0),
+        rollout=rl.RolloutConfig(prompts=8, group_size=8, max_tokens=4, samples=2),
+        train=hl.TrainerConfig(
+            **{"max_steps": 5000, "learning_rate": 3e-3, "output_dir": str(path), "seed": 0, "summary": False} | train
+        ),
+        executor="ray",
+        rollout_workers=1,
+    )
+
+
+def model_and_tokenizer():
+    tokenizer = character_tokenizer("0123456789>")
+    return {"model": tiny_causal_lm(tokenizer, hidden_size=32), "tokenizer": tokenizer}
+
+
+def events(run_dir, *names):
+    return [record for record in read(run_dir) if isinstance(record, Event) and record.name in names]
+
+
+def rows(run_dir, writer, axis):
+    found = [r for r in read(run_dir, writer=writer) if isinstance(r, Metrics) and r.axis == axis]
+    return [row for row in found if axis != "rollout" or "rollouts" in row.values]  # what hooks cost is another
+
+
+class KillsAWorker(hl.Callback):
+    """Kills a rollout worker's process, and stops some steps after it is back."""
+
+    def __init__(self, worker):
+        self.worker = worker
+        self.killed = False
+        self.stop_at = None
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if loop.step % 10 == 0 and self.stop_at is None:
+            (self._wait_for_return if self.killed else self._kill)(loop)
+        if loop.step == self.stop_at:
+            loop.request_stop("it is back")
+
+    def _kill(self, loop):
+        pids = [e.data["pid"] for e in events(loop.output_dir, "worker_started") if e.data["worker"] == self.worker]
+        if pids:
+            self.killed = True
+            loop.recorder.event("killed", step=loop.step)
+            os.kill(pids[0], signal.SIGKILL)
+
+    def _wait_for_return(self, loop):
+        if events(loop.output_dir, "worker_restarted"):
+            self.stop_at = loop.step + 30
+
+
+def test_train_on_ray_worker_killed_training_goes_on_and_an_alarm_names_it(ray, tmp_path, caplog):
+    config = settings(tmp_path)
+    config.rollout_workers, config.max_staleness = 2, 3
+    given = model_and_tokenizer()
+    before = {name: tensor.clone() for name, tensor in given["model"].state_dict().items()}
+
+    with caplog.at_level(logging.ERROR, "hookline"):
+        made = rl.train(config, **given, callbacks=[KillsAWorker("rollout1")])
+
+    run_dir = made.output_dir
+    assert made.stop_reason == "it is back"
+    assert last_status(run_dir).status == "stopped"
+    killed, died, alert, back = events(run_dir, "killed", "worker_died", "alert", "worker_restarted")
+    assert [each.name for each in (killed, died, alert, back)] == ["killed", "worker_died", "alert", "worker_restarted"]
+    assert {each.data["worker"] for each in (died, alert, back)} == {"rollout1"}
+    assert alert.data["severity"] == "error"
+    assert alert.time - killed.time <= HEARTBEAT_SECONDS
+    assert died.data["pid"] != back.data["pid"]
+    assert [r.getMessage().split()[0] for r in caplog.records if "died" in r.getMessage()] == ["rollout1"]
+    learnt = rows(run_dir, "main", "train")
+    assert [row.step for row in learnt] == list(range(1, made.step + 1))
+    assert max(row.values["policy/staleness"] for row in learnt) <= 3
+    for name in ("rollout0", "rollout1"):  # each writes its own journal, without a gap or a duplicate
+        steps = [row.step for row in rows(run_dir, name, "rollout")]
+        assert steps == list(range(1, len(steps) + 1))
+    assert len({path.name.split("-")[1] for path in (run_dir / "journal").glob("rollout1-*")}) == 2
+    assert len(rows(run_dir, "rollout1", "rollout")) > back.data["rollout_step"] > 0
+    assert rows(run_dir, "rollout0", "eval")
+    assert not rows(run_dir, "rollout1", "eval")  # hooks are those of worker 0
+    assert rows(run_dir, "rollout0", "rollout")[-1].values["faults/sevens"] > 0
+    rewards = [row.values["reward/mean"] for row in learnt]
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.3
+    assert any(not torch.equal(before[name], tensor) for name, tensor in given["model"].state_dict().items())
+
+
+class StopsTheDriver(hl.Callback):
+    def __init__(self):
+        self.driver = os.getpid()
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if loop.step == 2:
+            os.kill(self.driver, signal.SIGTERM)
+
+
+class Fails(hl.Callback):
+    critical = True
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        raise LookupError("broken in the learner")
+
+
+def test_train_on_ray_stopped_by_a_signal_is_saved_and_its_resume_reports_a_failure(ray, tmp_path):
+    handler = signal.getsignal(signal.SIGTERM)
+
+    stopped = rl.train(settings(tmp_path), **model_and_tokenizer(), callbacks=[StopsTheDriver()])
+
+    run_dir = stopped.output_dir
+    assert stopped.stop_reason == "SIGTERM"
+    assert [(row.step, row.kind) for row in stopped.checkpoints] == [(stopped.step, "stop")]
+    assert last_status(run_dir).status == "stopped"
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+    with pytest.raises(LookupError, match="broken in the learner"):
+        rl.train(settings(tmp_path, resume="last"), **model_and_tokenizer(), callbacks=[Fails()])
+
+    last = last_status(run_dir)
+    assert (last.status, last.message, last.step) == ("failed", "LookupError: broken in the learner", stopped.step + 1)
+    steps = [row.step for row in rows(run_dir, "rollout0", "rollout")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > stopped.step
+    for event in events(run_dir, "worker_started"):
+        require_gone(event.data["pid"])
+
+
+def require_gone(pid):
+    try:
+        psutil.Process(pid).wait(timeout=20)
+    except psutil.NoSuchProcess:
+        return
+
+
+class KillsTheLearner(hl.Callback):
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if loop.step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_train_on_ray_learner_killed_record_says_failed_and_workers_end(ray, tmp_path):
+    with pytest.raises(LearnerLostError, match="process died"):
+        rl.train(settings(tmp_path), **model_and_tokenizer(), callbacks=[KillsTheLearner()])
+
+    (run_dir,) = (tmp_path / "default").iterdir()
+    assert last_status(run_dir).status == "failed"
+    (started,) = events(run_dir, "worker_started")
+    require_gone(started.data["pid"])
+
+
+class HoldsALock(hl.Callback):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def test_train_on_ray_callback_that_cannot_be_pickled_is_named(ray, tmp_path):
+    with pytest.raises(OptionError, match=r"callbacks\[1\], .*HoldsALock.*cannot pickle '_thread.lock'"):
+        rl.train(settings(tmp_path), **model_and_tokenizer(), callbacks=["timer", HoldsALock()])
+
+
+class SmallActor:
+    """A rollout actor without a model, the steps of which can be held up."""
+
+    def __init__(self, index, state, is_open=True, fault=None):
+        self.index, self.fault, self.steps = index, fault, (state or {"step": 0})["step"]
+        self.asked_with = None  # the first time
+        self.gate, self.ended = threading.Event(), threading.Event()
+        if is_open:
+            self.gate.set()
+
+    def greet(self):
+        if self.fault == "start":
+            raise RuntimeError("no such device")
+        return {"pid": os.getpid(), "rollout_step": self.steps}
+
+    def lifeline(self):
+        self.ended.wait()
+
+    def roll_out(self, version, weights):
+        self.asked_with = version if self.asked_with is None else self.asked_with
+        self.gate.wait()
+        if self.fault == "step":
+            os._exit(3)
+        self.steps += 1
+        rollout = Rollout(Task("1>"), Completion("1", [1], [0.0], prompt_ids=[1]), version=version)
+        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps})
+
+    def seen(self):
+        return self.asked_with, self.steps
+
+    def open(self):
+        self.gate.set()
+
+    def leave(self):
+        self.ended.set()
+
+
+def hiring(ray, actors, **options):
+    kind = ray.remote(concurrency_groups={WATCH: 1, GATE: 1})(SmallActor).options(num_cpus=0)
+
+    def hire(index, state):
+        actors[index] = kind.remote(index, state, **options.get(f"rollout{index}", {}))
+        return actors[index]
+
+    return hire
+
+
+def seen_by(ray, actor):
+    return ray.get(actor.seen.options(concurrency_group=GATE).remote())
+
+
+class Learner:
+    """What `RemoteRollouts` needs of a learner."""
+
+    def __init__(self):
+        self.step, self.in_step, self.output_dir = 0, False, None
+        self.model, self.callbacks, self.recorder = torch.nn.Linear(1, 1), CallbackCollection([]), self
+        self.events = []
+
+    def event(self, name, *, step, **facts):
+        self.events.append((name, facts))
+
+
+def rollouts_of(ray, actors, max_staleness, **options):
+    learner = Learner()
+    source = RemoteRollouts(
+        lambda run_dir: hiring(ray, actors, **options),
+        workers=2,
+        max_staleness=max_staleness,
+        heartbeat_seconds=0.05,
+        alarm=lambda message: None,
+    )
+    source.work_for(learner)
+    return source, learner
+
+
+def learn_from_one(source):
+    """Take a step and learn from it; by how much it was behind."""
+    (rollout,) = source.roll_out()
+    staleness = source.latest_version - rollout.version
+    source.update_weights(source.latest_version + 1, {"weight": torch.zeros(1)})
+    return staleness
+
+
+def test_remote_rollouts_step_that_took_too_long_is_thrown_away_and_recorded(ray):
+    actors = {}
+    source, learner = rollouts_of(ray, actors, 1, rollout1={"is_open": False})
+    behind, asked_with = [], None
+    for _ in range(ROUNDS):
+        behind.append(learn_from_one(source))
+        asked_with, _ = seen_by(ray, actors[1])
+        if asked_with is not None and source.latest_version > asked_with + 1:
+            actors[1].open.options(concurrency_group=GATE).remote()
+        if source.discarded:
+            break
+    source.close_hooks()
+
+    ((name, facts),) = [each for each in learner.events if each[0] != "worker_started"]
+    assert (name, facts["worker"], facts["rollouts"]) == ("rollouts_discarded", "rollout1", 1)
+    assert facts["version"] == asked_with
+    assert facts["staleness"] > 1
+    assert max(behind) <= 1
+
+
+@pytest.mark.parametrize(("max_staleness", "most_ahead"), [(0, 1), (1, 2), (1000, 2)])
+def test_remote_rollouts_workers_do_not_run_ahead(ray, max_staleness, most_ahead):
+    actors, ahead, behind = {}, [], []
+    source, _ = rollouts_of(ray, actors, max_staleness)
+    for _ in range(ROUNDS):
+        behind.append(learn_from_one(source))
+        made = [seen_by(ray, actor)[1] for actor in actors.values()]
+        ahead.append(sum(made) - source.step - source.discarded)
+        if min(made) >= 5:
+            break
+    source.close_hooks()
+
+    assert min(made) >= 5  # both were asked
+    assert max(ahead) <= most_ahead
+    assert max(behind) <= max_staleness
+    assert [worker["step"] for worker in source.state_dict()["workers"]] >= [4, 4]
+
+
+def fleet_of_one(ray, told, **options):
+    return RolloutFleet(
+        hiring(ray, {}, rollout0=options),
+        [{"step": 7}],
+        tell=lambda name, **facts: told.append((name, facts)),
+        heartbeat_seconds=0.05,
+    )
+
+
+def ask_for_ever(fleet):
+    for _ in range(ROUNDS):
+        for seat in fleet.idle():
+            fleet.ask(seat, 0, {})
+        fleet.next_result()
+
+
+def test_fleet_worker_that_cannot_start_ends_the_training_with_its_error(ray):
+    told = []
+    fleet = fleet_of_one(ray, told, fault="start")
+    with pytest.raises(WorkerLostError, match="rollout0 cannot start.*no such device"):
+        ask_for_ever(fleet)
+    fleet.close()
+    assert [name for name, _ in told] == ["worker_died", "alert"]
+
+
+def test_fleet_worker_that_dies_at_every_step_is_given_up_in_the_end(ray):
+    told = []
+    fleet = fleet_of_one(ray, told, fault="step")
+    with pytest.raises(WorkerLostError, match=f"rollout0 .* {MOST_DEATHS} times in a row"):
+        ask_for_ever(fleet)
+    fleet.close()
+    assert [name for name, _ in told].count("worker_died") == MOST_DEATHS
+    assert [facts["rollout_step"] for name, facts in told if name == "worker_restarted"] == [7] * (MOST_DEATHS - 1)
