@@ -30,6 +30,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/trainer.py
+	$(BIN)/python benchmarks/grpo.py
 
 # Programs of the system that tests use. Without root those tests are skipped and say so.
 system:

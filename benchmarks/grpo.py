@@ -42,7 +42,7 @@ from statistics import quantiles
 from typing import Any
 
 import torch
-from grpo_pair import CheckError, Pair, Stopwatch, Times, check_same, train_watched
+from grpo_pair import CheckError, Pair, Stopwatch, Times, check_same, keep_memory, train_watched
 from grpo_recipe import ENVIRONMENT, TOKENIZER, accuracy, grpo_config, show_examples
 from measure import quiet
 from rich.console import Console
@@ -235,6 +235,7 @@ class Report:
 def measure(options: argparse.Namespace) -> Report:
     """Measure everything there is."""
     torch.set_num_threads(1)
+    keep_memory()
     with quiet(), tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         runs = [learn(seed, options, directory / f"seed-{seed}") for seed in options.seeds]
@@ -328,7 +329,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each learns from the beginning")
     add("--sft-steps", type=_at_least(1), default=100, help="the most steps of showing examples")
-    add("--steps", type=_at_least(1), default=350, help="steps of GRPO")
+    add("--steps", type=_at_least(1), default=400, help="steps of GRPO")
     add("--held-out", type=_at_least(1), default=512, help="tasks that accuracy is measured on")
     add("--rounds", type=_at_least(1), default=10, help="pairs of trainings to measure the cost with")
     add("--cost-steps", type=_at_least(3), default=30, help="steps of each of them")
