@@ -119,7 +119,7 @@ def test_show_callback_json_has_arguments_moments_and_options(cli):
     assert shown["moments"] == ["on_log", "on_train_end"]
     assert shown["arguments"][:2] == [
         {"name": "monitor", "type": "str", "required": False, "default": "'val/loss'"},
-        {"name": "mode", "type": "Literal['min', 'max']", "required": False, "default": "'min'"},
+        {"name": "mode", "type": "Optional[Literal['min', 'max']]", "required": False, "default": "None"},
     ]
     assert set(shown["options"]) == OPTION_NAMES
     assert shown["options"]["name"] == "'early_stopping'"
@@ -130,7 +130,7 @@ def test_show_callback_text_has_docstring_and_moments(cli):
     assert "callback from hookline: hookline.callbacks.early_stopping:EarlyStoppingCallback" in shown
     assert "monitor: The metric; ``val_loss`` and ``val/loss`` are the same." in shown
     assert "on_log(loop, step, metrics)\n      After a row of metrics was written" in shown
-    assert "Literal['min', 'max']   'min'" in shown
+    assert "Optional[Literal['min', 'max']]   None" in shown
     assert "priority=0" in shown
 
 
