@@ -433,7 +433,7 @@ class Trainer(Session):
         return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
 
     def _require_batches(self) -> None:
-        if self._batches_done == 0:
+        if self._batches_done == 0 and not self.stop_requested:
             used_up = _used_up(self.train_batches) if self.epoch > 0 else ""
             raise OptionError(f"train_data gave no batch in epoch {self.epoch + 1}.{used_up}")
 

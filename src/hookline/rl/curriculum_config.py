@@ -31,8 +31,8 @@ class CurriculumConfig(CheckedStruct):
         window: How many of its latest results a lesson's success rate is the mean of.
         min_results: How many of them there have to be before a lesson is learnt, or forgotten.
         regression_margin: How far below its threshold a learnt lesson counts as forgotten.
-        review_share: The share of draws that goes to learnt lessons while there are others; at 0 only
-            evaluations can show that one was forgotten.
+        review_share: The share of draws that goes to learnt lessons while there are others; at 0 nobody notices
+            that one was forgotten, since evaluations are only recorded.
     """
 
     lessons: list[Lesson]

@@ -9,6 +9,9 @@ from typing import Any
 
 logger = logging.getLogger("hookline")
 
+LARGEST = 1e30
+"""The largest reward: with larger ones the arithmetic of a learner, in 32 bits, overflows."""
+
 _LOCK = threading.Lock()  # not in the counter: environments are copied and sent to other processes
 
 
@@ -36,12 +39,12 @@ def described(error: BaseException) -> str:
 
 
 def finite(value: Any, name: str, faults: Faults) -> float | None:
-    """A reward as a float; None, and a fault of ``name``, where it is no finite number."""
+    """A reward as a float; None, and a fault of ``name``, where it is no finite number, or too large to learn from."""
     try:
         reward = math.nan if isinstance(value, str | bytes) else float(value)
     except Exception:  # whatever stands there instead of a number
         reward = math.nan
-    if math.isfinite(reward):
+    if abs(reward) <= LARGEST:  # neither NaN nor infinity is
         return reward
     faults.note(name, f"gave {reprlib.repr(value)}, where a finite number is accepted")
     return None

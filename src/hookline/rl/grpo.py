@@ -15,7 +15,7 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-probability of each token given those before it, and the entropy there: both one shorter than ``ids``."""
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
-    distribution = torch.log_softmax(logits / temperature, dim=-1)
+    distribution = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
     chosen = distribution.gather(-1, ids[:, 1:, None]).squeeze(-1)
     with torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(-1)

@@ -1,5 +1,6 @@
 """Hooks that evaluate a rollout worker's lessons."""
 
+import logging
 import random
 from typing import Any
 
@@ -7,13 +8,17 @@ from hookline.core.errors import OptionError
 from hookline.core.hook import Hook, HookContext, PeriodicHook
 from hookline.core.registry import register
 from hookline.rl.curriculum_config import CurriculumConfig
+from hookline.rl.policy import PolicyError
+
+logger = logging.getLogger("hookline")
 
 
 @register("evaluation_hook")
 class EvaluationHook(PeriodicHook):
     """Evaluates the current lesson, or all of them, every so many rollout steps.
 
-    It draws from a generator of its own: with or without it, the rollouts are the same.
+    It draws from a generator of its own: with or without it, the rollouts are the same. An evaluation for which the
+    policy gives nothing (its server is down) is left out, and recorded as ``<eval_type>/failed``.
 
     Args:
         frequency: After every so many steps.
@@ -42,12 +47,15 @@ class EvaluationHook(PeriodicHook):
 
     def run(self, context: HookContext) -> dict[str, Any]:
         worker, rng = context.worker, None if context.rng is None else _python_random(context.split_rng()[0])
-        if self.evaluate_all_lessons:
-            metrics: dict[str, Any] = worker.evaluate_curriculum(self.n_examples, self.eval_type, rng=rng)
-        elif context.lesson_id is None:
-            return {}
-        else:
-            metrics = worker.evaluate_lesson(context.lesson_id, self.n_examples, self.eval_type, rng=rng)
+        metrics: dict[str, Any] = {}
+        try:
+            if self.evaluate_all_lessons:
+                metrics = worker.evaluate_curriculum(self.n_examples, self.eval_type, rng=rng)
+            elif context.lesson_id is not None:
+                metrics = worker.evaluate_lesson(context.lesson_id, self.n_examples, self.eval_type, rng=rng)
+        except PolicyError as error:  # which passes: failing for that, a hook would be taken out for good
+            logger.warning("%s at step %d is left out, the policy failed: %s", self.eval_type, context.step, error)
+            metrics = {f"{self.eval_type}/failed": 1}
         return metrics
 
 

@@ -23,6 +23,7 @@ class GRPOLearner(Trainer):
         worker: Who makes the rollouts.
         pad_id: The token that batches are padded with.
         grpo: The settings of the loss.
+        temperature: At which the worker samples.
         config: The settings of the training; ``max_steps`` says how long.
         optimizer, scheduler, callbacks, custom_logger_fns, hook_fns: As for every `Trainer`.
     """
@@ -35,6 +36,7 @@ class GRPOLearner(Trainer):
         pad_id: int,
         config: TrainerConfig,
         grpo: GRPOConfig | None = None,
+        temperature: float = 1.0,
         optimizer: Any = None,
         scheduler: Any = None,
         callbacks: Any = None,
@@ -45,7 +47,16 @@ class GRPOLearner(Trainer):
         if config.max_steps is None:
             raise OptionError("Rollouts never end: give the TrainerConfig max_steps.")
         reference = frozen_copy(model) if self.grpo.kl else None
-        self.stream = RolloutStream(worker, model, pad_id=pad_id, updates=self.grpo.updates, reference=reference)
+        self.temperature = temperature
+        self.stream = RolloutStream(
+            worker,
+            model,
+            pad_id=pad_id,
+            updates=self.grpo.updates,
+            reference=reference,
+            temperature=temperature,
+            stops=lambda: self.stop_requested,
+        )
         self.rollout_worker = worker
         super().__init__(
             model,
@@ -60,7 +71,7 @@ class GRPOLearner(Trainer):
 
     def training_step(self, model: Any, batch: Any) -> dict[str, Any]:
         """The loss of a batch of rollouts, and what is known about it."""
-        logprobs, entropy = token_logprobs(model, batch["ids"], batch["attention"])
+        logprobs, entropy = token_logprobs(model, batch["ids"], batch["attention"], temperature=self.temperature)
         loss, facts = grpo_loss(
             logprobs,
             batch["old"],

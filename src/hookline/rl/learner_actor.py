@@ -79,7 +79,13 @@ class LearnerActor:
         )
         pad_id = order.tokenizer.pad_token_id or 0
         learner = self._learner = GRPOLearner(
-            order.model, rollouts, pad_id=pad_id, config=config.train, grpo=config.grpo, **order.given
+            order.model,
+            rollouts,
+            pad_id=pad_id,
+            config=config.train,
+            grpo=config.grpo,
+            temperature=config.rollout.temperature,
+            **order.given,
         )
         made = learner.fit()
         artifacts = LoopArtifacts(made.step, plain(made.metrics), made.checkpoints, made.output_dir, made.stop_reason)

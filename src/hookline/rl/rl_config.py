@@ -43,5 +43,11 @@ class RLConfig(CheckedStruct, kw_only=True):
             raise OptionError(f"RLConfig(rollout_workers={self.rollout_workers}): give a whole number of at least 1.")
         if self.max_staleness < 0:
             raise OptionError(f"RLConfig(max_staleness={self.max_staleness}): give a whole number of at least 0.")
+        if self.rollout.group_size == 1 or self.rollout.temperature == 0:
+            raise OptionError(
+                f"RLConfig(rollout): group_size={self.rollout.group_size} and temperature={self.rollout.temperature} "
+                "give groups whose completions are all alike, from which nothing is learnt: give a group_size of at "
+                "least 2 and a temperature above 0."
+            )
         if self.executor == "local" and self.rollout_workers > 1:
             raise OptionError("RLConfig(rollout_workers=...) is for executor='ray': in one process there is one.")

@@ -1,5 +1,7 @@
 """`RolloutConfig`: how rollouts are made. `RolloutWorkerConfig`: the settings of a worker that makes nothing else."""
 
+import math
+import threading
 from typing import Any
 
 import msgspec
@@ -22,7 +24,8 @@ class RolloutConfig(CheckedStruct, kw_only=True):
         stop: Texts that end a completion.
         reward_weights: How much each reward counts in the total; 1 where it is not named.
         scale_advantages: Divide advantages by the standard deviation in their group.
-        scoring_seconds: How long scoring one completion may take; None waits.
+        scoring_seconds: How long scoring one completion may take, or a whole step's where the environment scores
+            them at once (``dataset``); None waits.
         samples: How many rollouts of a step are recorded with their texts; None records all.
         failures: After how many steps in a row without a single completion the worker gives up.
     """
@@ -45,6 +48,13 @@ class RolloutConfig(CheckedStruct, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"{type(self).__name__}({name}={value!r}): give a whole number of at least {least}.")
+        if self.scoring_seconds is not None and not 0 < self.scoring_seconds <= threading.TIMEOUT_MAX:
+            raise OptionError(
+                f"RolloutConfig(scoring_seconds={self.scoring_seconds!r}): give a number above 0, or None to wait."
+            )
+        for name, weight in self.reward_weights.items():
+            if not math.isfinite(weight):
+                raise OptionError(f"RolloutConfig(reward_weights={{{name!r}: {weight!r}}}): give finite numbers.")
         self.sampling()
 
     def sampling(self, *, seed: int | None = None, greedy: bool = False) -> Sampling:

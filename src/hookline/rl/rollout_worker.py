@@ -25,7 +25,7 @@ from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops.session import Session
 from hookline.rl.curriculum import Curriculum
 from hookline.rl.environment import Environment, evaluation_tasks, succeeded
-from hookline.rl.faults import Faults, described
+from hookline.rl.faults import Faults, described, finite
 from hookline.rl.group import group_advantages
 from hookline.rl.hooks import create_default_evaluation_hooks
 from hookline.rl.lesson import Lesson
@@ -86,6 +86,7 @@ class RolloutWorker(Session):
         self.latest_version = self.policy.version
         self.lesson_id: str | None = None
         self.loop: Session = self
+        self.rollout_seconds = 0.0
         self._failed_in_a_row = 0
         self._told: list[tuple[str, Any]] = []
         self._hooks_are_closed = False
@@ -242,7 +243,13 @@ class RolloutWorker(Session):
 
     def _written(self, lesson: Lesson) -> tuple[list[Task], list[list[Completion]]]:
         """Tasks of a lesson and what the policy made of them; nothing where it could not."""
-        tasks = lesson.environment.sample(self.rollout.prompts, self._generator("tasks"))
+        try:
+            tasks = lesson.environment.sample(self.rollout.prompts, self._generator("tasks"))
+        except OptionError:
+            raise
+        except Exception as error:  # whatever an environment does, training goes on
+            self._note_failure(f"{lesson.environment.name}.sample", error)
+            return [], []
         sampling = self.rollout.sampling(seed=self._generator("sampling").getrandbits(31))
         try:
             prompts = [task.prompt for task in tasks]
@@ -268,27 +275,37 @@ class RolloutWorker(Session):
     def _score(self, lesson: Lesson, tasks: list[Task], written: list[list[Completion]]) -> list[Rollout]:
         """Each completion with its rewards; those for which there are none are left out."""
         environment: Environment = lesson.environment
+        own = getattr(environment, "faults", None)
+        faults = own if isinstance(own, Faults) else self.faults
         pairs = [(task, completion) for task, group in zip(tasks, written, strict=True) for completion in group]
         rewards = score_batch(
             environment,
             [task for task, _ in pairs],
             [completion.text for _, completion in pairs],
             timeout_seconds=self.rollout.scoring_seconds,
-            faults=None if hasattr(environment, "faults") else self.faults,
+            faults=faults,
         )
+        totals = [self._total(given, faults) for given in rewards]
         return [
             Rollout(
                 task,
                 completion,
                 given,
-                total=sum(self.rollout.reward_weights.get(name, 1.0) * value for name, value in given.items()),
+                total=total,
                 success=self._is_solved(environment, task, given),
                 lesson=lesson.id,
                 version=self.policy.version,
             )
-            for (task, completion), given in zip(pairs, rewards, strict=True)
-            if given
+            for (task, completion), given, total in zip(pairs, rewards, totals, strict=True)
+            if total is not None
         ]
+
+    def _total(self, given: dict[str, float], faults: Faults) -> float | None:
+        """The weighted sum of rewards; None where there are none, or where it is too large for a number."""
+        if not given:
+            return None
+        weights = self.rollout.reward_weights
+        return finite(sum(weights.get(name, 1.0) * value for name, value in given.items()), "total", faults)
 
     def _is_solved(self, environment: Environment, task: Task, given: dict[str, float]) -> bool:
         try:
@@ -298,6 +315,7 @@ class RolloutWorker(Session):
             return False
 
     def _facts(self, generating: float, scoring: float) -> dict[str, Any]:
+        self.rollout_seconds = generating + scoring
         version = self.policy.version
         return {
             "lesson": self.lesson_id,
@@ -312,9 +330,10 @@ class RolloutWorker(Session):
             if self.recorder is not None:
                 facts = {"lesson": event.lesson, "success_rate": event.success_rate}
                 self.recorder.event(f"lesson_{event.kind}", step=event.step, **facts)
+        own = [getattr(lesson.environment, "faults", None) for lesson in self.curriculum.lessons]
         faults = Counter(self.faults)
-        for lesson in self.curriculum.lessons:
-            faults.update(getattr(lesson.environment, "faults", {}))
+        for counted in {id(each): each for each in own if isinstance(each, Faults)}.values():  # lessons may share one
+            faults.update(counted)
         metrics |= {f"faults/{name}": count for name, count in faults.items()}
         if self.loop is self:
             self.commit(self.step, metrics)
@@ -339,7 +358,9 @@ class RolloutWorker(Session):
 
     def _ask_hooks(self, metrics: dict[str, Any]) -> None:
         """Ask the hooks once, and record what they give that is not recorded yet."""
-        metadata = metrics | {
+        empty = {"success_rate": 0.0, "completions/length_mean": 0.0, "completions/length_max": 0}
+        known = metrics | {name: value for name, value in empty.items() if name not in metrics}
+        metadata = known | {
             "reward": metrics.get("reward/mean", 0.0),
             "reward_mean": metrics.get("reward/mean", 0.0),
             "reward_std": metrics.get("reward/std", 0.0),

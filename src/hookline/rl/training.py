@@ -7,6 +7,7 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.hook import Hook
 from hookline.core.state import LoopArtifacts
+from hookline.loops import ranks
 from hookline.rl.hf_policy import HFPolicy
 from hookline.rl.learner import GRPOLearner
 from hookline.rl.rl_config import RLConfig
@@ -41,9 +42,17 @@ def train(
         from hookline.rl.ray_executor import train_on_ray
 
         return train_on_ray(config, model, tokenizer, hooks=hooks, **given)
+    if ranks.world_size() > 1:
+        raise OptionError("rl.train() runs in one process; for several give RLConfig(executor='ray').")
     worker = RolloutWorker(worker_config(config), policy=HFPolicy(model, tokenizer), hooks=hooks)
     learner = GRPOLearner(
-        model, worker, pad_id=tokenizer.pad_token_id or 0, config=config.train, grpo=config.grpo, **given
+        model,
+        worker,
+        pad_id=tokenizer.pad_token_id or 0,
+        config=config.train,
+        grpo=config.grpo,
+        temperature=config.rollout.temperature,
+        **given,
     )
     return learner.fit()
 

@@ -87,7 +87,7 @@ class Rollout:
         rewards: By the name of the reward function; one that gave nothing is missing.
         total: What the learner is to make larger.
         success: Whether it counts as solved, for the curriculum.
-        advantage: How much better than the others of its group, once a learner has computed it.
+        advantage: How much better than the others of its group; the worker computes it once all are scored.
         version: That of the weights that wrote it.
     """
 

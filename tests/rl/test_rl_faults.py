@@ -1,0 +1,155 @@
+"""What goes wrong in rollouts and in learning from them, and what comes of it."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import hookline as hl
+from hookline import rl
+from hookline.core.errors import OptionError
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.rl.rollout_stream import RolloutStream
+
+torch.set_num_threads(1)
+TOKENIZER = character_tokenizer("0123456789>")
+
+
+class Scored:
+    name = "scored"
+
+    def __init__(self, score):
+        self._score, self.calls = score, 0
+
+    def sample(self, n, rng):
+        return [rl.Task(f"{rng.randrange(10)}>") for _ in range(n)]
+
+    def score(self, task, completion):
+        self.calls += 1
+        return self._score(self.calls)
+
+
+def worker(*environments, policy=None, **options):
+    lessons = [rl.Lesson(f"lesson {place}", each) for place, each in enumerate(environments)]
+    curriculum = rl.CurriculumConfig(lessons=lessons, **({"micro_eval_frequency": 0, "eval_frequency": 0} | options))
+    rollout = rl.RolloutConfig(prompts=2, group_size=2, max_tokens=4)
+    policy = policy or rl.HFPolicy(tiny_causal_lm(TOKENIZER), TOKENIZER)
+    config = rl.RolloutWorkerConfig(
+        curriculum_config=curriculum, rollout=rollout, policy=policy, output_dir=None, summary=False
+    )
+    return rl.RolloutWorker(config)
+
+
+@pytest.mark.parametrize(
+    "options", [{"scoring_seconds": 0}, {"scoring_seconds": -1}, {"reward_weights": {"a": math.nan}}]
+)
+def test_rollout_config_number_that_cannot_be_is_refused_when_made(options):
+    with pytest.raises(OptionError, match=next(iter(options))):
+        rl.RolloutConfig(**options)
+
+
+@pytest.mark.parametrize("scores", [{"a": 1e300}, {"a": 1.7e308, "b": 1.7e308}, {"a": 8e29, "b": 8e29}])
+def test_rewards_that_are_too_large_are_faults_and_the_run_goes_on(scores):
+    made = worker(Scored(lambda call: scores if call % 2 else dict.fromkeys(scores, 0.0)))
+    made.run(max_steps=2)
+    assert made.step == 2
+    assert sum(made.faults.values()) >= 4
+
+
+def test_faults_of_an_environment_with_a_dict_of_that_name_are_counted():
+    environment = Scored(lambda call: {"a": math.nan})
+    environment.faults = {}
+    made = worker(environment)
+    made.run(max_steps=2)
+    assert made.metrics["faults/a"] == 8
+
+
+def test_faults_of_an_environment_that_two_lessons_share_are_counted_once():
+    def broken(prompts, completions, **columns):
+        raise ValueError("no answer")
+
+    environment = rl.environments.RewardDataset([{"prompt": f"{digit}>"} for digit in range(50)], [broken])
+    made = worker(environment, environment)
+    made.run(max_steps=3)
+    assert made.metrics["faults/broken"] == 3
+
+
+class Flat(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(16, 16)
+
+    def forward(self, input_ids, attention_mask, use_cache):
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+def test_rollout_stream_reference_follows_the_model_to_its_device():
+    rollout = rl.Rollout(rl.Task("1>"), rl.Completion("2", [3], [-1.0], "stop", [1, 2]), advantage=1.0)
+    source = SimpleNamespace(latest_version=0, roll_out=lambda: [rollout])
+    stream = RolloutStream(source, Flat().to("meta"), pad_id=0, reference=Flat())
+    assert next(iter(stream))["reference"].device.type == "meta"
+
+
+def learner(environment, *, kl=0.0, temperature=1.0, model=None, **settings):
+    model = tiny_causal_lm(TOKENIZER) if model is None else model
+    made = worker(environment, policy=rl.HFPolicy(model, TOKENIZER))
+    config = hl.TrainerConfig(**({"max_steps": 2, "summary": False, "device": "cpu"} | settings))
+    grpo = rl.GRPOConfig(kl=kl)
+    return rl.GRPOLearner(model, made, pad_id=0, config=config, grpo=grpo, temperature=temperature)
+
+
+def test_environment_whose_sample_fails_once_costs_that_step_only():
+    class Shaky(Scored):
+        def sample(self, n, rng):
+            self.calls += 1
+            if self.calls == 1:
+                raise ValueError("the data base is gone")
+            return super().sample(n, rng)
+
+    made = worker(Shaky(lambda call: {"a": 1.0}))
+    made.run(max_steps=3)
+    assert (made.step, made.faults["scored.sample"]) == (3, 1)
+
+
+def test_stop_asked_for_while_rollouts_stay_empty_is_heard(tmp_path):
+    class Nothing(Scored):
+        def sample(self, n, rng):
+            return []
+
+    made = learner(Nothing(lambda call: {}), output_dir=str(tmp_path))
+    made.callbacks.add(hl.on("rollout_end", lambda loop: loop.request_stop("enough of this")))
+    assert made.fit().stop_reason == "enough of this"
+    assert (made.state, made.rollout_worker.step) == ("stopped", 1)
+
+
+def test_learner_at_another_temperature_begins_with_a_ratio_of_one():
+    made = learner(Scored(lambda call: {"a": float(call % 2)}), temperature=0.5, max_steps=1, output_dir=None)
+    made.fit()
+    assert made.metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert made.metrics["clip_share"] == 0
+
+
+def test_resume_with_kl_and_another_starting_model_is_refused(tmp_path):
+    environment = Scored(lambda call: {"a": float(call % 2)})
+    learner(environment, kl=0.1, output_dir=str(tmp_path)).fit()
+    again = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=4)
+    assert again.resume().step == 4
+    other = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=6, model=tiny_causal_lm(TOKENIZER, seed=1))
+    with pytest.raises(hl.CheckpointError, match="Give the model with which it began"):
+        other.resume()
+
+
+@pytest.mark.parametrize("options", [{"group_size": 1}, {"temperature": 0.0}])
+def test_rl_config_of_groups_that_are_all_alike_is_refused(options):
+    lessons = rl.CurriculumConfig(lessons=[rl.Lesson("sort", "sorting")])
+    with pytest.raises(OptionError, match="nothing is learnt"):
+        rl.RLConfig(curriculum=lessons, rollout=rl.RolloutConfig(**options), train=hl.TrainerConfig(max_steps=1))
+
+
+def test_rl_train_in_one_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    lessons = rl.CurriculumConfig(lessons=[rl.Lesson("sort", "sorting")])
+    config = rl.RLConfig(curriculum=lessons, train=hl.TrainerConfig(max_steps=1))
+    with pytest.raises(OptionError, match="executor='ray'"):
+        rl.train(config, model=tiny_causal_lm(TOKENIZER), tokenizer=TOKENIZER)
