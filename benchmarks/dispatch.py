@@ -27,7 +27,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from measure import Case, Loop, fresh, import_milliseconds, quiet, round_robin
+from measure import Case, Loop, at_least, fresh, import_milliseconds, met, quiet, round_robin
 from rich.console import Console
 from rich.table import Table
 
@@ -382,7 +382,7 @@ def show(report: Report, console: Console) -> None:
     for system, ratios in report.ratios.items():
         table.add_row(system, *(f"{ratios[name]:.2f}" for name in SITUATIONS))
         if system == "hookline":
-            bars = (f"{BARS[name]} {_met(ratios[name] <= BARS[name])}" for name in SITUATIONS)
+            bars = (f"{BARS[name]} {met(ratios[name] <= BARS[name])}" for name in SITUATIONS)
             table.add_row("  bar", *bars, end_section=True)
     console.print(table)
     for line in _lines(report):
@@ -392,7 +392,7 @@ def show(report: Report, console: Console) -> None:
 def _lines(report: Report) -> Iterator[str]:
     for peer, lead in report.leads.items():
         bar = LEADS[peer]
-        yield f"ten callbacks: {lead:.2f} times as fast as {peer} (bar {bar} {_met(lead >= bar)})"
+        yield f"ten callbacks: {lead:.2f} times as fast as {peer} (bar {bar} {met(lead >= bar)})"
     yield f"add to a collection of ten: {report.add_microseconds:.1f} µs"
     yield f"rebuild and first firing after it: {report.rebuild_microseconds:.1f} µs"
     yield f"import hookline, over a bare interpreter: {report.import_milliseconds:.1f} ms"
@@ -402,22 +402,11 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{report.rounds} rounds of {report.calls:,} calls; {report.cpus} CPUs; {versions}"
 
 
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "NOT MET"
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least 1")
-    return number
-
-
 def main() -> None:
     """Measure, and print a table or one JSON object."""
     parser = argparse.ArgumentParser(description="What firing a moment costs, beside hookline's peers.")
-    parser.add_argument("--rounds", type=_count, default=15, help="times that every case is measured")
-    parser.add_argument("--calls", type=_count, default=20_000, help="calls in each measurement")
+    parser.add_argument("--rounds", type=at_least(1), default=15, help="times that every case is measured")
+    parser.add_argument("--calls", type=at_least(1), default=20_000, help="calls in each measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_args()
     report = measure(rounds=options.rounds, calls=options.calls)

@@ -33,7 +33,7 @@ import platform
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from grpo_pair import CheckError, Pair, Stopwatch, Times, check_same, keep_memory, train_watched
 from grpo_recipe import ENVIRONMENT, TOKENIZER, accuracy, grpo_config, show_examples
-from measure import quiet
+from measure import at_least, met, quiet
 from rich.console import Console
 from rich.table import Table
 
@@ -282,8 +282,8 @@ def _learning_table(report: Report) -> Table:
             end_section=each is report.learnt[-1],
         )
     bars = report.bars
-    accuracies = [f">= {BARS[name]:.2f} {_met(bars[name])}" for name in ("sampled", "greedy")]
-    table.add_row("bar", "", *accuracies, f"< {BARS['seconds']:.0f} {_met(bars['seconds'])}", "")
+    accuracies = [f">= {BARS[name]:.2f} {met(bars[name])}" for name in ("sampled", "greedy")]
+    table.add_row("bar", "", *accuracies, f"< {BARS['seconds']:.0f} {met(bars['seconds'])}", "")
     return table
 
 
@@ -294,7 +294,7 @@ def _cost_table(report: Report) -> Table:
     table.add_row("hooks and the record", _range(taken.added))
     table.add_row("computing the metrics", f"{taken.metrics:+.2%}", end_section=True)
     table.add_row("together", f"{taken.share:+.2%}")
-    table.add_row("bar", f"< {BARS['share']:.0%} {_met(report.bars['share'])}")
+    table.add_row("bar", f"< {BARS['share']:.0%} {met(report.bars['share'])}")
     return table
 
 
@@ -309,31 +309,17 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{report.rounds} rounds of {report.cost_steps} steps; {report.cpus} CPUs, one thread; {versions}"
 
 
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "NOT MET"
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least {least}")
-        return number
-
-    return count
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description="That GRPO learns, and what hooks and the record add to it.")
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each learns from the beginning")
-    add("--sft-steps", type=_at_least(1), default=100, help="the most steps of showing examples")
-    add("--steps", type=_at_least(1), default=400, help="steps of GRPO")
-    add("--held-out", type=_at_least(1), default=512, help="tasks that accuracy is measured on")
-    add("--rounds", type=_at_least(1), default=10, help="pairs of trainings to measure the cost with")
-    add("--cost-steps", type=_at_least(3), default=30, help="steps of each of them")
-    add("--check-steps", type=_at_least(2), default=10, help="steps of the training with hooks that evaluate")
+    add("--sft-steps", type=at_least(1), default=100, help="the most steps of showing examples")
+    add("--steps", type=at_least(1), default=400, help="steps of GRPO")
+    add("--held-out", type=at_least(1), default=512, help="tasks that accuracy is measured on")
+    add("--rounds", type=at_least(1), default=10, help="pairs of trainings to measure the cost with")
+    add("--cost-steps", type=at_least(3), default=30, help="steps of each of them")
+    add("--check-steps", type=at_least(2), default=10, help="steps of the training with hooks that evaluate")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     return parser.parse_args(arguments)
 

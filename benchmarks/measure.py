@@ -6,6 +6,7 @@ another case is the median of the ratios within each round. Every case is warmed
 garbage collector only runs between rounds. The loop around the calls is part of what is measured.
 """
 
+import argparse
 import contextlib
 import gc
 import io
@@ -25,6 +26,23 @@ from typing import Any, NamedTuple
 
 Loop = Callable[[int], object]
 """Makes as many calls as it is told to."""
+
+
+def met(is_met: bool) -> str:
+    """How a bar is shown."""
+    return "met" if is_met else "NOT MET"
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a number of rounds, steps or calls from the command line."""
+
+    def number(text: str) -> int:
+        given = int(text)
+        if given < least:
+            raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least {least}")
+        return given
+
+    return number
 
 
 class Case(NamedTuple):

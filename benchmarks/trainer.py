@@ -42,7 +42,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from measure import Case, Loop, fresh, quiet, round_robin
+from measure import Case, Loop, at_least, fresh, met, quiet, round_robin
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -457,7 +457,7 @@ def show(report: Report, console: Console) -> None:
     for system, added in report.added_microseconds.items():
         table.add_row(system, *(_range(added[name]) for name in SITUATIONS))
         if system == "hookline":
-            bars = (f"{BARS[name]:+.0f} {_met(is_met)}" for name, is_met in report.bars.items())
+            bars = (f"{BARS[name]:+.0f} {met(is_met)}" for name, is_met in report.bars.items())
             table.add_row("  bar", *bars, end_section=True)
     console.print(table)
     for line in _lines(report):
@@ -477,22 +477,11 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{report.rounds} rounds of {report.steps:,} steps; {report.cpus} CPUs, one thread; {versions}"
 
 
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "NOT MET"
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least 1")
-    return number
-
-
 def main() -> None:
     """Measure, and print a table or one JSON object."""
     parser = argparse.ArgumentParser(description="What a trainer adds to a step, beside hookline's peers.")
-    parser.add_argument("--rounds", type=_count, default=31, help="times that every case is measured")
-    parser.add_argument("--steps", type=_count, default=200, help="timed steps in each measurement")
+    parser.add_argument("--rounds", type=at_least(1), default=31, help="times that every case is measured")
+    parser.add_argument("--steps", type=at_least(1), default=200, help="timed steps in each measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_args()
     report = measure(rounds=options.rounds, steps=options.steps)

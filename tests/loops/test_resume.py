@@ -636,4 +636,4 @@ def test_resume_of_a_longer_schedule_goes_on_with_its_learning_rate(tmp_path, ca
     longer.resume()
     rates = [row.metrics["learning_rate"] for row in longer.history if "learning_rate" in row.metrics]
     assert rates[4:] == pytest.approx([0.001 * (1 - step / 8) for step in range(4, 8)])
-    assert "training of 4 steps, now it is 8" in caplog.text
+    assert "num_steps=4, now it is 8: the learning rate follows the new schedule" in caplog.text

@@ -87,7 +87,7 @@ def rows(run_dir, writer, axis):
 
 
 class KillsAWorker(hl.Callback):
-    """Kills a rollout worker's process, and stops some steps after it is back."""
+    """Kills a rollout worker that has made rollouts, and stops some steps after it is back and has made more."""
 
     def __init__(self, worker):
         self.worker = worker
@@ -102,13 +102,14 @@ class KillsAWorker(hl.Callback):
 
     def _kill(self, loop):
         pids = [e.data["pid"] for e in events(loop.output_dir, "worker_started") if e.data["worker"] == self.worker]
-        if pids:
+        if pids and rows(loop.output_dir, self.worker, "rollout"):
             self.killed = True
             loop.recorder.event("killed", step=loop.step)
             os.kill(pids[0], signal.SIGKILL)
 
     def _wait_for_return(self, loop):
-        if events(loop.output_dir, "worker_restarted"):
+        back = events(loop.output_dir, "worker_restarted")
+        if back and len(rows(loop.output_dir, self.worker, "rollout")) > back[0].data["rollout_step"]:
             self.stop_at = loop.step + 30
 
 

@@ -43,6 +43,7 @@ class AccelerateBackend:
         self.model: Any = None
         self.optimizer: Any = None
         self._wrapped: Any = None
+        self._is_sharded = False
         self._moved: list[Any] = []
         self._others: list[Any] = []
         _require_device(device, self.device)
@@ -53,6 +54,7 @@ class AccelerateBackend:
             logger.warning("Accelerate shards no model on CPUs: each process holds and trains all of it.")
         self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
         self.model = self._accelerator.unwrap_model(self._wrapped)
+        self._is_sharded = any(hasattr(parameter, "to_local") for parameter in self._wrapped.parameters())
         self._moved = moved_parameters(self.optimizer)
         self._others = other_parameters(self.model, self._moved)
 
@@ -132,10 +134,6 @@ class AccelerateBackend:
 
         groups: Any = get_optimizer_state_dict(self._wrapped, self._inner)["param_groups"]
         return [name for group in groups for name in group["params"]]
-
-    @property
-    def _is_sharded(self) -> bool:
-        return any(hasattr(parameter, "to_local") for parameter in self._wrapped.parameters())
 
     @property
     def _inner(self) -> Any:

@@ -6,7 +6,6 @@ and the same under every backend.
 """
 
 import os
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from hookline.core.errors import OptionError
@@ -104,21 +103,6 @@ def moved(batch: Any, device: Any) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(moved(value, device) for value in batch))
     return type(batch)(moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
-
-
-def read_tensors(path: Path) -> Any:
-    """What a file of a checkpoint holds; only tensors and plain values are read, never code."""
-    import torch
-
-    from hookline.core.errors import CheckpointError
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: that checkpoint was not saved by a Trainer.") from None
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise CheckpointError(f"{path} cannot be read: {first}") from error
 
 
 def check_device(device: str) -> Any:

@@ -76,6 +76,11 @@ class Batches:
         """Whether one epoch uses it up."""
         return not isinstance(self.data, DataLoader) and iter(self.data) is self.data
 
+    @property
+    def advice(self) -> str:
+        """What to do where it gives no batch, as far as that is known."""
+        return " It is an iterator, which is used up: give a list or a loader." if self.is_iterator else ""
+
     def state(self) -> list[Any]:
         """The states of the generators that the data draws its order from."""
         return [generator.get_state() for generator in self._generators()]

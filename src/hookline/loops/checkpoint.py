@@ -212,12 +212,19 @@ class Tensors:
         """Those of a checkpoint, on the CPU."""
         if not path.exists():
             return cls()
-        import torch
+        return cls(read_tensors(path))
 
-        try:
-            return cls(torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:
-            raise CheckpointError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
+
+def read_tensors(path: Path) -> Any:
+    """What a file of a checkpoint holds, on the CPU; only tensors and plain values are read, never code."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: that checkpoint was not saved by a Trainer.") from None
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _sizes(directory: Path) -> dict[str, int]:

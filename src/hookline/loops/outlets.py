@@ -63,6 +63,19 @@ class Outlets:
         """How each sink stands."""
         return [] if self._courier is None else self._courier.states()
 
+    def ids(self) -> dict[str, str]:
+        """What the destinations call the run, say ``wandb_run_id``: the sink's name in front, those that are open so far."""
+        if self._courier is None:
+            return {}
+        from hookline.record.delivery import saved_state
+
+        found: dict[str, str] = {}
+        for name, sink in self._sinks.items():
+            state = saved_state(self._courier.run_dir, name, sink)
+            known = {} if state is None else sink.ids(state)
+            found |= {f"{name}_{key}": str(value) for key, value in known.items()}
+        return found
+
 
 def _made(sinks: Iterable[Any]) -> "dict[str, Sink]":
     if isinstance(sinks, list | tuple) and not sinks:

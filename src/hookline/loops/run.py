@@ -141,6 +141,7 @@ class Run(Session):
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)
         self._resume = (state["epoch"], state["batches_done"])
+        self.resumed_row = state.get("open_row", {})
 
     def _steps(self, batches: Iterable[B], epochs: int, total: int | None) -> Iterator[B]:
         self.start()

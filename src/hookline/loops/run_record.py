@@ -111,7 +111,7 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
         recorder.resume(-1)
         return
     run.load_checkpoint(saved)
-    row = checkpoint.load(saved).get("open_row")
+    row = run.resumed_row
     if row:  # the checkpoint was saved in the body of its last step, whose row may not have been written
         recorder.resume(run.step, train=run.step - 1)
         recorder.metrics(row, run.step)

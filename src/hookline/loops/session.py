@@ -89,6 +89,8 @@ class Session(Loop):
         self.peers: Peers | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._loaded: ManifestRow | None = None
+        self.resumed_row: dict[str, Any] = {}
+        """What was logged of the step in whose body the checkpoint that was taken up was saved."""
         self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
         self._began = 0.0
         self._process = 0

@@ -27,13 +27,14 @@ import torch
 
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.callbacks.nan_guard import NaNGuard
-from hookline.core.collection import CallbackCollection
 from hookline.core.errors import OptionError
 from hookline.core.metrics import MetricsRow, collect
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops import checkpoint, rng
 from hookline.loops.backend import choose_backend
 from hookline.loops.batches import Batches
+from hookline.loops.changed_settings import say_what_changed
+from hookline.loops.evaluation_mode import set_to_evaluate
 from hookline.loops.finite_loss import FiniteLoss
 from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
 from hookline.loops.plan import Plan
@@ -41,7 +42,7 @@ from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.step_metrics import combined, scalars, shares_of, weight_of
 from hookline.loops.trainer_config import TrainerConfig
-from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, step_function, subscribers
+from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, flat, step_function, subscribers
 from hookline.loops.training_state import TrainingState
 from hookline.loops.training_step import COUNTS, StepFunction
 from hookline.loops.validation import Validation
@@ -143,7 +144,7 @@ class Trainer(Session):
     @property
     def best_checkpoint(self) -> Path | None:
         """Where the best checkpoint lies, by the metric that a `CheckpointCallback` monitors."""
-        keepers = (callback for callback in _flat(self.callbacks) if isinstance(callback, CheckpointCallback))
+        keepers = (callback for callback in flat(self.callbacks) if isinstance(callback, CheckpointCallback))
         return next((keeper.best_path for keeper in keepers if keeper.monitor is not None), None)
 
     def training_step(self, model: Any, batch: Any) -> Any:
@@ -185,14 +186,14 @@ class Trainer(Session):
         if self.val_batches is None:
             raise OptionError("validate(): this Trainer has no val_data.")
         self._prepared()
-        with self._evaluating(), Validation(self, name, counts=COUNTS, everywhere=True) as validation:
+        with self._evaluating(self.val_batches), Validation(self, name, counts=COUNTS, everywhere=True) as validation:
             empty = True
             for batch in validation.batches(self._placed(self.val_batches)):
                 empty = False
                 metrics = scalars(self.backend.evaluate(self.validation_step, batch))
                 validation.add(metrics, weight_of(metrics, batch) if self.val_batches.counts else 0.0)
             if empty:
-                raise OptionError(f"val_data gave no batch.{_used_up(self.val_batches)}")
+                raise OptionError(f"val_data gave no batch.{self.val_batches.advice}")
             if decides := self.state == "running" and name == VALIDATION:
                 self._validated_at = self.step
         if decides and self.scheduler is not None and is_plateau(self.scheduler):
@@ -251,7 +252,7 @@ class Trainer(Session):
     def _reset(self) -> None:
         self._in_step = self._epoch_open = self._epoch_complete = False
         self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
-        guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in _flat(self.callbacks))
+        guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in flat(self.callbacks))
         self._finite_loss = None if guarded else FiniteLoss()
         self.optimizer.zero_grad()  # a step that failed left gradients behind
         if self.config.seed is not None:  # what is taken up brings its own random states
@@ -428,31 +429,26 @@ class Trainer(Session):
 
     def _is_saved(self) -> bool:
         """Whether what there is now is saved, or will be by a callback when training ends."""
-        if any(isinstance(callback, CheckpointCallback) and callback.save_last for callback in _flat(self.callbacks)):
+        if any(isinstance(callback, CheckpointCallback) and callback.save_last for callback in flat(self.callbacks)):
             return True
         return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
 
     def _require_batches(self) -> None:
         if self._batches_done == 0 and not self.stop_requested:
-            used_up = _used_up(self.train_batches) if self.epoch > 0 else ""
-            raise OptionError(f"train_data gave no batch in epoch {self.epoch + 1}.{used_up}")
+            advice = self.train_batches.advice if self.epoch > 0 else ""
+            raise OptionError(f"train_data gave no batch in epoch {self.epoch + 1}.{advice}")
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self, batches: Batches) -> Iterator[None]:
         """The model set to evaluate; what is drawn at random meanwhile does not change the training."""
-        modes = [(module, module.training) for module in self.model.modules()]  # some may be set to evaluate for good
-        drawn = [] if self.val_batches is None else self.val_batches.state()  # the training may draw from the same
-        with rng.kept(), torch.no_grad():
-            self.model.eval()
+        drawn = batches.state()  # the training may draw from the same
+        with rng.kept(), torch.no_grad(), set_to_evaluate(self.model):
             self._validating = True
             try:
                 yield
             finally:
                 self._validating = False
-                for module, trains in modes:
-                    module.training = trains
-                if self.val_batches is not None:
-                    self.val_batches.load_state(drawn)
+                batches.load_state(drawn)
 
     def _placed(self, batches: Batches) -> Iterator[Any]:
         limited = itertools.islice(batches.epoch(self.epoch), self.config.validation_batches)
@@ -485,32 +481,11 @@ class Trainer(Session):
         self._batches_done, self._epoch_complete = state["batches_done"], state["epoch_complete"]
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
-        self._compare(state)
-
-    def _compare(self, state: dict[str, Any]) -> None:
-        """Say what is different from when a checkpoint was saved."""
-        for name, now in self._shape().items():
-            if state["plan"][name] != now:
-                logger.warning(
-                    "The checkpoint was saved with %s=%s, now it is %s: the place in the epoch is not the same.",
-                    name,
-                    state["plan"][name],
-                    now,
-                )
+        say_what_changed(state["plan"], self._shape(), "the place in the epoch is not the same")
         then, now = state["settings"], self._settings()
-        if then["learning_rate"] != now["learning_rate"]:
-            logger.warning(
-                "The checkpoint was saved with learning_rate=%s, now it is %s: that of the checkpoint is used.",
-                then["learning_rate"],
-                now["learning_rate"],
-            )
-        if then["num_steps"] != now["num_steps"] and self.config.schedule != "constant":
-            logger.warning(
-                "The checkpoint was saved in a training of %s steps, now it is %s: the learning rate goes on as the "
-                "schedule of the new length has it.",
-                then["num_steps"],
-                now["num_steps"],
-            )
+        say_what_changed({"learning_rate": then["learning_rate"]}, now, "that of the checkpoint is used")
+        if self.config.schedule != "constant":
+            say_what_changed({"num_steps": then["num_steps"]}, now, "the learning rate follows the new schedule")
 
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         """All ranks write their part, and rank zero puts it in its place once they have."""
@@ -540,19 +515,6 @@ class Trainer(Session):
 
     def _leave_step(self) -> None:
         self._in_step = False
-
-
-def _flat(callbacks: CallbackCollection) -> Iterator[Any]:
-    """All subscribers, those in groups too."""
-    for callback in callbacks:
-        if isinstance(callback, CallbackCollection):
-            yield from _flat(callback)
-        else:
-            yield callback
-
-
-def _used_up(batches: Batches) -> str:
-    return " It is an iterator, which is used up: give a list or a loader." if batches.is_iterator else ""
 
 
 def _loss_of(metrics: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """What a `Trainer` is given, checked and put together before it trains."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,16 @@ def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns
 
 def _saves(collections: list[CallbackCollection]) -> bool:
     """Whether a callback that saves is among them."""
-    return any(isinstance(callback, CheckpointCallback) for collection in collections for callback in collection)
+    return any(isinstance(callback, CheckpointCallback) for collection in collections for callback in flat(collection))
+
+
+def flat(callbacks: CallbackCollection) -> Iterator[Any]:
+    """All subscribers, those in groups too."""
+    for callback in callbacks:
+        if isinstance(callback, CallbackCollection):
+            yield from flat(callback)
+        else:
+            yield callback
 
 
 def _collected(callbacks: Any) -> CallbackCollection:

@@ -16,8 +16,9 @@ import torch
 
 from hookline.core.errors import CheckpointError
 from hookline.loops import rng
-from hookline.loops.backend import Backend, read_tensors
+from hookline.loops.backend import Backend
 from hookline.loops.batches import Batches
+from hookline.loops.checkpoint import read_tensors
 from hookline.loops.optimizers import follow_schedule
 
 MODEL_FILE = "model.pt"
@@ -120,17 +121,7 @@ class TrainingState:
             self._validation.load_state(states["validation_order"])
 
     def _require_fitting(self, directory: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
-        here = {
-            name: tuple(value.shape) for name, value in self._backend.model.state_dict().items() if _is_tensor(value)
-        }
-        there = {name: tuple(value.shape) for name, value in model.items() if _is_tensor(value)}
-        wrong = [f"{name} is not in this model" for name in there.keys() - here.keys()]
-        wrong += [f"{name} is not in the checkpoint" for name in here.keys() - there.keys()]
-        both = here.keys() & there.keys()
-        wrong += [f"{name} is {there[name]} there and {here[name]} here" for name in both if here[name] != there[name]]
-        if wrong:
-            shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-            raise CheckpointError(f"The checkpoint {directory} is one of another model: {shown}. Nothing was changed.")
+        _require_weights(directory, model, self._backend.model)
         if (optimizer["scheduler"] is None) != (self._scheduler is None):
             here_or_there = "there" if self._scheduler is None else "here"
             raise CheckpointError(
@@ -157,6 +148,29 @@ class TrainingState:
                 f"The checkpoint {directory} is one of another optimizer: its groups have {groups} parameters, "
                 f"those of this one {own}. Nothing was changed."
             )
+
+
+def load_weights(model: torch.nn.Module, directory: Path) -> None:
+    """Set a model to the weights in a checkpoint of a `Trainer`, and take up nothing else of it.
+
+    Raises:
+        CheckpointError: They are those of another model, or cannot be read.
+    """
+    weights = read_tensors(directory / MODEL_FILE)
+    _require_weights(directory, weights, model)
+    model.load_state_dict(weights)
+
+
+def _require_weights(directory: Path, weights: dict[str, Any], model: torch.nn.Module) -> None:
+    here = {name: tuple(value.shape) for name, value in model.state_dict().items() if _is_tensor(value)}
+    there = {name: tuple(value.shape) for name, value in weights.items() if _is_tensor(value)}
+    wrong = [f"{name} is not in this model" for name in there.keys() - here.keys()]
+    wrong += [f"{name} is not in the checkpoint" for name in here.keys() - there.keys()]
+    both = here.keys() & there.keys()
+    wrong += [f"{name} is {there[name]} there and {here[name]} here" for name in both if here[name] != there[name]]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise CheckpointError(f"The checkpoint {directory} is one of another model: {shown}. Nothing was changed.")
 
 
 def _write(values: dict[str, Any], path: Path) -> None:
