@@ -25,11 +25,10 @@ from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
 from hookline.core.timing import Cost, Costs
 
 if TYPE_CHECKING:
-    from hookline import callbacks, functions, hooks, logging, rewards, rl, sinks, status, testing
+    from hookline import callbacks, experiment, functions, hooks, logging, rewards, rl, sinks, status, testing
     from hookline.core.state import (
         ArmResult,
         EvalResult,
-        ExperimentResult,
         LogContext,
         LoopArtifacts,
         LoopState,
@@ -37,6 +36,12 @@ if TYPE_CHECKING:
         RunResult,
         TrainingBatch,
     )
+    from hookline.experiment.arm import Arm
+    from hookline.experiment.benchmark import Benchmark
+    from hookline.experiment.experiment import Experiment
+    from hookline.experiment.grid import grid
+    from hookline.experiment.result import ExperimentResult
+    from hookline.experiment.stage import Stage
     from hookline.loops.run import Run, run
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer_config import TrainerConfig
@@ -50,8 +55,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MOMENTS",
+    "Arm",
     "ArmResult",
     "At",
+    "Benchmark",
     "Callback",
     "CallbackCollection",
     "CheckpointError",
@@ -61,6 +68,7 @@ __all__ = [
     "DuplicateError",
     "EvalResult",
     "Every",
+    "Experiment",
     "ExperimentResult",
     "Failure",
     "Hook",
@@ -86,14 +94,17 @@ __all__ = [
     "Schedule",
     "Seconds",
     "Sink",
+    "Stage",
     "Trainer",
     "TrainerConfig",
     "TrainingBatch",
     "UnknownNameError",
     "When",
     "callbacks",
+    "experiment",
     "follow",
     "functions",
+    "grid",
     "hooks",
     "load_callbacks",
     "logging",
@@ -111,9 +122,12 @@ __all__ = [
 
 
 _LAZY = {
+    "Arm": "hookline.experiment.arm:Arm",
     "ArmResult": "hookline.core.state:ArmResult",
+    "Benchmark": "hookline.experiment.benchmark:Benchmark",
     "EvalResult": "hookline.core.state:EvalResult",
-    "ExperimentResult": "hookline.core.state:ExperimentResult",
+    "Experiment": "hookline.experiment.experiment:Experiment",
+    "ExperimentResult": "hookline.experiment.result:ExperimentResult",
     "LogContext": "hookline.core.state:LogContext",
     "LoopArtifacts": "hookline.core.state:LoopArtifacts",
     "LoopState": "hookline.core.state:LoopState",
@@ -121,13 +135,16 @@ _LAZY = {
     "RunResult": "hookline.core.state:RunResult",
     "TrainingBatch": "hookline.core.state:TrainingBatch",
     "Recorder": "hookline.record.recorder:Recorder",
+    "Stage": "hookline.experiment.stage:Stage",
     "Run": "hookline.loops.run:Run",
     "SFTPolicyWorker": "hookline.loops.worker:SFTPolicyWorker",
     "Trainer": "hookline.loops.trainer:Trainer",
     "TrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "callbacks": "hookline.callbacks",
+    "experiment": "hookline.experiment",
     "follow": "hookline.record.reader:follow",
     "functions": "hookline.functions",
+    "grid": "hookline.experiment.grid:grid",
     "hooks": "hookline.hooks",
     "read": "hookline.record.reader:read",
     "rewards": "hookline.rewards",

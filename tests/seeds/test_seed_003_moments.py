@@ -15,7 +15,6 @@ from hookline import (
     ArmResult,
     Callback,
     EvalResult,
-    ExperimentResult,
     LogContext,
     LoopArtifacts,
     LoopState,
@@ -23,6 +22,7 @@ from hookline import (
     RunResult,
     TrainingBatch,
 )
+from hookline.core.state import ExperimentResult  # the data of the one that has methods
 from hookline.testing import Event, FakeLoop, RecordingCallback, fire_everything
 
 NUMBERS = dict[str, Any]

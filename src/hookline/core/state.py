@@ -190,7 +190,19 @@ class EvalResult:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How one run ended."""
+    """How one run ended.
+
+    Attributes:
+        status: ``completed``, ``failed``, ``stopped`` (by a signal, to be taken up again) or ``skipped`` (what it was
+            to start from failed).
+        metrics: The last of each metric; those of benchmarks under the benchmark's name.
+        evals: What the benchmarks after the training gave.
+        failed_evals: Why a benchmark gave nothing, by its name.
+        error: The traceback of what ended it.
+        repeat: Which of the arm's repeats it is, counted from 0.
+        stage: The stage, where the experiment has stages.
+        attempts: How often it was begun.
+    """
 
     run_key: str
     status: str = "completed"
@@ -199,6 +211,12 @@ class RunResult:
     artifacts: LoopArtifacts | None = None
     error: str | None = None
     seconds: float = 0.0
+    failed_evals: Mapping[str, str] = field(default_factory=dict)
+    repeat: int = 0
+    stage: str | None = None
+    seed: int | None = None
+    output_dir: "Path | None" = None
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +230,13 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
-    """A whole experiment: its arms, in the order in which they were given."""
+    """A whole experiment: its arms, in the order in which they were given.
+
+    Attributes:
+        status: ``completed``, whether or not runs of it failed, or ``stopped`` by a signal before it was.
+    """
 
     name: str
     arms: Sequence[ArmResult] = ()
     output_dir: "Path | None" = None
+    status: str = "completed"

@@ -22,14 +22,14 @@ _SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "flo
 
 def load_config(path: str | Path, kind: type[T], arguments: Sequence[str] = ()) -> T:
     """A file with the overrides of a command line on top, as a struct."""
-    source = _read(Path(path))
+    source = read_config_source(path)
     paths = [path for path, _ in parse_overrides(arguments)]
     return to_struct(overridden(source.data, arguments), kind, source=source, overridden=paths)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """What a file holds; its suffix says how it is written."""
-    return dict(_read(Path(path)).data)
+    return dict(read_config_source(path).data)
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
@@ -66,7 +66,9 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
     return changed
 
 
-def _read(path: Path) -> Source:
+def read_config_source(path: str | Path) -> Source:
+    """What a file holds, a mapping, and where in the file each of its values stands."""
+    path = Path(path)
     if not path.exists():
         names = [each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES]
         raise ConfigError(f"{path}: there is no such configuration file. {closest(path.name, names)}")

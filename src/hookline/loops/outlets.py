@@ -1,5 +1,6 @@
 """A run's sinks and the courier that feeds them; nothing of it is loaded where there are none."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from hookline.record.courier_process import ProcessCourier
     from hookline.record.delivery import Pace, SinkState
     from hookline.record.sink import Sink
+
+logger = logging.getLogger("hookline")
 
 Delivery: TypeAlias = Literal["thread", "process"]
 DRAIN_SECONDS = 10.0
@@ -64,17 +67,25 @@ class Outlets:
         return [] if self._courier is None else self._courier.states()
 
     def ids(self) -> dict[str, str]:
-        """What the destinations call the run, say ``wandb_run_id``: the sink's name in front, those that are open so far."""
+        """What the destinations call the run, as ``<sink>_<id>``, say ``wandb_run_id``: of the sinks opened so far."""
         if self._courier is None:
             return {}
-        from hookline.record.delivery import saved_state
+        from hookline.record.delivery import SINKS_FOLDER, Progress
+        from hookline.record.records import clean
 
         found: dict[str, str] = {}
         for name, sink in self._sinks.items():
-            state = saved_state(self._courier.run_dir, name, sink)
-            known = {} if state is None else sink.ids(state)
-            found |= {f"{name}_{key}": str(value) for key, value in known.items()}
+            saved = Progress.load(self._courier.run_dir / SINKS_FOLDER / f"{name}.json", clean(sink.spec()))
+            found |= {f"{name}_{key}": value for key, value in _ids(name, sink, saved.state).items()}
         return found
+
+
+def _ids(name: str, sink: "Sink", state: Any) -> dict[str, str]:
+    try:
+        return {} if state is None else sink.ids(state)
+    except Exception:  # a sink that is wrong stops nothing
+        logger.warning("%s cannot tell its ids.", name, exc_info=True)
+        return {}
 
 
 def _made(sinks: Iterable[Any]) -> "dict[str, Sink]":

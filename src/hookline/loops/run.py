@@ -65,6 +65,10 @@ class Run(Session):
             drain_seconds=drain_seconds,
         )
         self._save, self._load = save, load
+        self.start_from: Path | None = None
+        """A checkpoint to begin with, given by the stage before in an experiment."""
+        self.answers: Any = None
+        """What answers benchmarks: a policy, or a function of a list of prompts. Set it while training."""
         self._resume: tuple[int, int] | None = None  # the epoch and its batches done, until somebody iterates
         self._to_skip = 0
         self._batches_done = 0
@@ -125,6 +129,25 @@ class Run(Session):
         self._settle()
         self.num_epochs = n
         return self._epochs(n)
+
+    def checkpoint_with(self, save: Callable[[Path], object], load: Callable[[Path], object]) -> None:
+        """Say how checkpoints are written and read, inside the run; the one that it goes on or starts from is read now.
+
+        Args:
+            save: Called with a checkpoint's directory to write the model and what else belongs to it.
+            load: Called with a checkpoint's directory to read it back.
+        """
+        for name, given in (("save", save), ("load", load)):
+            if not callable(given):
+                raise OptionError(f"checkpoint_with({name}={given!r}): give a function of a directory.")
+        self._save, self._load = save, load
+        begins_with = self.start_from if self.resumed_from is None else self.resumed_from
+        if begins_with is not None:
+            load(begins_with)
+
+    def close_steps(self) -> None:
+        """Complete a step and an epoch that a ``break`` left open, as the end of the run does."""
+        self._settle()
 
     def validate(self, name: str = "val") -> Validation:
         """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch."""

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,10 @@ class Session(Loop):
         self.peers: Peers | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._loaded: ManifestRow | None = None
+        self.resumed_from: Path | None = None
+        """The checkpoint that was taken up, if one was."""
+        self.afterwards: Callable[[], None] | None = None
+        """What is done when training has ended in an orderly way, while it is still recorded."""
         self.resumed_row: dict[str, Any] = {}
         """What was logged of the step in whose body the checkpoint that was taken up was saved."""
         self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
@@ -215,6 +219,7 @@ class Session(Loop):
         self.metrics.update(state["metrics"])
         self.callbacks.load_state_dict(state["callbacks"])
         row = checkpoint.row_of(path, state)
+        self.resumed_from = path
         if self._train_started:
             self.callbacks.on_checkpoint_load(self, row)
         else:
@@ -266,6 +271,8 @@ class Session(Loop):
             self.state = "stopped" if self.stop_requested else "completed"
             self.callbacks.on_train_end(self, self.artifacts())
             self.answer_requests()
+            if self.afterwards is not None:
+                self.afterwards()
             self._close()
         except BaseException as error:
             self._fail(error)

@@ -36,8 +36,12 @@ _ANIMALS = (
 )
 
 
-def create(root: str | Path, project: str, facts: dict[str, Any]) -> Path:
+def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None) -> Path:
     """Make the directory of a new run and write down what is known about it.
+
+    Args:
+        facts: What is known besides; where it has ``git``, git is not asked.
+        run_id: The directory's name, which nobody else may use; one that nobody has by default.
 
     Raises:
         ConfigError: The project's name is no name, or the directory cannot be written.
@@ -47,7 +51,8 @@ def create(root: str | Path, project: str, facts: dict[str, Any]) -> Path:
     home = Path(root).resolve() / project
     try:
         home.mkdir(parents=True, exist_ok=True)
-        directory = _make(home)
+        directory = _make(home) if run_id is None else home / run_id
+        directory.mkdir(exist_ok=True)
         _write_facts(directory, facts)
     except OSError as error:
         raise ConfigError(
@@ -150,11 +155,16 @@ def _make(home: Path) -> Path:
             return directory
 
 
-def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
+def git_facts(directory: Path) -> dict[str, Any]:
+    """The commit of the current directory; what was changed since is written to ``git.diff``."""
     commit, diff = _git()
     if diff:
         (directory / "git.diff").write_bytes(diff[:_DIFF_BYTES])
-    known = {
+    return {"commit": commit, "changed": bool(diff)}
+
+
+def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
+    known: dict[str, Any] = {
         "id": directory.name,
         "started": time.time(),
         "command": sys.argv,
@@ -165,9 +175,13 @@ def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _packages(),
-        "git": {"commit": commit, "changed": bool(diff)},
     }
-    (directory / FACTS).write_text(json.dumps(clean(known | facts), indent=2) + "\n", encoding="utf-8")
+    if "git" not in facts:
+        known["git"] = git_facts(directory)
+    text = json.dumps(clean(known | facts), indent=2) + "\n"
+    aside = directory / f".{FACTS}.partial"
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(directory / FACTS)
 
 
 def _user() -> str:

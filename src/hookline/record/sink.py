@@ -14,6 +14,8 @@ one thread at a time:
 - `beat` about once a second while the training process lives, whether or not there is news;
 - `close` at the end, and after an exception; more than once is fine.
 
+`ids` tells from a saved state, in whatever process, what the destination calls the run.
+
 `RefusedError` says that it is no use to go on as things are set up. Any other exception is taken for
 a fault that may pass.
 """
@@ -61,6 +63,13 @@ class Sink(ABC):
 
     def close(self) -> None:  # noqa: B027 - a sink need not hold anything
         """Let go of what `open` took."""
+
+    def ids(self, state: Any) -> dict[str, str]:
+        """The destination's own ids of the run, say ``{"run_id": ...}``, by a state that `open` or `write` returned.
+
+        The sink itself may never have been opened: another process may deliver.
+        """
+        return {}
 
     def spec(self) -> dict[str, Any]:
         """The settings from which `make_sink` builds the sink again; what must not be written down is left out."""

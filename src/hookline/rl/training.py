@@ -36,16 +36,27 @@ def train(
         overrides: Settings on top of those of the file, such as ``"train.max_steps=100"``.
     """
     config = _checked(config, overrides)
-    model, tokenizer = _model(config, model, tokenizer)
+    model, tokenizer = model_of(config, model, tokenizer)
     given = {"callbacks": callbacks, "custom_logger_fns": custom_logger_fns, "hook_fns": hook_fns}
     if config.executor == "ray":
         from hookline.rl.ray_executor import train_on_ray
 
         return train_on_ray(config, model, tokenizer, hooks=hooks, **given)
+    return make_learner(config, model, tokenizer, hooks=hooks, **given).fit()
+
+
+def make_learner(
+    config: RLConfig, model: Any, tokenizer: Any, *, hooks: Iterable[Hook] | None = None, **given: Any
+) -> GRPOLearner:
+    """A learner with the worker whose rollouts it learns from, both in this process.
+
+    Args:
+        given: What a `GRPOLearner` is given besides: callbacks, logger functions, hook functions.
+    """
     if ranks.world_size() > 1:
         raise OptionError("rl.train() runs in one process; for several give RLConfig(executor='ray').")
     worker = RolloutWorker(worker_config(config), policy=HFPolicy(model, tokenizer), hooks=hooks)
-    learner = GRPOLearner(
+    return GRPOLearner(
         model,
         worker,
         pad_id=tokenizer.pad_token_id or 0,
@@ -54,7 +65,6 @@ def train(
         temperature=config.rollout.temperature,
         **given,
     )
-    return learner.fit()
 
 
 def worker_config(config: RLConfig) -> RolloutWorkerConfig:
@@ -80,7 +90,8 @@ def _checked(config: Any, overrides: Sequence[str]) -> RLConfig:
     return config
 
 
-def _model(config: RLConfig, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+def model_of(config: RLConfig, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The model and tokenizer that were given, or those of the settings."""
     if (model is None) != (tokenizer is None):
         raise OptionError("model= and tokenizer= belong together: give both, or neither.")
     if model is not None:

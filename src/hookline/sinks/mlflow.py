@@ -6,6 +6,11 @@ and value, so a batch that comes again changes nothing. MLflow's file store appe
 refused. What is done again after a resume stays in the history beside the first attempt: MLflow takes
 nothing out of it.
 
+A run of an experiment is nested: below a run that stands for its group, which is below one that stands
+for the experiment. Those two have no metrics and are finished from the start. The first run that needs
+them makes them, behind a lock in the experiment's directory; runs that share no directory find them by a
+tag, and of two that were made at once all take the older one.
+
 MLflow holds numbers as 64-bit floats; its databases keep infinity as the largest of them. None is left
 out. A text is the value of a tag (its first 5,000 characters). Characters that MLflow does not have in
 names become ``_``, with a short digest behind the name, so that two names never become one.
@@ -19,6 +24,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,15 +38,17 @@ from hookline.record.sink import Sink, register_sink
 from hookline.sinks.mlflow_connection import (
     Connection,
     absolute,
+    alone_in,
     artifact_location,
     check_uri,
     default_uri,
     has_password,
 )
-from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline.sinks.run_facts import Membership, RunFacts, read_facts
 from hookline.sinks.standing import SPEAKERS
 
 KEY_TAG = "hookline.key"
+PARENT_TAG = "mlflow.parentRunId"
 
 _NAME_LENGTH, _TAG_LENGTH, _PARAM_LENGTH = 250, 5000, 6000
 _BATCH_METRICS, _BATCH_TEXTS, _BATCH_BYTES = 1000, 100, 900_000
@@ -57,8 +65,8 @@ class MlflowSink(Sink):
         tracking_uri: ``http(s)://...`` or ``sqlite:///...``; ``MLFLOW_TRACKING_URI`` where none is given, and
             ``mlflow.db`` in the root of the runs where that is not set either.
         experiment: MLflow's experiment; the run's project where none is given.
-        run_name: What the run is called in MLflow; its id where none is given.
-        tags: More tags for the run.
+        run_name: What the run is called in MLflow; where none is given, its id, or its key in its experiment.
+        tags: More tags for the run; with ``mlflow.parentRunId`` it is nested there.
         samples: Whether samples are kept as well, as artifacts below ``samples/``, a file a batch.
         timeout_seconds: How long a request may take before it counts as failed.
         name: What the sink is called in its run.
@@ -90,11 +98,16 @@ class MlflowSink(Sink):
         uri = self.tracking_uri or (state or {}).get("uri") or default_uri(run_dir)
         self._connection = Connection(uri, self.timeout_seconds)
         with self._connection:
-            self._client = self._connection.client()
-            run = self._run(state["run_id"]) if state else self._begun(read_facts(run_dir), uri)
+            if state:
+                self._client = self._connection.client()
+                run = self._run(state["run_id"])
+            else:
+                run = self._begun_once(run_dir, uri)
         self._has_ended = run.info.status != "RUNNING"
         self._state = {
             "run_id": run.info.run_id,
+            "experiment_id": run.info.experiment_id,
+            "parent_run_id": run.data.tags.get(PARENT_TAG),
             "uri": None if has_password(uri) else uri,
             "status_time": state["status_time"] if state else 0.0,
         }
@@ -109,6 +122,10 @@ class MlflowSink(Sink):
             self._note_status(parcels)
         return dict(self._state)
 
+    def ids(self, state: Any) -> dict[str, str]:
+        names = ("run_id", "experiment_id", "parent_run_id")
+        return {name: state[name] for name in names if state.get(name)}
+
     def _run(self, run_id: str) -> Any:
         """The run that was begun before."""
         again = "To deliver everything to a new run, remove the sink's file in the run's folder 'sinks'."
@@ -122,27 +139,59 @@ class MlflowSink(Sink):
             raise RefusedError(f"The run {run_id} was deleted in MLflow: restore it there. {again}")
         return run
 
+    def _begun_once(self, run_dir: Path, uri: str) -> Any:
+        """Begin; the runs of an experiment one after the other, because they share what they are nested in."""
+        assert self._connection is not None
+        facts = read_facts(run_dir)
+        with alone_in(run_dir.parent) if facts.membership is not None else nullcontext():
+            self._client = self._connection.client()
+            return self._begun(facts, uri)
+
     def _begun(self, facts: RunFacts, uri: str) -> Any:
         """The run with the tag of this one, or a new one, with what was configured."""
         experiment = self._experiment(self.experiment or facts.project, uri)
-        found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{facts.key}'", max_results=1)
-        run = found[0] if found else self._created(experiment, facts)
+        run = self._oldest(experiment, facts.key) or self._created(experiment, facts)
         self._state = {"run_id": run.info.run_id}
         self._log(params=dict(_flat("", facts.config)))
         return run
 
+    def _oldest(self, experiment: str, key: str) -> Any:
+        """The run with a key, the same one for everybody should there be two; None where there is none."""
+        order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+        found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1, order_by=order)
+        return found[0] if found else None
+
     def _created(self, experiment: str, facts: RunFacts) -> Any:
-        known = {
-            KEY_TAG: facts.key,
-            "hookline.run": facts.id,
-            "mlflow.user": facts.user,
-            "mlflow.source.name": facts.command,
-            "mlflow.source.git.commit": facts.commit,
-        }
-        wanted = known | (self.tags or {})
-        tags = {entity_name(key): _text(value, _TAG_LENGTH) for key, value in wanted.items() if value}
+        own = self.tags or {}
+        known = {KEY_TAG: facts.key, "hookline.run": facts.id} | _source(facts)
+        if facts.membership is not None:
+            known |= {f"hookline.{name}": value for name, value in facts.membership.facts().items()}
+            if PARENT_TAG not in own:
+                known[PARENT_TAG] = self._group_run(experiment, facts, facts.membership)
         started = int(facts.started * 1000) or None
-        return self._client.create_run(experiment, start_time=started, tags=tags, run_name=self.run_name or facts.id)
+        return self._client.create_run(
+            experiment, start_time=started, tags=_as_tags(known | own), run_name=self.run_name or facts.title
+        )
+
+    def _group_run(self, experiment: str, facts: RunFacts, place: Membership) -> str:
+        """The id of the run that stands for the group, below the one that stands for the experiment."""
+        about = {"hookline.experiment": place.experiment, "hookline.experiment_id": place.experiment_id}
+        about |= _source(facts)
+        root = self._parent(experiment, place.experiment_key, place.experiment, about)
+        about |= {"hookline.group": place.group, "hookline.group_id": place.group_id, PARENT_TAG: root}
+        return self._parent(experiment, place.group_key, place.group, about)
+
+    def _parent(self, experiment: str, key: str, name: str, about: Mapping[str, Any]) -> str:
+        """The id of a run that others are nested in, made where there is none, and finished: it is only a folder."""
+        run = self._oldest(experiment, key)
+        if run is None:
+            made = self._client.create_run(experiment, tags=_as_tags({KEY_TAG: key, **about}), run_name=name)
+            run = self._oldest(experiment, key) or made
+            if run.info.run_id != made.info.run_id:  # a run elsewhere, which does not see the lock, was faster
+                self._client.delete_run(made.info.run_id)
+        if run.info.status == "RUNNING":
+            self._client.set_terminated(run.info.run_id, "FINISHED")
+        return str(run.info.run_id)
 
     def _experiment(self, name: str, uri: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -197,6 +246,19 @@ class MlflowSink(Sink):
             self._client.update_run(self._state["run_id"], status="RUNNING")
         self._has_ended = last.status in _ENDED
         self._state["status_time"] = last.time
+
+
+def _source(facts: RunFacts) -> dict[str, Any]:
+    return {
+        "mlflow.user": facts.user,
+        "mlflow.source.name": facts.command,
+        "mlflow.source.git.commit": facts.commit,
+    }
+
+
+def _as_tags(wanted: Mapping[str, Any]) -> dict[str, str]:
+    given = {key: value for key, value in wanted.items() if value not in (None, "")}
+    return {entity_name(key): _text(value, _TAG_LENGTH) for key, value in given.items()}
 
 
 def entity_name(name: str) -> str:

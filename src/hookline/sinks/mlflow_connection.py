@@ -6,8 +6,11 @@ variables, for the whole process only. So that a program that uses mlflow itself
 are changed for the thread that is inside a `Connection`, and for no other; the environment stays.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +21,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hookline.core.errors import OptionError, RefusedError
+from hookline.record import lock
 from hookline.record.run_directory import FACTS
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+LOCK_SECONDS = 60.0
+"""How long a run waits for the others of its experiment at its start."""
 
 _SQLITE = "sqlite:///"
 _VARIABLE = "MLFLOW_TRACKING_URI"
+_LOCK = ".mlflow.lock"
+_POLL_SECONDS = 0.02
 _CREDENTIALS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
 
 _settings: ContextVar[Mapping[str, Any]] = ContextVar("mlflow_settings", default={})  # noqa: B039 - never changed
@@ -99,6 +107,33 @@ def check_uri(given: str | None) -> None:
             f"tracking_uri has the password of {parts.hostname} in it, and settings are written down: "
             f"give it as {_VARIABLE} in the environment instead."
         )
+
+
+@contextlib.contextmanager
+def alone_in(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Keep other processes and threads from making the same things at MLflow for a directory's runs.
+
+    Where the directory cannot be written there is no lock.
+
+    Raises:
+        TimeoutError: Somebody has it for longer than that.
+    """
+    path, deadline = directory / _LOCK, time.monotonic() + seconds
+    while not (is_mine := _is_held_now(path)) and time.monotonic() < deadline:
+        threading.Event().wait(_POLL_SECONDS)
+    if not is_mine:
+        raise TimeoutError(f"another run has {path} for more than {seconds:g} s")
+    try:
+        yield
+    finally:
+        lock.let_go(path)
+
+
+def _is_held_now(path: Path) -> bool:
+    try:
+        return lock.hold(path)
+    except OSError:
+        return True
 
 
 def default_uri(run_dir: Path) -> str:

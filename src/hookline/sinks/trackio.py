@@ -41,6 +41,7 @@ class TrackioSink(Sink):
     Args:
         project: trackio's project; the run's where none is given.
         directory: Where the database lies; trackio's own place (``TRACKIO_DIR``) where none is given.
+        group: What the run is grouped under; ``<experiment>/<arm>`` where none is given and it belongs to one.
         samples: Whether samples are written too, as traces.
         name: What the sink is called in its run.
     """
@@ -48,6 +49,7 @@ class TrackioSink(Sink):
     project: str | None = None
     directory: Path | None = None
     samples: bool = True
+    group: str | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class TrackioSink(Sink):
         except ValueError as error:
             raise RefusedError(f"project={project!r}: {error} Give the sink another project.") from error
         path = storage.init_db(project)
-        self._place = Place(storage, project, path, facts, _config(facts))
+        self._place = Place(storage, project, path, facts, _config(facts, self.group))
         return {"directory": str(path.parent), "run_id": facts.key}
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, str]:
@@ -78,6 +80,9 @@ class TrackioSink(Sink):
         else:
             self._place.add([parcel for parcel in parcels if self.samples or not isinstance(parcel.record, Sample)])
         return {"directory": str(self._place.path.parent), "run_id": self._place.facts.key}
+
+    def ids(self, state: Any) -> dict[str, str]:
+        return {"run_id": state["run_id"]}
 
 
 @dataclass(slots=True)
@@ -186,9 +191,10 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def _config(facts: RunFacts) -> dict[str, Any]:
+def _config(facts: RunFacts, group: str | None) -> dict[str, Any]:
     config = facts.config if isinstance(facts.config, Mapping) else {"config": facts.config}
-    own = {"_Created": _iso(facts.started), "_Username": facts.user, "_Group": None}
+    group = group or (facts.membership.group_path if facts.membership is not None else None)
+    own = {"_Created": _iso(facts.started), "_Username": facts.user, "_Group": group}
     return {key: _storable(value) for key, value in config.items() if value is not None} | own
 
 

@@ -24,13 +24,14 @@ from hookline.record.delivery import SINKS_FOLDER
 from hookline.record.reader import Parcel
 from hookline.record.records import Metrics, Rewards, Sample, Status
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline.sinks.run_facts import Membership, RunFacts, read_facts
 
 if TYPE_CHECKING:
     from hookline.sinks.wandb_rows import Numbers
     from hookline.sinks.wandb_run import WandbRun
 
 MODES = ("online", "offline", "disabled")
+_TAG_LENGTH = 64
 
 
 @register_sink("wandb")
@@ -43,9 +44,11 @@ class WandbSink(Sink):
         entity: The user or team; the key's own where none is given.
         mode: ``online``, ``offline`` or ``disabled``; as ``WANDB_MODE`` says, or online, where none is given.
         id: W&B's id of the run; one made of the run's where none is given.
-        run_name: What the run is called at W&B; its id where none is given.
-        group: What the run is grouped under.
-        tags: Words to find it by.
+        run_name: What the run is called at W&B; where none is given, its id, or its key in its experiment.
+        group: What the run is grouped under; ``<experiment>/<arm>`` where none is given and it belongs to one.
+        job_type: What kind of run of the group it is; its stage, or ``run``, where none is given and it belongs
+            to an experiment.
+        tags: Words to find it by; the names of its experiment, arm and stage are added.
         directory: Where wandb keeps its files; the run's directory where none is given.
         samples_per_step: How many samples of a step are shown in a table; 0 for none.
         system_metrics: Whether wandb measures the machine, too.
@@ -58,6 +61,7 @@ class WandbSink(Sink):
     id: str | None = None
     run_name: str | None = None
     group: str | None = None
+    job_type: str | None = None
     tags: tuple[str, ...] = ()
     directory: Path | None = None
     samples_per_step: int = 32
@@ -119,6 +123,9 @@ class WandbSink(Sink):
         if run is not None:
             run.finish(failed=self._failed)
 
+    def ids(self, state: Any) -> dict[str, str]:
+        return {"run_id": state["id"]}
+
     def _wants(self, parcel: Parcel) -> bool:
         wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
         return isinstance(parcel.record, wanted)
@@ -127,16 +134,28 @@ class WandbSink(Sink):
         config = facts.config or {}
         config = config if isinstance(config, Mapping) else {"config": config}
         about = {"run": facts.id, "command": facts.command, "commit": facts.commit, "user": facts.user}
-        return {
+        options = {
             "project": self.project or facts.project,
             "entity": self.entity,
             "mode": self.mode,
-            "name": self.run_name or facts.id,
+            "name": self.run_name or facts.title,
             "group": self.group,
+            "job_type": self.job_type,
             "tags": self.tags or None,
             "config": {**config, "hookline": about},
             "allow_val_change": True,
         }
+        return options if facts.membership is None else self._placed(options, about, facts.membership)
+
+    def _placed(self, options: dict[str, Any], about: dict[str, Any], place: Membership) -> dict[str, Any]:
+        """The options of a run that belongs to an experiment; stages are kinds, so that only repeats share a band."""
+        about |= place.facts()
+        words = (place.experiment, place.arm, place.stage)
+        fitting = (word for word in words if word and len(word) <= _TAG_LENGTH)
+        options["group"] = self.group or place.group_path
+        options["job_type"] = self.job_type or place.stage or "run"
+        options["tags"] = tuple(dict.fromkeys((*self.tags, *fitting)))
+        return options
 
     def _new_id(self, run_id: str) -> str:
         readable = re.sub(r"[^\w.-]", "-", run_id)[:100]

@@ -1,0 +1,91 @@
+"""`Arm`: a name and something that trains."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hookline.core.errors import HooklineError, OptionError
+from hookline.experiment.recipe import Recipe, recipe_for
+
+_NAME = re.compile(r"[^/\\\x00-\x1f]+")
+LONGEST_NAME = 150
+"""Run directories are called after their arm, and file names have a limit."""
+
+
+class Arm:
+    """One of the things that an experiment compares.
+
+    Args:
+        name: What it is called in tables; its runs' directories are called after it.
+        config: What trains: a `TrainerConfig` (with ``model=``, ``train_data=`` and the other arguments of a
+            `Trainer`), the configuration of an `SFTPolicyWorker` or of `rl.train`, or a function ``(ctx, run)`` that
+            returns a dict of results. Or, with ``train``, the settings of that function.
+        train: A function ``(ctx, run)`` that trains with the configuration, which is ``run.config``.
+        answers: What answers benchmarks: a function of the loop that was trained, which returns a policy or a
+            function of a list of prompts. Language models that are trained by configuration answer by themselves.
+        parts: The further arguments of what trains. What is given as a function is called anew for each run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Any = None,
+        *,
+        train: Callable[..., Any] | None = None,
+        answers: Callable[[Any], Any] | None = None,
+        **parts: Any,
+    ) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", "..") or len(name) > LONGEST_NAME:
+            raise OptionError(
+                f"Arm({name!r:.200}): give a name of at most {LONGEST_NAME} characters without slashes, which a "
+                "directory can have."
+            )
+        if train is not None and not callable(train):
+            raise OptionError(f"Arm({name!r}, train={train!r}): give a function (ctx, run).")
+        self.name, self.config, self._answers, self._parts = name, config, answers, parts
+        try:
+            self.recipe: Recipe | None = recipe_for(config, train, parts, answers)
+        except HooklineError as error:
+            raise OptionError(f"Arm {name!r}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"Arm({self.name!r})"
+
+    def trained_by(self, train: Callable[..., Any]) -> "Arm":
+        """The same arm with a function that trains it, unless it has one already."""
+        if self.recipe is not None:
+            return self
+        return Arm(self.name, self.config, train=train, answers=self._answers, **self._parts)
+
+    def changed(self, name: str, changes: Mapping[str, Any]) -> "Arm":
+        """Another arm, with other settings.
+
+        Raises:
+            OptionError: There is no such setting.
+        """
+        from hookline.experiment.changes import changed
+
+        arm = Arm.__new__(Arm)
+        arm.__dict__.update(self.__dict__, name=Arm(name).name)
+        try:
+            if self.recipe is None:
+                arm.config = changed(self.config or {}, changes)
+            else:
+                arm.recipe = self.recipe.changed(changes)
+                arm.config = arm.recipe.config
+        except HooklineError as error:
+            raise OptionError(f"Arm {name!r}: {error}") from error
+        return arm
+
+    def required_recipe(self) -> Recipe:
+        """What trains it.
+
+        Raises:
+            OptionError: Nothing does.
+        """
+        if self.recipe is None:
+            raise OptionError(
+                f"Arm {self.name!r} has nothing that trains: {self.config!r:.120} was given. Give a TrainerConfig, a "
+                "configuration of SFT or RL, a function (ctx, run), or the Experiment train=function."
+            )
+        return self.recipe

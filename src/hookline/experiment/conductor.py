@@ -1,0 +1,272 @@
+"""`Conductor`: brings an experiment's runs through, and tells its subscribers of them.
+
+It fires, in this process and for whatever executor: `on_experiment_start`, for each group `on_group_start` before its
+first run and `on_group_end` after its last, for each run `on_run_start`, the `on_benchmark_eval` of its benchmarks and
+`on_run_end`, and `on_experiment_end`. A run that is complete from an earlier start is neither made nor told again.
+"""
+
+import logging
+from collections import ChainMap, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hookline.core.state import ArmResult, LogContext, RunResult
+from hookline.experiment.executor import Executor
+from hookline.experiment.job import Assignment
+from hookline.experiment.messages import Message, Outcome, Scored
+from hookline.experiment.plan import PlannedRun
+from hookline.experiment.store import ExperimentStore
+from hookline.experiment.subscribers import Subscribers
+from hookline.loops.signals import StopSignals
+
+logger = logging.getLogger("hookline")
+
+Watch = Callable[[str, Any], None]
+"""Told what happens to runs: ``started``, ``heard`` or ``ended``, with the run, the message or the result."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run under way."""
+
+    planned: PlannedRun
+    ctx: LogContext
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, and how.
+
+    Attributes:
+        retries: How often a run that fails is tried again.
+    """
+
+    name: str
+    runs: Sequence[PlannedRun]
+    store: ExperimentStore
+    subscribers: Subscribers
+    executor: Executor
+    config: Any = None
+    benchmarks: list[Any] = field(default_factory=list)
+    sinks: list[Any] = field(default_factory=list)
+    retries: int = 0
+    strict: bool = False
+
+
+class Conductor:
+    """Brings runs through.
+
+    Args:
+        watch: Told what happens, for a display.
+    """
+
+    def __init__(self, work: Work, watch: Watch) -> None:
+        self._work, self._watch = work, watch
+        self._ctx = LogContext(output_dir=work.store.directory, config=work.config, store=work.store)
+        self._ctx.ids = {"experiment_id": work.store.id, **work.store.ids}
+        self.results: dict[str, RunResult] = {}
+        self._waiting = deque(work.runs)
+        self._running: dict[str, _Run] = {}
+        self._attempts: dict[str, int] = {}
+        self._open_groups: set[str] = set()
+        self._of_arm = _by_arm(work.runs)
+        self._unfinished = {arm: len(runs) for arm, runs in self._of_arm.items()}
+        self.stop_reason: str | None = None
+        self._signals = StopSignals(self._request_stop)
+
+    @property
+    def ctx(self) -> LogContext:
+        """The experiment's context."""
+        return self._ctx
+
+    def run(self) -> None:
+        """Make every run that is not complete, unless a signal asks to stop."""
+        self._skip_complete()
+        self._ctx.extras["resumed"] = len(self._waiting) < len(self._work.runs)
+        self._signals.install()
+        try:
+            self._work.executor.open()
+            self._work.subscribers.experiment("on_experiment_start", self._ctx)
+            self._keep_ids()
+            while self._waiting or self._running:
+                self._start_what_can()
+                for outcome in self._work.executor.wait(self._hear):
+                    self._end(outcome)
+                if self.stop_reason is not None and not self._running:
+                    break
+        finally:
+            self._work.executor.close()
+            self._signals.restore()
+
+    def finish(self, result: Any) -> None:
+        """Say that the experiment is over."""
+        self._ctx.status = result.status
+        self._work.subscribers.experiment("on_experiment_end", self._ctx, result)
+        self._work.subscribers.close()
+
+    def _request_stop(self, reason: str) -> None:
+        self.stop_reason = self.stop_reason or reason
+        self._work.executor.stop(reason)
+
+    def _skip_complete(self) -> None:
+        for planned in self._work.runs:
+            found = self._work.store.result(planned.key)
+            if found is not None and found.status == "completed":
+                self._settle(planned, found)
+            elif found is not None:
+                self._attempts[planned.key] = found.attempts if found.status == "stopped" else 0
+        self._waiting = deque(planned for planned in self._waiting if planned.key not in self.results)
+
+    def _settle(self, planned: PlannedRun, result: RunResult) -> None:
+        self.results[planned.key] = result
+        self._unfinished[planned.arm] -= 1
+
+    def _start_what_can(self) -> None:
+        """Start runs in their order, as far as what they go on from is complete and there is room."""
+        too_early: list[PlannedRun] = []
+        while self._waiting and self.stop_reason is None and self._work.executor.has_room:
+            planned = self._waiting.popleft()
+            before = None if planned.after is None else self.results.get(planned.after)
+            if planned.after is not None and before is None:
+                too_early.append(planned)
+            elif before is not None and before.status != "completed":
+                self._skip(planned, before)
+            else:
+                self._start(planned)
+        self._waiting.extendleft(reversed(too_early))
+
+    def _skip(self, planned: PlannedRun, before: RunResult) -> None:
+        why = f"{before.run_key}, which it starts from, {before.status}."
+        facts: dict[str, Any] = {"repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
+        result = RunResult(planned.key, status="skipped", error=why, attempts=0, **facts)
+        self._settle(planned, result)
+        self._watch("ended", result)
+        self._close_group(planned.arm)
+
+    def _start(self, planned: PlannedRun) -> None:
+        self._open_group(planned.arm)
+        directory = self._work.store.run_directory(planned.key)
+        attempt = self._attempts[planned.key] = self._attempts.get(planned.key, 0) + 1
+        ctx = self._run_context(planned, directory, attempt)
+        self._running[planned.key] = _Run(planned, ctx, attempt)
+        self._watch("started", planned)
+        self._work.subscribers.run("on_run_start", ctx)
+        self._work.executor.start(self._assignment(planned, ctx, directory, attempt))
+
+    def _run_context(self, planned: PlannedRun, directory: Path, attempt: int) -> LogContext:
+        about = {"arm": planned.arm, "repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
+        return replace(
+            self._ctx,
+            output_dir=directory,
+            run_key=planned.key,
+            run_config=planned.recipe.config,
+            group_name=planned.arm,
+            ids={**self._ids_of(planned.arm), "run_id": planned.key},
+            extras={**self._ctx.extras, **about, "attempt": attempt},
+            status="running",
+            error=None,
+            metrics={},
+        )
+
+    def _ids_of(self, group: str) -> dict[str, Any]:
+        """The ids that concern a group: not those of others, of which there may be many."""
+        own = f"group:{group}"
+        return {name: id_ for name, id_ in self._ctx.ids.items() if name == own or not name.startswith("group:")}
+
+    def _assignment(self, planned: PlannedRun, ctx: LogContext, directory: Path, attempt: int) -> Assignment:
+        work = self._work
+        experiment: dict[str, Any] = {
+            "name": work.name,
+            "id": work.store.id,
+            "group": planned.arm,
+            "run_key": planned.key,
+        }
+        experiment |= {"group_id": ctx.ids[f"group:{planned.arm}"], "arm": planned.arm, "repeat": planned.repeat}
+        experiment |= {"stage": planned.stage, "seed": planned.seed}
+        start = planned.start_from
+        return Assignment(
+            planned=planned,
+            # its own, in whichever process it runs
+            ctx=replace(ctx, ids=dict(ctx.ids), extras=dict(ctx.extras), metrics=dict(ctx.metrics)),
+            directory=directory,
+            subscribers=work.subscribers.of_runs,
+            benchmarks=work.benchmarks,
+            sinks=work.sinks,
+            facts={"experiment": experiment, "git": work.store.facts.get("git")},
+            start_from=work.store.run_directory(start) if isinstance(start, str) else start,
+            strict=work.strict,
+            attempt=attempt,
+        )
+
+    def _hear(self, message: Message) -> None:
+        run = self._running[message.key]
+        self._watch("heard", message)
+        if isinstance(message, Scored):
+            self._work.subscribers.run(
+                "on_benchmark_eval", run.ctx, message.eval_result, message.predictions, step=message.step
+            )
+
+    def _end(self, outcome: Outcome) -> None:
+        run, result = self._running.pop(outcome.key), outcome.result
+        if result.status == "failed" and run.attempt <= self._work.retries and self.stop_reason is None:
+            logger.warning("%s failed and is tried again: %s", outcome.key, last_line(result.error))
+            self._waiting.appendleft(run.planned)
+            self._watch("ended", replace(result, status="retried"))
+            return
+        if result.status == "failed":
+            logger.error("%s failed: %s", outcome.key, last_line(result.error))
+        if result.status == "stopped":
+            self.stop_reason = self.stop_reason or _reason_of(result)
+        self._tell_end(run, outcome)
+        self._settle(run.planned, result)
+        self._work.store.keep_result(result)
+        self._watch("ended", result)
+        self._close_group(run.planned.arm)
+
+    def _tell_end(self, run: _Run, outcome: Outcome) -> None:
+        result, ctx = outcome.result, run.ctx
+        ctx.ids.update(outcome.ids)
+        ctx.status, ctx.error = result.status, last_line(result.error) if result.error else None
+        self._work.subscribers.run("on_run_end", ctx, result, self._arm_result(run.planned, result))
+
+    def _arm_result(self, planned: PlannedRun, result: RunResult) -> ArmResult:
+        """The arm as far as it is: the runs of it that have ended, in their order."""
+        known = ChainMap({planned.key: result}, self.results)
+        runs = [known[each.key] for each in self._of_arm[planned.arm] if each.key in known]
+        return ArmResult(planned.arm, planned.recipe.config, tuple(runs))
+
+    def _open_group(self, name: str) -> None:
+        if name in self._open_groups:
+            return
+        self._open_groups.add(name)
+        self._ctx.ids.setdefault(f"group:{name}", f"{self._work.store.id}/{name}")
+        self._work.subscribers.experiment("on_group_start", replace(self._ctx, group_name=name), name)
+        self._keep_ids()
+
+    def _close_group(self, name: str) -> None:
+        if self._unfinished[name] == 0 and name in self._open_groups:
+            self._work.subscribers.experiment("on_group_end", replace(self._ctx, group_name=name), name)
+
+    def _keep_ids(self) -> None:
+        self._work.store.keep_ids(self._ctx.ids)
+
+
+def last_line(error: str | None) -> str:
+    """What a traceback comes to."""
+    lines = (error or "").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _reason_of(result: RunResult) -> str:
+    reason = None if result.artifacts is None else result.artifacts.stop_reason
+    return reason or "a signal"
+
+
+def _by_arm(runs: Sequence[PlannedRun]) -> dict[str, list[PlannedRun]]:
+    arms: dict[str, list[PlannedRun]] = {}
+    for planned in runs:
+        arms.setdefault(planned.arm, []).append(planned)
+    return arms

@@ -1,0 +1,123 @@
+"""Settings in layers, an arm's on top of a base's, that know where in their file each of them stands.
+
+Mappings of two layers are merged; any other value takes the place of what lies below it. An error about a merged value
+is told at the place that the value came from: in the arm, in the base, or on the command line.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.core.config_source import Source
+from hookline.core.errors import ConfigError
+from hookline.loops.config_struct import COMMAND_LINE
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSource(Source):
+    """A file, with the paths that the command line set."""
+
+    overrides: Sequence[str] = ()
+
+    def error(self, path: str, message: str) -> ConfigError:
+        """An error at a path: of the command line, where that set what stands there."""
+        at = parts_of(path)
+        if any(at[: len(names)] == names for names in map(parts_of, self.overrides)):
+            return COMMAND_LINE.error(path, message)
+        return Source.error(self, path, message)  # super() is lost in a data class with slots
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Some settings.
+
+    Attributes:
+        origin: The path in the file that they stand at.
+        at: Where they go in what they are settings of.
+    """
+
+    values: Any
+    origin: str
+    at: tuple[str, ...] = ()
+
+    def tree(self) -> Any:
+        """The settings from the top."""
+        return functools.reduce(lambda inner, part: {part: inner}, reversed(self.at), self.values)
+
+    def place(self, parts: tuple[str, ...]) -> str | None:
+        """Where a path of the merged settings stands in the file; None where it does not come from here."""
+        depth = len(self.at)
+        if len(parts) < depth:
+            return self.origin if parts and parts == self.at[: len(parts)] else None
+        if parts[:depth] != self.at or not _has(self.values, parts[depth:]):
+            return None
+        return self.origin + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[depth:])
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredSource(Source):
+    """Layers of settings, the first one at the bottom, as what errors point into."""
+
+    source: ExperimentSource = field(default_factory=lambda: ExperimentSource({}))
+    layers: Sequence[Layer] = ()
+
+    def error(self, path: str, message: str) -> ConfigError:
+        """An error at a path of the merged settings, told at its place in the file."""
+        places = (layer.place(parts_of(path)) for layer in reversed(self.layers))
+        return self.source.error(next((place for place in places if place is not None), path), message)
+
+
+def merged(layers: Sequence[Layer]) -> Any:
+    """The settings of all layers in one."""
+    return functools.reduce(_merge, (layer.tree() for layer in layers))
+
+
+def expanded(values: Mapping[Any, Any], source: Source, path: str) -> dict[Any, Any]:
+    """Settings by dotted paths as nested mappings.
+
+    >>> expanded({"train.lr": 0.1, "train": {"steps": 5}}, Source({}), "arms.low")
+    {'train': {'lr': 0.1, 'steps': 5}}
+
+    Raises:
+        ConfigError: Two of them are about one setting.
+    """
+    made: dict[Any, Any] = {}
+    for key, value in values.items():
+        parts = key.split(".") if isinstance(key, str) else [key]
+        inner = expanded(value, source, f"{path}.{key}") if isinstance(value, Mapping) else value
+        _enter(made, parts, inner, source, f"{path}.{key}")
+    return made
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """The parts of a path such as ``stages[1].train.callbacks[0]``; an index is one too."""
+    return tuple(part for part in re.sub(r"\[(\d+)\]", r".\1", path).split(".") if part)
+
+
+def _enter(made: dict[Any, Any], parts: list[Any], value: Any, source: Source, path: str) -> None:
+    """Put a value in, where nothing stands yet."""
+    part, rest = parts[0], parts[1:]
+    if not rest and part not in made:
+        made[part] = value
+        return
+    inside = made.setdefault(part, {})
+    if not isinstance(inside, dict) or not (rest or isinstance(value, dict)):
+        raise source.error(path, "is given twice, by its path and inside a mapping.")
+    for keys, each in [(rest, value)] if rest else [([key], each) for key, each in value.items()]:
+        _enter(inside, keys, each, source, path)
+
+
+def _merge(below: Any, above: Any) -> Any:
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{key: _merge(below[key], value) if key in below else value for key, value in above.items()}}
+
+
+def _has(values: Any, parts: tuple[str, ...]) -> bool:
+    if not parts:
+        return True
+    if isinstance(values, Mapping):
+        return parts[0] in values and _has(values[parts[0]], parts[1:])
+    return isinstance(values, list) and parts[0].isdecimal() and int(parts[0]) < len(values)

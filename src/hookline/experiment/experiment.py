@@ -1,0 +1,228 @@
+"""`Experiment`: arms side by side, each with repeats or stages, benchmarked, recorded, compared.
+
+    result = hl.Experiment("lr", hl.grid(config, learning_rate=[1e-3, 1e-4]), repeats=3, output_dir="runs/lr").run()
+    print(result.to_markdown())
+
+Everything that can be wrong with it is an error before anything runs. One arm that fails does not touch another.
+Interrupted at any point and started again, it skips what is complete, takes up what is not, and ends with the same
+results as one that nothing interrupted.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from hookline.core.errors import HooklineError, OptionError
+from hookline.core.state import ArmResult, LogContext
+from hookline.experiment.arm import Arm
+from hookline.experiment.benchmark import checked_benchmark
+from hookline.experiment.conductor import Conductor, Watch, Work
+from hookline.experiment.description import describe
+from hookline.experiment.executor import Executor, make_executor
+from hookline.experiment.job import Assignment
+from hookline.experiment.plan import PlannedRun, planned_runs
+from hookline.experiment.result import ExperimentResult
+from hookline.experiment.stage import checked_stages
+from hookline.experiment.store import ExperimentStore
+from hookline.experiment.subscribers import Subscribers
+
+
+class Experiment:
+    """A comparison of arms.
+
+    Args:
+        name: What it is called.
+        arms: What is compared: a list of `Arm`, such as `grid` makes.
+        repeats: How often each arm is run, with a seed of its own each time. All arms have the same seeds.
+        stages: Trainings that follow one another in each arm, each starting from the weights of the one before.
+        benchmarks: What every run is scored on after its training, and within it where a benchmark has an ``every``.
+        callbacks: Callbacks: instances, which are shared by the experiment and copied for each run's training, or
+            classes and functions that make one for each run.
+        output_dir: The experiment's own directory; ``runs/<name>`` by default.
+        executor: ``"local"`` makes one run after another, ``{"local": {"processes": 4}}`` several at a time,
+            ``"ray"`` or ``{"ray": {"num_cpus": 2, "num_gpus": 1}}`` makes each a task of Ray.
+        train: A function ``(ctx, run)`` for the arms that are only settings.
+        sinks: Where the record of every run is delivered to.
+        retries: How often a run that fails is tried again.
+        strict: Let exceptions of callbacks propagate.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arms: Iterable[Arm],
+        *,
+        repeats: int = 1,
+        stages: Sequence[Any] | None = None,
+        benchmarks: Iterable[Any] = (),
+        callbacks: Any = (),
+        output_dir: str | Path | None = None,
+        executor: Any = "local",
+        train: Callable[..., Any] | None = None,
+        sinks: Iterable[Any] = (),
+        retries: int = 0,
+        strict: bool = False,
+    ) -> None:
+        if not isinstance(name, str) or not name.strip() or "/" in name:
+            raise OptionError(f"Experiment({name!r}): give a name without '/'.")
+        _require_count("repeats", repeats, 1)
+        _require_count("retries", retries, 0)
+        if train is not None and not callable(train):
+            raise OptionError(f"train={train!r}: give a function (ctx, run).")
+        self.name, self.repeats, self.retries, self.strict = name, repeats, retries, strict
+        self.arms = _checked_arms(arms, train)
+        self.stages = checked_stages(stages)
+        self.benchmarks = _checked_benchmarks(benchmarks)
+        self.callbacks = callbacks
+        self.sinks = list(sinks)
+        self.output_dir = Path(output_dir if output_dir is not None else Path("runs") / name)
+        self.executor: Executor = make_executor(executor)
+        self._runs = planned_runs(self.arms, repeats, self.stages)
+        self._check_recipes()
+        self.store = ExperimentStore(self.output_dir)
+        self.stop_reason: str | None = None
+        """The signal that stopped it the last time it ran, if one did."""
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """The experiment that a YAML, TOML or JSON file describes, with overrides such as ``"repeats=3"`` on top."""
+        from hookline.experiment.experiment_config import experiment_arguments
+
+        return cls(**experiment_arguments(path, overrides))
+
+    from_yaml = from_file
+
+    def plan(self) -> list[PlannedRun]:
+        """Its runs, in the order in which they are made one after another."""
+        return list(self._runs)
+
+    def run(self, *, watch: Watch | None = None, report: bool = True) -> ExperimentResult:
+        """Make every run that is not complete yet, and compare the arms.
+
+        Args:
+            watch: Told what happens to the runs; see `Conductor`.
+            report: Write ``report.md``, ``report.html`` and ``curves.png``.
+
+        Raises:
+            ConfigError: The directory is another experiment's, or another process is at work in it.
+            OptionError: A callback cannot be copied, or a run cannot be sent to another process.
+        """
+        subscribers = self.check()
+        description = self.describe()
+        self.store.open(self.name, description)
+        try:
+            work = Work(
+                self.name,
+                self._runs,
+                self.store,
+                subscribers,
+                self.executor,
+                config=description,
+                benchmarks=self.benchmarks,
+                sinks=self.sinks,
+                retries=self.retries,
+                strict=self.strict,
+            )
+            return self._conducted(Conductor(work, watch or _nobody), report=report)
+        finally:
+            self.store.close()
+
+    def check(self) -> Subscribers:
+        """Find out whether it can be run, changing nothing; gives those who would hear of it.
+
+        Raises:
+            ConfigError: The directory is another experiment's.
+            OptionError: A callback cannot be copied, or a run cannot be sent to another process.
+        """
+        self.store.check(self.name, self.describe())
+        subscribers = Subscribers(self.callbacks, strict=self.strict)
+        self.executor.check(self._first_of_each_kind(subscribers))
+        return subscribers
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, in plain values, as it is written down."""
+        arms = {arm.name: arm.required_recipe().describe() for arm in self.arms}
+        stages = {
+            stage.name: {"start_from": describe(stage.start_from), "changes": describe(stage.changes)}
+            for stage in self.stages
+        }
+        benchmarks = {benchmark.name: _settings(benchmark) for benchmark in self.benchmarks}
+        return {"arms": arms, "repeats": self.repeats, "stages": stages, "benchmarks": benchmarks}
+
+    def _conducted(self, conductor: Conductor, *, report: bool) -> ExperimentResult:
+        conductor.run()
+        self.stop_reason = conductor.stop_reason
+        result = self._result(conductor)
+        if report:
+            from hookline.experiment.report import write_report
+
+            write_report(result)
+        conductor.finish(result)
+        return result
+
+    def _result(self, conductor: Conductor) -> ExperimentResult:
+        of_arm: dict[str, list[Any]] = {arm.name: [] for arm in self.arms}
+        for planned in self._runs:
+            if planned.key in conductor.results:
+                of_arm[planned.arm].append(conductor.results[planned.key])
+        arms = [
+            ArmResult(arm.name, describe(arm.required_recipe().config), tuple(of_arm[arm.name])) for arm in self.arms
+        ]
+        status = "stopped" if conductor.stop_reason is not None else "completed"
+        return ExperimentResult(self.name, tuple(arms), self.store.directory, status=status)
+
+    def _first_of_each_kind(self, subscribers: Subscribers) -> list[Assignment]:
+        """What is carried out, but for repeats, to see whether it can be."""
+        shared: dict[str, Any] = {"benchmarks": self.benchmarks, "sinks": self.sinks}
+        return [
+            Assignment(planned, LogContext(), self.store.directory, subscribers.of_runs, **shared)
+            for planned in self._runs
+            if planned.repeat == 0
+        ]
+
+    def _check_recipes(self) -> None:
+        for planned in self._runs:
+            if planned.repeat == 0:
+                try:
+                    planned.recipe.check(benchmarked=bool(self.benchmarks))
+                except HooklineError as error:
+                    raise OptionError(f"Arm {planned.arm!r}: {error}") from error
+
+
+def _checked_arms(given: Any, train: Callable[..., Any] | None) -> list[Arm]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OptionError(f"arms={given!r:.120}: give a list of arms, e.g. [hl.Arm('low', config)].")
+    arms: list[Arm] = []
+    for each in given:
+        if not isinstance(each, Arm):
+            raise OptionError(f"arms: {each!r:.120} is no arm: give hl.Arm(name, config).")
+        arms.append(each if train is None else each.trained_by(train))
+    if not arms:
+        raise OptionError("arms=[]: give at least one arm.")
+    seen: set[str] = set()
+    for arm in arms:
+        if arm.name in seen:
+            raise OptionError(f"arms: two are called {arm.name!r}. Give each a name of its own.")
+        seen.add(arm.name)
+    return arms
+
+
+def _checked_benchmarks(given: Iterable[Any]) -> list[Any]:
+    from hookline.experiment.benchmark import make_benchmarks
+
+    benchmarks = make_benchmarks(given)
+    return [checked_benchmark(benchmark) for benchmark in benchmarks]
+
+
+def _settings(benchmark: Any) -> Any:
+    own = {name: value for name, value in vars(benchmark).items() if not name.startswith("_")}
+    return {"kind": describe(type(benchmark)), **describe(own)}
+
+
+def _require_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
+
+
+def _nobody(what: str, about: Any) -> None:
+    """Nobody watches."""

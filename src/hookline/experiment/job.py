@@ -1,0 +1,281 @@
+"""`Job`: one run of an experiment, carried out in whichever process it is given to.
+
+Whatever goes wrong in it ends this run only, and is told in its outcome. Training, callbacks and benchmarks draw from
+random states that are set when it begins, so it gives the same results whatever ran before it in the process.
+"""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hookline.core.collection import CallbackCollection
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.state import ArmResult, EvalResult, LogContext, RunResult
+from hookline.core.values import plain
+from hookline.experiment.benchmark_callback import BenchmarkCallback
+from hookline.experiment.evaluation import EvaluationStopped, evaluate
+from hookline.experiment.messages import Message, Outcome, Progress, Scored
+from hookline.experiment.plan import PlannedRun
+from hookline.experiment.progress_reports import ProgressReports
+from hookline.experiment.subscribers import RunSubscribers, collected
+from hookline.loops import checkpoint, rng
+from hookline.loops.session import Session
+from hookline.loops.signals import is_signal
+from hookline.record import run_directory
+
+logger = logging.getLogger("hookline")
+
+FINAL = "final"
+"""The axis that benchmarks after a training are recorded on."""
+WITHIN = "benchmark"
+"""The axis of those within it, at their steps."""
+LEAVE_SECONDS = 30.0
+"""How long a process that has the run's directory still may take to leave it."""
+LOOK_SECONDS = 0.05
+_UNINTERESTING = ("hooks/",)
+Tell = Callable[[Message], None]
+Predicted = tuple[EvalResult, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Everything that a process needs to carry out a run.
+
+    Attributes:
+        facts: What is written down about the run besides what every run knows of itself.
+        start_from: The run's directory, or the checkpoint, whose weights it starts with.
+    """
+
+    planned: PlannedRun
+    ctx: LogContext
+    directory: Path
+    subscribers: RunSubscribers = field(default_factory=RunSubscribers)
+    benchmarks: list[Any] = field(default_factory=list)
+    sinks: list[Any] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    start_from: Path | None = None
+    strict: bool = False
+    attempt: int = 1
+
+    @property
+    def key(self) -> str:
+        return self.planned.key
+
+
+def carry_out(assignment: Assignment, tell: Tell) -> Outcome:
+    """Make a run, from wherever it was left off, and say what came of it.
+
+    Args:
+        tell: Called with how far it is, and with what its benchmarks give.
+    """
+    return Job(assignment, tell).carry_out()
+
+
+class Job:
+    """A run under way; what recipes need of it, and what they tell it."""
+
+    def __init__(self, assignment: Assignment, tell: Tell) -> None:
+        self._assignment, self._tell = assignment, tell
+        self.ctx = assignment.ctx
+        self.run_key, self.seed = assignment.key, assignment.planned.seed
+        self.directory, self.sinks, self.strict = assignment.directory, assignment.sinks, assignment.strict
+        self.start_from: Path | None = None
+        self.results: dict[str, Any] = {}
+        """What a function returned."""
+        self._own = CallbackCollection()
+        self._session: Session | None = None
+        self._subject: Callable[[], Any] = lambda: None
+        self._evals: list[EvalResult] = []
+        self._failed_evals: dict[str, str] = {}
+
+    def callbacks(self, given: Any = ()) -> CallbackCollection:
+        """The subscribers of the run: those of its arm, and those of the experiment."""
+        parts: Iterable[Any] = [given] if isinstance(given, CallbackCollection | Mapping) else given or ()
+        return collected([*_copied(parts), *self._assignment.subscribers.copies(), self._own], strict=self.strict)
+
+    def follow(self, session: Session, subject: Callable[[], Any]) -> None:
+        """Take note of the loop that trains, before it begins.
+
+        Args:
+            subject: Gives what answers benchmarks.
+        """
+        self._session, self._subject = session, subject
+        self.ctx.run_config, self.ctx.rank = session.config, session.rank
+        session.ctx = self.ctx
+        benchmarks = [benchmark for benchmark in self._assignment.benchmarks if getattr(benchmark, "every", None)]
+        if benchmarks:
+            session.callbacks.add(BenchmarkCallback(benchmarks, self._score_within))
+        session.callbacks.add(ProgressReports(self.run_key, self._tell))
+        session.afterwards = self._score_afterwards
+
+    def carry_out(self) -> Outcome:
+        """Train and score, and say what came of it."""
+        began, error = time.perf_counter(), None
+        try:
+            self._train()
+        except (Exception, SystemExit) as failure:
+            if self._is_interrupted() and isinstance(failure, SystemExit):
+                raise
+            error = failure
+        result = self._result(error, time.perf_counter() - began)
+        self.ctx.status = result.status
+        self.ctx.error = None if error is None else self.ctx.error or f"{type(error).__name__}: {error}"
+        arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (result,))
+        self._own.on_run_end(self.ctx, result, arm)
+        self._own.close()
+        return Outcome(self.run_key, result, dict(self.ctx.ids))
+
+    def _train(self) -> None:
+        rng.seed(self.seed)
+        self._make_directory()
+        self._own = self._assignment.subscribers.made()
+        self._own.strict = self.strict
+        self._own.on_run_start(self.ctx)
+        self.start_from = self._starting_point()
+        self._assignment.planned.recipe.train(self)
+
+    def _make_directory(self) -> None:
+        self._wait_for_another_process()
+        if not (self.directory / run_directory.FACTS).is_file():
+            home = self.directory.parent
+            facts = {"name": self.run_key, "project": home.name, "config": self._assignment.planned.recipe.describe()}
+            facts |= {"parents": self.ctx.ids, **self._assignment.facts}
+            run_directory.create(home.parent, home.name, facts, run_id=self.directory.name)
+
+    def _wait_for_another_process(self) -> None:
+        """Let the process of an earlier attempt die, if it was just killed; what lives on is an error later."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while run_directory.is_alive(self.directory) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+
+    def _starting_point(self) -> Path | None:
+        """The checkpoint whose weights to start with, unless the run itself has one to go on from."""
+        source = self._assignment.start_from
+        if source is None or checkpoint.last(self.directory) is not None:
+            return None
+        if checkpoint.is_one(source):
+            return source
+        saved = checkpoint.last(source)
+        if saved is None:
+            raise CheckpointError(
+                f"{self.run_key} starts from {source.name}, which saved no checkpoint: let it save one at its end."
+            )
+        return saved
+
+    def _score_within(self, loop: Any, benchmark: Any) -> None:
+        """Score a benchmark in the middle of the training; its failure does not concern the training."""
+        scored = self._scored(benchmark, lambda: False)
+        if scored is None:
+            return
+        result, predictions = scored
+        self._record(loop, result, predictions, WITHIN)
+        loop.callbacks.on_eval(loop, loop.step - 1, result.name, dict(result.metrics))
+        self._announce(result, predictions, loop.step)
+
+    def _score_afterwards(self) -> None:
+        session = self._session
+        if session is None or self._is_interrupted():
+            return
+        if session.resumed_from is not None and session.recorder is not None:
+            session.recorder.resume(**{FINAL: -1})  # what was scored before it was interrupted is scored again
+        for benchmark in self._assignment.benchmarks:
+            self._tell(Progress(self.run_key, session.step, session.num_steps, doing=benchmark.name))
+            scored = self._scored(benchmark, self._is_interrupted)
+            if self._is_interrupted():
+                return
+            if scored is not None:
+                self._failed_evals.pop(benchmark.name, None)  # it failed at an earlier step
+                self._evals.append(scored[0])
+                self._record(session, *scored, FINAL)
+                self._announce(*scored, None)
+
+    def _scored(self, benchmark: Any, should_stop: Callable[[], bool]) -> Predicted | None:
+        try:
+            return evaluate(benchmark, self._answering(), should_stop=should_stop)
+        except EvaluationStopped:
+            return None
+        except Exception as error:
+            self._failed_evals[benchmark.name] = traceback.format_exc()
+            logger.exception("The benchmark %s of %s failed; the run goes on.", benchmark.name, self.run_key)
+            if self._session is not None and self._session.recorder is not None:
+                words = f"{type(error).__name__}: {error}"
+                facts = {"benchmark": benchmark.name, "error": words}
+                self._session.recorder.event("benchmark_failed", step=self._session.step, **facts)
+            return None
+
+    def _answering(self) -> Any:
+        subject = self._subject()
+        if subject is None:
+            raise OptionError(
+                "There is nobody to answer it: set run.answers in the function that trains, or give the arm answers=, "
+                "to a policy or a function of a list of prompts."
+            )
+        return subject
+
+    def _record(self, loop: Any, result: EvalResult, predictions: list[dict[str, Any]], axis: str) -> None:
+        values = benchmark_metrics(result)
+        loop.metrics.update(values)
+        if loop.recorder is not None:
+            loop.recorder.metrics(dict(values), loop.step, axis)
+            loop.recorder.samples([_sample(row) for row in predictions], loop.step, axis)
+
+    def _announce(self, result: EvalResult, predictions: list[dict[str, Any]], step: int | None) -> None:
+        self._own.on_benchmark_eval(self.ctx, result, predictions, step=step)
+        self._tell(Scored(self.run_key, result, predictions, step))
+
+    def _is_interrupted(self) -> bool:
+        reason = None if self._session is None else self._session.stop_reason
+        return reason is not None and is_signal(reason)
+
+    def _result(self, error: BaseException | None, seconds: float) -> RunResult:
+        session, planned = self._session, self._assignment.planned
+        status = "failed" if error is not None else "stopped" if self._is_interrupted() else "completed"
+        if session is not None:
+            self.ctx.ids.update(session.outlets.ids())
+        return RunResult(
+            run_key=self.run_key,
+            status=status,
+            metrics=self._metrics(),
+            evals=tuple(self._evals),
+            artifacts=None if session is None else session.artifacts(),
+            error=None if error is None else "".join(traceback.format_exception(error)),
+            seconds=seconds,
+            failed_evals=dict(self._failed_evals),
+            repeat=planned.repeat,
+            stage=planned.stage,
+            seed=planned.seed,
+            output_dir=self.directory,
+            attempts=self._assignment.attempt,
+        )
+
+    def _metrics(self) -> dict[str, Any]:
+        last = {} if self._session is None else dict(self._session.metrics)
+        kept = {name: value for name, value in last.items() if not name.startswith(_UNINTERESTING)}
+        plain_values: dict[str, Any] = plain({**kept, **self.results})
+        return plain_values
+
+
+def benchmark_metrics(result: EvalResult) -> dict[str, float]:
+    """The metrics of a benchmark, as they are called in the record."""
+    return {f"{result.name}/{name}": value for name, value in result.metrics.items()}
+
+
+def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A prediction as a sample of the record."""
+    shown = {
+        "prompt": row["instruction"],
+        "completion": row["output"] if isinstance(row["output"], str) else repr(row["output"]),
+        "expected": row["expected"],
+        "rewards": row["scores"],
+        "total": row["reward"],
+        "lesson": row["benchmark"],
+    }
+    return shown | {"task_id": row["task_id"], "metadata": row["metadata"]}
+
+
+def _copied(parts: Iterable[Any]) -> list[Any]:
+    return RunSubscribers(list(parts)).copies()

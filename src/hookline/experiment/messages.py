@@ -1,0 +1,48 @@
+"""What a run tells whoever started it, from wherever it runs; all of it can be pickled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from hookline.core.state import EvalResult, RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        doing: ``training``, or the name of the benchmark that is being scored.
+    """
+
+    key: str
+    step: int
+    num_steps: int | None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    doing: str = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A benchmark was scored: within the training at a step, or after it."""
+
+    key: str
+    eval_result: EvalResult
+    predictions: list[dict[str, Any]]
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run ended, one way or another.
+
+    Attributes:
+        ids: What was added to the context's ids.
+    """
+
+    key: str
+    result: RunResult
+    ids: Mapping[str, Any] = field(default_factory=dict)
+
+
+Message: TypeAlias = Progress | Scored
