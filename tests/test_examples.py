@@ -1,8 +1,10 @@
 """Every example runs as it stands and prints what it promises; those that report to a monitor reach one."""
 
+import json
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,19 @@ def test_examples_are_all_run():
 def test_example_runs_and_prints(name):
     printed = run_example(name)
     assert [text for text in EXPECTED[name] if text not in printed] == [], printed
+
+
+def test_experiment_example_compares_its_arms(tmp_path):
+    program = Path(sysconfig.get_path("scripts")) / "hookline"
+    command = [program, "run", EXAMPLES / "experiment.yaml", "base.sft.train.max_steps=10", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    runs = [(run["run"], run["status"]) for arm in document["arms"] for run in arm["runs"]]
+    assert runs == [(f"{arm}-r{repeat}", "completed") for arm in ("low", "high") for repeat in range(2)]
+    assert document["metric"] == "arithmetic/accuracy"
+    assert (tmp_path / "runs" / "learning-rates" / "report.md").is_file()
 
 
 def reported(server: StatusServer) -> list[dict[str, Any]]:

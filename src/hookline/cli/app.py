@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import hookline
-from hookline.cli import demo, hooks, runs
+from hookline.cli import demo, hooks, run, runs
 from hookline.core.errors import HooklineError
 
 
@@ -30,6 +30,7 @@ app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True, add_completion=Fa
 app.add_typer(hooks.app, name="hooks")
 app.add_typer(runs.app, name="runs")
 app.command("demo")(demo.demo)
+app.command("run")(run.run)
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,19 +4,18 @@ Only `new` writes anything. The others import and build what they are asked abou
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from hookline.cli.catalogue import Description, Offer, describe, first_sentence, offers
 from hookline.cli.new import new
 from hookline.cli.output import AsJson, console, foreign_code, indented, print_json, table
-from hookline.cli.plan import Place, places
+from hookline.cli.plan import places, plan_table
 from hookline.core.callback import MOMENTS
 from hookline.core.collection import CallbackCollection, load_callbacks
 from hookline.core.errors import HooklineError
@@ -86,7 +85,7 @@ def plan(file: File, *, as_json: AsJson = False) -> None:
     if not moments:
         console().print(f"{file}: nobody listens to any moment.", soft_wrap=True)
         return
-    console().print(_plan_table(moments, placed))
+    console().print(plan_table(moments, placed))
 
 
 app.command("new")(new)
@@ -113,17 +112,6 @@ def _make_current_directory_importable() -> None:
 
 def _remark(offer: Offer) -> str:
     return f"ERROR: {offer.error}" if offer.error else offer.summary
-
-
-def _plan_table(moments: Mapping[str, Sequence[str]], placed: Mapping[str, Place]) -> Table:
-    columns = ("moment", "#", "subscriber", "cadence", "priority", "")
-    listing = table(*columns, whole=("moment", "subscriber"), numbers=("#", "priority"))
-    for moment, names in moments.items():
-        for order, place in enumerate((placed[name] for name in names), start=1):
-            label, cadence = moment if order == 1 else "", place.cadence_at(moment)
-            listing.add_row(label, str(order), place.name, cadence, f"{place.priority:g}", place.notes)
-        listing.add_section()
-    return listing
 
 
 def _print_description(out: Console, description: Description) -> None:

@@ -1,7 +1,11 @@
 """Who runs at which moment, in which order and how often: a collection's plan in words."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.table import Table
+
+from hookline.cli.output import table
 from hookline.core.callback import MOMENTS
 from hookline.core.collection import CallbackCollection
 from hookline.core.entry import Entry, Leaf
@@ -46,6 +50,18 @@ class Place:
 def places(collection: CallbackCollection) -> list[Place]:
     """Every subscriber, in the order in which they run."""
     return [_place(leaf) for leaf in collection.leaves()]
+
+
+def plan_table(moments: Mapping[str, Sequence[str]], placed: Mapping[str, Place]) -> Table:
+    """A row for each subscriber of each moment, by the names of their places."""
+    columns = ("moment", "#", "subscriber", "cadence", "priority", "")
+    listing = table(*columns, whole=("moment", "subscriber"), numbers=("#", "priority"))
+    for moment, names in moments.items():
+        for order, place in enumerate((placed[name] for name in names), start=1):
+            label, cadence = moment if order == 1 else "", place.cadence_at(moment)
+            listing.add_row(label, str(order), place.name, cadence, f"{place.priority:g}", place.notes)
+        listing.add_section()
+    return listing
 
 
 def _place(leaf: Leaf) -> Place:

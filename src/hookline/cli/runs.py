@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from hookline.cli.import_runs import import_command
 from hookline.cli.output import AsJson, console, print_json, table
 from hookline.record import run_directory
 from hookline.record.courier import sync as deliver
 from hookline.record.delivery import SinkState, sink_states
 
 app = typer.Typer(no_args_is_help=True, help="Look after recorded runs.")
+app.command("import")(import_command)
 
 Reference = Annotated[str, typer.Argument(help="A run's directory, or its id.", show_default=False)]
 Root = Annotated[Path, typer.Option(help="Where runs are recorded.")]

@@ -39,7 +39,7 @@ def read_subscribers(source: Any) -> list[tuple[Any, Mapping[str, Any]]]:
     """
     read = read_source(source)
     key, entries = _entries(read)
-    plans = [_checked_plan(entry, read, f"{key}[{index}]") for index, entry in enumerate(entries)]
+    plans = [checked_plan(entry, read, f"{key}[{index}]") for index, entry in enumerate(entries)]
     return [(plan.build(read), plan.options) for plan in plans]
 
 
@@ -80,7 +80,7 @@ class Plan:
         return subscriber
 
 
-def _checked_plan(entry: Any, source: Source, path: str) -> Plan:
+def checked_plan(entry: Any, source: Source, path: str) -> Plan:
     """An entry with its names, options and arguments checked; nothing is built yet."""
     name, arguments, options, at = _parts(entry, source, path)
     factory = _factory(name, source, at)

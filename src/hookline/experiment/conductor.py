@@ -17,6 +17,7 @@ from hookline.experiment.executor import Executor
 from hookline.experiment.job import Assignment
 from hookline.experiment.messages import Message, Outcome, Scored
 from hookline.experiment.plan import PlannedRun
+from hookline.experiment.process_executor import NEVER_BEGUN, lost
 from hookline.experiment.store import ExperimentStore
 from hookline.experiment.subscribers import Subscribers
 from hookline.loops.signals import StopSignals
@@ -154,7 +155,11 @@ class Conductor:
         self._running[planned.key] = _Run(planned, ctx, attempt)
         self._watch("started", planned)
         self._work.subscribers.run("on_run_start", ctx)
-        self._work.executor.start(self._assignment(planned, ctx, directory, attempt))
+        assignment = self._assignment(planned, ctx, directory, attempt)
+        if self.stop_reason is None:
+            self._work.executor.start(assignment)
+        else:  # somebody asked for it while subscribers were told
+            self._end(Outcome(planned.key, replace(lost(assignment, NEVER_BEGUN), status="stopped")))
 
     def _run_context(self, planned: PlannedRun, directory: Path, attempt: int) -> LogContext:
         about = {"arm": planned.arm, "repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}

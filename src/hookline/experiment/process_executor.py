@@ -24,6 +24,7 @@ from hookline.experiment.messages import Message, Outcome
 LOOK_SECONDS = 0.2
 """How long is waited before it is looked again whether somebody asked for a stop."""
 LEAVE_SECONDS = 10.0
+NEVER_BEGUN = "It was stopped before it had begun."
 
 
 class ProcessExecutor(Executor):
@@ -62,6 +63,8 @@ class ProcessExecutor(Executor):
         process.start()
         there.close()
         self._running[here] = (assignment, process)
+        if self._is_stopping:  # it was asked for in this moment
+            process.terminate()
 
     def wait(self, hear: Hear) -> list[Outcome]:
         """Hear all processes that have something to tell."""

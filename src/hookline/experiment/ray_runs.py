@@ -34,7 +34,7 @@ from hookline.core.errors import OptionError
 from hookline.experiment.executor import Executor, Hear
 from hookline.experiment.job import Assignment, carry_out
 from hookline.experiment.messages import Message, Outcome
-from hookline.experiment.process_executor import lost, sendable
+from hookline.experiment.process_executor import NEVER_BEGUN, lost, sendable
 from hookline.rl.ray_cluster import SIGNALS, RayCluster, import_ray
 
 logger = logging.getLogger("hookline")
@@ -44,7 +44,6 @@ LOOK_SECONDS = 0.2
 CALL_SECONDS = 0.5
 """How often a run that has nothing to tell asks whether it is to stop."""
 LEAVE_SECONDS = 10.0
-NEVER_BEGUN = "It was stopped before it had begun."
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def main(
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program's own words
         raise SystemExit(USAGE_ERROR) from error
     finally:
-        _leave_process_group()
+        leave_process_group()
     if result.stop_reason is not None and is_signal(result.stop_reason):
         raise SystemExit(128 + signal.Signals[result.stop_reason.partition(" ")[0]].value)
     return result
@@ -77,7 +77,8 @@ def _worker(path: str, overrides: Sequence[str], logger_fns: Any, hook_fns: Any,
     return SFTPolicyWorker(config, custom_logger_fns=logger_fns, hook_fns=hook_fns, callbacks=callbacks)
 
 
-def _leave_process_group() -> None:
+def leave_process_group() -> None:
+    """End what ranks have in common, where there are several."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

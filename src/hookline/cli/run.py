@@ -1,0 +1,275 @@
+"""``hookline run``: train what a file describes: an experiment, or a single configuration of SFT or RL.
+
+Exit status 0: everything completed; 1: a run failed; 2: what was given is wrong, and nothing was run; 128 and a
+signal's number: that signal stopped it, and the same command goes on.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from hookline.cli.dry_run_view import dry_run_document, print_dry_run, print_moments
+from hookline.cli.output import AsJson, console, foreign_code, print_json
+from hookline.core.errors import ConfigError, HooklineError, UnknownNameError
+from hookline.loops.config_file import overridden, read_config
+from hookline.loops.signals import is_signal
+
+if TYPE_CHECKING:
+    from hookline.experiment.experiment import Experiment
+
+RUN_FAILED = 1
+USAGE_ERROR = 2
+EXPERIMENT_KEYS = ("arms", "base", "grid")
+RECOGNISED = "An experiment has arms, base or grid; a configuration of RL has curriculum; one of SFT has data."
+
+File = Annotated[Path, typer.Argument(help="A YAML, TOML or JSON file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Settings on top of the file's: repeats=3 arms.low.train.learning_rate=1e-5.", metavar="[PATH=VALUE]..."
+    ),
+]
+Processes = Annotated[int | None, typer.Option(min=1, help="Make so many runs at a time, each in its own process.")]
+ExecutorName = Annotated[str | None, typer.Option("--executor", help="Where runs are made: local or ray.")]
+OutputDir = Annotated[Path | None, typer.Option(help="The experiment's directory, instead of the file's.")]
+
+
+def run(
+    file: File,
+    overrides: Overrides = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be run, and change nothing.")] = False,
+    processes: Processes = None,
+    executor: ExecutorName = None,
+    output_dir: OutputDir = None,
+    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how far the runs are.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Run the experiment, or the single training, that a file describes. Interrupted, run it again to go on."""
+    _make_importable(Path.cwd())
+    given = list(overrides or ())
+    with _wrong_input(as_json=as_json):
+        kind, values = _recognised(file, given)
+        given += _option_overrides(kind, values, processes, executor, output_dir)
+    if kind == "experiment":
+        _run_experiment(file, given, dry_run=dry_run, progress=progress, as_json=as_json)
+    else:
+        _run_single(kind, file, given, dry_run=dry_run, as_json=as_json)
+
+
+def _recognised(file: Path, overrides: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+    """What a file describes, by its keys."""
+    values = overridden(read_config(file), overrides)
+    if any(key in values for key in EXPERIMENT_KEYS):
+        return "experiment", values
+    kind = "rl" if "curriculum" in values else "sft" if "data" in values else None
+    if kind is None:
+        keys = ", ".join(map(str, values)) or "nothing"
+        raise ConfigError(f"{file}: it is not known what to run: {keys} was given. {RECOGNISED}")
+    return kind, values
+
+
+def _option_overrides(
+    kind: str, values: Mapping[str, Any], processes: int | None, executor: str | None, output_dir: Path | None
+) -> list[str]:
+    """What options say, as overrides of the file."""
+    made: list[str] = []
+    if output_dir is not None:
+        made.append(f"{'' if kind == 'experiment' else 'train.'}output_dir={json.dumps(str(output_dir))}")
+    if processes is not None and (kind != "experiment" or executor not in (None, "local")):
+        what = "runs on Ray" if kind == "experiment" else "a single training"
+        raise ConfigError(f"--processes {processes}: it is for experiments with the executor local, not for {what}.")
+    if processes is not None:
+        made.append(f"executor={{local: {{processes: {processes}}}}}")
+    elif executor is not None and kind == "sft":
+        raise ConfigError(f"--executor {executor}: it is for experiments and RL, not for a single SFT.")
+    elif executor is not None and not _is_that_executor(values.get("executor"), executor):
+        made.append(f"executor={executor}")
+    return made
+
+
+def _is_that_executor(given: Any, name: str) -> bool:
+    """Whether a file asks for an executor already, maybe with options, which are kept then."""
+    return given == name or (isinstance(given, Mapping) and list(given) == [name])
+
+
+def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress: bool, as_json: bool) -> None:
+    from hookline.experiment import dry_run as outlook
+    from hookline.experiment.experiment import Experiment
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one for each model that is saved says nothing
+    with _wrong_input(as_json=as_json):
+        with foreign_code():
+            experiment = Experiment.from_file(file, overrides)
+            planned = outlook.dry_run(experiment) if dry_run else None
+        if planned is not None:
+            print_json(dry_run_document(planned)) if as_json else print_dry_run(planned)
+            return
+        try:
+            result = _made(experiment, progress=progress, as_json=as_json)
+        except KeyboardInterrupt:
+            _stopped("SIGINT", "At once; what is complete is kept.")
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        result.print()
+        console().print(f"Report: {_shown(experiment.store.directory / 'report.md')}", soft_wrap=True)
+    if experiment.stop_reason is not None and is_signal(experiment.stop_reason):
+        _stopped(experiment.stop_reason, "What is complete is kept.")
+    if any(run.status != "completed" for run in result.runs):
+        raise typer.Exit(RUN_FAILED)
+
+
+def _made(experiment: "Experiment", *, progress: bool, as_json: bool) -> Any:
+    from hookline.experiment.progress_view import ProgressView
+
+    with contextlib.ExitStack() as around:
+        if as_json:
+            around.enter_context(_output_kept_free())
+        view = around.enter_context(ProgressView(experiment)) if progress else None
+        return experiment.run(watch=view)
+
+
+def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, as_json: bool) -> None:
+    """A training as `hookline.main` or `rl.train` does it."""
+    from hookline.experiment.experiment_config import make_importable
+    from hookline.experiment.file_arm import check_callbacks, config_type
+    from hookline.loops.config_file import load_config
+
+    make_importable(file.resolve().parent)
+    with _wrong_input(as_json=as_json):
+        config = load_config(file, config_type(kind), overrides)
+        if isinstance(config.train.callbacks, list | tuple):
+            check_callbacks(config.train.callbacks, _source(file, overrides), "train.callbacks")
+    if dry_run:
+        _print_single(kind, config, as_json=as_json)
+        return
+    with _output_kept_free() if as_json else contextlib.nullcontext():
+        artifacts = _trained(kind, config)
+    if as_json:
+        print_json(_artifacts_document(config, artifacts))
+    reason = artifacts.stop_reason
+    if reason is not None and is_signal(reason):
+        _stopped(reason, f"At step {artifacts.step}.", f"train.resume={artifacts.output_dir}")
+
+
+def _source(file: Path, overrides: Sequence[str]) -> Any:
+    """The file as what errors point into."""
+    from hookline.experiment.config_layers import ExperimentSource
+    from hookline.loops.config_file import parse_overrides, read_config_source
+
+    read = read_config_source(file)
+    return ExperimentSource(
+        read.data, read.file, read.lines, overrides=[path for path, _ in parse_overrides(overrides)]
+    )
+
+
+def _trained(kind: str, config: Any) -> Any:
+    if kind == "rl":
+        from hookline.rl.training import train
+
+        with _wrong_input(UnknownNameError, ConfigError):  # of what is to be resumed
+            return train(config)
+    from hookline.loops.worker import SFTPolicyWorker
+    from hookline.loops.worker_entry import leave_process_group
+
+    with _wrong_input():
+        worker = SFTPolicyWorker(config)
+    try:
+        with _wrong_input(UnknownNameError, ConfigError):
+            return worker.run()
+    finally:
+        leave_process_group()
+
+
+def _print_single(kind: str, config: Any, *, as_json: bool) -> None:
+    from hookline.core.collection import CallbackCollection
+    from hookline.loops.worker import DEFAULT_CALLBACKS
+
+    default = DEFAULT_CALLBACKS if kind == "sft" and config.train.callbacks == () else ()
+    collection = CallbackCollection([*default, *config.train.callbacks])
+    train = config.train
+    facts = {"kind": kind, "name": train.name, "project": train.project, "output_dir": train.output_dir}
+    facts |= {"max_steps": train.max_steps, "epochs": train.epochs, "seed": train.seed, "resume": train.resume}
+    if as_json:
+        print_json({**facts, "moments": collection.plan()})
+        return
+    for name, value in facts.items():
+        console().print(f"{name:<11} {'-' if value is None else value}", soft_wrap=True)
+    print_moments(collection)
+
+
+def _artifacts_document(config: Any, artifacts: Any) -> dict[str, Any]:
+    from hookline.record.records import clean
+
+    document: dict[str, Any] = clean(
+        {
+            "name": config.train.name,
+            "step": artifacts.step,
+            "metrics": dict(artifacts.metrics),
+            "output_dir": None if artifacts.output_dir is None else str(artifacts.output_dir),
+            "stop_reason": artifacts.stop_reason,
+        }
+    )
+    return document
+
+
+@contextlib.contextmanager
+def _wrong_input(*kinds: type[HooklineError], as_json: bool = False) -> Iterator[None]:
+    """What hookline refuses here was given wrongly."""
+    try:
+        yield
+    except HooklineError as error:
+        if kinds and not isinstance(error, kinds):
+            raise
+        if as_json:
+            print_json({"error": str(error)})
+        typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(USAGE_ERROR) from error
+
+
+@contextlib.contextmanager
+def _output_kept_free() -> Iterator[None]:
+    """What anybody prints goes to standard error, also from other processes."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        kept = -1
+    try:
+        if kept >= 0:
+            os.dup2(2, 1)
+        with foreign_code():
+            yield
+    finally:
+        if kept >= 0:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _stopped(reason: str, how: str, *more: str) -> NoReturn:
+    """Say how to go on, and end as programs do that a signal ended."""
+    name = reason.partition(" ")[0]
+    command = shlex.join(["hookline", *sys.argv[1:], *more])
+    typer.echo(f"Stopped by {name}. {how} Go on with: {command}", err=True)
+    raise typer.Exit(128 + signal.Signals[name].value)
+
+
+def _shown(path: Path) -> Path:
+    """A path as somebody in the current directory would write it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _make_importable(directory: Path) -> None:
+    """As ``python -m`` does."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))

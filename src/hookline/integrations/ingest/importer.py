@@ -1,0 +1,243 @@
+"""`import_runs`: what other tools wrote, as runs.
+
+- Values, steps and times are those of the source; a time that the source does not have is that of its file.
+- The same contents are imported once, unless asked for again.
+- A broken line or file is named with its place, and the rest is imported.
+- A run is there complete or not at all.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.core.errors import ConfigError, MissingExtraError
+from hookline.integrations.ingest.combine import combined, tell_rewards
+from hookline.integrations.ingest.detect import Candidate, detect
+from hookline.integrations.ingest.fingerprint import fingerprint, imported_as
+from hookline.integrations.ingest.items import Item, Row, SampleRow
+from hookline.integrations.ingest.lightning import HPARAMS, read_hparams
+from hookline.integrations.ingest.run_writer import RunWriter
+from hookline.integrations.ingest.source import Left, Reading, Skipped, Source
+from hookline.record.run_directory import FACTS
+
+PROJECT = "imported"
+"""The project of imported runs where none is given."""
+
+Progress = Callable[[int, int], None]
+_PROGRESS_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """What became of one run of another tool.
+
+    Args:
+        directory: The run's directory; None where nothing was written, because it was a trial or nothing could be read.
+        name: The run's name.
+        format: What it was read from, e.g. ``transformers+tensorboard+trl``.
+        source: Where that lies.
+        rows: How many rows of metrics it has.
+        samples: How many samples it has.
+        skipped: Places in the source that could not be read, and why; the first hundred of them.
+        skipped_count: How many there are.
+        taken: The files that were read.
+        left: What was found and not taken, and why.
+        already: Whether the directory is that of an earlier import of the same contents.
+    """
+
+    directory: Path | None
+    name: str
+    format: str
+    source: Path
+    rows: int = 0
+    samples: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    skipped_count: int = 0
+    taken: tuple[Path, ...] = ()
+    left: tuple[Left, ...] = ()
+    already: bool = False
+
+
+def import_runs(
+    path: str | Path,
+    *,
+    root: str | Path = "runs",
+    project: str | None = None,
+    name: str | None = None,
+    format: str | None = None,  # noqa: A002 - what it is called on the command line, too
+    step_column: str | None = None,
+    again: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> list[ImportedRun]:
+    """Make runs of what other tools wrote under a path: one for each training that is found there.
+
+    Args:
+        path: A file or a directory.
+        root: Where runs are recorded.
+        project: The project of the new runs.
+        name: What the run is called, in place of its directory's name; several are numbered.
+        format: Take only this format, see `FORMATS`.
+        step_column: The column of steps of a CSV file, where it is none of the usual ones.
+        again: Import also what was imported before.
+        dry_run: Read everything and write nothing.
+        progress: Called now and then with the bytes that were read and those that there are.
+
+    Raises:
+        ConfigError: There is nothing that can be read.
+    """
+    try:
+        candidates = detect(path, format=format, step_column=step_column)
+        if name is not None:
+            for number, candidate in enumerate(candidates, 1):
+                candidate.name = name if len(candidates) == 1 else f"{name}-{number}"
+        total = sum(file.stat().st_size for candidate in candidates for file in candidate.files)
+        passed = None if progress is None else _Passed(progress, total).add
+        options = {"again": again, "dry_run": dry_run}
+        made = [_imported(each, Path(root), project or PROJECT, passed=passed, **options) for each in candidates]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be imported into {root}: {error}") from error
+    if not any(run.rows or run.samples or run.already for run in made):
+        raise ConfigError(f"{path}: nothing in it could be read. {_reasons(made)}")
+    return made
+
+
+@dataclass
+class _Passed:
+    """Adds up what was read, and tells it now and then."""
+
+    progress: Progress
+    total: int
+    read: int = 0
+    told: int = 0
+
+    def add(self, size: int) -> None:
+        self.read = min(self.read + size, self.total)
+        if self.read - self.told >= _PROGRESS_BYTES or self.read == self.total:
+            self.told = self.read
+            self.progress(self.read, self.total)
+
+
+def _imported(
+    candidate: Candidate,
+    root: Path,
+    project: str,
+    *,
+    again: bool,
+    dry_run: bool,
+    passed: Callable[[int], None] | None,
+) -> ImportedRun:
+    reading = Reading(passed=passed)
+    _leave_unreadable(candidate, reading)
+    digest = fingerprint(candidate.home, candidate.files)
+    earlier = None if again else imported_as(root, digest)
+    if earlier is not None:
+        if passed is not None:
+            passed(sum(file.stat().st_size for file in candidate.files))
+        return ImportedRun(earlier, _name(earlier), candidate.format, candidate.path, already=True)
+    items = _items(candidate, reading)
+    if dry_run:
+        rows, samples = _counted(items)
+        return _told(candidate, reading, None, rows, samples)
+    with RunWriter(root, project, {"name": candidate.name, "project": project, "config": {}, "parents": {}}) as writer:
+        for item in items:
+            _write(writer, item, reading)
+        if not writer.rows and not writer.samples:
+            return _told(candidate, reading, None, 0, 0)
+        facts = {"config": reading.config, "imported": _provenance(candidate, reading, digest)}
+        return _told(candidate, reading, writer.finish(facts), writer.rows, writer.samples)
+
+
+def _leave_unreadable(candidate: Candidate, reading: Reading) -> None:
+    """Leave out what needs a package that is not there, as long as something remains.
+
+    Raises:
+        MissingExtraError: Nothing does.
+    """
+    missing: dict[Source, MissingExtraError] = {}
+    for source in candidate.sources:
+        try:
+            source.check()
+        except MissingExtraError as error:
+            missing[source] = error
+    if missing.keys() >= set(candidate.sources):
+        raise next(iter(missing.values()))
+    candidate.sources = [source for source in candidate.sources if source not in missing]
+    for source, reason in missing.items():
+        reading.leave(", ".join(str(file) for file in source.files), str(reason))
+
+
+def _items(candidate: Candidate, reading: Reading) -> Iterator[Item]:
+    for left in candidate.left:
+        reading.leave(*left)
+    settings = candidate.home / HPARAMS
+    if settings in candidate.files:
+        reading.config |= read_hparams(settings, reading)
+    tell_rewards(candidate.sources)
+    yield from combined(candidate.sources, reading)
+
+
+def _write(writer: RunWriter, item: Item, reading: Reading) -> None:
+    try:
+        writer.write(item)
+    except ConfigError:  # there is no room
+        raise
+    except (TypeError, ValueError) as error:  # a value that no record can hold
+        reading.skip(f"step {item.step}", error)
+
+
+def _counted(items: Iterator[Item]) -> tuple[int, int]:
+    rows = samples = 0
+    for item in items:
+        rows += isinstance(item, Row)
+        samples += isinstance(item, SampleRow)
+    return rows, samples
+
+
+def _told(candidate: Candidate, reading: Reading, directory: Path | None, rows: int, samples: int) -> ImportedRun:
+    unused = {file for source in candidate.sources for file in source.unused}
+    return ImportedRun(
+        directory,
+        candidate.name,
+        candidate.format,
+        candidate.path,
+        rows=rows,
+        samples=samples,
+        skipped=tuple(reading.skipped),
+        skipped_count=reading.skipped_count,
+        taken=tuple(file for file in candidate.files if file not in unused),
+        left=tuple(_left(reading)),
+    )
+
+
+def _left(reading: Reading) -> Iterator[Left]:
+    for (what, reason), count in reading.left.items():
+        yield Left(f"{count:,} {what}" if count > 1 else what, reason)
+
+
+def _provenance(candidate: Candidate, reading: Reading, digest: str) -> dict[str, Any]:
+    """Where a run came from, for its ``run.json``."""
+    return {
+        "path": str(candidate.path.resolve()),
+        "format": candidate.format,
+        "files": [str(file.resolve()) for file in candidate.files],
+        "fingerprint": digest,
+        "at": time.time(),
+        "times": "source" if any(source.has_times for source in candidate.sources) else "file",
+        "skipped": reading.skipped_count,
+        "left": [f"{left.what}: {left.reason}" for left in _left(reading)],
+        **({"facts": reading.facts} if reading.facts else {}),
+    }
+
+
+def _name(run_dir: Path) -> str:
+    return str(json.loads((run_dir / FACTS).read_text(encoding="utf-8"))["name"])
+
+
+def _reasons(made: list[ImportedRun]) -> str:
+    skipped = [skip for run in made for skip in run.skipped][:5]
+    told = " ".join(f"{skip.place}: {skip.reason}." for skip in skipped)
+    return told or "The files are empty."

@@ -1,0 +1,107 @@
+"""What one format offers to the import, and what is noted down while it is read.
+
+A source never fails on a broken line or file: it names the place in the `Reading` and goes on.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from hookline.integrations.ingest.items import Item
+
+SKIPPED_KEPT = 100
+"""How many of the skipped places are named; all are counted."""
+
+
+class Skipped(NamedTuple):
+    """Something in the source that could not be read: where it stands and what is wrong with it."""
+
+    place: str
+    reason: str
+
+
+class Left(NamedTuple):
+    """Something that was recognised and not taken, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass
+class Reading:
+    """What is noted while the sources of one run are read.
+
+    Args:
+        passed: Called with the number of bytes that were read since the last time.
+        renamed: What a source calls a name that another source of the run has otherwise.
+    """
+
+    passed: Callable[[int], None] | None = None
+    renamed: Callable[[str], str] | None = None
+    skipped: list[Skipped] = field(default_factory=list)
+    skipped_count: int = 0
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    config: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def skip(self, place: str, reason: object) -> None:
+        """Note a place that could not be read."""
+        self.skipped_count += 1
+        if len(self.skipped) < SKIPPED_KEPT:
+            self.skipped.append(Skipped(place, " ".join(str(reason).split())))
+
+    def leave(self, what: str, reason: str, count: int = 1) -> None:
+        """Note what is not taken."""
+        self.left[what, reason] += count
+
+    def advance(self, size: int) -> None:
+        """Note how much was read."""
+        if self.passed is not None:
+            self.passed(size)
+
+    def name(self, name: str) -> str:
+        """What a name of the source is called in the run."""
+        return name if self.renamed is None else self.renamed(name)
+
+
+class Source(ABC):
+    """What one tool wrote of one run.
+
+    Args:
+        files: The files, in the order in which they are read.
+    """
+
+    format: ClassVar[str]
+    has_times: bool = False
+    """Whether the source says when something was recorded; otherwise the time is that of the file."""
+    is_secondary: ClassVar[bool] = False
+    """Whether other sources of metrics have the same values better."""
+    has_metrics: ClassVar[bool] = True
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.unused: list[Path] = []
+        """Files that, as reading showed, are not needed."""
+
+    def check(self) -> None:  # noqa: B027 - most need nothing
+        """Find out whether the source can be read here.
+
+        Raises:
+            MissingExtraError: A package is missing.
+        """
+
+    @abstractmethod
+    def items(self, reading: Reading) -> Iterator[Item]:
+        """Everything in the source, in its order."""
+
+    def renamed(self, name: str) -> str:
+        """What a secondary source's name is called here."""
+        return name
+
+
+def written(file: Path) -> float:
+    """When a file was last written."""
+    return file.stat().st_mtime
