@@ -171,12 +171,19 @@ def test_messages_arrive_in_order_while_the_run_goes_on(ray, tmp_path):
 def test_many_runs_no_more_are_begun_than_have_a_place(ray, tmp_path, limit):
     cpus = int(ray.cluster_resources()["CPU"])
     options = {"resources": {"num_cpus": cpus}, "max_runs": {"max_runs": 1}, None: {}}[limit]
-    repeats = 3 * cpus if limit is None else 2
-    watch = Watch()
-    made = experiment(tmp_path, {"ray": options}, repeats=repeats).run(watch=watch, report=False)
+    places, repeats = (cpus, 3 * cpus) if limit is None else (1, 2)
+    gate = tmp_path / "gate"
+
+    def open_gate(what, about):
+        if watch.most == places:
+            gate.touch()
+
+    watch = Watch(open_gate)
+    config = {"gate": str(gate)}
+    made = experiment(tmp_path, {"ray": options}, repeats=repeats, config=config).run(watch=watch, report=False)
 
     assert list(statuses(made).values()) == ["completed"] * 2 * repeats
-    assert watch.most == (cpus if limit is None else 1)
+    assert watch.most == places
     totals = [[run.metrics["total"] for run in arm.runs] for arm in made.arms]
     assert totals[0] == totals[1]  # the arms have the same seeds
     assert len(set(totals[0])) == repeats
@@ -232,7 +239,7 @@ def test_mailbox_that_is_killed_is_replaced_and_the_run_goes_on(ray, tmp_path):
     gate, killed = tmp_path / "gate", []
 
     def kill(what, about):
-        if isinstance(about, Progress) and about.step == 1 and not killed:
+        if isinstance(about, Scored) and about.step == 2:  # now it waits at its gate, and has nothing else to tell
             everybody = psutil.Process().children(recursive=True)
             killed.extend(each for each in everybody if each.name().startswith("ray::Mailbox"))
             for each in killed:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hookline.core.errors import OptionError
 from hookline.core.state import ArmResult, LogContext, RunResult
 from hookline.experiment.executor import Executor
-from hookline.experiment.job import Assignment
+from hookline.experiment.job import NEVER_BEGUN, Assignment, lost
 from hookline.experiment.messages import Message, Outcome, Scored
 from hookline.experiment.plan import PlannedRun
-from hookline.experiment.process_executor import NEVER_BEGUN, lost
 from hookline.experiment.store import ExperimentStore
 from hookline.experiment.subscribers import Subscribers
 from hookline.loops.signals import StopSignals
@@ -72,6 +72,7 @@ class Conductor:
         self._waiting = deque(work.runs)
         self._running: dict[str, _Run] = {}
         self._attempts: dict[str, int] = {}
+        self._told: dict[str, LogContext] = {}
         self._open_groups: set[str] = set()
         self._of_arm = _by_arm(work.runs)
         self._unfinished = {arm: len(runs) for arm, runs in self._of_arm.items()}
@@ -118,7 +119,7 @@ class Conductor:
             if found is not None and found.status == "completed":
                 self._settle(planned, found)
             elif found is not None:
-                self._attempts[planned.key] = found.attempts if found.status == "stopped" else 0
+                self._attempts[planned.key] = found.attempts - 1 if found.status == "stopped" else 0  # it goes on
         self._waiting = deque(planned for planned in self._waiting if planned.key not in self.results)
 
     def _settle(self, planned: PlannedRun, result: RunResult) -> None:
@@ -151,17 +152,23 @@ class Conductor:
         self._open_group(planned.arm)
         directory = self._work.store.run_directory(planned.key)
         attempt = self._attempts[planned.key] = self._attempts.get(planned.key, 0) + 1
-        ctx = self._run_context(planned, directory, attempt)
+        ctx = self._told.get(planned.key) or self._run_context(planned, directory)
+        ctx.extras["attempt"] = attempt
         self._running[planned.key] = _Run(planned, ctx, attempt)
         self._watch("started", planned)
-        self._work.subscribers.run("on_run_start", ctx)
+        if planned.key not in self._told:  # once, however often it is tried
+            self._told[planned.key] = ctx
+            self._work.subscribers.run("on_run_start", ctx)
         assignment = self._assignment(planned, ctx, directory, attempt)
-        if self.stop_reason is None:
-            self._work.executor.start(assignment)
-        else:  # somebody asked for it while subscribers were told
+        if self.stop_reason is not None:  # somebody asked for it while subscribers were told
             self._end(Outcome(planned.key, replace(lost(assignment, NEVER_BEGUN), status="stopped")))
+            return
+        try:
+            self._work.executor.start(assignment)
+        except OptionError as error:  # a subscriber may have put something into the context that cannot be sent
+            self._end(Outcome(planned.key, lost(assignment, str(error))))
 
-    def _run_context(self, planned: PlannedRun, directory: Path, attempt: int) -> LogContext:
+    def _run_context(self, planned: PlannedRun, directory: Path) -> LogContext:
         about = {"arm": planned.arm, "repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
         return replace(
             self._ctx,
@@ -170,7 +177,7 @@ class Conductor:
             run_config=planned.recipe.config,
             group_name=planned.arm,
             ids={**self._ids_of(planned.arm), "run_id": planned.key},
-            extras={**self._ctx.extras, **about, "attempt": attempt},
+            extras={**self._ctx.extras, **about},
             status="running",
             error=None,
             metrics={},
@@ -226,6 +233,7 @@ class Conductor:
         if result.status == "stopped":
             self.stop_reason = self.stop_reason or _reason_of(result)
         self._tell_end(run, outcome)
+        del self._told[outcome.key]
         self._settle(run.planned, result)
         self._work.store.keep_result(result)
         self._watch("ended", result)

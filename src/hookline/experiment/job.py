@@ -38,6 +38,7 @@ LEAVE_SECONDS = 30.0
 LOOK_SECONDS = 0.05
 _UNINTERESTING = ("hooks/",)
 Tell = Callable[[Message], None]
+NEVER_BEGUN = "It was stopped before it had begun."
 Predicted = tuple[EvalResult, list[dict[str, Any]]]
 
 
@@ -64,6 +65,21 @@ class Assignment:
     @property
     def key(self) -> str:
         return self.planned.key
+
+
+def lost(assignment: Assignment, why: str) -> RunResult:
+    """The result of a run whose process died."""
+    planned = assignment.planned
+    return RunResult(
+        run_key=assignment.key,
+        status="failed",
+        error=why,
+        repeat=planned.repeat,
+        stage=planned.stage,
+        seed=planned.seed,
+        output_dir=assignment.directory,
+        attempts=assignment.attempt,
+    )
 
 
 def carry_out(assignment: Assignment, tell: Tell) -> Outcome:
@@ -255,7 +271,7 @@ class Job:
     def _metrics(self) -> dict[str, Any]:
         last = {} if self._session is None else dict(self._session.metrics)
         kept = {name: value for name, value in last.items() if not name.startswith(_UNINTERESTING)}
-        plain_values: dict[str, Any] = plain({**kept, **self.results})
+        plain_values: dict[str, Any] = plain({**self.results, **kept, **self.results})  # what it returned comes first
         return plain_values
 
 

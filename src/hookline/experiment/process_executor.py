@@ -11,20 +11,20 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.state import RunResult
 from hookline.experiment.executor import Executor, Hear
-from hookline.experiment.job import Assignment, carry_out
+from hookline.experiment.job import Assignment, carry_out, lost
 from hookline.experiment.messages import Message, Outcome
 
 LOOK_SECONDS = 0.2
 """How long is waited before it is looked again whether somebody asked for a stop."""
 LEAVE_SECONDS = 10.0
-NEVER_BEGUN = "It was stopped before it had begun."
 
 
 class ProcessExecutor(Executor):
@@ -60,7 +60,8 @@ class ProcessExecutor(Executor):
         """Start a process."""
         here, there = self._context.Pipe()
         process = self._context.Process(target=_work, args=(packed(assignment), there), name=assignment.key)
-        process.start()
+        with _interrupts_kept_off():
+            process.start()
         there.close()
         self._running[here] = (assignment, process)
         if self._is_stopping:  # it was asked for in this moment
@@ -71,10 +72,8 @@ class ProcessExecutor(Executor):
         return [outcome for line in wait(list(self._running), LOOK_SECONDS) for outcome in self._heard(line, hear)]  # type: ignore[arg-type]
 
     def stop(self, reason: str) -> None:
-        """Pass the signal on; what Ctrl-C sends reaches every process by itself, and is not sent twice."""
+        """Ask every process, which does not hear what Ctrl-C sends."""
         self._is_stopping = True
-        if reason == "SIGINT" and _is_at_a_terminal():
-            return
         for _, process in self._running.values():
             if process.is_alive():
                 os.kill(process.pid, signal.SIGTERM)
@@ -99,6 +98,8 @@ class ProcessExecutor(Executor):
             process.join()
             result = lost(assignment, _death(process.exitcode))  # after a stop, a process that had not begun to listen
             message = Outcome(assignment.key, replace(result, status="stopped") if self._is_stopping else result)
+        except Exception as error:
+            message = Outcome(assignment.key, lost(assignment, f"What it told cannot be read here: {error!r}"))
         if not isinstance(message, Outcome):
             hear(message)
             return []
@@ -128,32 +129,20 @@ def packed(assignment: Assignment) -> bytes:
     return data
 
 
-def lost(assignment: Assignment, why: str) -> RunResult:
-    """The result of a run whose process died."""
-    planned = assignment.planned
-    return RunResult(
-        run_key=assignment.key,
-        status="failed",
-        error=why,
-        repeat=planned.repeat,
-        stage=planned.stage,
-        seed=planned.seed,
-        output_dir=assignment.directory,
-        attempts=assignment.attempt,
-    )
-
-
 def _death(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"Its process was killed by {signal.Signals(-exit_code).name}."
     return f"Its process ended with exit code {exit_code} and without a result."
 
 
-def _is_at_a_terminal() -> bool:
+@contextmanager
+def _interrupts_kept_off() -> Iterator[None]:
+    """A process that is started inside never hears Ctrl-C, also while it still imports: it is told by us."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        return os.getpgrp() == os.tcgetpgrp(0)
-    except OSError:
-        return False
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(data: bytes, line: Connection) -> None:

@@ -3,7 +3,7 @@
 What holds:
 
 - A run is only begun when there is a place for it: no more are handed to Ray than the machines can hold at once, and
-  on machines that others use as well at most one waits for its place.
+  where others use them as well, one waits for a place, or as many as Ray says there are places.
 - What a run tells arrives while it goes on, in its order, and before its outcome. It travels on a thread of its own:
   training waits for nothing. (A `Mailbox` that is lost is replaced; what lay in it for `LOOK_SECONDS` is not.)
 - A run whose process dies has failed, and says so. Ray does not try again: the experiment does, where it has retries.
@@ -32,9 +32,9 @@ from typing import Any
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.experiment.executor import Executor, Hear
-from hookline.experiment.job import Assignment, carry_out
+from hookline.experiment.job import NEVER_BEGUN, Assignment, carry_out, lost
 from hookline.experiment.messages import Message, Outcome
-from hookline.experiment.process_executor import NEVER_BEGUN, lost, sendable
+from hookline.experiment.process_executor import sendable
 from hookline.rl.ray_cluster import SIGNALS, RayCluster, import_ray
 
 logger = logging.getLogger("hookline")
@@ -128,7 +128,8 @@ class RayRuns(Executor):
         stopped = [] if self._stop_reason is None else self._pass_on_stop(self._stop_reason)
         if stopped:
             return stopped
-        ended, _ = self._ray.wait(list(self._running), num_returns=len(self._running), timeout=LOOK_SECONDS)
+        self._ray.wait(list(self._running), num_returns=1, timeout=LOOK_SECONDS)
+        ended, _ = self._ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
         self._hear(hear)  # after it is known who has ended: they have told everything
         return [self._outcome(task) for task in ended]
 
