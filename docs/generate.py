@@ -1,9 +1,38 @@
 """Writes the pages that are made from the code: ``python docs/generate.py``."""
 
 import inspect
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hookline import MOMENTS, Callback
+
+DOCS = Path(__file__).parent
+MATRIX = DOCS.parent / "tests" / "contract" / "hosts" / "matrix.json"
+"""What the tests found out about each host."""
+BEGIN, END = "<!-- made by docs/generate.py -->", "<!-- to here -->"
+HOSTS = {
+    "trainer": "`hl.Trainer`",
+    "bare_loop": "`hl.run`",
+    "torch": "torch",
+    "jax": "JAX",
+    "accelerate": "Accelerate",
+    "huggingface": "Hugging Face",
+    "trl_sft": "TRL SFT",
+    "trl_grpo": "TRL GRPO",
+    "learner": "`rl.train`",
+    "lightning": "Lightning",
+    "keras": "Keras",
+    "ray": "Ray Train",
+}
+STEERING = {
+    "stop": "`loop.request_stop()`",
+    "checkpoint": "`loop.request_checkpoint()`",
+    "metric": "metrics that `on_step_end` returns",
+    "error": "an error of a critical callback",
+    "resume": "states of callbacks on resume",
+}
 
 
 def moments_page() -> str:
@@ -41,5 +70,75 @@ def _first_line(doc: str) -> str:
     return " ".join(inspect.cleandoc(doc).split())
 
 
+class Footnotes:
+    """Reasons, each with a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, reasons: Iterable[str]) -> str:
+        """The numbers of reasons, for a cell."""
+        numbers = [self._numbers.setdefault(reason, len(self._numbers) + 1) for reason in reasons]
+        return "".join(f" ({number})" for number in numbers)
+
+    def lines(self) -> list[str]:
+        """All reasons, as a list."""
+        return [f"{number}. {reason}" for reason, number in self._numbers.items()]
+
+
+def matrix_section(matrix: Mapping[str, Any]) -> str:
+    """What each host tells and does, as tables with footnotes."""
+    notes, found = Footnotes(), matrix["moments"]
+    moments = [name for name in MOMENTS if any(name in host["told"] for host in found.values())]
+    steering, builtins = matrix["steering"], matrix["builtins"]
+    return "\n".join(
+        [
+            *_table("moment", {f"`{name}`": [_told(found[host], name, notes) for host in HOSTS] for name in moments}),
+            "",
+            *_table(
+                "steered by",
+                {title: ["✓" + notes.mark(steering[host][name]) for host in HOSTS] for name, title in STEERING.items()}
+                | {"all built-in callbacks": [_works(builtins[host], notes) for host in HOSTS]},
+            ),
+            "",
+            *notes.lines(),
+        ]
+    )
+
+
+def with_matrix(page: str, matrix: Mapping[str, Any]) -> str:
+    """A page with the matrix between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, behind = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{matrix_section(matrix)}\n\n{END}{behind}"
+
+
+def _table(corner: str, rows: Mapping[str, list[str]]) -> list[str]:
+    lines = [
+        [corner, *HOSTS.values()],
+        ["---", *["---"] * len(HOSTS)],
+        *([name, *cells] for name, cells in rows.items()),
+    ]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _told(host: Mapping[str, Any], moment: str, notes: Footnotes) -> str:
+    reasons = host["notes"].get(moment, [])
+    sign = "✓" if moment in host["told"] else "–" if reasons else ""  # noqa: RUF001 - a dash is meant
+    return sign + notes.mark(reasons)
+
+
+def _works(failing: Mapping[str, str], notes: Footnotes) -> str:
+    but = "".join(f", but `{name}`{notes.mark([reason])}" for name, reason in failing.items())
+    return f"✓{but}"
+
+
+def main() -> None:
+    """Write all of them."""
+    (DOCS / "moments.md").write_text(moments_page(), encoding="utf-8")
+    page, matrix = DOCS / "integrations.md", json.loads(MATRIX.read_text(encoding="utf-8"))
+    page.write_text(with_matrix(page.read_text(encoding="utf-8"), matrix), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("moments.md").write_text(moments_page(), encoding="utf-8")
+    main()

@@ -1,4 +1,4 @@
-"""What all tests share: one thread for numerical libraries, and skips that count as failures where asked."""
+"""What all tests share: one thread for numerical libraries, Keras on torch, skips as failures where asked."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ import os
 # Before torch or numpy is imported: more threads are slower in parallel tests, and change results.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import pytest
 

@@ -25,10 +25,18 @@ EXPECTED = {
         "step 5: loss",
         "ended after 16 steps: the loss is below 0.9",
     ],
+    "hosts/accelerate_loop.py": ["Accelerator: ended after 13 steps: the loss is below 0.01"],
+    "hosts/huggingface.py": ["Trainer: ended after", "the loss is below 2.0"],
+    "hosts/keras_model.py": ["Sequential: ended after", "the loss is below 0.01"],
+    "hosts/lightning_module.py": ["Trainer: ended after 13 steps: the loss is below 0.01"],
+    "hosts/ray_train.py": ["Run: ended after 13 steps: the loss is below 0.01", "reported to Ray: step 13"],
+    "hosts/trl_grpo.py": ["step 8/8"],
     "rollout_worker_hooks.py": ["step 4: success rate 0.00 in sort", "4 rollout steps, held-out success 0.00"],
     "tao_sft_example.py": ["trained 20 steps, validation loss 1."],
 }
 WITH_CONFIG = ("custom_loggers_and_hooks.py", "tao_sft_example.py")
+HOSTS = [name for name in EXPECTED if name.startswith("hosts/")]
+SHARED = "hosts/one_callback.py"
 NOBODY = "http://127.0.0.1:9/status"
 """A port at which nobody listens."""
 
@@ -43,7 +51,8 @@ def server():
 def run_example(name: str, endpoint: str = NOBODY) -> str:
     """What it printed."""
     arguments = ["--config", EXAMPLES / "sft.yaml"] if name in WITH_CONFIG else []
-    environment = {**os.environ, "STATUS_ENDPOINT": endpoint}
+    one_thread_on_loopback = {"OMP_NUM_THREADS": "1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment = {**os.environ, **one_thread_on_loopback, "STATUS_ENDPOINT": endpoint}
     command = [sys.executable, EXAMPLES / name, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,13 +60,23 @@ def run_example(name: str, endpoint: str = NOBODY) -> str:
 
 
 def test_examples_are_all_run():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+    there = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
+    assert there - {SHARED} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example_runs_and_prints(name):
     printed = run_example(name)
     assert [text for text in EXPECTED[name] if text not in printed] == [], printed
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_host_example_has_at_most_three_lines_of_hookline_and_its_imports(name):
+    marked = [line for line in (EXAMPLES / name).read_text().splitlines() if line.endswith("  # hookline")]
+    added = [line for line in marked if not line.startswith(("import ", "from "))]
+    assert 1 <= len(added) <= 3
+    if not any("loop.steps(" in line for line in added):  # a trainer's: the imports count as well
+        assert len(marked) <= 3
 
 
 def test_experiment_example_compares_its_arms(tmp_path):

@@ -25,7 +25,19 @@ from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
 from hookline.core.timing import Cost, Costs
 
 if TYPE_CHECKING:
-    from hookline import callbacks, experiment, functions, hooks, logging, rewards, rl, sinks, status, testing
+    from hookline import (
+        callbacks,
+        experiment,
+        functions,
+        hooks,
+        integrations,
+        logging,
+        rewards,
+        rl,
+        sinks,
+        status,
+        testing,
+    )
     from hookline.core.state import (
         ArmResult,
         EvalResult,
@@ -40,8 +52,9 @@ if TYPE_CHECKING:
     from hookline.experiment.benchmark import Benchmark
     from hookline.experiment.experiment import Experiment
     from hookline.experiment.grid import grid
-    from hookline.experiment.result import ExperimentResult
+    from hookline.experiment.results.result import ExperimentResult
     from hookline.experiment.stage import Stage
+    from hookline.integrations.foreign import wrap
     from hookline.loops.run import Run, run
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer_config import TrainerConfig
@@ -106,6 +119,7 @@ __all__ = [
     "functions",
     "grid",
     "hooks",
+    "integrations",
     "load_callbacks",
     "logging",
     "main",
@@ -118,6 +132,7 @@ __all__ = [
     "sinks",
     "status",
     "testing",
+    "wrap",
 ]
 
 
@@ -127,7 +142,7 @@ _LAZY = {
     "Benchmark": "hookline.experiment.benchmark:Benchmark",
     "EvalResult": "hookline.core.state:EvalResult",
     "Experiment": "hookline.experiment.experiment:Experiment",
-    "ExperimentResult": "hookline.experiment.result:ExperimentResult",
+    "ExperimentResult": "hookline.experiment.results.result:ExperimentResult",
     "LogContext": "hookline.core.state:LogContext",
     "LoopArtifacts": "hookline.core.state:LoopArtifacts",
     "LoopState": "hookline.core.state:LoopState",
@@ -146,6 +161,7 @@ _LAZY = {
     "functions": "hookline.functions",
     "grid": "hookline.experiment.grid:grid",
     "hooks": "hookline.hooks",
+    "integrations": "hookline.integrations",
     "read": "hookline.record.reader:read",
     "rewards": "hookline.rewards",
     "rl": "hookline.rl",
@@ -156,6 +172,7 @@ _LAZY = {
     "logging": "hookline.logging",
     "main": "hookline.loops.worker_entry:main",
     "testing": "hookline.testing",
+    "wrap": "hookline.integrations.foreign:wrap",
 }
 """What is imported when it is first used, so that `import hookline` stays cheap."""
 

@@ -11,7 +11,7 @@ import pytest
 import hookline as hl
 from hookline.core.errors import MissingExtraError, OptionError, UnknownNameError
 from hookline.core.state import ArmResult, RunResult
-from hookline.experiment.result import ExperimentResult
+from hookline.experiment.results.result import ExperimentResult
 from hookline.record.recorder import Recorder
 
 
@@ -159,7 +159,7 @@ def test_picture_of_many_arms_shows_the_best_twelve_and_says_so(monkeypatch):
     arms = [(f"arm{i}", [recorded(rows([9, i]), metrics={"loss": i})]) for i in range(15)]
     drawn = {}
     monkeypatch.setattr(
-        "hookline.experiment.result.draw",
+        "hookline.experiment.results.result.draw",
         lambda curves, **texts: drawn.update(texts, arms=[curve.arm for curve in curves]) or b"",
     )
 

@@ -7,9 +7,9 @@ import pytest
 
 from hookline.core.errors import UnknownNameError
 from hookline.core.state import ArmResult, RunResult
-from hookline.experiment.difference_text import sentence
-from hookline.experiment.differences import Difference
-from hookline.experiment.result import ExperimentResult
+from hookline.experiment.results.difference_text import sentence
+from hookline.experiment.results.differences import Difference
+from hookline.experiment.results.result import ExperimentResult
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -15,7 +15,7 @@ import pytest
 
 import hookline as hl
 from hookline.experiment import job
-from hookline.experiment.process_executor import ProcessExecutor
+from hookline.experiment.executors.process_executor import ProcessExecutor
 from hookline.record.reader import read
 from hookline.record.records import Metrics
 from hookline.rl.types import Task
@@ -398,7 +398,7 @@ def test_run_whose_older_process_is_about_to_die_waits_for_that(other_process, r
 
 
 def test_run_whose_older_process_does_not_end_fails_with_that_reason(other_process, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(job, "OLD_PROCESS_SECONDS", 0.1)
     made = experiment(tmp_path, INLINE, [plain_arm()]).run(report=False)
     first, second = made.arms[0].runs
     assert (first.status, second.status) == ("failed", "completed")

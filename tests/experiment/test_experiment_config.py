@@ -233,8 +233,8 @@ WRONG = {
     "a name with a slash": (
         FUNCTION + "arms: {a/b: {}}\n",
         (
-            "exp.yaml:3: arms.a/b: Arm('a/b'): give a name of at most 150 characters without slashes, which a "
-            "directory can have."
+            "exp.yaml:3: arms.a/b: Arm('a/b'): give a name of at most 150 bytes without slashes, which a directory "
+            "can have."
         ),
     ),
     "a module that is not there": (

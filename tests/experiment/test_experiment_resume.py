@@ -199,4 +199,4 @@ def test_experiment_that_runs_is_not_run_a_second_time(script, tmp_path):
         "except hl.ConfigError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "this experiment is running, in another process" in done.stdout
+    assert "this experiment is running already" in done.stdout

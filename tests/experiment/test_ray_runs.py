@@ -16,7 +16,7 @@ import pytest
 
 import hookline as hl
 from hookline.core.errors import OptionError
-from hookline.experiment.executor import make_executor
+from hookline.experiment.executors.executor import make_executor
 from hookline.experiment.messages import Progress, Scored
 from hookline.record.reader import read
 from hookline.record.records import Metrics
@@ -25,7 +25,7 @@ from hookline.rl.types import Task
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
 
-from hookline.experiment.ray_runs import RayRuns
+from hookline.experiment.executors.ray_runs import RayRuns
 from hookline.rl.ray_cluster import RayCluster
 
 STEPS = 6

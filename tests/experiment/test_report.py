@@ -11,8 +11,8 @@ import pytest
 import hookline as hl
 from hookline.core.errors import OptionError
 from hookline.core.state import ArmResult, EvalResult, RunResult
-from hookline.experiment.report import write_report
-from hookline.experiment.result import ExperimentResult
+from hookline.experiment.results.report import write_report
+from hookline.experiment.results.result import ExperimentResult
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: ``` <script>x</script>'
 
@@ -201,7 +201,7 @@ def test_report_whose_picture_cannot_be_drawn_is_written_all_the_same(tmp_path, 
     def fail(*_args, **_options):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("hookline.experiment.result.draw", fail)
+    monkeypatch.setattr("hookline.experiment.results.result.draw", fail)
 
     files = write_report(with_journals(tmp_path))
 

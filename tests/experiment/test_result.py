@@ -16,7 +16,7 @@ from rich.console import Console
 from hookline.core import state
 from hookline.core.errors import MissingExtraError, UnknownNameError
 from hookline.core.state import ArmResult, EvalResult, RunResult
-from hookline.experiment.result import ExperimentResult
+from hookline.experiment.results.result import ExperimentResult
 
 
 def run_of(arm, repeat=0, status="completed", *, stage=None, benchmark=None, **options):

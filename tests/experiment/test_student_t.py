@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hookline.core.errors import OptionError
-from hookline.experiment.student_t import quantile
+from hookline.experiment.results.student_t import quantile
 
 stats = pytest.importorskip("scipy.stats")
 

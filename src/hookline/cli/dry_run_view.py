@@ -11,7 +11,7 @@ from hookline.cli.plan import places, plan_table
 from hookline.core.collection import CallbackCollection
 
 if TYPE_CHECKING:
-    from hookline.experiment.dry_run import DryRun
+    from hookline.experiment.display.dry_run import DryRun
 
 AFTER_TRAINING = ("on_benchmark_eval", "on_run_end", "on_group_end", "on_experiment_end")
 NAMED_ARMS = 5

@@ -102,7 +102,7 @@ def _is_that_executor(given: Any, name: str) -> bool:
 
 
 def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress: bool, as_json: bool) -> None:
-    from hookline.experiment import dry_run as outlook
+    from hookline.experiment.display import dry_run as outlook
     from hookline.experiment.experiment import Experiment
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one for each model that is saved says nothing
@@ -129,7 +129,7 @@ def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress
 
 
 def _made(experiment: "Experiment", *, progress: bool, as_json: bool) -> Any:
-    from hookline.experiment.progress_view import ProgressView
+    from hookline.experiment.display.progress_view import ProgressView
 
     with contextlib.ExitStack() as around:
         if as_json:
@@ -140,8 +140,8 @@ def _made(experiment: "Experiment", *, progress: bool, as_json: bool) -> Any:
 
 def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, as_json: bool) -> None:
     """A training as `hookline.main` or `rl.train` does it."""
-    from hookline.experiment.experiment_config import make_importable
-    from hookline.experiment.file_arm import check_callbacks, config_type
+    from hookline.experiment.files.experiment_config import make_importable
+    from hookline.experiment.files.file_arm import check_callbacks, config_type
     from hookline.loops.config_file import load_config
 
     make_importable(file.resolve().parent)
@@ -163,7 +163,7 @@ def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, a
 
 def _source(file: Path, overrides: Sequence[str]) -> Any:
     """The file as what errors point into."""
-    from hookline.experiment.config_layers import ExperimentSource
+    from hookline.experiment.files.config_layers import ExperimentSource
     from hookline.loops.config_file import parse_overrides, read_config_source
 
     read = read_config_source(file)

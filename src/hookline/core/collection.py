@@ -68,8 +68,19 @@ class CallbackCollection(Roster, Callback):
         if isinstance(subscribers, CallbackCollection):  # with the options that they were added with
             members = subscribers.members()
             self.enter([(member.subscriber, self._target(member.subscriber), member.given) for member in members])
+            self._lend([member.subscriber for member in members if member.borrowed])
             return
         self.enter([newcomer for subscriber in subscribers for newcomer in self._newcomers(subscriber, {})])
+
+    def borrow(self, subscribers: "CallbackCollection") -> None:
+        """Let the members of another collection hear what this one hears; that other one closes them."""
+        self.extend(subscribers)
+        self._lend(list(subscribers))
+
+    def _lend(self, subscribers: Iterable[Any]) -> None:
+        for subscriber in subscribers:
+            for entry in self.find(subscriber):
+                entry.borrowed = True
 
     def insert(self, index: int, subscriber: Any, **options: Any) -> None:
         """Add one subscriber at a place of its own, whatever its priority."""

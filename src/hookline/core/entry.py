@@ -18,7 +18,7 @@ class Entry:
     """A subscriber with its settled options, its unique name and its health.
 
     ``subscriber`` is what the user gave; ``target`` is what the engine calls: the same object, the
-    wrapper around a hook, or the roster inside a composite hook.
+    wrapper around a hook, or the roster inside a composite hook. One that is ``borrowed`` is closed by somebody else.
     """
 
     subscriber: Any
@@ -28,6 +28,7 @@ class Entry:
     name: str
     bindings: Mapping[str, Binding]
     moved: bool = False
+    borrowed: bool = False
     disabled: bool = False
     over_budget: bool = False
     warned: bool = False

@@ -137,6 +137,8 @@ def collect(args: tuple[Any, ...], values: dict[str, Any], defer: Defer | None =
         given = values
     elif len(args) == 1 and not values and type(args[0]) in _DICTS:
         given = args[0]
+    elif len(args) == 2 and not values and type(args[0]) is str:
+        given = {args[0]: args[1]}
     else:
         given = copied(_positional(args))
         given.update(values)

@@ -42,6 +42,7 @@ class Member(NamedTuple):
     given: Mapping[str, Any]
     name: str
     moved: bool
+    borrowed: bool
 
 
 class Roster:
@@ -118,7 +119,7 @@ class Roster:
 
     def members(self) -> list["Member"]:
         """What `restore` makes the same roster of: subscribers, options, names and places."""
-        return [Member(e.subscriber, dict(e.given), e.name, e.moved) for e in self._preferred]
+        return [Member(e.subscriber, dict(e.given), e.name, e.moved, e.borrowed) for e in self._preferred]
 
     def restore(self, members: Iterable[tuple["Member", Target]]) -> None:
         """Add members as they were in another roster, with their names and places."""
@@ -126,7 +127,7 @@ class Roster:
             preferred = list(self._preferred)
             for member, target in members:
                 entry = self._entry(member.subscriber, target, member.given, preferred, name=member.name)
-                entry.moved = member.moved
+                entry.moved, entry.borrowed = member.moved, member.borrowed
                 preferred.append(entry)
             self._commit(preferred, arrange(preferred))
             self._adopt(preferred)
@@ -225,7 +226,8 @@ class Roster:
         self.drain()
         self._event_loop.stop()
         for entry in [leaf.entry for leaf in self.leaves()] + self._left:
-            self.health.guarded(entry, "close", entry.target.close)
+            if not entry.borrowed:
+                self.health.guarded(entry, "close", entry.target.close)
         lanes, self._left = self._lanes(), []
         for lane in lanes:
             lane.raise_waiting()

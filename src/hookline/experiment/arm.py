@@ -5,11 +5,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline.core.errors import HooklineError, OptionError
-from hookline.experiment.recipe import Recipe, recipe_for
+from hookline.experiment.changes import changed
+from hookline.experiment.recipes.recipe import Recipe, recipe_for
 
 _NAME = re.compile(r"[^/\\\x00-\x1f]+")
 LONGEST_NAME = 150
 """Run directories are called after their arm, and file names have a limit."""
+
+
+def _is_name(name: Any) -> bool:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        return False
+    try:
+        return len(name.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 class Arm:
@@ -35,10 +45,10 @@ class Arm:
         answers: Callable[[Any], Any] | None = None,
         **parts: Any,
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", "..") or len(name) > LONGEST_NAME:
+        if not _is_name(name):
             raise OptionError(
-                f"Arm({name!r:.200}): give a name of at most {LONGEST_NAME} characters without slashes, which a "
-                "directory can have."
+                f"Arm({name!r:.200}): give a name of at most {LONGEST_NAME} bytes without slashes, which a directory "
+                "can have."
             )
         if train is not None and not callable(train):
             raise OptionError(f"Arm({name!r}, train={train!r}): give a function (ctx, run).")
@@ -63,8 +73,6 @@ class Arm:
         Raises:
             OptionError: There is no such setting.
         """
-        from hookline.experiment.changes import changed
-
         arm = Arm.__new__(Arm)
         arm.__dict__.update(self.__dict__, name=Arm(name).name)
         try:

@@ -19,6 +19,8 @@ class BenchmarkCallback(Callback):
 
     name = "benchmarks"
     priority = LAST
+    critical = True
+    """A benchmark that fails is dealt with where it is scored; what else is raised is somebody's who is critical."""
 
     def __init__(self, benchmarks: Sequence[Any], score: Callable[[Any, Any], None]) -> None:
         self._benchmarks, self._score = list(benchmarks), score

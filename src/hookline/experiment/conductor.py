@@ -6,18 +6,20 @@ first run and `on_group_end` after its last, for each run `on_run_start`, the `o
 """
 
 import logging
+import traceback
 from collections import ChainMap, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.core.state import ArmResult, LogContext, RunResult
-from hookline.experiment.executor import Executor
-from hookline.experiment.job import NEVER_BEGUN, Assignment, lost
+from hookline.experiment.executors.executor import Executor
+from hookline.experiment.job import NEVER_BEGUN, Assignment, lost_outcome
 from hookline.experiment.messages import Message, Outcome, Scored
 from hookline.experiment.plan import PlannedRun
+from hookline.experiment.results.failures import last_line
 from hookline.experiment.store import ExperimentStore
 from hookline.experiment.subscribers import Subscribers
 from hookline.loops.signals import StopSignals
@@ -35,6 +37,7 @@ class _Run:
     planned: PlannedRun
     ctx: LogContext
     attempt: int
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,6 @@ class Conductor:
         self.stop_reason: str | None = None
         self._signals = StopSignals(self._request_stop)
 
-    @property
-    def ctx(self) -> LogContext:
-        """The experiment's context."""
-        return self._ctx
-
     def run(self) -> None:
         """Make every run that is not complete, unless a signal asks to stop."""
         self._skip_complete()
@@ -107,7 +105,6 @@ class Conductor:
         """Say that the experiment is over."""
         self._ctx.status = result.status
         self._work.subscribers.experiment("on_experiment_end", self._ctx, result)
-        self._work.subscribers.close()
 
     def _request_stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
@@ -158,15 +155,31 @@ class Conductor:
         self._watch("started", planned)
         if planned.key not in self._told:  # once, however often it is tried
             self._told[planned.key] = ctx
-            self._work.subscribers.run("on_run_start", ctx)
+            self._tell(self._running[planned.key], "on_run_start")
         assignment = self._assignment(planned, ctx, directory, attempt)
         if self.stop_reason is not None:  # somebody asked for it while subscribers were told
-            self._end(Outcome(planned.key, replace(lost(assignment, NEVER_BEGUN), status="stopped")))
+            self._end(lost_outcome(assignment, NEVER_BEGUN, status="stopped"))
             return
+        failure = self._running[planned.key].failure or self._started(assignment)
+        if failure is not None:
+            self._end(lost_outcome(assignment, failure))
+
+    def _started(self, assignment: Assignment) -> str | None:
+        """Start a run; why that is not possible, if it is not: somebody put into the context what cannot be sent."""
         try:
             self._work.executor.start(assignment)
-        except OptionError as error:  # a subscriber may have put something into the context that cannot be sent
-            self._end(Outcome(planned.key, lost(assignment, str(error))))
+        except (OptionError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _tell(self, run: "_Run", moment: str, *arguments: Any, **named: Any) -> None:
+        """Tell subscribers of a run's moment; what a critical one raises makes that run fail, and no other."""
+        try:
+            self._work.subscribers.run(moment, run.ctx, *arguments, **named)
+        except Exception:
+            if self._work.strict:
+                raise
+            run.failure = run.failure or traceback.format_exc()
 
     def _run_context(self, planned: PlannedRun, directory: Path) -> LogContext:
         about = {"arm": planned.arm, "repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
@@ -217,12 +230,13 @@ class Conductor:
         run = self._running[message.key]
         self._watch("heard", message)
         if isinstance(message, Scored):
-            self._work.subscribers.run(
-                "on_benchmark_eval", run.ctx, message.eval_result, message.predictions, step=message.step
-            )
+            self._tell(run, "on_benchmark_eval", message.eval_result, message.predictions, step=message.step)
 
     def _end(self, outcome: Outcome) -> None:
         run, result = self._running.pop(outcome.key), outcome.result
+        self.stop_reason = self.stop_reason or outcome.signal
+        if run.failure is not None and result.status == "completed":
+            result = replace(result, status="failed", error=run.failure)
         if result.status == "failed" and run.attempt <= self._work.retries and self.stop_reason is None:
             logger.warning("%s failed and is tried again: %s", outcome.key, last_line(result.error))
             self._waiting.appendleft(run.planned)
@@ -232,18 +246,27 @@ class Conductor:
             logger.error("%s failed: %s", outcome.key, last_line(result.error))
         if result.status == "stopped":
             self.stop_reason = self.stop_reason or _reason_of(result)
-        self._tell_end(run, outcome)
+        result = self._told_end(run, result, outcome.ids)
         del self._told[outcome.key]
         self._settle(run.planned, result)
-        self._work.store.keep_result(result)
+        self._keep(result)
         self._watch("ended", result)
         self._close_group(run.planned.arm)
 
-    def _tell_end(self, run: _Run, outcome: Outcome) -> None:
-        result, ctx = outcome.result, run.ctx
-        ctx.ids.update(outcome.ids)
-        ctx.status, ctx.error = result.status, last_line(result.error) if result.error else None
-        self._work.subscribers.run("on_run_end", ctx, result, self._arm_result(run.planned, result))
+    def _told_end(self, run: _Run, result: RunResult, ids: Mapping[str, Any]) -> RunResult:
+        """Tell everybody how a run ended; one of them that is critical can still make it fail."""
+        run.ctx.ids.update(ids)
+        run.ctx.status, run.ctx.error = result.status, last_line(result.error) or None
+        run.failure = None
+        self._tell(run, "on_run_end", result, self._arm_result(run.planned, result))
+        return result if run.failure is None else replace(result, status="failed", error=run.failure)
+
+    def _keep(self, result: RunResult) -> None:
+        """Write a result down; where that fails, the run is made again when the experiment is started again."""
+        try:
+            self._work.store.keep_result(result)
+        except OSError as error:
+            logger.error("The result of %s cannot be written: %s. The experiment goes on.", result.run_key, error)  # noqa: TRY400
 
     def _arm_result(self, planned: PlannedRun, result: RunResult) -> ArmResult:
         """The arm as far as it is: the runs of it that have ended, in their order."""
@@ -265,12 +288,6 @@ class Conductor:
 
     def _keep_ids(self) -> None:
         self._work.store.keep_ids(self._ctx.ids)
-
-
-def last_line(error: str | None) -> str:
-    """What a traceback comes to."""
-    lines = (error or "").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def _reason_of(result: RunResult) -> str:

@@ -4,7 +4,12 @@ Settings are described by their values; functions and classes by their names; ot
 nothing to another process, by their kind.
 """
 
+import functools
+import hashlib
 from collections.abc import Mapping
+from datetime import date
+from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +23,16 @@ def describe(value: Any) -> Any:
     >>> describe({"lr": 0.1, "make": dict, "sizes": (1, 2)})
     {'lr': 0.1, 'make': 'builtins:dict', 'sizes': [1, 2]}
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
-    if isinstance(value, Path):
+    if isinstance(value, Path | date | Fraction):
         return str(value)
+    if isinstance(value, Enum):
+        return f"{_named(type(value))}.{value.name}"
+    if isinstance(value, functools.partial):
+        return {"partial": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
+    if isinstance(value, bytes):
+        return f"bytes:{_digest(value)}"
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -40,7 +51,13 @@ def _named(value: Any) -> Any:
     number = plain(value)
     if isinstance(number, bool | int | float | str) and hasattr(value, "item"):
         return number
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return f"array{value.shape}:{_digest(value.tobytes())}"
     return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def differences(then: Any, now: Any, path: str = "") -> list[str]:

@@ -8,23 +8,30 @@ Interrupted at any point and started again, it skips what is complete, takes up 
 results as one that nothing interrupted.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from hookline.core.errors import HooklineError, OptionError
 from hookline.core.state import ArmResult, LogContext
 from hookline.experiment.arm import Arm
-from hookline.experiment.benchmark import checked_benchmark
+from hookline.experiment.benchmark import checked_benchmark, make_benchmarks
 from hookline.experiment.conductor import Conductor, Watch, Work
 from hookline.experiment.description import describe
-from hookline.experiment.executor import Executor, make_executor
+from hookline.experiment.executors.executor import Executor, make_executor
 from hookline.experiment.job import Assignment
 from hookline.experiment.plan import PlannedRun, planned_runs
-from hookline.experiment.result import ExperimentResult
+from hookline.experiment.results.result import ExperimentResult
 from hookline.experiment.stage import checked_stages
 from hookline.experiment.store import ExperimentStore
-from hookline.experiment.subscribers import Subscribers
+from hookline.experiment.subscribers import Subscribers, subscriber_entries
+from hookline.loops import rng
+from hookline.record.sink import make_sinks
+
+logger = logging.getLogger("hookline")
 
 
 class Experiment:
@@ -63,7 +70,7 @@ class Experiment:
         retries: int = 0,
         strict: bool = False,
     ) -> None:
-        if not isinstance(name, str) or not name.strip() or "/" in name:
+        if not isinstance(name, str) or not name.strip() or "/" in name or name in (".", ".."):
             raise OptionError(f"Experiment({name!r}): give a name without '/'.")
         _require_count("repeats", repeats, 1)
         _require_count("retries", retries, 0)
@@ -73,8 +80,8 @@ class Experiment:
         self.arms = _checked_arms(arms, train)
         self.stages = checked_stages(stages)
         self.benchmarks = _checked_benchmarks(benchmarks)
-        self.callbacks = callbacks
-        self.sinks = list(sinks)
+        self.callbacks = subscriber_entries(callbacks)
+        self.sinks = _checked_sinks(sinks)
         self.output_dir = Path(output_dir if output_dir is not None else Path("runs") / name)
         self.executor: Executor = make_executor(executor)
         self._runs = planned_runs(self.arms, repeats, self.stages)
@@ -86,7 +93,7 @@ class Experiment:
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """The experiment that a YAML, TOML or JSON file describes, with overrides such as ``"repeats=3"`` on top."""
-        from hookline.experiment.experiment_config import experiment_arguments
+        from hookline.experiment.files.experiment_config import experiment_arguments
 
         return cls(**experiment_arguments(path, overrides))
 
@@ -107,10 +114,10 @@ class Experiment:
             ConfigError: The directory is another experiment's, or another process is at work in it.
             OptionError: A callback cannot be copied, or a run cannot be sent to another process.
         """
-        subscribers = self.check()
-        description = self.describe()
-        self.store.open(self.name, description)
+        _require_guard()
+        subscribers, description = self.check(), self.describe()
         try:
+            self.store.open(self.name, description)
             work = Work(
                 self.name,
                 self._runs,
@@ -123,8 +130,10 @@ class Experiment:
                 retries=self.retries,
                 strict=self.strict,
             )
-            return self._conducted(Conductor(work, watch or _nobody), report=report)
+            with rng.kept():
+                return self._conducted(Conductor(work, watch or _nobody), report=report)
         finally:
+            subscribers.close()
             self.store.close()
 
     def check(self) -> Subscribers:
@@ -142,10 +151,7 @@ class Experiment:
     def describe(self) -> dict[str, Any]:
         """What it is, in plain values, as it is written down."""
         arms = {arm.name: arm.required_recipe().describe() for arm in self.arms}
-        stages = {
-            stage.name: {"start_from": describe(stage.start_from), "changes": describe(stage.changes)}
-            for stage in self.stages
-        }
+        stages = [describe({"name": s.name, "start_from": s.start_from, "changes": s.changes}) for s in self.stages]
         benchmarks = {benchmark.name: _settings(benchmark) for benchmark in self.benchmarks}
         return {"arms": arms, "repeats": self.repeats, "stages": stages, "benchmarks": benchmarks}
 
@@ -154,9 +160,7 @@ class Experiment:
         self.stop_reason = conductor.stop_reason
         result = self._result(conductor)
         if report:
-            from hookline.experiment.report import write_report
-
-            write_report(result)
+            _write_report(result)
         conductor.finish(result)
         return result
 
@@ -207,14 +211,41 @@ def _checked_arms(given: Any, train: Callable[..., Any] | None) -> list[Arm]:
     return arms
 
 
-def _checked_benchmarks(given: Iterable[Any]) -> list[Any]:
-    from hookline.experiment.benchmark import make_benchmarks
+def _write_report(result: ExperimentResult) -> None:
+    from hookline.experiment.results.report import write_report  # it loads what draws
 
-    benchmarks = make_benchmarks(given)
-    return [checked_benchmark(benchmark) for benchmark in benchmarks]
+    try:
+        write_report(result)
+    except OSError:
+        logger.exception("The report cannot be written; the results are in the runs' directories.")
+
+
+def _require_guard() -> None:
+    """A process that is just being started imports the script that started it, and must not begin anew."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise OptionError(
+            "Experiment.run() is called while a process of an experiment imports this script. Put what the script does "
+            'below: if __name__ == "__main__":'
+        )
+
+
+def _checked_sinks(given: Iterable[Any]) -> list[Any]:
+    """The sinks as they were given, once it is known that they can be made."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise OptionError(f"sinks={given!r}: give a list of sinks.")
+    sinks = list(given)
+    if sinks:
+        for sink in make_sinks(copy.deepcopy(sinks)).values():
+            sink.check()
+    return sinks
+
+
+def _checked_benchmarks(given: Iterable[Any]) -> list[Any]:
+    return [checked_benchmark(benchmark) for benchmark in make_benchmarks(given)]
 
 
 def _settings(benchmark: Any) -> Any:
+    benchmark = getattr(benchmark, "given", benchmark)
     own = {name: value for name, value in vars(benchmark).items() if not name.startswith("_")}
     return {"kind": describe(type(benchmark)), **describe(own)}
 

@@ -4,11 +4,12 @@ Whatever goes wrong in it ends this run only, and is told in its outcome. Traini
 random states that are set when it begins, so it gives the same results whatever ran before it in the process.
 """
 
+import copy
 import logging
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from hookline.experiment.evaluation import EvaluationStopped, evaluate
 from hookline.experiment.messages import Message, Outcome, Progress, Scored
 from hookline.experiment.plan import PlannedRun
 from hookline.experiment.progress_reports import ProgressReports
+from hookline.experiment.results.failures import last_line
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
+from hookline.loops.run_record import BENCHMARK_AXIS
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.record import run_directory
@@ -31,11 +34,9 @@ logger = logging.getLogger("hookline")
 
 FINAL = "final"
 """The axis that benchmarks after a training are recorded on."""
-WITHIN = "benchmark"
-"""The axis of those within it, at their steps."""
-LEAVE_SECONDS = 30.0
+OLD_PROCESS_SECONDS = 30.0
 """How long a process that has the run's directory still may take to leave it."""
-LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.05
 _UNINTERESTING = ("hooks/",)
 Tell = Callable[[Message], None]
 NEVER_BEGUN = "It was stopped before it had begun."
@@ -67,12 +68,12 @@ class Assignment:
         return self.planned.key
 
 
-def lost(assignment: Assignment, why: str) -> RunResult:
-    """The result of a run whose process died."""
+def lost_outcome(assignment: Assignment, why: str, *, status: str = "failed") -> Outcome:
+    """The outcome of a run that cannot tell it itself."""
     planned = assignment.planned
-    return RunResult(
+    result = RunResult(
         run_key=assignment.key,
-        status="failed",
+        status=status,
         error=why,
         repeat=planned.repeat,
         stage=planned.stage,
@@ -80,6 +81,7 @@ def lost(assignment: Assignment, why: str) -> RunResult:
         output_dir=assignment.directory,
         attempts=assignment.attempt,
     )
+    return Outcome(assignment.key, result)
 
 
 def carry_out(assignment: Assignment, tell: Tell) -> Outcome:
@@ -98,7 +100,8 @@ class Job:
         self._assignment, self._tell = assignment, tell
         self.ctx = assignment.ctx
         self.run_key, self.seed = assignment.key, assignment.planned.seed
-        self.directory, self.sinks, self.strict = assignment.directory, assignment.sinks, assignment.strict
+        self.directory, self.strict = assignment.directory, assignment.strict
+        self.sinks, self._benchmarks = copy.deepcopy((assignment.sinks, assignment.benchmarks))
         self.start_from: Path | None = None
         self.results: dict[str, Any] = {}
         """What a function returned."""
@@ -111,7 +114,9 @@ class Job:
     def callbacks(self, given: Any = ()) -> CallbackCollection:
         """The subscribers of the run: those of its arm, and those of the experiment."""
         parts: Iterable[Any] = [given] if isinstance(given, CallbackCollection | Mapping) else given or ()
-        return collected([*_copied(parts), *self._assignment.subscribers.copies(), self._own], strict=self.strict)
+        collection = collected([*_copied(parts), *self._assignment.subscribers.copies()], strict=self.strict)
+        collection.borrow(self._own)  # they live until the run's end has been told
+        return collection
 
     def follow(self, session: Session, subject: Callable[[], Any]) -> None:
         """Take note of the loop that trains, before it begins.
@@ -122,7 +127,7 @@ class Job:
         self._session, self._subject = session, subject
         self.ctx.run_config, self.ctx.rank = session.config, session.rank
         session.ctx = self.ctx
-        benchmarks = [benchmark for benchmark in self._assignment.benchmarks if getattr(benchmark, "every", None)]
+        benchmarks = [benchmark for benchmark in self._benchmarks if benchmark.every]
         if benchmarks:
             session.callbacks.add(BenchmarkCallback(benchmarks, self._score_within))
         session.callbacks.add(ProgressReports(self.run_key, self._tell))
@@ -132,21 +137,30 @@ class Job:
         """Train and score, and say what came of it."""
         began, error = time.perf_counter(), None
         try:
-            self._train()
-        except (Exception, SystemExit) as failure:
-            if self._is_interrupted() and isinstance(failure, SystemExit):
+            with rng.seeded(self.seed):
+                self._train()
+        except BaseException as failure:
+            if isinstance(failure, KeyboardInterrupt) or (self._is_interrupted() and isinstance(failure, SystemExit)):
                 raise
             error = failure
-        result = self._result(error, time.perf_counter() - began)
-        self.ctx.status = result.status
-        self.ctx.error = None if error is None else self.ctx.error or f"{type(error).__name__}: {error}"
+        result = self._told_end(self._result(error, time.perf_counter() - began))
+        signal = None if self._session is None else self._session.signal
+        return Outcome(self.run_key, result, dict(self.ctx.ids), signal)
+
+    def _told_end(self, result: RunResult) -> RunResult:
+        """Tell the run's own subscribers how it ended; one of them that is critical can still make it fail."""
+        self.ctx.status, self.ctx.error = result.status, last_line(result.error) or None
         arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (result,))
-        self._own.on_run_end(self.ctx, result, arm)
-        self._own.close()
-        return Outcome(self.run_key, result, dict(self.ctx.ids))
+        try:
+            self._own.on_run_end(self.ctx, result, arm)
+            self._own.close()
+        except Exception:
+            if self.strict:
+                raise
+            return replace(result, status="failed", error=traceback.format_exc())
+        return result
 
     def _train(self) -> None:
-        rng.seed(self.seed)
         self._make_directory()
         self._own = self._assignment.subscribers.made()
         self._own.strict = self.strict
@@ -164,9 +178,9 @@ class Job:
 
     def _wait_for_another_process(self) -> None:
         """Let the process of an earlier attempt die, if it was just killed; what lives on is an error later."""
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + OLD_PROCESS_SECONDS
         while run_directory.is_alive(self.directory) and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
     def _starting_point(self) -> Path | None:
         """The checkpoint whose weights to start with, unless the run itself has one to go on from."""
@@ -178,7 +192,8 @@ class Job:
         saved = checkpoint.last(source)
         if saved is None:
             raise CheckpointError(
-                f"{self.run_key} starts from {source.name}, which saved no checkpoint: let it save one at its end."
+                f"{self.run_key} starts from {source.name}, which has no checkpoint: let it save one at its end "
+                "(a function says how with run.checkpoint_with)."
             )
         return saved
 
@@ -188,7 +203,7 @@ class Job:
         if scored is None:
             return
         result, predictions = scored
-        self._record(loop, result, predictions, WITHIN)
+        self._record(loop, result, predictions, BENCHMARK_AXIS)
         loop.callbacks.on_eval(loop, loop.step - 1, result.name, dict(result.metrics))
         self._announce(result, predictions, loop.step)
 
@@ -198,7 +213,7 @@ class Job:
             return
         if session.resumed_from is not None and session.recorder is not None:
             session.recorder.resume(**{FINAL: -1})  # what was scored before it was interrupted is scored again
-        for benchmark in self._assignment.benchmarks:
+        for benchmark in self._benchmarks:
             self._tell(Progress(self.run_key, session.step, session.num_steps, doing=benchmark.name))
             scored = self._scored(benchmark, self._is_interrupted)
             if self._is_interrupted():
@@ -244,8 +259,9 @@ class Job:
         self._tell(Scored(self.run_key, result, predictions, step))
 
     def _is_interrupted(self) -> bool:
-        reason = None if self._session is None else self._session.stop_reason
-        return reason is not None and is_signal(reason)
+        return self._session is not None and (
+            self._session.signal is not None or is_signal(self._session.stop_reason or "")
+        )
 
     def _result(self, error: BaseException | None, seconds: float) -> RunResult:
         session, planned = self._session, self._assignment.planned
@@ -258,7 +274,7 @@ class Job:
             metrics=self._metrics(),
             evals=tuple(self._evals),
             artifacts=None if session is None else session.artifacts(),
-            error=None if error is None else "".join(traceback.format_exception(error)),
+            error=self._why(error),
             seconds=seconds,
             failed_evals=dict(self._failed_evals),
             repeat=planned.repeat,
@@ -266,6 +282,13 @@ class Job:
             seed=planned.seed,
             output_dir=self.directory,
             attempts=self._assignment.attempt,
+        )
+
+    def _why(self, error: BaseException | None) -> str | None:
+        if error is not None:
+            return "".join(traceback.format_exception(error))
+        return (
+            f"Stopped by {self._session.stop_reason}." if self._session is not None and self._is_interrupted() else None
         )
 
     def _metrics(self) -> dict[str, Any]:

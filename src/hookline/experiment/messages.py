@@ -37,12 +37,14 @@ class Outcome:
     """A run ended, one way or another.
 
     Attributes:
-        ids: What was added to the context's ids.
+        ids: Those of the run's context, with what was added to them.
+        signal: The signal that it was asked to stop by, however it ended.
     """
 
     key: str
     result: RunResult
     ids: Mapping[str, Any] = field(default_factory=dict)
+    signal: str | None = None
 
 
 Message: TypeAlias = Progress | Scored

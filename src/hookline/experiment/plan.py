@@ -1,11 +1,11 @@
-"""`Plan`: the runs of an experiment, in the order in which they are made one after another."""
+"""`PlannedRun`: the runs of an experiment, in the order in which they are made one after another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hookline.experiment.arm import Arm
-from hookline.experiment.recipe import Recipe
+from hookline.experiment.recipes.recipe import Recipe
 from hookline.experiment.stage import Stage
 
 
@@ -47,6 +47,7 @@ def _runs_of(arm: Arm, repeat: int, stages: Sequence[Stage]) -> list[PlannedRun]
     runs: list[PlannedRun] = []
     for stage in stages:
         before = runs[-1].key if runs else None
+        start = _start(stage, keys, before)
         changed = arm.changed(arm.name, stage.changes).required_recipe() if stage.changes else recipe
         runs.append(
             PlannedRun(
@@ -56,8 +57,8 @@ def _runs_of(arm: Arm, repeat: int, stages: Sequence[Stage]) -> list[PlannedRun]
                 seed,
                 changed,
                 stage=stage.name,
-                after=before,
-                start_from=_start(stage, keys, before),
+                after=start if isinstance(start, str) else None,
+                start_from=start,
             )
         )
     return runs

@@ -19,6 +19,7 @@ import msgspec
 from hookline.core.errors import ConfigError
 from hookline.core.state import EvalResult, LoopArtifacts, ManifestRow, RunResult
 from hookline.experiment.description import differences
+from hookline.experiment.results.atomic_file import write_atomically
 from hookline.record import lock, run_directory
 from hookline.record.records import clean, finite_back
 
@@ -43,6 +44,11 @@ class ExperimentStore:
         self.ids: dict[str, Any] = {}
         """The ids of the experiment and of its groups, as far as they were kept."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Other processes get all but the descriptions of all arms, of which there may be many."""
+        own = {name: value for name, value in self.facts.items() if name not in COMPARED}
+        return {**vars(self), "facts": own}
+
     def __repr__(self) -> str:
         return f"ExperimentStore({str(self.directory)!r})"
 
@@ -65,7 +71,8 @@ class ExperimentStore:
                 f"output_dir={str(self.directory)!r} belongs to the experiment {there.get('name')!r}, not to {name!r}: "
                 "give a directory of its own."
             )
-        changes = [change for part in COMPARED for change in _changes(there.get(part, {}), plan[part], part)]
+        now = json.loads(json.dumps(clean(dict(plan))))
+        changes = [change for part in COMPARED for change in _changes(there.get(part), now[part], part)]
         if changes:
             shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
             raise ConfigError(
@@ -88,7 +95,14 @@ class ExperimentStore:
                 f"{self.directory} cannot be written: {error.strerror}. Give another output_dir."
             ) from error
         if not held:
-            raise ConfigError(f"{self.directory}: this experiment is running, in another process.")
+            raise ConfigError(f"{self.directory}: this experiment is running already.")
+        try:
+            self._take_up(name, plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_up(self, name: str, plan: Mapping[str, Any]) -> None:
         there = self._read(self.directory / PLAN) or {
             "id": f"{time.strftime('%Y-%m-%d')}-{secrets.token_hex(4)}",
             "name": name,
@@ -133,7 +147,15 @@ class ExperimentStore:
     def result(self, key: str) -> RunResult | None:
         """How a run ended; None where it did not end yet."""
         found = self._read(self.run_directory(key) / RESULT)
-        return None if found is None else _run_result(found, self.run_directory(key))
+        if found is None:
+            return None
+        try:
+            return _run_result(found, self.run_directory(key))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            path = self.run_directory(key) / RESULT
+            raise ConfigError(
+                f"{path} is not the result of a run ({error!r}). Remove it to make the run again."
+            ) from error
 
     def keep_result(self, result: RunResult) -> None:
         """Write down how a run ended."""
@@ -153,13 +175,13 @@ class ExperimentStore:
 
     @staticmethod
     def _write(path: Path, values: Mapping[str, Any]) -> None:
-        aside = path.with_name(f".{path.name}.partial")
-        aside.write_text(json.dumps(clean(dict(values)), indent=1) + "\n", encoding="utf-8")
-        aside.replace(path)
+        write_atomically(path, f"{json.dumps(clean(dict(values)), indent=1)}\n".encode())
 
 
 def _changes(then: Any, now: Any, part: str) -> list[str]:
     """What is not as it was; arms that are new or left out are no change."""
+    if then is None:
+        return []
     if part == "arms":
         both = {name: (old, now[name]) for name, old in then.items() if name in now}
         return [change for name, pair in both.items() for change in differences(*pair, path=f"arm {name!r}:")]
@@ -173,11 +195,15 @@ def _fields(value: Any) -> Any:
 
 def _run_result(found: Mapping[str, Any], directory: Path) -> RunResult:
     values = dict(found)
-    values["metrics"] = {name: finite_back(value) for name, value in values["metrics"].items()}
+    values["metrics"] = _numbers(values["metrics"])
     values["evals"] = tuple(_eval_result(each) for each in values["evals"])
     artifacts = values["artifacts"]
     values["artifacts"] = None if artifacts is None else _artifacts(artifacts)
     return RunResult(**{**values, "output_dir": directory})
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: finite_back(value) for name, value in metrics.items()}
 
 
 def _eval_result(found: Mapping[str, Any]) -> EvalResult:
@@ -186,7 +212,10 @@ def _eval_result(found: Mapping[str, Any]) -> EvalResult:
 
 
 def _artifacts(found: Mapping[str, Any]) -> LoopArtifacts:
-    rows = tuple(ManifestRow(**{**row, "path": Path(row["path"])}) for row in found["checkpoints"])
-    metrics = {name: finite_back(value) for name, value in found["metrics"].items()}
+    rows = tuple(
+        ManifestRow(**{**row, "path": Path(row["path"]), "metrics": _numbers(row["metrics"])})
+        for row in found["checkpoints"]
+    )
+    metrics = _numbers(found["metrics"])
     place = None if found["output_dir"] is None else Path(found["output_dir"])
     return LoopArtifacts(**{**found, "metrics": metrics, "checkpoints": rows, "output_dir": place})

@@ -34,7 +34,7 @@ class RunSubscribers:
 
     def made(self) -> CallbackCollection:
         """What the factories make."""
-        return collected(factory() for factory in self.factories)
+        return collected(map(_product, self.factories))
 
 
 class Subscribers:
@@ -49,12 +49,12 @@ class Subscribers:
     """
 
     def __init__(self, given: Any, *, strict: bool = False) -> None:
-        entries = _entries(given)
+        entries = subscriber_entries(given)
         factories = [_factory(entry) for entry in entries if _is_factory(entry)]
         instances = [entry for entry in entries if not _is_factory(entry)]
         self._shared = collected(instances, strict=strict)
-        self.of_runs = RunSubscribers([_copy(instance) for instance in instances], factories)
-        self._made = collected((factory() for factory in factories), strict=strict)
+        self.of_runs = RunSubscribers(_copies(instances), factories)
+        self._made = collected(map(_product, factories), strict=strict)
 
     def experiment(self, moment: str, ctx: LogContext, *arguments: Any) -> None:
         """Tell a moment of the experiment or of a group."""
@@ -92,9 +92,28 @@ class _Entry:
         return CallbackCollection([self.given])
 
 
-def _entries(given: Any) -> list[Any]:
-    if isinstance(given, str | Path) or (isinstance(given, Mapping) and not _is_functions(given)):
-        given = load_callbacks(given)
+@dataclass(frozen=True)
+class _Source:
+    """A configuration, or a file with one: makes all of its subscribers."""
+
+    given: Any
+
+    def __call__(self) -> CallbackCollection:
+        return load_callbacks(self.given)
+
+
+def subscriber_entries(given: Any) -> list[Any]:
+    """What was given as callbacks, one by one.
+
+    Raises:
+        OptionError: It is no list of them.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str | Path):
+        return [_Source(Path(given).resolve())]
+    if isinstance(given, Mapping) and not _is_functions(given):
+        return [_Source(given)]
     if isinstance(given, CallbackCollection):
         return [given]
     if callable(given) or isinstance(given, Mapping) or not isinstance(given, Iterable):
@@ -126,9 +145,24 @@ def _is_functions(entry: Mapping[Any, Any]) -> bool:
     return bool(entry) and all(key in HOOK_FUNCTIONS for key in entry)
 
 
-def _copy(instance: Any) -> Any:
+def _product(factory: Callable[[], Any]) -> Any:
     try:
-        return copy.deepcopy(instance)
+        return factory()
+    except TypeError as error:
+        name = getattr(factory, "__name__", repr(factory))
+        raise OptionError(f"callbacks: {name} cannot be made without arguments ({error}).") from error
+
+
+def _copies(instances: list[Any]) -> list[Any]:
+    """Copies that share what the instances share."""
+    for instance in instances:
+        _require_copy(instance)
+    return copy.deepcopy(instances)
+
+
+def _require_copy(instance: Any) -> None:
+    try:
+        copy.deepcopy(instance)
     except HooklineError:
         raise
     except Exception as error:

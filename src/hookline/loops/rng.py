@@ -6,8 +6,11 @@ of bytes, so that it can be saved and read back without running any code.
 
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 
@@ -49,11 +52,51 @@ def restore(state: dict[str, Any]) -> None:
 def seed(number: int) -> None:
     """Seed all of them."""
     random.seed(number)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        numpy.random.seed(number % 2**32)
-    if torch is not None:
-        torch.manual_seed(number)
+    for name, seed_it in _SEEDS.items():
+        if name in sys.modules:
+            seed_it(sys.modules[name], number)
+
+
+_SEEDS: dict[str, Callable[[Any, int], object]] = {
+    "numpy": lambda numpy, number: numpy.random.seed(number % 2**32),
+    "torch": lambda torch, number: torch.manual_seed(number),
+}
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Seed all of them, and those that are loaded inside for the first time, too."""
+    seed(number)
+    finder = _SeedsWhatLoads(number)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.meta_path.remove(finder)
+
+
+class _SeedsWhatLoads(MetaPathFinder):
+    """Has a library seeded when it has been loaded."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in ("numpy", "torch"):
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_seed(module: ModuleType) -> None:
+                load(module)
+                _SEEDS[name](module, self._number)
+
+            spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
+        return spec
 
 
 @contextmanager

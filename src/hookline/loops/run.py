@@ -149,6 +149,11 @@ class Run(Session):
         """Complete a step and an epoch that a ``break`` left open, as the end of the run does."""
         self._settle()
 
+    @property
+    def can_be_taken_up(self) -> bool:
+        """Whether its checkpoints hold more than counters: somebody said how they are written."""
+        return self._save is not None
+
     def validate(self, name: str = "val") -> Validation:
         """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch."""
         return Validation(self, name)
@@ -270,6 +275,7 @@ class Run(Session):
         return super()._state(step) | {
             "batches_done": self._batches_done if self._step is None else self._step[1] + 1,
             "open_row": dict(self._open_row or {}) if self.in_step else {},
+            "has_files": self._save is not None,
         }
 
     def _require_running(self, what: str) -> None:

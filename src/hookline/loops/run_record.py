@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hookline")
 
+BENCHMARK_AXIS = "benchmark"
+"""What benchmarks within a training are recorded on, at its steps."""
 Place: TypeAlias = tuple[Path, Path | None]
 """A run's directory, and the checkpoint in it or elsewhere that it goes on from."""
 
@@ -82,7 +84,7 @@ def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
     """What ``resume`` means: a checkpoint, whose run is taken up if it lies in one, or a run."""
     reference = Path(run.resume_from or "")
     checkpoint.recover(reference)
-    if checkpoint.is_one(reference):
+    if checkpoint.is_one(reference) and not (reference / run_directory.FACTS).is_file():
         homes = (parent for parent in reference.resolve().parents if (parent / run_directory.FACTS).is_file())
         home = next(homes, None)
         return None if home is None else run_directory.taken_up(home), reference
@@ -116,7 +118,7 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
         recorder.resume(run.step, train=run.step - 1)
         recorder.metrics(row, run.step)
     elif run.other_axes:
-        recorder.resume(**{run.axis: run.step, **run.other_axes})
+        recorder.resume(**{run.axis: run.step, BENCHMARK_AXIS: run.step, **run.other_axes})
     else:
         recorder.resume(run.step)
 

@@ -84,7 +84,9 @@ class Session(Loop):
         self.seconds = 0.0
         self.ctx.run_key, self.ctx.run_config = name, config
         self._prints_summary = summary
-        self._signals = StopSignals(self.request_stop)
+        self._signals = StopSignals(self._heard_signal)
+        self.signal: str | None = None
+        """The signal that asked for a stop, if one did; there may have been another reason before."""
         self.agreement = Agreement()
         self.peers: Peers | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
@@ -113,12 +115,17 @@ class Session(Loop):
         """Make or find the directory, take up what is to be resumed, and listen to signals."""
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
-        self.ctx.status = self.ctx.error = self.stop_reason = None
+        self.ctx.status, self.ctx.error = "running", None
+        self.stop_reason = self.signal = None
         run_record.begin(self)
         self.state = "running"
         self._began = time.perf_counter()
         self._signals.install()
         atexit.register(self._end_with_the_program)
+
+    def _heard_signal(self, name: str) -> None:
+        self.signal = name
+        self.request_stop(name)
 
     def _end_with_the_program(self) -> None:
         """End a run that began and was never left, as in an interactive session."""
@@ -268,7 +275,7 @@ class Session(Loop):
             self.start()
             self._commit_held_back()
             self.answer_requests()
-            self.state = "stopped" if self.stop_requested else "completed"
+            self.state = self.ctx.status = "stopped" if self.stop_requested else "completed"
             self.callbacks.on_train_end(self, self.artifacts())
             self.answer_requests()
             if self.afterwards is not None:

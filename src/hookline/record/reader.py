@@ -81,9 +81,14 @@ class Reader:
     cursor: Cursor = field(default_factory=Cursor)
     skipped: int = 0
 
-    def new(self) -> Iterator[Parcel]:
-        """The records since the last time, each writer's in order; the cursor stands behind the one given last."""
-        for file in sorted(files(self.directory), key=lambda file: file.name == COURIER):
+    def new(self, found: Iterable[File] | None = None) -> Iterator[Parcel]:
+        """The records since the last time, each writer's in order; the cursor stands behind the one given last.
+
+        Args:
+            found: The files to read; by default all that there are.
+        """
+        found = files(self.directory) if found is None else found
+        for file in sorted(found, key=lambda file: file.name == COURIER):
             offset = self.cursor.offset(file)
             if offset is not None:
                 yield from self._new_in(file, offset)
@@ -145,7 +150,7 @@ def read(run_dir: str | Path, *, writer: str | None = None) -> Iterator[AnyRecor
     """
     directory = journal_directory(run_dir)
     found = [file for file in files(directory) if writer in (None, file.name)]
-    marks = _marks(found)
+    marks = marks_of(found)
     streams = [_stream(segments, marks, labelled=writer is None) for segments in _by_writer(found).values()]
     return heapq.merge(*streams, key=lambda record: record.time)
 
@@ -222,7 +227,8 @@ class Marks:
     evaluated: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
-def _marks(found: Iterable[File]) -> Marks:
+def marks_of(found: Iterable[File]) -> Marks:
+    """What the files say about which records of theirs are obsolete."""
     marks = Marks()
     for file in found:
         for line, _ in lines(file.path):
@@ -256,11 +262,17 @@ def _stream(segments: list[File], marks: Marks, *, labelled: bool) -> Iterator[A
     for file in segments:
         for line, _ in lines(file.path):
             record = _decoded(line)
-            if record is None or _is_obsolete(record, file, marks):
+            if record is None or is_obsolete(record, file, marks):
                 continue
-            if labelled and isinstance(record, Metrics) and file.name != MAIN:
-                record.values = {f"{file.name}/{name}": value for name, value in record.values.items()}
+            if labelled:
+                label(record, file)
             yield record
+
+
+def label(record: AnyRecord, file: File) -> None:
+    """Have the metrics of another writer than the main one carry its name."""
+    if isinstance(record, Metrics) and file.name != MAIN:
+        record.values = {f"{file.name}/{name}": value for name, value in record.values.items()}
 
 
 def _decoded(line: bytes) -> Any:
@@ -270,11 +282,14 @@ def _decoded(line: bytes) -> Any:
         return None
 
 
-def _is_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
+def is_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
+    """Whether the same writer did a record anew in a later session."""
     if not isinstance(record, Metrics | Sample | Rewards):
         return False
     axis = record.axis if not isinstance(record, Rewards) else "train"
-    if axis == "eval" and isinstance(record, Metrics) and marks.evaluated[(file.name, record.step)] > file.session:
-        return True
+    if axis == "eval" and isinstance(record, Metrics):
+        latest = marks.evaluated.get((file.name, record.step), 0)  # 0 where it was written since the marks were read
+        if latest > file.session:
+            return True
     resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)

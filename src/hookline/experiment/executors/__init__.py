@@ -1,0 +1,1 @@
+"""Where runs are made: in this process, in several, on Ray."""

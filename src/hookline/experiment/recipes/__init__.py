@@ -1,0 +1,1 @@
+"""What trains in an arm, a file for each kind."""

@@ -1,0 +1,1 @@
+"""What comes of an experiment: tables, differences, curves, reports."""

@@ -1,0 +1,246 @@
+"""The report of an experiment: ``report.md``, ``report.html`` and ``curves.png`` in its directory.
+
+The same result gives the same bytes: nothing in a report comes from the clock or the machine that writes it. Its
+length is limited, however many arms there are: it shows the best ones, and says how many it leaves out.
+"""
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hookline.core.errors import MissingExtraError, OptionError
+from hookline.core.state import ArmResult, RunResult
+from hookline.experiment.results.arm_table import ArmRow
+from hookline.experiment.results.atomic_file import write_atomically
+from hookline.experiment.results.benchmark_tables import benchmark_blocks
+from hookline.experiment.results.config_differences import config_differences
+from hookline.experiment.results.difference_text import sentence
+from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs
+from hookline.experiment.results.leaderboard import Leaderboard, count_text, leaderboard
+from hookline.experiment.results.number_text import NOTHING, count, mean_text, shown, time_text
+from hookline.experiment.results.report_blocks import Block, Code, Heading, Items, Paragraph, Picture, Table
+from hookline.experiment.results.report_html import html
+from hookline.experiment.results.report_markdown import markdown
+from hookline.experiment.results.result import COMPARED_ARMS, CURVES_FILE, ExperimentResult
+from hookline.record.records import text
+from hookline.record.run_directory import FACTS
+
+logger = logging.getLogger("hookline")
+
+MOST_FAILURES = 20
+MOST_RUNS = 100
+MOST_SETTINGS = 30
+_ERROR_LINES = 100
+_VALUE_LENGTH = 80
+
+
+def write_report(result: ExperimentResult) -> list[Path]:
+    """Write the report into the experiment's directory, and give the files; each is there as a whole or not at all.
+
+    Without matplotlib, or where nothing was recorded over steps, there is no picture, and the report says why.
+
+    Raises:
+        OptionError: The experiment has no directory.
+    """
+    if result.output_dir is None:
+        raise OptionError(f"output_dir=None: {result.name!r} has no directory to write a report to. Give it one.")
+    curves = _curves(result)
+    blocks = _report(result, curves)
+    files = {"report.md": text(markdown(blocks)).encode(), "report.html": text(html(result.name, blocks)).encode()}
+    if isinstance(curves, Picture):
+        files[CURVES_FILE] = curves.png
+    for name, content in files.items():
+        write_atomically(Path(result.output_dir) / name, content)
+    return [Path(result.output_dir) / name for name in files]
+
+
+def _report(result: ExperimentResult, curves: Picture | Paragraph) -> list[Block]:
+    """The whole report."""
+    metric = result.main_metric
+    board = leaderboard(result.arms, metric, result.mode(metric))
+    shown_arms = _arms_of(result, board)
+    blocks: list[Block] = [Heading(result.name, 1), Paragraph(_overview(result))]
+    blocks += _results(result, board)
+    blocks += _differences(result, board)
+    blocks += [Heading("Curves"), curves]
+    blocks += _settings(result, shown_arms, board)
+    blocks += benchmark_blocks(shown_arms, board.stage)
+    blocks += _failures(result)
+    blocks += _runs(result)
+    return blocks
+
+
+def _overview(result: ExperimentResult) -> str:
+    runs = result.runs
+    states = {status: sum(run.status == status for run in runs) for status in dict.fromkeys(r.status for r in runs)}
+    counted = ", ".join(f"{number:,} {status}" for status, number in states.items()) or "none"
+    parts = [f"{count(len(result.arms), 'arm')}, {count(len(runs), 'run')} ({counted})"]
+    if named := result.stages():
+        parts.append(f"stages: {', '.join(named)}")
+    if (begun := _begun(runs)) is not None:
+        parts.append(f"begun {datetime.fromtimestamp(begun, UTC):%Y-%m-%d %H:%M} UTC")
+    parts.append(f"{time_text(sum(run.seconds for run in runs))} of running in all")
+    return "; ".join(parts) + "."
+
+
+def _begun(runs: list[RunResult]) -> float | None:
+    """When the first of the runs was begun, as their directories say."""
+    started = []
+    for run in runs:
+        if run.output_dir is not None:
+            try:
+                facts = json.loads((Path(run.output_dir) / FACTS).read_text(encoding="utf-8"))
+                started.append(float(facts["started"]))
+            except (OSError, ValueError, KeyError, TypeError):  # a run that never came so far, or was cleared away
+                continue
+    return min(started, default=None)
+
+
+def _results(result: ExperimentResult, board: Leaderboard) -> list[Block]:
+    blocks: list[Block] = [Heading("Result")]
+    if board.best is None:
+        return [*blocks, Paragraph("No run completed with a result that could be compared.")]
+    best = next(row for row in result.table() if row.arm == board.best)
+    better = "larger" if board.mode == "max" else "smaller"
+    blocks.append(
+        Paragraph(
+            f"{board.best} is best by {board.metric} ({better} is better){_of_stage(board)}: "
+            f"{mean_text(best.mean, best.std)} over {count(best.n, 'repeat')}."
+        )
+    )
+    strong = next((place for place, row in enumerate(board.rows) if row.arm == board.best), None)
+    blocks.append(Table(board.columns, [board.cells(row) for row in board.rows], range(1, 6), strong))
+    if board.left_out:
+        blocks.append(Paragraph(f"The best {len(board.rows)} are shown, and {board.left_out:,} are not."))
+    blocks.append(
+        Paragraph(
+            "Mean ± standard deviation over the repeats that completed; n says of how many. Differences have the "
+            "95% interval (Welch's t) in brackets; there is none for fewer than two repeats."
+        )
+    )
+    return blocks + _stages(result, board)
+
+
+def _of_stage(board: Leaderboard) -> str:
+    return f" after stage {board.stage}" if board.stage else ""
+
+
+def _stages(result: ExperimentResult, board: Leaderboard) -> list[Block]:
+    if len(result.stages()) < 2:
+        return []
+    chosen = {row.arm for row in board.rows}
+    rows = [_stage_cells(row) for row in result.table(by_stage=True) if row.arm in chosen]
+    columns = ("arm", "stage", board.metric or "result", "n", "best run", "failed")
+    return [Heading("Stage by stage", 3), Table(columns, rows, range(2, 6))]
+
+
+def _stage_cells(row: ArmRow) -> tuple[str, ...]:
+    result = mean_text(row.mean, row.std)
+    return (row.arm, row.stage or NOTHING, result, count_text(row), shown(row.best), str(row.failed or ""))
+
+
+def _differences(result: ExperimentResult, board: Leaderboard) -> list[Block]:
+    rows = result.differences()
+    if not rows:
+        return []
+    blocks: list[Block] = [Heading("What can be told apart"), Items([("", sentence(row, board.mode)) for row in rows])]
+    note = "Each interval stands by itself: of twenty pairs of arms that do not differ, about one looks as if it did."
+    if len(result.arms) > COMPARED_ARMS:
+        note = f"Only the best {COMPARED_ARMS} arms are compared. {note}"
+    return [*blocks, Paragraph(note)] if len(rows) > 1 else blocks
+
+
+def _curves(result: ExperimentResult) -> Picture | Paragraph:
+    """The picture, or what to do to get one. What goes wrong with it must not cost the report."""
+    metric = result.curve_metric()
+    if metric is None:
+        return Paragraph("No completed run recorded a metric at more than one step.")
+    shows = f"{metric} over the steps, by arm: the mean, and a band of one standard deviation where there are repeats"
+    try:
+        return Picture(result.picture(metric), CURVES_FILE, shows)
+    except MissingExtraError as error:
+        return Paragraph(f"{error} Then write the report again.")
+    except Exception as error:
+        logger.warning("The curves of experiment %r could not be drawn: %s", result.name, error, exc_info=True)
+        return Paragraph(f"The curves could not be drawn: {type(error).__name__}: {error}")
+
+
+def _arms_of(result: ExperimentResult, board: Leaderboard) -> list[ArmResult]:
+    by_name = {arm.name: arm for arm in result.arms}
+    return [by_name[row.arm] for row in board.rows]
+
+
+def _settings(result: ExperimentResult, arms: list[ArmResult], board: Leaderboard) -> list[Block]:
+    differing = config_differences(result.arms)
+    if not any(differing.values()):
+        return []
+    items = [(arm.name, _setting_text(differing[arm.name])) for arm in arms]
+    blocks: list[Block] = [Heading("What differs between the arms"), Items(items)]
+    return [*blocks, Paragraph(f"{board.left_out:,} more arms are not shown.")] if board.left_out else blocks
+
+
+def _setting_text(settings: dict[str, object]) -> str:
+    texts = [f"{path} = {_short(json.dumps(value, ensure_ascii=False))}" for path, value in settings.items()]
+    if len(texts) > MOST_SETTINGS:
+        texts = [*texts[:MOST_SETTINGS], f"and {len(texts) - MOST_SETTINGS} more"]
+    return ", ".join(texts) or NOTHING
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 1] + "…"
+
+
+def _failures(result: ExperimentResult) -> list[Block]:
+    runs = unfinished_runs(result.arms)
+    broken = [(f"{key}, {name}", last_line(why)) for key, name, why in failed_benchmarks(result.arms)]
+    blocks: list[Block] = []
+    if runs:
+        blocks += [Heading("Runs that did not complete"), *map(_failure, runs[:MOST_FAILURES])]
+        if len(runs) > MOST_FAILURES:
+            blocks.append(Paragraph(f"{len(runs) - MOST_FAILURES:,} more are not shown."))
+    if broken:
+        blocks += [Heading("Benchmarks that gave no result"), Items(broken[:MOST_FAILURES])]
+        if len(broken) > MOST_FAILURES:
+            blocks.append(Paragraph(f"{len(broken) - MOST_FAILURES:,} more are not shown."))
+    return blocks
+
+
+def _failure(run: RunResult) -> Block:
+    title = f"{run.run_key}: {run.status}{f', {last_line(run.error)}' if run.error else ''}"
+    lines = (run.error or "").rstrip().splitlines()
+    if len(lines) <= 1:
+        return Paragraph(title)
+    kept = lines if len(lines) <= _ERROR_LINES else ["…", *lines[-_ERROR_LINES:]]
+    return Code(title, "\n".join(kept))
+
+
+def _runs(result: ExperimentResult) -> list[Block]:
+    runs = result.runs
+    rows = [
+        (
+            run.run_key,
+            run.status,
+            NOTHING if run.seed is None else str(run.seed),
+            time_text(run.seconds),
+            _place(result, run),
+        )
+        for run in runs[:MOST_RUNS]
+    ]
+    blocks: list[Block] = [Heading("Runs"), Table(("run", "status", "seed", "time", "directory"), rows, (2, 3))]
+    if len(runs) > MOST_RUNS:
+        blocks.append(Paragraph(f"{len(runs) - MOST_RUNS:,} more are not shown."))
+    return [*blocks, Paragraph(_ADVICE)]
+
+
+_ADVICE = (
+    "Run the experiment again with the same output directory to go on with it: runs that completed are kept. "
+    "What a run recorded is read with hookline.read(directory)."
+)
+
+
+def _place(result: ExperimentResult, run: RunResult) -> str:
+    if run.output_dir is None:
+        return NOTHING
+    home, place = Path(result.output_dir or ""), Path(run.output_dir)
+    return str(place.relative_to(home)) if place.is_relative_to(home) else str(place)

@@ -1,0 +1,279 @@
+"""`ExperimentResult`: what an experiment gave, with tables, intervals, curves and files of it.
+
+Only runs that completed count. Where there are stages, everything is about the last one unless it says otherwise.
+Whether a metric is better when it is larger is taken from its name (a benchmark's metric is a score unless its name
+says that it is a loss); ``mode="min"`` or ``"max"`` says it outright.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookline.core import state
+from hookline.core.errors import MissingExtraError, OptionError, UnknownNameError, closest
+from hookline.core.state import ArmResult, EvalResult, RunResult
+from hookline.core.values import plain
+from hookline.experiment.description import describe
+from hookline.experiment.results.arm_runs import last_stage, metrics_of, names, stages
+from hookline.experiment.results.arm_table import ArmRow, ranked, stage_table, table
+from hookline.experiment.results.atomic_file import write_atomically
+from hookline.experiment.results.curve_picture import MOST_ARMS, draw
+from hookline.experiment.results.curves import Curve, curve_metric, curves
+from hookline.experiment.results.differences import Difference, pairwise
+from hookline.experiment.results.leaderboard import leaderboard
+from hookline.experiment.results.main_metric import better, main_metric
+from hookline.experiment.results.report_blocks import Paragraph, Table
+from hookline.experiment.results.report_markdown import markdown
+from hookline.experiment.results.result_view import print_out, view
+from hookline.record.records import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+Mode = Literal["min", "max"]
+
+COMPARED_ARMS = 10
+"""Among how many arms every two are compared, unless more are asked for."""
+CURVES_FILE = "curves.png"
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentResult(state.ExperimentResult):
+    """A whole experiment: its arms, in the order in which they were given, and what can be said about them."""
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """All runs, of all arms."""
+        return [run for arm in self.arms for run in arm.runs]
+
+    @property
+    def main_metric(self) -> str | None:
+        """The metric that the tables are about.
+
+        The first one of the first benchmark; without benchmarks a validation metric; without those one that all
+        arms have and that looks like a result. None where no run completed with a number.
+        """
+        return main_metric(self.arms)
+
+    def metric_names(self) -> list[str]:
+        """The metrics that completed runs have, benchmarks' as ``<benchmark>/<metric>``."""
+        return names(run for run in self.runs if run.status == "completed")
+
+    def stages(self) -> list[str]:
+        """The names of the stages in their order; none where there are no stages."""
+        return stages(self.arms)
+
+    def mode(self, metric: str | None = None, mode: str | None = None) -> Mode:
+        """Whether a metric is better when it is smaller (``"min"``) or larger (``"max"``)."""
+        return better(self.main_metric if metric is None else metric, mode, self.runs)
+
+    def table(self, metric: str | None = None, *, by_stage: bool = False, mode: str | None = None) -> list[ArmRow]:
+        """A row for each arm, in the order given; with ``by_stage``, one for each arm and stage.
+
+        Raises:
+            UnknownNameError: No completed run has the metric.
+        """
+        about = self._metric(metric)
+        make = stage_table if by_stage else table
+        return make(self.arms, about, self.mode(about, mode))
+
+    def best_arms(self, number: int, metric: str | None = None, *, mode: str | None = None) -> list[str]:
+        """The names of the best arms, best first; those without a result are not among them."""
+        rows = self.table(metric, mode=mode)
+        there = [row for row in rows if row.mean is not None]
+        about = rows[0].metric if rows else None
+        return [row.arm for row in ranked(there, self.mode(about, mode))[:number]]
+
+    def differences(
+        self,
+        metric: str | None = None,
+        *,
+        arms: Sequence[str] | None = None,
+        limit: int | None = COMPARED_ARMS,
+        mode: str | None = None,
+    ) -> list[Difference]:
+        """How much every two arms differ, with a 95% interval (Welch's: repeats are independent samples).
+
+        Args:
+            arms: Which arms are compared, and in which order a difference is taken: later less earlier.
+            limit: Without ``arms``, compare the best so many that have a result, in the order given; None compares all.
+
+        Raises:
+            UnknownNameError: There is no such metric or arm.
+        """
+        about = self._metric(metric)
+        known = [arm.name for arm in self.arms]
+        for name in arms or ():
+            if name not in known:
+                raise UnknownNameError(f"arms={name!r}: there is no such arm. {closest(name, known)}")
+        if about is None:
+            return []
+        if arms is None:
+            chosen = set(self.best_arms(len(known) if limit is None else limit, about, mode=mode))
+            arms = [name for name in known if name in chosen]
+        return pairwise(self.arms, arms, about)
+
+    def curves(
+        self, metric: str | None = None, *, arms: Sequence[str] | None = None, stage: str | None = None
+    ) -> list[Curve]:
+        """How a metric went over the steps, for each arm that recorded it; read from the runs' journals now.
+
+        Args:
+            metric: Any metric that was recorded; without one the main metric, or the likeliest one recorded over time.
+            arms: Only those of these arms.
+            stage: Of which stage; without it the last one.
+        """
+        about = stage or last_stage(self.arms)
+        name = metric or self.curve_metric(stage=about)
+        chosen = [arm for arm in self.arms if arms is None or arm.name in arms]
+        return [] if name is None else curves(chosen, name, about)
+
+    def curve_metric(self, *, stage: str | None = None) -> str | None:
+        """The metric that curves are of unless another one is asked for; None where nothing was recorded over time."""
+        return curve_metric(self.arms, stage or last_stage(self.arms), self.main_metric)
+
+    def picture(self, metric: str | None = None, *, mode: str | None = None) -> bytes:
+        """The curves as a PNG: of at most 12 arms, the best ones, each with a band of one standard deviation.
+
+        Raises:
+            UnknownNameError: No completed run recorded the metric.
+            MissingExtraError: matplotlib is not installed.
+        """
+        name = metric or self.curve_metric()
+        chosen = self._arms_to_draw(name, mode)
+        found = self.curves(name, arms=chosen) if name else []
+        if not found or name is None:
+            what = f"metric={metric!r}: no" if metric else "No"
+            raise UnknownNameError(f"{what} completed run of {self.name!r} recorded it over its steps.")
+        left = len(self.arms) - len(chosen)
+        which = f", the best {len(chosen)} of {len(self.arms):,} arms" if left > 0 else ""
+        return draw(found, title=f"{self.name}{which}", metric=name)
+
+    def plot(
+        self, metric: str | None = None, path: str | os.PathLike[str] | None = None, *, mode: str | None = None
+    ) -> Path:
+        """Write `picture` to a file: ``curves.png`` in the experiment's directory, unless a path is given."""
+        if path is None and self.output_dir is None:
+            raise OptionError("path=None: the experiment has no directory. Give the path of the PNG.")
+        target = Path(path) if path is not None else Path(self.output_dir or "") / CURVES_FILE
+        write_atomically(target, self.picture(metric, mode=mode))
+        return target
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with one row for each run: arm, repeat, stage, seed, status, seconds and every metric.
+
+        A metric that has the name of one of those columns stands under ``metrics/<name>``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise MissingExtraError("A DataFrame of an experiment", "experiment") from error
+        own = ("arm", "run", "repeat", "stage", "seed", "status", "seconds")
+        rows = [_frame_row(arm, run) for arm in self.arms for run in arm.runs]
+        metrics = dict.fromkeys(name for row in rows for name in row if name not in own)
+        return pandas.DataFrame(rows, columns=[*own, *metrics])
+
+    def to_dict(self, metric: str | None = None, *, mode: str | None = None) -> dict[str, Any]:
+        """Everything as JSON can hold it; numbers that are not finite as their names: ``"NaN"``, ``"Infinity"``."""
+        about = self._metric(metric)
+        made: dict[str, Any] = clean(
+            {
+                "name": self.name,
+                "output_dir": None if self.output_dir is None else str(self.output_dir),
+                "metric": about,
+                "mode": self.mode(about, mode),
+                "table": [asdict(row) for row in self.table(about, mode=mode)],
+                "differences": [asdict(row) for row in self.differences(about, mode=mode)],
+                "arms": [_arm_dict(arm) for arm in self.arms],
+            }
+        )
+        return made
+
+    def to_markdown(self, metric: str | None = None, *, mode: str | None = None) -> str:
+        """The table of arms in Markdown: of all of them up to 20, else of the best."""
+        about = self._metric(metric)
+        board = leaderboard(self.arms, about, self.mode(about, mode))
+        shown = Table(board.columns, [board.cells(row) for row in board.rows], numbers=range(1, 6))
+        rest = [Paragraph(f"The best {len(board.rows)} arms; {board.left_out:,} more are not shown.")]
+        return markdown([shown, *(rest if board.left_out else ())])
+
+    def print(self, console: "Console | None" = None, *, metric: str | None = None, mode: str | None = None) -> None:
+        """Print the table of arms and what failed, to a console of `rich` or to standard output."""
+        shown = self._view(metric, mode)
+        if console is not None:
+            console.print(shown)
+        else:
+            print_out(shown)
+
+    def __rich__(self) -> "Group":
+        return self._view(None, None)
+
+    def _view(self, metric: str | None, mode: str | None) -> "Group":
+        about = self._metric(metric)
+        return view(self, leaderboard(self.arms, about, self.mode(about, mode)))
+
+    def _metric(self, metric: str | None) -> str | None:
+        """The metric that is meant; a name that nothing has is an error, unless there are no metrics at all."""
+        if metric is None:
+            return self.main_metric
+        known = self.metric_names()
+        if known and metric not in known:
+            raise UnknownNameError(f"metric={metric!r}: no completed run has it. {closest(metric, known)}")
+        return metric
+
+    def _arms_to_draw(self, metric: str | None, mode: str | None) -> list[str]:
+        everyone = [arm.name for arm in self.arms]
+        if len(everyone) <= MOST_ARMS:
+            return everyone
+        judged_by = metric if metric in self.metric_names() else None
+        return self.best_arms(MOST_ARMS, judged_by, mode=mode)
+
+
+def _frame_row(arm: ArmResult, run: RunResult) -> dict[str, Any]:
+    own = {
+        "arm": arm.name,
+        "run": run.run_key,
+        "repeat": run.repeat,
+        "stage": run.stage,
+        "seed": run.seed,
+        "status": run.status,
+        "seconds": run.seconds,
+    }
+    return own | {(f"metrics/{name}" if name in own else name): value for name, value in plain(metrics_of(run)).items()}
+
+
+def _arm_dict(arm: ArmResult) -> dict[str, Any]:
+    return {"name": arm.name, "config": describe(arm.config), "runs": [_run_dict(run) for run in arm.runs]}
+
+
+def _run_dict(run: RunResult) -> dict[str, Any]:
+    return {
+        "run": run.run_key,
+        "status": run.status,
+        "repeat": run.repeat,
+        "stage": run.stage,
+        "seed": run.seed,
+        "seconds": run.seconds,
+        "attempts": run.attempts,
+        "metrics": plain(metrics_of(run)),
+        "evals": [_eval_dict(result) for result in run.evals],
+        "failed_evals": dict(run.failed_evals),
+        "error": run.error,
+        "output_dir": None if run.output_dir is None else str(run.output_dir),
+    }
+
+
+def _eval_dict(result: EvalResult) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "metrics": dict(result.metrics),
+        "breakdowns": {tag: dict(values) for tag, values in result.breakdowns.items()},
+        "tags": list(result.tags),
+        "intervals": {name: list(interval) for name, interval in result.intervals.items()},
+    }

@@ -1,0 +1,115 @@
+"""`AccelerateRun`: `hl.run` for a loop over what an `Accelerator` has prepared.
+
+A step is one update, as ``accelerator.accumulate()`` has it. Checkpoints are Accelerate's own (``save_state``), in a
+folder of hookline's, whatever the sharding; a resume (``load_state``) is exact, also in the middle of an epoch that is
+shuffled. `on_before_optimizer_step` is fired by the prepared optimizers, when gradients are complete and unscaled.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.integrations.accelerate.prepared_batches import PreparedReplay
+from hookline.integrations.torch.joint_run import JointRun
+
+FOLDER = "accelerate"
+"""Where in a checkpoint the state of the accelerator lies."""
+
+
+class AccelerateRun(JointRun):
+    """Drives a loop of your own over what an accelerator has prepared.
+
+    Args:
+        accelerator: What prepared the model, the optimizer and the data; ``loop.native``.
+        name: What the run is called.
+        model, optimizer, scheduler: As ``accelerator.prepare()`` returned them, for callbacks; where the accelerator
+            has prepared exactly one of a kind, that is it.
+        options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        name: str | None = None,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        **options: Any,
+    ) -> None:
+        _check(accelerator)
+        super().__init__(name, replay=PreparedReplay(), **options)
+        self._accelerator = accelerator
+        _require_processes(accelerator.num_processes, self.world_size)
+        self._given = (model, optimizer, scheduler)
+
+    @property
+    def native(self) -> Any:
+        """The accelerator."""
+        return self._accelerator
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches make a step, as far as that is planned."""
+        return int(self._accelerator.gradient_accumulation_steps)
+
+    def begin(self) -> None:
+        """Begin to record, with what the accelerator has prepared by now."""
+        model, self.optimizer, self.scheduler = map(_only, self._given, self._prepared())
+        self.model = None if model is None else self._accelerator.unwrap_model(model)
+        super().begin()
+
+    def _prepared(self) -> tuple[list[Any], ...]:
+        """The models, the optimizers and the schedules."""
+        kinds = ("_models", "_optimizers", "_schedulers")
+        return tuple(list(getattr(self._accelerator, kind, ())) for kind in kinds)
+
+    def _optimizers(self) -> Iterable[Any]:
+        own = (getattr(each, "optimizer", each) for each in self._prepared()[1])
+        return [each for each in own if hasattr(each, "register_step_pre_hook")]  # others have their own engine
+
+    def _has_updated(self) -> bool:
+        return bool(self._accelerator.sync_gradients)
+
+    def _save_files(self, directory: Path) -> None:
+        self._accelerator.save_state(str(directory / FOLDER))
+        super()._save_files(directory)
+
+    def _load_files(self, directory: Path) -> None:
+        if not (directory / FOLDER).is_dir():
+            raise CheckpointError(f"{directory / FOLDER} is missing: that checkpoint was saved by another kind of run.")
+        try:
+            self._accelerator.load_state(str(directory / FOLDER))
+        except Exception as error:
+            why = str(error).partition("\n")[0]
+            raise CheckpointError(f"Accelerate cannot load {directory / FOLDER}: {why}") from error
+        super()._load_files(directory)
+
+
+run = AccelerateRun
+
+
+def _check(accelerator: Any) -> None:
+    if not isinstance(accelerator, Accelerator):
+        raise OptionError(f"accelerator={accelerator!r}: give an accelerate.Accelerator.")
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        raise OptionError(
+            "The accelerator names its checkpoints itself (automatic_checkpoint_naming=True), and would save elsewhere "
+            "than in the run's directory. Leave that off: hookline numbers them, and a CheckpointCallback limits them."
+        )
+
+
+def _require_processes(prepared_for: int, here: int) -> None:
+    if prepared_for != here:
+        raise OptionError(
+            f"Accelerate was set up for {prepared_for} processes, and torch.distributed connects {here}: connect them, "
+            "with a launcher or init_process_group(), before anything makes an Accelerator."
+        )
+
+
+def _only(given: Any, prepared: list[Any]) -> Any:
+    """What was given, or the only one that was prepared."""
+    return prepared[0] if given is None and len(prepared) == 1 else given

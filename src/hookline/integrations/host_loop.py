@@ -1,0 +1,390 @@
+"""`HostLoop`: the loop that callbacks see when somebody else's trainer runs.
+
+A bridge to a framework is told by it what happens, and tells a `HostLoop`, which fires the moments, keeps the
+counters, records, and gathers what callbacks ask for. This is all that a bridge does::
+
+    loop = HostLoop("name", callbacks=[...], native=trainer, save=self._save)
+
+    loop.begin()                                 the directory, the journal, the signals
+    loop.train_start(step=0, num_steps=100)      on_train_start
+    loop.epoch_start(0)                          on_train_epoch_start
+    loop.step_start()                            on_step_start; opens the step's row
+    loop.batch_start(batch)                      on_train_batch_start
+    loop.batch_end({"loss": loss}, batch)        on_train_batch_end
+    loop.before_optimizer_step(optimizer)        on_before_optimizer_step
+    loop.step_end(batch, {"loss": loss})         on_step_end; writes the row, on_log
+    loop.host_log({"lr": 0.1})                   a row of its own, on_log
+    asked = loop.requests()                      what callbacks asked for: stop, checkpoint, validation
+    loop.validation_start()                      on_validation_start, on_validation_epoch_start
+    loop.validation_batch_start(batch)
+    loop.validation_batch_end(outputs, batch)
+    loop.validation_end("val", {"val/loss": 1})  its row, the ends of the validation, on_eval
+    loop.checkpoint_saved(path)                  on_checkpoint
+    loop.epoch_end()                             on_train_epoch_end
+    loop.train_end()                             on_train_end; closes everything
+
+or ``loop.failed(error)`` instead of the last, from wherever the framework's training is called: frameworks do not tell
+their callbacks about errors. `requests` is asked once after each step, at the place where the framework can still
+stop, save and validate; where several processes train together they settle there what all of them do, so all of them
+have to ask. What a framework does not tell (batches, the optimizer) is left out; nothing is made up.
+
+The host counts, not the loop: `train_start` and `step_end` take the number of completed steps from it. Metrics that
+the host gives (`step_end`, `host_log`, `validation_end`) are the same on all processes, and rank zero records them;
+what subscribers log is recorded by each process. SIGINT and SIGTERM ask for a stop at the host's next boundary.
+
+Into its checkpoints the host puts `state_dict()`, as a file by `hookline.integrations.host_state` or inside its own.
+``begin(state=..., row=...)`` takes it up again: the callbacks' states, and the very run, if its directory is there.
+
+``begin(trains=False)`` is for a host that evaluates without training: it fires and records the validation, and neither
+the start nor the end of a training. After a training it goes on in that run.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hookline.core.errors import CheckpointError
+from hookline.core.metrics import MetricsRow, collect, copied
+from hookline.core.state import ManifestRow
+from hookline.loops import checkpoint
+from hookline.loops.outlets import DRAIN_SECONDS, Delivery
+from hookline.loops.session import Session
+from hookline.record.device import defer
+from hookline.record.run_directory import FACTS
+
+TAKEN_UP = ".taken-up"
+"""Where in a run's directory the state stands that it is taken up with, while it begins."""
+
+SaveFunction = Callable[[Path | None], ManifestRow]
+
+
+class Requests(NamedTuple):
+    """What callbacks asked for, on whichever process.
+
+    Attributes:
+        stop: Why to stop; None to go on.
+        checkpoint: Save a checkpoint, and say so with `HostLoop.checkpoint_saved`.
+        validation: Validate.
+    """
+
+    stop: str | None
+    checkpoint: bool
+    validation: bool
+
+
+class HostLoop(Session):
+    """A recorded loop that another framework's trainer drives; see the module for how a bridge uses it.
+
+    Args:
+        name, project, root, callbacks, sinks, config, strict, summary, delivery, drain_seconds: As for every `Session`.
+        native: The framework's own trainer, as callbacks find it in ``loop.native``.
+        save: Saves a checkpoint through the framework, at this path or where the framework keeps them, and returns its
+            row: now, followed by `checkpoint_saved`, or, where the framework can only do it at its next boundary, the
+            row that it will have. None where the framework saves none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        native: Any,
+        save: SaveFunction | None = None,
+        project: str = "default",
+        root: str | Path | None = "runs",
+        callbacks: Iterable[Any] = (),
+        sinks: Iterable[Any] = (),
+        config: Any = None,
+        strict: bool = False,
+        summary: bool = True,
+        delivery: Delivery = "thread",
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        super().__init__(
+            name,
+            project=project,
+            root=root,
+            callbacks=callbacks,
+            sinks=sinks,
+            config=config,
+            strict=strict,
+            summary=summary,
+            delivery=delivery,
+            drain_seconds=drain_seconds,
+        )
+        self._native, self._save = native, save
+        self._in_step = self._validating = False
+        self._trains = True
+        self._batch_idx = self._validation_batch_idx = 0
+
+    @property
+    def native(self) -> Any:
+        """The framework's own trainer."""
+        return self._native
+
+    @native.setter
+    def native(self, trainer: Any) -> None:
+        self._native = trainer
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way that `step` does not count yet."""
+        return self._in_step
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.state == "running"
+
+    @property
+    def is_validating(self) -> bool:
+        """Whether a validation is under way."""
+        return self._validating
+
+    def begin(
+        self, *, trains: bool = True, state: Mapping[str, Any] | None = None, row: ManifestRow | None = None
+    ) -> None:
+        """Begin to record, in a new run or, with the state from a checkpoint, in the one that it was saved in.
+
+        Args:
+            trains: Whether a training begins; otherwise only validations are told.
+            state: What `state_dict` gave for the checkpoint that the host goes on from.
+            row: That checkpoint, for `on_checkpoint_load`.
+        """
+        if state is None and not trains and self.output_dir is not None:
+            state = self.state_dict()  # a validation after the training goes on in its run
+        self._start_anew(trains)
+        home = None if state is None else self._home_of(state)
+        if state is None or home is None:
+            super().begin()
+            self._take_up(state)
+        else:
+            self._begin_in(home, state)
+        self._loaded = replace(row, metrics=dict(self.metrics)) if trains and row is not None else None
+
+    def train_start(
+        self,
+        *,
+        step: int = 0,
+        epoch: int = 0,
+        num_steps: int | None = None,
+        num_epochs: int | None = None,
+    ) -> None:
+        """The host starts to train, from the beginning or behind so many completed steps."""
+        self.step, self.epoch = step, epoch
+        self.num_steps, self.num_epochs = num_steps, num_epochs
+        self.start()
+
+    def epoch_start(self, epoch: int, *, batches_done: int = 0) -> None:
+        """An epoch begins, or goes on behind so many batches; the host counts from 0."""
+        self.epoch, self._batch_idx = epoch, batches_done
+        self.callbacks.on_train_epoch_start(self)
+
+    def epoch_end(self) -> None:
+        """The epoch ends."""
+        self.callbacks.on_train_epoch_end(self)
+
+    def step_start(self) -> None:
+        """A step (one optimizer update) begins."""
+        self._in_step, self._open_row = True, MetricsRow()
+        self.callbacks.on_step_start(self, self.step)
+
+    def batch_start(self, batch: Any = None, batch_idx: int | None = None) -> None:
+        """A forward and backward pass begins; batches are counted in each epoch where the host does not."""
+        self._batch_idx = self._batch_idx if batch_idx is None else batch_idx
+        self.callbacks.on_train_batch_start(self, batch, self._batch_idx)
+
+    def batch_end(self, outputs: Any = None, batch: Any = None) -> None:
+        """It ends, with these outputs."""
+        self.callbacks.on_train_batch_end(self, outputs, batch, self._batch_idx)
+        self._batch_idx += 1
+
+    def before_optimizer_step(self, optimizer: Any) -> None:
+        """The gradients are complete."""
+        self.callbacks.on_before_optimizer_step(self, optimizer)
+
+    def step_end(self, batch: Any = None, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
+        """The step is complete, with what the host knows of it by now.
+
+        Args:
+            step: The number of completed steps; one more than before where the host does not say.
+        """
+        given = collect((dict(metrics or {}),), {}, defer)
+        row = self._open_row = MetricsRow() if self._open_row is None else self._open_row
+        row.update(given)
+        self.metrics.update(given)
+        self.step = self.step + 1 if step is None else step
+        self._in_step = False
+        self.callbacks.on_step_end(self, self.step - 1, batch, row)
+        self._open_row = None
+        self._commit_of_host(self.step, row, given)
+        self._commit_held_back()
+
+    def host_log(self, metrics: Mapping[str, Any], *, step: int | None = None, axis: str | None = None) -> None:
+        """The host logs metrics that belong to no step's row."""
+        at = self.step + self.in_step if step is None else step
+        self.commit(at, copied(collect((dict(metrics),), {}, defer)), axis, common=True)
+
+    def requests(self) -> Requests:
+        """What callbacks asked for since the last time; to be asked on all processes after each step."""
+        save, validate = self._agree(self.checkpoint_requested, self.validation_requested)
+        self.checkpoint_requested = self.validation_requested = False
+        return Requests(self.stop_reason if self._agreed_to_stop else None, save, validate)
+
+    def validation_start(self) -> None:
+        """A validation begins."""
+        self._validating, self._validation_batch_idx = True, 0
+        self.callbacks.on_validation_start(self)
+        self.callbacks.on_validation_epoch_start(self)
+
+    def validation_batch_start(self, batch: Any = None) -> None:
+        """A batch of it begins."""
+        self.callbacks.on_validation_batch_start(self, batch, self._validation_batch_idx)
+
+    def validation_batch_end(self, outputs: Any = None, batch: Any = None) -> None:
+        """A batch of it ends."""
+        self.callbacks.on_validation_batch_end(self, outputs, batch, self._validation_batch_idx)
+        self._validation_batch_idx += 1
+
+    def validation_end(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """The validation is over.
+
+        Args:
+            name: What the evaluation is called, for `on_eval`.
+            metrics: By the names that they are recorded under, such as ``val/loss``.
+        """
+        step = self.step + self.in_step
+        self._validating = False
+        row = self.validation_metrics = MetricsRow(collect((dict(metrics),), {}, defer))
+        self.commit(step, row, axis="eval", common=True)
+        if self.recorder is not None and self.rank == 0:
+            self.recorder.event("eval", step=step, evaluator=name)
+        self.callbacks.on_validation_epoch_end(self)
+        self.callbacks.on_validation_end(self)
+        self.callbacks.on_eval(self, step - 1, name, row)
+
+    def rollout_start(self, step_idx: int, lesson_id: str | None = None) -> None:
+        """Completions are about to be generated."""
+        self.callbacks.on_rollout_start(self, step_idx, lesson_id)
+
+    def rollout_end(self, step_idx: int, rollouts: Any) -> None:
+        """They are there and scored."""
+        self.callbacks.on_rollout_end(self, step_idx, rollouts)
+
+    def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
+        """Have the host save a checkpoint: now, or at its next boundary where it can only do so there."""
+        if self._save is None:
+            raise CheckpointError(f"{type(self.native).__name__} saves no checkpoints for its callbacks.")
+        return self._save(None if path is None else Path(path))
+
+    def checkpoint_row(self, path: str | Path, *, kind: str = "step", step: int | None = None) -> ManifestRow:
+        """The row of a checkpoint of the host, as it is on the disk or, before that, as it will be called.
+
+        Args:
+            step: The number of completed steps, where it is not the present one.
+        """
+        place = Path(path)
+        files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
+        at = self.step + self.in_step if step is None else step
+        return ManifestRow(at, place, dict(self.metrics), kind=kind, bytes=size, time=time.time())
+
+    def checkpoint_saved(self, path: str | Path, *, kind: str = "step") -> ManifestRow:
+        """The host saved a checkpoint."""
+        row = self.checkpoint_row(path, kind=kind)
+        self.checkpoints.append(row)
+        if self.recorder is not None and self.rank == 0:
+            self.recorder.event("checkpoint", step=row.step, path=str(row.path), bytes=row.bytes, kind=kind)
+        self.callbacks.on_checkpoint(self, row)
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs into the host's checkpoint: counters, metrics, the callbacks' states, and which run it is."""
+        self.callbacks.drain()  # so that the states are those of all moments so far
+        if self.recorder is not None:
+            self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
+        home = None if self.output_dir is None else str(self.output_dir)
+        return self._state(self.step + self.in_step) | {"run": home}
+
+    def train_end(self) -> None:
+        """The host has trained to an orderly end."""
+        self.finish(None)
+
+    def failed(self, error: BaseException) -> None:
+        """An error ended the training, or the validation."""
+        if self.is_running:
+            self.finish(error)
+
+    def start(self) -> None:
+        """Fire `on_train_start`, once; a loop that only validates starts without it."""
+        if self._trains:
+            super().start()
+        elif not self._train_started:
+            self._train_started = True
+            self.status("running", "validating")
+
+    def _start_anew(self, trains: bool) -> None:
+        """Forget what belongs to an earlier training."""
+        self._trains = trains
+        self._in_step = self._validating = False
+        self.checkpoint_requested = self.validation_requested = False
+        self._open_row = None
+        if trains:
+            self.step = self.epoch = 0
+            self.metrics, self.validation_metrics = MetricsRow(), {}
+            self.checkpoints, self._rows = [], []
+            self.output_dir = None
+
+    def _home_of(self, state: Mapping[str, Any]) -> Path | None:
+        """The directory of the run that a state was saved in, if it is there and where this loop's runs are."""
+        if self.root is None or not state.get("run"):
+            return None
+        home = Path(state["run"])
+        is_there = (home / FACTS).is_file()
+        return home if is_there and home.parent == Path(self.root).resolve() / self.project else None
+
+    def _begin_in(self, home: Path, state: Mapping[str, Any]) -> None:
+        """Take up a run: sessions resume from a checkpoint in its directory, so the state becomes one for a moment."""
+        place = home / TAKEN_UP
+        if self.rank == 0:
+            checkpoint.save(place, state, lambda directory: None, step=state["step"], kind="host")
+        self.resume_from = place
+        try:
+            super().begin()
+            self.agreement.gather(None)  # all have read it
+        finally:
+            self.resume_from = None
+            if self.rank == 0:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _take_up(self, state: Mapping[str, Any] | None) -> None:
+        if state is not None:
+            self._place_at(dict(state))
+            self.metrics.update(dict(state["metrics"]))
+            self.callbacks.load_state_dict(state["callbacks"])
+
+    def _commit_of_host(self, step: int, row: MetricsRow, given: Mapping[str, Any]) -> None:
+        """Write the row of a step: what the host says is rank zero's to record, what subscribers log each rank's."""
+        own = row if self.rank == 0 else MetricsRow({name: row[name] for name in row if name not in given})
+        self._write(step, own)
+        self._tell(step, row)
+
+    def _end(self) -> None:
+        if self._trains:
+            super()._end()
+        else:
+            self.state = "completed"
+            self._commit_held_back()
+            self._close()
+
+    def _settle(self) -> None:
+        """Leave a step that the host began and did not complete; what was logged in it is kept."""
+        row, self._open_row = self._open_row, None
+        self._leave_step()
+        if row:
+            self.commit(self.step + 1, row)
+
+    def _leave_step(self) -> None:
+        self._in_step = self._validating = False

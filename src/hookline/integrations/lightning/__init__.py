@@ -1,0 +1,21 @@
+"""Lightning: callbacks of hookline observe and steer its `Trainer`, and its loggers reach the record.
+
+    from hookline.integrations.lightning import HooklineCallback
+
+    trainer = Trainer(callbacks=[HooklineCallback(["early_stopping", "progress_bar"], name="warmup")])
+    trainer.fit(module, loader)
+
+It is the same for the package ``lightning`` and for ``pytorch_lightning``.
+"""
+
+# ruff: noqa: E402 - what is needed is checked before it is imported
+
+from hookline.integrations.requirement import require
+
+require("torch", ">=2.4", extra="lightning", what=__name__)
+require("lightning", ">=2.4", extra="lightning", what=__name__, alternative="pytorch_lightning")
+
+from hookline.integrations.lightning.callback import HooklineCallback
+from hookline.integrations.lightning.logger import HooklineLogger
+
+__all__ = ["HooklineCallback", "HooklineLogger"]

@@ -1,0 +1,39 @@
+"""`LoggedMetrics`: what a module has logged since the last time somebody asked.
+
+``trainer.callback_metrics`` keeps the latest value of each name for ever: after a validation, ``val_loss`` stands there
+at every step. A name was logged anew where its tensor is another one, which is seen without reading the value, so that
+no device is waited for.
+
+A metric that is logged with both ``on_step`` and ``on_epoch`` has three names in Lightning: its values at steps are
+``NAME_step``, those of epochs ``NAME_epoch``, and ``NAME`` is whichever came last. Here ``NAME`` is that of epochs.
+"""
+
+from typing import Any
+
+
+class LoggedMetrics:
+    """The metrics of a trainer, each of them once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}  # held, so that no later tensor takes its place in memory
+
+    def take(self, trainer: Any) -> dict[str, Any]:
+        """What was logged since the last time."""
+        now = dict(trainer.callback_metrics)
+        new = {name: value for name, value in now.items() if not _is_same(value, self._seen.get(name))}
+        self._seen.update(new)
+        return {name: value for name, value in new.items() if f"{name}_step" not in new}
+
+    def forget(self) -> None:
+        """Let go of everything: the trainer has as well."""
+        self._seen.clear()
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    return callable(getattr(value, "data_ptr", None)) and type(value) is type(other) and _place(value) == _place(other)
+
+
+def _place(tensor: Any) -> Any:
+    return tensor.device, tensor.data_ptr()

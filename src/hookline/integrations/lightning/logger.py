@@ -1,0 +1,164 @@
+"""`HooklineLogger`: what a module logs reaches the record, as one of the trainer's loggers.
+
+On its own it records what Lightning gives its loggers, every ``log_every_n_steps``, at the steps that Lightning says
+(it counts from 0). Where a `HooklineCallback` is among the trainer's callbacks as well, that one records every step, in
+its run, and the logger adds what else it is given: the hyper-parameters, and what somebody logs through it directly.
+
+A logger has one run, and goes on in it with every fit and test. It begins with the first thing to record.
+"""
+
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hookline.integrations.host_loop import HostLoop
+from hookline.integrations.lightning.framework import FRAMEWORK
+from hookline.integrations.lightning.logger_run import LoggerRun
+
+logger = logging.getLogger("hookline")
+
+
+class Companion(Protocol):
+    """The `HooklineCallback` beside a logger."""
+
+    loop: HostLoop
+    is_recording: bool
+
+    def has_recorded(self, name: str) -> bool:
+        """Whether it records a metric by itself."""
+
+
+class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
+    """A logger of Lightning that writes hookline's record.
+
+    Args:
+        name, project, root, sinks, config, summary: As for every run of hookline; beside a `HooklineCallback` its hold.
+    """
+
+    def __init__(
+        self,
+        name: str = "run",
+        *,
+        project: str = "default",
+        root: str | Path | None = "runs",
+        sinks: Iterable[Any] = (),
+        config: Any = None,
+        summary: bool = True,
+    ) -> None:
+        super().__init__()
+        self._own = LoggerRun(name, project=project, root=root, sinks=sinks, config=config, summary=summary)
+        self._companion: Companion | None = None
+        self._state: dict[str, Any] | None = None
+        self._early: list[tuple[dict[str, Any], int | None]] = []  # what came while the callback's run was not open
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.experiment.name
+
+    @property
+    def version(self) -> str:
+        """The run's id, once it has begun."""
+        directory = self.experiment.dir
+        return "" if directory is None else directory.name
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run's directory, once it has begun."""
+        directory = self.experiment.dir
+        return None if directory is None else str(directory)
+
+    @property
+    def experiment(self) -> HostLoop:
+        """The run, e.g. for ``self.logger.experiment.log_samples(...)``."""
+        return self._own if self._companion is None else self._companion.loop
+
+    def join(self, companion: Companion) -> None:
+        """Record in the run of a callback from now on, until the trainer finalizes its loggers."""
+        own, theirs = self._own, companion.loop
+        if own.outlets or (own.name, own.project, own.root) != (theirs.name, theirs.project, theirs.root):
+            logger.warning("HooklineLogger: the run is that of HooklineCallback, by its name, project, root and sinks.")
+        self.finalize("success")  # a run of its own, of what was logged before
+        own.name, own.project, own.root = theirs.name, theirs.project, theirs.root
+        if own.config is not None:
+            self._configure(theirs, own.config)
+        self._companion = companion
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Record metrics at a step."""
+        companion = self._companion
+        if not _is_rank_zero():
+            return
+        if companion is None:
+            self._begin()
+            self._own.step = max(self._own.step, step or 0)
+            self._own.host_log(metrics, step=step)
+        elif companion.is_recording:
+            self._log_early()
+            others = {name: value for name, value in metrics.items() if not companion.has_recorded(name)}
+            if others:
+                companion.loop.host_log(others, step=step)
+        else:
+            self._early.append((dict(metrics), step))
+
+    def log_hyperparams(self, params: Mapping[str, Any] | Namespace, *args: Any, **options: Any) -> None:
+        """Record hyper-parameters: as the run's configuration or, once it has begun, as an event."""
+        values = vars(params) if isinstance(params, Namespace) else dict(params)
+        if _is_rank_zero() and values:
+            self._configure(self.experiment, values)
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Record where the latest checkpoint of a `ModelCheckpoint` lies; beside a callback, that one does."""
+        names = ("best_model_path", "last_model_path", "kth_best_model_path")
+        given = {getattr(checkpoint_callback, name, "") for name in names}
+        given |= set(getattr(checkpoint_callback, "best_k_models", ()))
+        there = [Path(path) for path in given if path and Path(path).exists()]
+        if self._companion is None and there and _is_rank_zero():
+            self._begin()
+            self._own.checkpoint_saved(max(there, key=lambda path: path.stat().st_mtime))
+
+    def finalize(self, status: str) -> None:
+        """The trainer is done, or an error ended it; the logger goes on in the same run with what comes later."""
+        if self._companion is not None:
+            self._leave(self._companion.loop)
+            self._log_early()
+        if self._own.is_running and status == "failed":
+            self._own.failed(sys.exception() or RuntimeError("the training failed"))
+        elif self._own.is_running:
+            self._own.train_end()
+
+    def _leave(self, loop: HostLoop) -> None:
+        self._companion = None
+        if loop.dir is not None:
+            self._state = loop.state_dict() | {"callbacks": {}}
+
+    def _log_early(self) -> None:
+        early, self._early = self._early, []
+        for metrics, step in early:
+            self.log_metrics(metrics, step)
+
+    def _begin(self) -> None:
+        own = self._own
+        if own.is_running:
+            return
+        if own.dir is not None:
+            self._state = own.state_dict()
+        own.begin(state=self._state)
+        own.train_start(step=own.step)
+
+    def _configure(self, loop: HostLoop, values: Any) -> None:
+        if loop.recorder is not None and loop.is_running:
+            loop.recorder.event("hyperparameters", step=loop.step, values=values)
+        else:
+            loop.config = loop.ctx.run_config = {**_mapping(loop.config), **_mapping(values)}
+
+
+def _mapping(config: Any) -> dict[str, Any]:
+    return dict(config) if isinstance(config, Mapping) else {} if config is None else {"config": config}
+
+
+def _is_rank_zero() -> bool:
+    return not getattr(FRAMEWORK.utilities.rank_zero_only, "rank", 0)

@@ -1,0 +1,136 @@
+"""`HooklineTrainCallback`: what the workers of a Ray Train run report, and their failures, become a run of hookline.
+
+The run lives in the driver, as a context around ``trainer.fit()``, which says how it ended. Ray's controller, another
+process, is told the reports, and records them: both need to see one directory. Each report is a row, with the metrics
+of rank zero under their names and those of the others as ``rank1/loss``.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ray.train import UserCallback
+
+from hookline.core.errors import OptionError
+from hookline.core.metrics import collect
+from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
+from hookline.record import run_directory
+from hookline.record.recorder import Recorder
+
+
+class HooklineTrainCallback(UserCallback):
+    """Records a fit of Ray Train.
+
+    It is entered around it::
+
+        with HooklineTrainCallback("fit") as recorded:
+            TorchTrainer(..., run_config=RunConfig(callbacks=[recorded])).fit()
+
+    Args:
+        name, project, root, sinks, config, delivery, drain_seconds: As for every run of hookline.
+    """
+
+    def __init__(
+        self,
+        name: str = "ray",
+        *,
+        project: str = "default",
+        root: str | Path = "runs",
+        sinks: Iterable[Any] = (),
+        config: Any = None,
+        delivery: Delivery = "thread",
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        self._facts = {"name": name, "project": project, "config": config, "parents": {}}
+        self._project, self._root = project, Path(root).resolve()
+        self._outlets: Outlets | None = Outlets(sinks, delivery=delivery, drain_seconds=drain_seconds)
+        self.dir: Path | None = None
+        self._recorder: Recorder | None = None
+        self._step = self._reports = 0
+
+    def __enter__(self) -> Self:
+        if self.dir is not None or self._outlets is None:
+            raise OptionError("A HooklineTrainCallback records one fit: make another.")
+        self.dir = run_directory.create(self._root, self._project, self._facts)
+        run_directory.hold(self.dir)
+        self._say("running")
+        self._outlets.open(self.dir)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.dir is None or self._outlets is None:
+            return
+        self._say("finished" if error is None else "failed", "" if error is None else _told(error))
+        try:
+            self._outlets.close()
+        finally:
+            run_directory.let_go(self.dir)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What Ray's controller needs."""
+        if self.dir is None:
+            raise OptionError("Enter it around the fit: with HooklineTrainCallback(...) as recorded.")
+        return self.__dict__ | {"_outlets": None, "_recorder": None, "_facts": {}}
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        """All workers have reported."""
+        self._reports += 1
+        given = metrics[0].get("step") if metrics else None
+        step = given if isinstance(given, int) else self._reports
+        recorder = self._recording_at(step)
+        row = {_name(rank, name): value for rank, each in enumerate(metrics) for name, value in each.items()}
+        recorder.log({name: value for name, value in row.items() if _can_log(name, value)}, step=step)
+        if checkpoint is not None:
+            recorder.event("checkpoint", step=step, path=str(checkpoint.path), kind="ray")
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Workers have failed; Ray may start them again."""
+        for rank, error in worker_exceptions.items():
+            self._recording().event("worker_failed", step=self._step, rank=rank, error=_told(error))
+
+    def _recording(self) -> Recorder:
+        """The recorder of the controller."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._required_dir())
+        return self._recorder
+
+    def _recording_at(self, step: int) -> Recorder:
+        """The recorder for a step; workers that went back begin a new session of it, behind that step."""
+        if self._recorder is not None and step <= self._step:
+            self._recorder.close()
+            self._recorder = None
+            self._recording().resume(step - 1)
+        self._step = step
+        return self._recording()
+
+    def _required_dir(self) -> Path:
+        if self.dir is None:
+            raise OptionError("Enter it around the fit: with HooklineTrainCallback(...) as recorded.")
+        return self.dir
+
+    def _say(self, status: str, message: str = "") -> None:
+        """Record a status, in a journal of its own: the controller has another."""
+        recorder = Recorder(self._required_dir())
+        recorder.status(status, message)
+        recorder.close()
+
+
+def _name(rank: int, name: str) -> str:
+    return name if rank == 0 else f"rank{rank}/{name}"
+
+
+def _can_log(name: str, value: Any) -> bool:
+    try:
+        collect(({name: value},), {})
+    except OptionError:
+        return False
+    return True
+
+
+def _told(error: BaseException) -> str:
+    cause = getattr(error, "cause", None)
+    found = cause if isinstance(cause, BaseException) else error
+    return f"{type(found).__name__}: {found}"

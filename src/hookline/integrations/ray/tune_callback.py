@@ -1,0 +1,186 @@
+"""`HooklineTuneCallback`: each trial of Ray Tune becomes a run of hookline, all of them one experiment.
+
+A trial's configuration is its run's, and each result a row at its ``training_iteration``. A run is ``finished`` when
+the trial's function returned or a stopping criterion was reached, ``stopped`` when Tune ended it before (a scheduler,
+the end of the experiment), and otherwise ``failed``, with the error. A trial that Tune starts again goes on in its run,
+behind the result that it starts from; so do those of an experiment that is restored.
+
+It runs where the `Tuner` does, and is told by it. What a trial itself records, with `hl.run`, is a run of its own.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+from ray.tune import Callback as TuneCallback
+
+from hookline.core.errors import OptionError
+from hookline.core.values import plain
+from hookline.integrations.told_run import ToldRun
+from hookline.record import run_directory
+
+logger = logging.getLogger("hookline")
+
+ITERATION = "training_iteration"
+BOOKKEEPING = frozenset(
+    "config date done experiment_id experiment_tag hostname iterations_since_restore node_ip pid should_checkpoint "
+    "checkpoint_dir_name time_since_restore time_this_iter_s timestamp timesteps_since_restore trial_id warmup_time "
+    f"{ITERATION}".split()
+)
+"""What Tune adds to each result, and is no metric of the trial."""
+
+
+class HooklineTuneCallback(TuneCallback):
+    """Records each trial: ``RunConfig(callbacks=[HooklineTuneCallback()])``.
+
+    Args:
+        project: The folder of ``root`` that the runs lie in; the experiment's name by default.
+        root: Where runs are recorded.
+        sinks: Where each run is delivered to, as names and mappings: every trial has its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        root: str | Path = "runs",
+        sinks: Iterable[str | Mapping[str, Any]] = (),
+    ) -> None:
+        self._sinks = list(sinks)
+        for sink in self._sinks:
+            if not isinstance(sink, str | Mapping):
+                raise OptionError(f"sinks=[{sink!r}]: give names or mappings, of which each trial makes its own.")
+        self._project, self._root = project, Path(root).resolve()
+        self._runs: dict[str, ToldRun] = {}
+        self._states: dict[str, dict[str, Any]] = {}  # of trials that are to go on
+        self._ended_by_tune: dict[str, str | None] = {}
+
+    @property
+    def directories(self) -> dict[str, Path]:
+        """The directory of each trial's run, by the trial's id."""
+        return {trial_id: run.dir for trial_id, run in self._runs.items() if run.dir is not None}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial starts, or starts again: then its run goes on with its first result, which says from where."""
+        if trial.trial_id not in self._runs and trial.trial_id not in self._states:
+            self._begin_new(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial reports a result."""
+        step = int(result.get(ITERATION, 0))
+        run = self._running(trial, behind=step - 1)
+        if step <= run.step and run.step > 0:  # it went back, to another trial's checkpoint or its own
+            self._pause(run)
+            run = self._running(trial, behind=step - 1)
+        run.tell({name: value for name, value in result.items() if name not in BOOKKEEPING}, step)
+        self._ended_by_tune[trial.trial_id] = _why_ended(trial, result) if result.get("done") else None
+
+    def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
+        """A trial's checkpoint was saved."""
+        self._running(trial).checkpoint_saved(checkpoint.path)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial is over, or was ended."""
+        run = self._running(trial)
+        reason = self._ended_by_tune.get(trial.trial_id)
+        if reason is not None:
+            run.request_stop(reason)
+        run.train_end()
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed and will be tried again."""
+        self.on_trial_error(iteration, trials, trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed."""
+        self._running(trial).failed(_error_of(trial))
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """The experiment is over; what has not ended by itself ends with it."""
+        for run in self._runs.values():
+            if run.is_running:
+                run.request_stop("the experiment ended")
+                run.train_end()
+
+    def get_state(self) -> dict[str, Any]:
+        """Which runs there are, for an experiment that is restored."""
+        return {**self._states, **{trial_id: plain(run.state_dict()) for trial_id, run in self._runs.items()}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on with these runs."""
+        self._states = dict(state)
+
+    def _begin_new(self, trial: Any) -> None:
+        experiment = trial.experiment_dir_name
+        run = self._made(trial)
+        facts = {
+            "name": run.name,
+            "project": run.project,
+            "config": trial.config,
+            "parents": {"experiment_id": experiment, "trial_id": trial.trial_id},
+            "experiment": {"id": experiment, "name": experiment, "arm": _arm(trial), "run_key": run.name},
+        }
+        run.resume_from = run_directory.create(self._root, run.project, facts)
+        try:
+            run.begin()
+        finally:
+            run.resume_from = None
+        run.train_start()
+
+    def _running(self, trial: Any, behind: int | None = None) -> ToldRun:
+        """The run of a trial; one that had ended goes on behind a step."""
+        run = self._runs.get(trial.trial_id)
+        if trial.trial_id in self._states:
+            self._go_on(trial, self._states.pop(trial.trial_id), behind)
+        elif run is None:
+            self._begin_new(trial)
+        elif not run.is_running:
+            self._go_on(trial, run.state_dict(), behind)
+        return self._runs[trial.trial_id]
+
+    def _go_on(self, trial: Any, state: dict[str, Any], behind: int | None) -> None:
+        run = self._runs.get(trial.trial_id) or self._made(trial)
+        step = state["step"] if behind is None else min(behind, state["step"])
+        run.begin(state={**state, "step": step})
+        run.train_start(step=step)
+
+    def _pause(self, run: ToldRun) -> None:
+        run.request_stop("went back to an earlier result")
+        run.train_end()
+
+    def _made(self, trial: Any) -> ToldRun:
+        project = self._project or trial.experiment_dir_name
+        run = ToldRun(
+            str(trial), native=trial, project=project, root=self._root, sinks=self._sinks, config=trial.config,
+            summary=False,
+        )  # fmt: skip
+        self._runs[trial.trial_id] = run
+        return run
+
+
+def _arm(trial: Any) -> str:
+    """What the trial tries: repeats of one choice have the same."""
+    chosen = trial.evaluated_params or {}
+    return ",".join(f"{name}={value}" for name, value in chosen.items()) or str(trial.trial_id)
+
+
+def _why_ended(trial: Any, result: Mapping[str, Any]) -> str | None:
+    """Why Tune ends a trial whose function has not returned; None where it was to end here."""
+    criteria = trial.stopping_criterion or {}
+    if any(name in result and result[name] >= limit for name, limit in criteria.items()):
+        return None
+    return f"ended by Tune after {result.get(ITERATION)} results"
+
+
+def _error_of(trial: Any) -> BaseException:
+    """What a trial failed of, as its worker had it; Tune has just written it down beside the trial."""
+    try:
+        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except Exception:  # whatever a user's exception does when it is read back
+        return RuntimeError(f"{trial} failed; its error.txt says why")
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error

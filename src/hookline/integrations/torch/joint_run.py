@@ -1,0 +1,170 @@
+"""`JointRun`: what runs over torch have in common: several processes, steps of several batches, an exact resume.
+
+Checkpoints are saved by all processes together: `save_checkpoint` is called on each of them, `request_checkpoint` on
+any. What one process cannot write fails on all, and leaves no half of a checkpoint. Each saves its random states and
+its place in the data, so that a resume goes on as if there had been no interruption.
+
+A step is one update of the weights. Where several batches make one, the moments of a batch are fired around each, and
+the step with its row goes on until the update. Stops and checkpoints wait for it; a checkpoint that is saved before it
+is one of the last update, and a resume does the batches since then again.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hookline.core.state import ManifestRow
+from hookline.integrations.replay import Replay
+from hookline.integrations.torch import tensor_file
+from hookline.loops import checkpoint
+from hookline.loops.run import Run
+
+B = TypeVar("B")
+
+
+class JointRun(Run):
+    """A bare loop over torch, in one process or in several; see the module.
+
+    Args:
+        replay: Opens the epochs.
+        options: As for `hl.run`.
+    """
+
+    def __init__(self, name: str | None, *, replay: Replay, **options: Any) -> None:
+        super().__init__(name, **options)
+        self._replay = replay
+        self._listening: list[Any] = []
+        self._is_between_batches = False  # of one step
+        self._goes_back = False  # a checkpoint is saved that belongs to the last update
+
+    @property
+    @abstractmethod
+    def batches_per_step(self) -> int:
+        """How many batches make a step, as far as that is planned."""
+
+    @abstractmethod
+    def _has_updated(self) -> bool:
+        """Whether the weights were updated since the last step."""
+
+    @abstractmethod
+    def _optimizers(self) -> Iterable[Any]:
+        """The optimizers that fire `on_before_optimizer_step`, as torch has them."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way that `step` does not count yet."""
+        return not self._goes_back and (self._is_between_batches or super().in_step)
+
+    @property
+    def can_be_taken_up(self) -> bool:
+        """Always: its checkpoints hold what training goes on from."""
+        return True
+
+    def begin(self) -> None:
+        """Begin to record, and listen to the optimizers."""
+        super().begin()
+        self._listening = [each.register_step_pre_hook(self._before_update) for each in self._optimizers()]
+
+    def finish(self, error: BaseException | None) -> None:
+        """Close everything, and leave the optimizers as they were."""
+        for handle in self._listening:
+            handle.remove()
+        super().finish(error)
+
+    def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
+        """Save a checkpoint now, on all processes, and return its row."""
+        self._goes_back = self.batches_per_step > 1 and self.in_step and not self._has_updated()
+        try:
+            return super().save_checkpoint(path, kind=kind)
+        finally:
+            self._goes_back = False
+
+    def answer_requests(self) -> None:
+        """Save a checkpoint that was asked for; several processes do that together, at the step boundary."""
+        if self.world_size == 1:
+            super().answer_requests()
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.in_step:
+            self.callbacks.on_before_optimizer_step(self, optimizer)
+
+    def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
+        self.callbacks.drain()  # so that the states are those of all moments so far
+        aside: Path = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
+        try:
+            self.agreement.all_do(lambda: self._save_files(aside))
+        except BaseException:
+            checkpoint.discard(aside)
+            raise
+        row: ManifestRow = self.agreement.from_rank_zero(
+            lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
+        )
+        return row
+
+    def _save_files(self, directory: Path) -> None:
+        if self.rank == 0:
+            super()._save_files(directory)
+        tensor_file.write(self._replay.state(), directory / _random_file(self.rank))
+
+    def _load_files(self, directory: Path) -> None:
+        own, first = (directory / _random_file(rank) for rank in (self.rank, 0))
+        self._replay.load_state(tensor_file.read(own if own.exists() else first))
+        super()._load_files(directory)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        state = super()._state(step) | {"has_files": True}
+        return state | {"batches_done": self._batches_done} if self._goes_back else state
+
+    def _fetch(self, batches: Iterable[B], total: int | None) -> Iterator[tuple[int, B]]:
+        return super()._fetch(self._replay.epoch(batches, self.epoch, self._to_skip), total)
+
+    def _begin_step(self, batch: Any, batch_idx: int) -> None:
+        if self._is_between_batches:
+            self._is_between_batches, self._step = False, (batch, batch_idx)
+            self.callbacks.on_train_batch_start(self, batch, batch_idx)
+        else:
+            super()._begin_step(batch, batch_idx)
+
+    def _end_step(self) -> None:
+        if self._step is None or self._has_updated():
+            super()._end_step()
+            return
+        batch, batch_idx = self._step
+        self.callbacks.on_train_batch_end(self, self._open_row, batch, batch_idx)
+        self._step, self._is_between_batches = None, True
+
+    def _must_stop(self) -> bool:
+        return not self._is_between_batches and super()._must_stop()
+
+    def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
+        super()._plan(batches, epochs, total)
+        if total is None and self.batches_per_step > 1 and isinstance(batches, Sized):
+            epoch, done = (self.epoch, self._to_skip) if self._inside_epochs else self._place(epochs)
+            steps = -(-len(batches) // self.batches_per_step)
+            self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - done // self.batches_per_step
+
+    def _leave_step(self) -> None:
+        super()._leave_step()
+        self._is_between_batches = False
+
+    def _end(self) -> None:
+        try:
+            self._leave_unfinished_step()
+            if self.world_size > 1:
+                self._must_stop()  # a loop that was left early has not heard yet what others ask for
+        except BaseException as error:
+            self._fail(error)
+            raise
+        super()._end()
+
+    def _leave_unfinished_step(self) -> None:
+        """Record what was logged of batches that no update came of."""
+        self._settle()
+        if self._is_between_batches:
+            row, self._open_row, self._is_between_batches = self._open_row, None, False
+            self._write(self.step + 1, row or {})
+
+
+def _random_file(rank: int) -> str:
+    return f"random-rank{rank}.pt"

@@ -1,0 +1,48 @@
+"""`LoaderReplay`: data loaders of torch in the order that they had.
+
+Besides the random states, an order comes from the generators that a loader and its samplers hold. Batches that are done
+are skipped in the sampler, where that is all it takes. A loader that saves its own place is put back there.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hookline.integrations.replay import Replay
+from hookline.loops.batches import Batches
+
+
+class LoaderReplay(Replay):
+    """Opens the epochs of data loaders, and of other data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: Batches | None = None
+
+    def made_of(self, loader: Any) -> Batches:
+        """The batches of a data loader."""
+        return Batches(loader, what="The data loader")
+
+    def _look_at(self, data: Iterable[Any]) -> None:
+        if not isinstance(data, DataLoader):
+            self._batches = None
+        elif self._batches is None or self._batches.data is not data:
+            self._batches = self.made_of(data)
+
+    def _open(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
+        if self._batches is None:
+            return super()._open(data, number, done)
+        if self._now is not None:
+            self._batches.load_place(self._now["place"])
+        return self._batches.epoch(number, done=done)
+
+    def _states(self) -> dict[str, Any]:
+        batches = self._batches
+        order, place = ([], None) if batches is None else (batches.state(), batches.place())
+        return {**super()._states(), "order": order, "place": place}
+
+    def _restore(self, states: dict[str, Any]) -> None:
+        super()._restore(states)
+        if self._batches is not None:
+            self._batches.load_state(states["order"])

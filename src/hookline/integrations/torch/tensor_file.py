@@ -1,0 +1,43 @@
+"""A file of a checkpoint that holds tensors and plain values, and is read back without running any code."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.core.errors import CheckpointError
+from hookline.loops.checkpoint import read_tensors
+
+
+def write(values: dict[str, Any], path: Path) -> None:
+    """Write values.
+
+    Raises:
+        CheckpointError: They cannot be written.
+    """
+    try:
+        with path.open("wb") as file:  # which torch, given a path, would leave open when the disk is full
+            torch.save(_plain(values), file)
+    except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
+        raise CheckpointError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was written, on the CPU.
+
+    Raises:
+        CheckpointError: It is missing, or cannot be read.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing: that checkpoint was saved by another kind of run.")
+    values: dict[str, Any] = read_tensors(path)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy, such as a learning rate that was computed with it, as Python's: only those are read back."""
+    if type(value) is dict:  # and not that of a model's weights, which knows more than its items
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value

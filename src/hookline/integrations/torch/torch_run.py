@@ -1,0 +1,148 @@
+"""`TorchRun`: `hl.run` for a loop written by hand in torch, in one process or in several with DDP.
+
+A resume is exact: with the same data and the same number of processes, the losses are those that a run without an
+interruption has. A checkpoint is read and found to fit before anything is changed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.integrations.torch import tensor_file
+from hookline.integrations.torch.joint_run import JointRun
+from hookline.integrations.torch.loader_replay import LoaderReplay
+from hookline.loops.training_state import MODEL_FILE, OPTIMIZER_FILE, load_weights
+
+
+class TorchRun(JointRun):
+    """Drives a loop of your own over a model and its optimizer.
+
+    Args:
+        model: The model; one in `DistributedDataParallel` or compiled is ``loop.model`` without what is around it.
+        optimizer: Fires `on_before_optimizer_step` whenever it steps in the body of a step.
+        scheduler: The learning-rate schedule, which the loop itself advances.
+        name: What the run is called.
+        scaler: The `GradScaler`, whose scale becomes part of checkpoints.
+        accumulation: How many batches make a step. With more than one, the step ends with the body in which the
+            optimizer steps, whichever that is.
+        options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        *,
+        name: str | None = None,
+        scaler: Any = None,
+        accumulation: int = 1,
+        **options: Any,
+    ) -> None:
+        _check(model, optimizer, accumulation)
+        _check_states(scheduler=scheduler, scaler=scaler)
+        super().__init__(name, replay=LoaderReplay(), **options)
+        self.model, self.optimizer, self.scheduler = unwrapped(model), optimizer, scheduler
+        self._scaler, self._accumulation = scaler, accumulation
+        self._updates = 0
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches make a step, as far as that is planned."""
+        return self._accumulation
+
+    def begin(self) -> None:
+        """Begin to record, and listen to the optimizer."""
+        super().begin()
+        self._listening.append(self.optimizer.register_step_post_hook(self._after_update))
+
+    def _optimizers(self) -> list[Any]:
+        return [self.optimizer]
+
+    def _has_updated(self) -> bool:
+        return self._accumulation == 1 or self._updates > 0
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._updates += 1
+
+    def _end_step(self) -> None:
+        super()._end_step()
+        if not self.in_step:
+            self._updates = 0
+
+    def _save_files(self, directory: Path) -> None:
+        if self.rank == 0:
+            states = {name: part.state_dict() for name, part in self._parts().items()}
+            tensor_file.write(self.model.state_dict(), directory / MODEL_FILE)
+            tensor_file.write(states | {"kinds": self._kinds()}, directory / OPTIMIZER_FILE)
+        super()._save_files(directory)
+
+    def _load_files(self, directory: Path) -> None:
+        states = tensor_file.read(directory / OPTIMIZER_FILE)
+        self._require_fitting(directory, states)
+        load_weights(self.model, directory)
+        for name, part in self._parts().items():
+            part.load_state_dict(states[name])
+        super()._load_files(directory)
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state besides the model."""
+        parts = {"optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self._scaler}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _kinds(self) -> dict[str, str]:
+        return {name: type(part).__name__ for name, part in self._parts().items()}
+
+    def _require_fitting(self, directory: Path, states: dict[str, Any]) -> None:
+        if states["kinds"] != self._kinds():
+            raise CheckpointError(
+                f"The checkpoint {directory} does not fit: it has {_named(states['kinds'])}, and here are "
+                f"{_named(self._kinds())}. Nothing was changed."
+            )
+        there = [len(group["params"]) for group in states["optimizer"]["param_groups"]]
+        here = [len(group["params"]) for group in self.optimizer.param_groups]
+        if there != here:
+            raise CheckpointError(
+                f"The checkpoint {directory} is one of another optimizer: its groups have {there} parameters, those "
+                f"of this one {here}. Nothing was changed."
+            )
+
+
+run = TorchRun
+
+
+def unwrapped(model: Any) -> Any:
+    """A model without what data parallelism and compilation put around it."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _check(model: Any, optimizer: Any, accumulation: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"model={model!r}: give a torch.nn.Module. hl.run() drives a loop without one.")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(f"optimizer={optimizer!r}: give a torch.optim.Optimizer.")
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise OptionError(f"accumulation={accumulation!r}: give how many batches make a step, a whole number.")
+    if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        raise OptionError(
+            "The model is sharded (FSDP), and no process has all of it to save. Use hookline.Trainer, or Accelerate "
+            "and hookline.integrations.accelerate."
+        )
+
+
+def _check_states(**parts: Any) -> None:
+    for name, part in parts.items():
+        if part is not None and not all(hasattr(part, each) for each in ("state_dict", "load_state_dict")):
+            raise OptionError(f"{name}={part!r}: give one with state_dict() and load_state_dict(), or None.")
+
+
+def _named(kinds: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())

@@ -1,0 +1,286 @@
+"""`EnhancedLoggingCallback` and `OptimizedLoggingCallback`: a GRPO training told to the topics of `hookline.logging`.
+
+    trainer = GRPOTrainer(
+        model, reward_funcs=rewards.wrap(REWARD_FUNCTIONS), args=args, train_dataset=data, processing_class=tokenizer,
+        callbacks=[EnhancedLoggingCallback()],
+    )
+
+Completions and their rewards come from the wrapped reward functions, which is where they are: Hugging Face gives
+callbacks neither. An answer is right when the function for correctness gave it more than nothing, and it is counted
+answer by answer; what no function scored is neither right nor wrong. What evaluations generate is counted apart.
+
+They are callbacks of Hugging Face and need no run of hookline; `attach` may be used beside them.
+"""
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from hookline.core.errors import OptionError
+from hookline.integrations.transformers.metric_names import recordable
+from hookline.integrations.trl import correctness_name
+from hookline.logging import (
+    get_training_logger,
+    log_generation_metrics,
+    log_memory_usage,
+    log_model_output,
+    log_reward,
+    log_reward_metrics,
+    log_training_progress,
+    log_validation_metrics,
+)
+from hookline.rl.rewards import destination
+from hookline.rl.rewards.accuracy import Accuracy, accuracy
+from hookline.rl.rewards.join import flush
+from hookline.rl.rewards.record_to import RecordTo
+
+logger = logging.getLogger("hookline")
+
+Row = Mapping[str, Any]
+MOST_WAITING = 10_000
+"""How many samples are kept that no step has taken: more come only from functions that are called outside of one."""
+MOST_BEHIND = 32
+"""How many steps the thread may be behind before the training waits for it."""
+ANSWERS_FILE = "answers.json"
+
+
+class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
+    """Logs progress and accuracy at each step, outputs and rewards of the model, and metrics of what it generates.
+
+    Args:
+        correctness: The reward function that tells right from wrong, by the name that its rewards are recorded under;
+            where it is left out, the one that has "correct", "accuracy" or "exact" in its name.
+
+    Attributes:
+        log_counter: Steps seen.
+        total_answers: Answers that were scored.
+        correct_answers: Those of them that were right.
+    """
+
+    progress_every = 1
+    """In steps."""
+    metrics_every = 1
+    generation_every = 5
+
+    def __init__(self, *, correctness: str | None = None) -> None:
+        if correctness is not None and (not isinstance(correctness, str) or not correctness):
+            raise OptionError(f"correctness={correctness!r}: give the name of a reward function, or None.")
+        self.correctness = correctness
+        self.log_counter = 0
+        self.total_answers = 0
+        self.correct_answers = 0
+        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
+        self._destination: RecordTo | None = None
+        self._beyond: Any = None
+        self._has_samples = False
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers among those that were scored, in percent; 0 before there is one."""
+        return 100 * self.correct_answers / self.total_answers if self.total_answers else 0.0
+
+    def log_samples(self, rows: Iterable[Row]) -> None:
+        """Take samples with their rewards, as reward functions give them; whoever had them before gets them too."""
+        taken = list(rows)
+        self._waiting.extend(taken)
+        if self._beyond is not None:
+            self._beyond.log_samples(taken) if hasattr(self._beyond, "log_samples") else self._beyond.samples(taken)
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        get_training_logger().info("Training initialization completed")
+        return control
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._stop_listening()
+        self._beyond = destination.present()
+        self._destination = RecordTo(self)
+        if state.is_world_process_zero:
+            self._do(log_memory_usage)
+        return control
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self.log_counter += 1
+        rows = self._take("train")
+        self._count(rows)
+        if state.is_world_process_zero:
+            if self._is_due(self.progress_every) or state.global_step == state.max_steps:
+                self._do(log_training_progress, state.global_step, self._progress(state))
+            if rows:
+                self._do(self._tell, state.global_step, rows, self.log_counter)
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        told_elsewhere = ("eval_", "rewards/")
+        numbers = {name: value for name, value in recordable(logs or {}).items() if not name.startswith(told_elsewhere)}
+        if numbers and state.is_world_process_zero and self._is_due(self.metrics_every):
+            self._do(log_training_progress, state.global_step, numbers)
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
+        rows = self._take("eval")
+        found = recordable(metrics or {})
+        right = self._accuracy(rows)
+        if right.total:
+            found |= {"eval_accuracy": 100 * right.right / right.total, "eval_total_answers": right.total}
+        if state.is_world_process_zero:
+            self._do(self._tell_outputs, rows)
+            self._do(log_validation_metrics, state.global_step, found)
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._stop_listening()
+        if state.is_world_process_zero:
+            final = {"final_accuracy": self.accuracy, "training_complete": True}
+            self._do(log_training_progress, state.global_step, {**self._answers(), **final})
+            get_training_logger().info("Training completed")
+        if not self._has_samples:
+            logger.warning(
+                "%s saw no completions: give the trainer reward_funcs=hookline.rewards.wrap([...]).",
+                type(self).__name__,
+            )
+        return control
+
+    def _stop_listening(self) -> None:
+        if self._destination is not None:
+            self._destination.__exit__(None, None, None)
+            self._destination = self._beyond = None
+
+    def _take(self, axis: str) -> list[Row]:
+        """The samples of an axis that have come since the last time; those of others stay."""
+        flush()  # a function that was decorated on its own does not know that it was the last
+        rows, self._waiting = list(self._waiting), deque(maxlen=MOST_WAITING)
+        self._waiting.extend(row for row in rows if row.get("axis", "train") != axis)
+        return [row for row in rows if row.get("axis", "train") == axis]
+
+    def _count(self, rows: list[Row]) -> None:
+        found = self._accuracy(rows)
+        self._has_samples |= bool(rows)
+        self.total_answers += found.total
+        self.correct_answers += found.right
+
+    def _accuracy(self, rows: list[Row]) -> Accuracy:
+        name = self.correctness or correctness_name(dict.fromkeys(name for row in rows for name in row["rewards"]))
+        return Accuracy() if name is None else accuracy(rows, function=name)
+
+    def _answers(self) -> dict[str, Any]:
+        return {"correct_answers": self.correct_answers, "total_answers": self.total_answers}
+
+    def _progress(self, state: Any) -> dict[str, Any]:
+        percent = 100 * state.global_step / state.max_steps if state.max_steps else 0.0
+        return {"progress_percent": percent, **self._answers(), "accuracy": self.accuracy}
+
+    def _is_due(self, every: int) -> bool:
+        return self.log_counter % every == 0
+
+    def _tell(self, step: int, rows: list[Row], count: int) -> None:
+        """Log what was generated at a step."""
+        self._tell_outputs(rows)
+        names = dict.fromkeys(name for row in rows for name in row["rewards"])
+        rewards = {name: [row["rewards"].get(name) for row in rows] for name in names}
+        groups = [row.get("group") for row in rows]
+        for name, values in rewards.items():
+            log_reward(name, values, [str(group) for group in groups], step=step)
+        if count % self.metrics_every == 0 and rewards:
+            log_reward_metrics(step, rewards, groups=groups)
+        if count % self.generation_every == 0:
+            log_generation_metrics(step, [row["completion"] for row in rows])
+
+    def _tell_outputs(self, rows: list[Row]) -> None:
+        for row in rows:
+            log_model_output(
+                row.get("prompt"),
+                row.get("expected"),
+                row["completion"],
+                row.get("reasoning"),
+                answer=row.get("answer"),
+                step=row.get("step"),
+                rewards=row["rewards"],
+                group=row.get("group"),
+            )
+
+    def _do(self, function: Callable[..., Any], *args: Any) -> None:
+        """Log; what goes wrong with it is said, and never stops training."""
+        try:
+            function(*args)
+        except Exception:
+            logger.exception("%s could not log.", type(self).__name__)
+
+
+class OptimizedLoggingCallback(EnhancedLoggingCallback):
+    """The same at a lower rate, on a thread of its own: progress every 5 steps, metrics every 20.
+
+    Everything that is logged is formatted, computed and written on the thread, in order, and all of it is done when
+    training ends. Nothing is dropped: a thread that falls far behind is waited for.
+
+    Args:
+        checkpoint_dir: Where the counts of answers are kept for each checkpoint, so that a training that is resumed
+            goes on counting; None to count from nothing.
+        correctness: As for `EnhancedLoggingCallback`.
+    """
+
+    progress_every = 5
+    metrics_every = 20
+    generation_every = 20
+
+    def __init__(self, checkpoint_dir: str | Path | None = None, *, correctness: str | None = None) -> None:
+        super().__init__(correctness=correctness)
+        self.checkpoint_dir = checkpoint_dir
+        self._thread: ThreadPoolExecutor | None = None
+        self._behind: deque[Future[None]] = deque()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._finish()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hookline-logging")
+        if state.global_step and self.checkpoint_dir is not None:
+            self.correct_answers, self.total_answers = self._saved().get(str(state.global_step), (0, 0))
+        return super().on_train_begin(args, state, control, **kwargs)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.checkpoint_dir is not None and state.is_world_process_zero:
+            counts = self._saved() | {str(state.global_step): (self.correct_answers, self.total_answers)}
+            self._do(self._write, counts)
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        super().on_train_end(args, state, control, **kwargs)
+        self._finish()
+        return control
+
+    def _do(self, function: Callable[..., Any], *args: Any) -> None:
+        if self._thread is None:
+            super()._do(function, *args)
+            return
+        while self._behind and (self._behind[0].done() or len(self._behind) >= MOST_BEHIND):
+            self._behind.popleft().result()
+        self._behind.append(self._thread.submit(super()._do, function, *args))
+
+    def _finish(self) -> None:
+        """Wait for the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+        self._behind.clear()
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.checkpoint_dir or ".") / ANSWERS_FILE
+
+    def _saved(self) -> dict[str, Any]:
+        """The counts of right and of all answers at the step of each checkpoint."""
+        try:
+            counts: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return counts
+
+    def _write(self, counts: dict[str, Any]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        aside = self._file.with_suffix(".partial")
+        aside.write_text(json.dumps(counts), encoding="utf-8")
+        aside.replace(self._file)

@@ -1,0 +1,48 @@
+"""What the metrics of Hugging Face are called in the record.
+
+They keep their names. Those of evaluations also stand under the names that hookline's own loops use, so that
+``EarlyStopping("val/loss")`` means the same everywhere: ``eval_loss`` is ``val/loss``, and ``eval_short_loss``, of a
+data set called "short" among several, ``val/short/loss``. How fast an evaluation was has one name only.
+
+A ``loss`` that was logged for several steps at once is their mean, and called ``loss_mean``: ``loss`` is that of one
+step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.core.values import PLAIN, plain
+
+EVALUATION = "eval"
+"""What Hugging Face calls an evaluation where nobody says another name."""
+_RUNTIME = "_runtime"
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+def recordable(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics as they can be recorded: what is neither a number nor text is kept as text."""
+    plain_logs = {str(name): plain(value) for name, value in logs.items()}
+    return {name: value if type(value) in PLAIN else str(value) for name, value in plain_logs.items() if name}
+
+
+def of_steps(metrics: dict[str, Any], *, several: bool) -> dict[str, Any]:
+    """The metrics of a training's log.
+
+    Args:
+        several: Whether they stand for several steps, whose own losses are known.
+    """
+    return {"loss_mean" if several and name == "loss" else name: value for name, value in metrics.items()}
+
+
+def evaluation(metrics: Mapping[str, Any]) -> str:
+    """What an evaluation is called: what its metrics begin with."""
+    return next((name.removesuffix(_RUNTIME) for name in metrics if name.endswith(_RUNTIME)), EVALUATION)
+
+
+def of_evaluation(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
+    """The metrics of an evaluation under their own names, and under those of hookline."""
+    own = evaluation.removeprefix(EVALUATION).strip("_")
+    place = f"val/{own}/" if own else "val/"
+    start = f"{evaluation}_"
+    ours = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
+    return {**metrics, **{place + name: value for name, value in ours.items() if name not in _SPEED}}

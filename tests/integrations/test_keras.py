@@ -1,0 +1,425 @@
+"""The Keras bridge on Keras's own ``fit`` (torch backend), with a model of three parameters."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import pytest
+
+import hookline as hl
+from hookline.core.errors import CheckpointError, MissingExtraError, OptionError
+from hookline.core.registry import REGISTRY
+from hookline.record.records import Metrics, Status
+from hookline.testing import RecordingCallback
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its imports use what others deprecate
+    keras = pytest.importorskip("keras")
+    from hookline.integrations.keras import HooklineCallback
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def regression(**options):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, **options), "mse", metrics=["mae"])
+    return model
+
+
+def data(batches):
+    inputs = np.random.default_rng(0).normal(size=(2 * batches, 2)).astype("float32")
+    return inputs, inputs.sum(axis=1, keepdims=True)
+
+
+def bridge(*callbacks, **options):
+    return HooklineCallback(callbacks, **{"strict": True, "summary": False, **options})
+
+
+def fit(model, *hooks, batches=4, epochs=1, **options):
+    inputs, targets = data(batches)
+    return model.fit(inputs, targets, batch_size=2, epochs=epochs, verbose=0, callbacks=list(hooks), **options)
+
+
+def rows(loop, axis="train"):
+    return [(r.step, r.values) for r in hl.read(loop.dir) if isinstance(r, Metrics) and r.axis == axis]
+
+
+def last_status(loop):
+    return [(r.status, r.message) for r in hl.read(loop.dir) if isinstance(r, Status)][-1]
+
+
+class At(hl.Callback):
+    """Does something when so many steps are done."""
+
+    def __init__(self, step, action):
+        self.at, self.action = step, action
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if loop.step == self.at:
+            self.action(loop)
+
+
+class Counter(hl.Callback):
+    def __init__(self):
+        self.steps = 0
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class Broken(keras.callbacks.Callback):
+    """Another callback of Keras's, which ends the fit by an error."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise ValueError("no more")
+
+
+def test_keras_fires_every_moment_in_order():
+    seen = RecordingCallback()
+    hooks = bridge(seen)
+    fit(regression(), hooks, batches=2, epochs=2, validation_data=data(1))
+    step = ["on_step_start", "on_train_batch_start", "on_train_batch_end", "on_step_end", "on_log"]
+    validation = [
+        "on_validation_start",
+        "on_validation_epoch_start",
+        "on_validation_batch_start",
+        "on_validation_batch_end",
+        "on_log",
+        "on_validation_epoch_end",
+        "on_validation_end",
+        "on_eval",
+    ]
+    epoch = ["on_train_epoch_start", *step, *step, *validation, "on_train_epoch_end"]
+    assert seen.names() == ["on_train_start", *epoch, *epoch, "on_train_end"]
+    indices = [event.arguments[0] for event in seen.events if event.moment in ("on_step_start", "on_step_end")]
+    assert indices == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [e.arguments[-1] for e in seen.events if e.moment == "on_train_batch_start"] == [0, 1, 0, 1]
+    assert (hooks.loop.num_steps, hooks.loop.num_epochs, hooks.loop.state) == (4, 2, "completed")
+
+
+def test_keras_metrics_are_those_of_the_framework():
+    model, hooks = regression(), bridge()
+    history = fit(model, hooks, batches=2, epochs=2, validation_data=data(1)).history
+    found = rows(hooks.loop)
+    assert [step for step, _ in found] == [1, 2, 3, 4]
+    assert [found[1][1], found[3][1]] == [{name: history[name][n] for name in ("loss", "mae")} for n in (0, 1)]
+    validations = [(2 * n + 2, {"val/loss": history["val_loss"][n], "val/mae": history["val_mae"][n]}) for n in (0, 1)]
+    assert rows(hooks.loop, "eval") == validations
+    assert hooks.loop.get_metric("val_loss") == history["val_loss"][-1]
+
+
+def test_keras_logs_that_another_callback_adds_are_recorded():
+    class Adds(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["rate"] = 0.1
+
+    hooks = bridge()
+    fit(regression(), Adds(), hooks, batches=1, validation_data=data(1))
+    assert rows(hooks.loop)[-1] == (1, {"rate": 0.1})
+
+
+def test_keras_moments_fire_on_the_thread_that_trains():
+    threads = set()
+
+    class Look(hl.Callback):
+        def on_train_batch_end(self, loop, outputs, batch, batch_idx):
+            threads.add(threading.get_ident())
+
+        def on_validation_batch_end(self, loop, outputs, batch, batch_idx):
+            threads.add(threading.get_ident())
+
+    fit(regression(), bridge(Look()), validation_data=data(2))
+    assert threads == {threading.get_ident()}
+
+
+def test_keras_callback_that_is_not_given_in_a_list_is_refused():
+    inputs, targets = data(2)
+    with pytest.raises(OptionError, match="callbacks=.hooks."), bridge() as hooks:
+        regression().fit(inputs, targets, batch_size=2, verbose=0, callbacks=hooks)
+
+
+def test_keras_loop_knows_the_model_and_the_learning_rate():
+    found = {}
+
+    class Look(hl.Callback):
+        def on_train_start(self, loop):
+            found.update(native=loop.native, model=loop.model, name=loop.optimizer.name)
+
+    model, hooks = regression(), bridge(Look(), "learning_rate_monitor")
+    fit(model, hooks, batches=1)
+    assert found == {"native": model, "model": model, "name": model.optimizer.name}
+    assert rows(hooks.loop)[0][1]["lr"] == pytest.approx(0.1)
+
+
+def test_keras_step_is_an_update_of_the_optimizer():
+    seen = RecordingCallback()
+    hooks = bridge(seen)
+    fit(regression(gradient_accumulation_steps=2), hooks, epochs=2)
+    assert (hooks.loop.step, hooks.loop.num_steps) == (4, 4)
+    assert seen.names()[2:8] == ["on_step_start", *["on_train_batch_start", "on_train_batch_end"] * 2, "on_step_end"]
+
+
+def test_keras_step_that_has_no_update_is_completed_by_the_next_epoch():
+    model, hooks = regression(gradient_accumulation_steps=2), bridge(At(1, lambda loop: loop.request_checkpoint()))
+    fit(model, hooks, batches=3, epochs=1)
+    assert [step for step, _ in rows(hooks.loop)] == [1]
+    fit(model, hooks, batches=3, epochs=2, initial_epoch=1)
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3]
+
+
+def test_keras_stops_at_the_step_that_was_asked_for():
+    model, hooks = regression(), bridge(At(6, lambda loop: loop.request_stop("enough")))
+    fit(model, hooks, epochs=5)
+    assert (int(model.optimizer.iterations), hooks.loop.step) == (6, 6)
+    assert last_status(hooks.loop) == ("stopped", "enough")
+
+
+def test_keras_stops_after_a_signal():
+    hooks = bridge(At(2, lambda loop: os.kill(os.getpid(), signal.SIGINT)))
+    fit(regression(), hooks, epochs=5)
+    assert (hooks.loop.step, hooks.loop.stop_reason) == (2, "SIGINT")
+
+
+def test_keras_early_stopping_of_hookline_stops_it():
+    hooks = bridge(hl.callbacks.EarlyStoppingCallback("val_loss", patience=2, min_delta=100.0))
+    fit(regression(), hooks, batches=2, epochs=9, validation_data=data(1))
+    assert (hooks.loop.step, hooks.loop.state) == (6, "stopped")
+    assert "early stopping: val_loss" in hooks.loop.stop_reason
+
+
+@pytest.mark.parametrize("ask", ["request_checkpoint", "save_checkpoint"])
+def test_keras_saves_a_checkpoint_that_was_asked_for(ask):
+    kept = {}
+
+    def act(loop):
+        kept["weights"] = loop.model.get_weights()
+        getattr(loop, ask)()
+
+    seen = RecordingCallback()
+    hooks = bridge(seen, At(2, act))
+    fit(regression(), hooks)
+    (row,) = (event.arguments[0] for event in seen.events if event.moment == "on_checkpoint")
+    assert (row.step, row.path) == (2, hooks.loop.dir / "checkpoints" / "step-00000002")
+    loaded = keras.saving.load_model(row.path / "model.keras")
+    assert all(map(np.array_equal, loaded.get_weights(), kept["weights"]))
+
+
+def test_keras_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_path):
+    promised = []
+
+    class Ask(hl.Callback):
+        def on_train_batch_start(self, loop, batch, batch_idx):
+            if batch_idx == 1:
+                places = (tmp_path / "one", tmp_path / "two.keras", tmp_path / "three.weights.h5")
+                promised.extend(loop.save_checkpoint(place) for place in places)
+
+    seen = RecordingCallback()
+    fit(regression(), bridge(seen, Ask(), weights_only=True), batches=2)
+    rows = [event.arguments[0] for event in seen.events if event.moment == "on_checkpoint"]
+    assert [(row.step, row.path) for row in rows] == [(row.step, row.path) for row in promised]
+    assert {row.step for row in rows} == {2}
+    assert (tmp_path / "one" / "model.weights.h5").is_file()
+    keras.saving.load_model(tmp_path / "two.keras").load_weights(tmp_path / "three.weights.h5")
+
+
+def test_keras_checkpoint_without_a_place_says_what_to_give():
+    hooks = bridge(At(1, lambda loop: loop.save_checkpoint()), root=None)
+    with pytest.raises(CheckpointError, match="give save_checkpoint"), hooks:
+        fit(regression(), hooks)
+
+
+def test_keras_validation_asked_for_is_said_to_come_with_the_epoch_s_end(caplog):
+    hooks = bridge(At(1, lambda loop: loop.request_validation()), At(2, lambda loop: loop.request_validation()))
+    fit(regression(), hooks, validation_data=data(1))
+    assert [r.getMessage() for r in caplog.records] == [
+        "A validation was asked for: Keras validates at the end of an epoch, and only then."
+    ]
+    assert [step for step, _ in rows(hooks.loop, "eval")] == [4]
+
+
+def test_keras_second_fit_from_an_initial_epoch_goes_on_in_the_run():
+    model, seen = regression(), RecordingCallback()
+    hooks = bridge(seen)
+    fit(model, hooks, batches=2, epochs=2)
+    first = hooks.loop.dir
+    seen.clear()
+    fit(model, hooks, batches=2, epochs=3, initial_epoch=2)
+    assert (hooks.loop.dir, hooks.loop.epoch, hooks.loop.num_steps) == (first, 2, 6)
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3, 4, 5, 6]
+    assert [event.arguments[0] for event in seen.events if event.moment == "on_step_start"] == [4, 5]
+
+
+def test_keras_second_fit_from_the_start_is_another_run():
+    model, hooks = regression(), bridge()
+    fit(model, hooks, batches=2)
+    first = hooks.loop.dir
+    fit(model, hooks, batches=1)
+    assert hooks.loop.dir != first
+    assert [step for step, _ in rows(hooks.loop)] == [1]
+
+
+def test_keras_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_path):
+    saved = tmp_path / "saved"
+    first = bridge(Counter(), At(4, lambda loop: loop.save_checkpoint(saved)))
+    fit(regression(), first, batches=2, epochs=3)
+    counter, seen = Counter(), RecordingCallback()
+    again = bridge(counter, seen, resume=saved)
+    fit(keras.saving.load_model(saved / "model.keras"), again, batches=2, epochs=3, initial_epoch=2)
+    assert (again.loop.dir, counter.steps) == (first.loop.dir, 6)
+    assert [step for step, _ in rows(again.loop)] == [1, 2, 3, 4, 5, 6]
+    assert seen.names()[:2] == ["on_train_start", "on_checkpoint_load"]
+    assert seen.events[1].arguments[0].path == saved
+
+
+def test_keras_failure_within_the_context_is_told_at_once():
+    seen = RecordingCallback()
+    with pytest.raises(ValueError, match="no more"), bridge(seen) as hooks:
+        fit(regression(), hooks, Broken())
+    assert seen.names()[-1] == "on_exception"
+    assert last_status(hooks.loop) == ("failed", "ValueError: no more")
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2]
+
+
+def test_keras_failure_without_the_context_is_told_at_the_next_fit():
+    hooks = bridge()
+    with pytest.raises(ValueError, match="no more"):
+        fit(regression(), hooks, Broken())
+    failed = hooks.loop.dir
+    fit(regression(), hooks, batches=1)
+    assert last_status(hooks.loop)[0] == "finished"
+    statuses = [(r.status, r.message) for r in hl.read(failed) if isinstance(r, Status)]
+    assert statuses[-1] == ("failed", "RuntimeError: fit or evaluate did not come to its end: an error ended it")
+
+
+ON_JAX = """
+    import keras
+    import numpy as np
+    import hookline as hl
+    from hookline.integrations.keras import HooklineCallback
+
+    class Save(hl.Callback):
+        def on_step_end(self, loop, step_idx, batch, metrics):
+            if loop.step == 4:  # in the middle of an epoch, when JAX has the weights somewhere else
+                np.savez("weights.npz", *loop.model.get_weights())
+                loop.save_checkpoint("saved")
+
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                raise ValueError("no more")
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=2)
+    hooks = HooklineCallback([Save(), "learning_rate_monitor"], strict=True, summary=False)
+    model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=2, verbose=0, callbacks=[hooks, Broken()])
+"""
+
+
+@pytest.fixture(scope="module")
+def jax_run(tmp_path_factory):
+    """Where a program that trains on JAX was ended by an error."""
+    home = tmp_path_factory.mktemp("jax")
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(ON_JAX)]
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
+    assert "ValueError: no more" in done.stderr
+    return home
+
+
+def test_keras_failure_that_ends_the_program_is_recorded_with_its_error(jax_run):
+    (run,) = (jax_run / "runs" / "default").iterdir()
+    assert [r.message for r in hl.read(run) if isinstance(r, Status)][-1] == "ValueError: no more"
+
+
+def test_keras_on_jax_has_the_weights_of_the_step_and_counts_all_batches_of_an_execution(jax_run):
+    (run,) = (jax_run / "runs" / "default").iterdir()
+    records = [r for r in hl.read(run) if isinstance(r, Metrics)]
+    assert [(r.step, sorted(r.values)) for r in records] == [(n, ["loss", "lr"]) for n in (2, 4, 6)]
+    saved = keras.saving.load_model(jax_run / "saved" / "model.keras").get_weights()
+    with np.load(jax_run / "weights.npz") as weights:
+        assert all(map(np.array_equal, saved, weights.values()))
+
+
+def test_keras_observer_that_raises_is_isolated():
+    def fail(loop):
+        raise RuntimeError("broken")
+
+    hooks = bridge(At(1, fail), strict=False)
+    fit(regression(), hooks, batches=2)
+    assert [failure.moment for failure in hooks.loop.callbacks.failures] == ["on_step_end"]
+    assert (hooks.loop.step, hooks.loop.state) == (2, "completed")
+
+
+def test_keras_evaluation_alone_is_a_run_without_a_training():
+    seen, model = RecordingCallback(), regression()
+    hooks = bridge(seen)
+    result = model.evaluate(*data(2), batch_size=2, verbose=0, callbacks=[hooks], return_dict=True)
+    assert rows(hooks.loop, "eval") == [(0, {f"test/{name}": value for name, value in result.items()})]
+    assert [event.arguments[1] for event in seen.events if event.moment == "on_eval"] == ["test"]
+    assert [name for name in seen.names() if "train" in name] == []
+    assert hooks.loop.state == "completed"
+
+
+def test_keras_evaluation_after_a_fit_stands_in_its_run():
+    model, hooks = regression(), bridge()
+    fit(model, hooks, batches=3)
+    trained = hooks.loop.dir
+    model.evaluate(*data(1), verbose=0, callbacks=[hooks])
+    assert hooks.loop.dir == trained
+    assert [step for step, _ in rows(hooks.loop, "eval")] == [3]
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3]
+
+
+def test_keras_evaluation_ends_after_a_signal():
+    class Interrupt(hl.Callback):
+        def on_validation_batch_end(self, loop, outputs, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    seen = RecordingCallback()
+    regression().evaluate(*data(4), batch_size=2, verbose=0, callbacks=[bridge(seen, Interrupt())])
+    assert seen.names().count("on_validation_batch_end") == 1
+
+
+def test_keras_predictions_are_no_run():
+    hooks = bridge()
+    regression().predict(data(1)[0], verbose=0, callbacks=[hooks])
+    assert (hooks.loop.state, hooks.loop.dir) == ("created", None)
+
+
+def test_keras_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[keras\]'"):
+        importlib.reload(sys.modules["hookline.integrations.keras"])
+
+
+def built_in():
+    return sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_keras_runs_every_built_in_callback(name):
+    hooks = bridge(REGISTRY.find(name)())
+    fit(regression(), hooks, batches=2, epochs=2, validation_data=data(1))
+    assert (hooks.loop.step, list(hooks.loop.callbacks.failures)) == (4, [])

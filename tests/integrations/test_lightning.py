@@ -1,0 +1,691 @@
+"""The Lightning bridge on Lightning's own trainer, with a model of three parameters."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import hookline as hl
+from hookline.core.errors import MissingExtraError
+from hookline.core.registry import REGISTRY
+from hookline.record.records import Event, Metrics, Status
+from hookline.testing import RecordingCallback
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its imports use what others deprecate
+    lightning = pytest.importorskip("lightning.pytorch")
+    from hookline.integrations.lightning import HooklineCallback, HooklineLogger, framework
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def regression_of(framework):
+    class Regression(framework.LightningModule):
+        """Logs its loss with every batch and epoch; fails at a batch if told so."""
+
+        def __init__(self, fails_at=None, learning_rate=0.1):
+            super().__init__()
+            self.save_hyperparameters()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(2, 1)
+            self.losses = []
+
+        def _loss(self, batch):
+            return self.layer(batch[0]).square().mean()
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx == self.hparams.fails_at:
+                raise ValueError("no more")
+            loss = self._loss(batch)
+            self.losses.append(loss.item())
+            self.log("train_loss", loss)
+            return {"loss": loss, "size": len(batch[0])}
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", self._loss(batch))
+
+        def test_step(self, batch, batch_idx):
+            self.log("test_loss", self._loss(batch))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+
+    return Regression
+
+
+Regression = regression_of(lightning)
+
+
+def loader(batches):
+    data = torch.randn(2 * batches, 2, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=2)
+
+
+def trainer_with(*callbacks, framework=lightning, **options):
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    given = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet, **options}
+    return framework.Trainer(callbacks=list(callbacks), **given)
+
+
+def bridge(*callbacks, **options):
+    return HooklineCallback(callbacks, **{"strict": True, "summary": False, **options})
+
+
+def rows(loop, axis="train"):
+    return [(r.step, r.values) for r in hl.read(loop.dir) if isinstance(r, Metrics) and r.axis == axis]
+
+
+def statuses(loop):
+    return [(r.status, r.message) for r in hl.read(loop.dir) if isinstance(r, Status)]
+
+
+def events(loop, name):
+    return [r for r in hl.read(loop.dir) if isinstance(r, Event) and r.name == name]
+
+
+class At(hl.Callback):
+    """Does something when so many steps are done."""
+
+    def __init__(self, step, action):
+        self.at, self.action = step, action
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if loop.step == self.at:
+            self.action(loop)
+
+
+class Counter(hl.Callback):
+    def __init__(self):
+        self.steps = 0
+        self.weights = None
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        self.steps += 1
+        self.weights = loop.model.layer.weight.detach().clone()
+        return {"double": 2 * metrics["loss"]}
+
+    def state_dict(self):
+        return {"steps": self.steps, "weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.steps, self.weights = state["steps"], state["weights"]
+
+
+def test_lightning_fires_every_moment_in_order(tmp_path):
+    seen = RecordingCallback()
+    saves = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=2)
+    options = {"max_epochs": 2, "accumulate_grad_batches": 2, "num_sanity_val_steps": 1, "enable_checkpointing": True}
+    hooks = bridge(seen)
+    trainer_with(saves, hooks, **options).fit(Regression(), loader(4), loader(1))
+    step = [
+        "on_step_start",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_train_batch_start",
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+        "on_step_end",
+        "on_log",
+    ]
+    validation = [
+        "on_validation_start",
+        "on_validation_epoch_start",
+        "on_validation_batch_start",
+        "on_validation_batch_end",
+        "on_log",
+        "on_validation_epoch_end",
+        "on_validation_end",
+        "on_eval",
+    ]
+    epoch = ["on_train_epoch_start", *step, *step, *validation, "on_train_epoch_end"]
+    assert seen.names() == ["on_train_start", *epoch, *epoch, "on_checkpoint", "on_train_end"]
+    indices = [event.arguments[0] for event in seen.events if event.moment in ("on_step_start", "on_step_end")]
+    assert indices == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [e.arguments[-1] for e in seen.events if e.moment == "on_train_batch_start"] == [0, 1, 2, 3] * 2
+    assert (hooks.loop.num_steps, hooks.loop.num_epochs, hooks.loop.state) == (4, 2, "completed")
+
+
+def test_lightning_metrics_are_those_of_the_framework():
+    module, hooks = Regression(), bridge()
+    trainer = trainer_with(hooks, max_epochs=2)
+    trainer.fit(module, loader(2), loader(2))
+    assert rows(hooks.loop) == [(n + 1, {"loss": x, "train_loss": x}) for n, x in enumerate(module.losses)]
+    assert [step for step, _ in rows(hooks.loop, "eval")] == [2, 4]
+    assert rows(hooks.loop, "eval")[-1][1] == {"val_loss": trainer.callback_metrics["val_loss"].item()}
+    assert hooks.loop.get_metric("val/loss") == trainer.callback_metrics["val_loss"].item()
+
+
+def test_lightning_loss_of_a_step_is_the_mean_of_its_batches():
+    module, hooks = Regression(), bridge()
+    trainer_with(hooks, accumulate_grad_batches=2).fit(module, loader(3))
+    first, second, third = module.losses
+    assert [values["loss"] for _, values in rows(hooks.loop)] == pytest.approx([(first + second) / 2, third])
+
+
+def test_lightning_metric_of_steps_and_epochs_keeps_them_apart():
+    class Both(Regression):
+        def training_step(self, batch, batch_idx):
+            loss = self._loss(batch)
+            self.losses.append(loss.item())
+            self.log("mse", loss, on_step=True, on_epoch=True)
+            return loss
+
+    module, hooks = Both(), bridge()
+    trainer_with(hooks).fit(module, loader(2))
+    mean = sum(module.losses) / 2
+    assert rows(hooks.loop) == [
+        (1, {"loss": module.losses[0], "mse_step": module.losses[0]}),
+        (2, {"loss": module.losses[1], "mse_step": module.losses[1]}),
+        (2, {"mse": pytest.approx(mean), "mse_epoch": pytest.approx(mean)}),
+    ]
+
+
+def test_lightning_metrics_logged_in_other_hooks_stand_at_their_step():
+    class Late(Regression):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.log("late", float(batch_idx))
+
+        def on_train_epoch_end(self):
+            self.log("epochs", float(self.current_epoch + 1))
+
+    hooks = bridge()
+    trainer_with(hooks, max_epochs=2).fit(Late(), loader(2))
+    found = [
+        (step, name, values[name]) for step, values in rows(hooks.loop) for name in ("late", "epochs") if name in values
+    ]
+    assert found == [
+        (1, "late", 0.0),
+        (2, "late", 1.0),
+        (2, "epochs", 1.0),
+        (3, "late", 0.0),
+        (4, "late", 1.0),
+        (4, "epochs", 2.0),
+    ]
+
+
+def test_lightning_loop_knows_the_trainer_and_its_parts():
+    found = {}
+
+    class Look(hl.Callback):
+        def on_train_start(self, loop):
+            found.update(native=loop.native, model=loop.model, optimizer=loop.optimizer, rank=loop.rank)
+
+    module = Regression()
+    trainer = trainer_with(bridge(Look()))
+    trainer.fit(module, loader(1))
+    assert found == {"native": trainer, "model": module, "optimizer": trainer.optimizers[0], "rank": 0}
+
+
+def test_lightning_stops_at_the_step_that_was_asked_for():
+    hooks = bridge(At(3, lambda loop: loop.request_stop("enough")))
+    trainer = trainer_with(hooks, max_epochs=5)
+    trainer.fit(Regression(), loader(4))
+    assert (trainer.global_step, hooks.loop.step, hooks.loop.state) == (3, 3, "stopped")
+    assert statuses(hooks.loop)[-1] == ("stopped", "enough")
+
+
+def test_lightning_stops_after_a_signal():
+    hooks = bridge(At(2, lambda loop: os.kill(os.getpid(), signal.SIGTERM)))
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = trainer_with(hooks, max_epochs=5)
+    trainer.fit(Regression(), loader(4))
+    assert (trainer.global_step, hooks.loop.stop_reason) == (2, "SIGTERM")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_lightning_early_stopping_of_hookline_stops_it():
+    stopping = hl.callbacks.EarlyStoppingCallback("val/loss", patience=2, min_delta=10.0)
+    hooks = bridge(stopping)
+    trainer_with(hooks, max_epochs=9).fit(Regression(), loader(2), loader(1))
+    assert (hooks.loop.step, hooks.loop.state) == (6, "stopped")
+    assert "early stopping: val/loss" in hooks.loop.stop_reason
+
+
+@pytest.mark.parametrize("ask", ["request_checkpoint", "save_checkpoint"])
+def test_lightning_saves_a_checkpoint_that_was_asked_for(ask):
+    seen = RecordingCallback()
+    hooks = bridge(seen, At(2, lambda loop: getattr(loop, ask)()))
+    trainer_with(hooks).fit(Regression(), loader(3))
+    (row,) = (event.arguments[0] for event in seen.events if event.moment == "on_checkpoint")
+    assert (row.step, row.path) == (2, hooks.loop.dir / "checkpoints" / "step-00000002.ckpt")
+    assert torch.load(row.path, weights_only=True)["global_step"] == 2
+    assert row.bytes == row.path.stat().st_size
+
+
+def test_lightning_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_path):
+    promised = []
+
+    class Ask(hl.Callback):
+        def on_before_optimizer_step(self, loop, optimizer):
+            if loop.step == 1:
+                promised.extend(loop.save_checkpoint(tmp_path / name) for name in ("a.ckpt", "b.ckpt"))
+
+    seen = RecordingCallback()
+    trainer_with(bridge(seen, Ask()), accumulate_grad_batches=2).fit(Regression(), loader(4))
+    told = [
+        (event.arguments[0].step, event.arguments[0].path) for event in seen.events if event.moment == "on_checkpoint"
+    ]
+    assert told == [(row.step, row.path) for row in promised] == [(2, tmp_path / "a.ckpt"), (2, tmp_path / "b.ckpt")]
+    assert torch.load(tmp_path / "b.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_lightning_checkpoint_callback_of_hookline_keeps_the_best_and_the_latest():
+    keeps = hl.callbacks.CheckpointCallback("val/loss", every_n_epochs=1)
+    hooks = bridge(keeps)
+    trainer_with(hooks, max_epochs=4).fit(Regression(learning_rate=10.0), loader(2), loader(1))
+    kept = sorted(path.name for path in (hooks.loop.dir / "checkpoints").iterdir())
+    assert kept == ["step-00000002.ckpt", "step-00000008.ckpt"]
+    again = bridge(hl.callbacks.CheckpointCallback("val/loss", every_n_epochs=1))
+    trainer_with(again, max_epochs=5).fit(Regression(), loader(2), loader(1), ckpt_path=keeps.last_path)
+    assert (again.loop.dir, again.loop.step) == (hooks.loop.dir, 10)
+
+
+def test_lightning_validates_when_it_is_asked_to_and_as_planned():
+    seen = RecordingCallback()
+    hooks = bridge(seen, At(2, lambda loop: loop.request_validation()))
+    trainer = trainer_with(hooks, max_epochs=2, check_val_every_n_epoch=2)
+    trainer.fit(Regression(), loader(4), loader(1))
+    assert [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"] == [2, 8]
+    assert (trainer.val_check_batch, trainer.check_val_every_n_epoch) == (4, 2)
+
+
+def test_lightning_validation_asked_for_between_steps_comes_behind_the_next():
+    class Ask(hl.Callback):
+        def on_train_epoch_end(self, loop):
+            loop.request_validation()
+
+    seen = RecordingCallback()
+    trainer_with(bridge(seen, Ask()), max_epochs=3, check_val_every_n_epoch=9).fit(Regression(), loader(2), loader(1))
+    assert [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"] == [3, 5]
+
+
+def test_lightning_validation_among_the_batches_of_a_step_has_its_own_metrics():
+    module, hooks = Regression(), bridge(SaveAtEval())
+    trainer_with(hooks, accumulate_grad_batches=2, val_check_interval=1).fit(module, loader(2), loader(1))
+    _, second = module.losses
+    assert rows(hooks.loop) == [(1, {"loss": pytest.approx(sum(module.losses) / 2), "train_loss": second})]
+    assert [(step, list(values)) for step, values in rows(hooks.loop, "eval")] == [(1, ["val_loss"])] * 2
+    assert [row.step for row in hooks.loop.checkpoints] == [1, 1]
+
+
+class SaveAtEval(hl.Callback):
+    def on_eval(self, loop, step_idx, eval_name, metrics):
+        loop.request_checkpoint()
+
+
+def test_lightning_validation_asked_of_a_trainer_that_validates_by_time_is_said(caplog):
+    hooks = bridge(At(1, lambda loop: loop.request_validation()))
+    trainer_with(hooks, val_check_interval="01:00:00:00").fit(Regression(), loader(1), loader(1))
+    assert "the trainer validates by time" in caplog.text
+
+
+def test_lightning_validation_asked_for_without_data_is_said(caplog):
+    trainer_with(bridge(At(1, lambda loop: loop.request_validation()))).fit(Regression(), loader(1))
+    assert "the trainer has no validation data" in caplog.text
+
+
+def test_lightning_failure_is_told_and_recorded():
+    seen = RecordingCallback()
+    hooks = bridge(seen)
+    with pytest.raises(ValueError, match="no more"):
+        trainer_with(hooks).fit(Regression(fails_at=2), loader(4))
+    assert seen.names()[-1] == "on_exception"
+    assert statuses(hooks.loop)[-1] == ("failed", "ValueError: no more")
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2]
+
+
+def test_lightning_failure_in_the_sanity_check_is_recorded():
+    class Broken(Regression):
+        def validation_step(self, batch, batch_idx):
+            raise ValueError("no validation")
+
+    hooks = bridge()
+    with pytest.raises(ValueError, match="no validation"):
+        trainer_with(hooks, num_sanity_val_steps=1).fit(Broken(), loader(1), loader(1))
+    assert statuses(hooks.loop)[-1] == ("failed", "ValueError: no validation")
+
+
+def test_lightning_observer_that_raises_is_isolated():
+    def fail(loop):
+        raise RuntimeError("broken")
+
+    hooks = bridge(At(1, fail), strict=False)
+    trainer_with(hooks).fit(Regression(), loader(2))
+    assert [failure.moment for failure in hooks.loop.callbacks.failures] == ["on_step_end"]
+    assert (hooks.loop.step, hooks.loop.state) == (2, "completed")
+
+
+def test_lightning_critical_subscriber_ends_the_fit():
+    def fail(loop):
+        raise RuntimeError("broken")
+
+    hooks = bridge(At(1, fail).configure(critical=True), strict=False)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer_with(hooks).fit(Regression(), loader(2))
+    assert hooks.loop.state == "failed"
+
+
+def save_at(tmp_path, step):
+    """A fit that fails after it saved; its bridge, and the checkpoint."""
+    saved = tmp_path / "saved.ckpt"
+    hooks = bridge(Counter(), At(step, lambda loop: loop.save_checkpoint(saved)))
+    with pytest.raises(ValueError, match="no more"):
+        trainer_with(hooks, max_epochs=2).fit(Regression(fails_at=3), loader(4))
+    return hooks, saved
+
+
+def test_lightning_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_path):
+    first, saved = save_at(tmp_path, 2)
+    counter, seen = Counter(), RecordingCallback()
+    again = bridge(counter, seen)
+    trainer_with(again, max_epochs=2).fit(Regression(), loader(4), ckpt_path=saved)
+    assert again.loop.dir == first.loop.dir
+    assert [step for step, _ in rows(again.loop)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert counter.steps == 8
+    assert seen.names()[:4] == ["on_train_start", "on_checkpoint_load", "on_train_epoch_start", "on_step_start"]
+    (row,) = (event.arguments[0] for event in seen.events if event.moment == "on_checkpoint_load")
+    assert (row.step, row.path) == (2, saved)
+    assert seen.names().count("on_train_epoch_start") == seen.names().count("on_train_epoch_end") == 2
+
+
+def test_lightning_resumed_from_a_model_checkpoint_goes_on(tmp_path):
+    def fit(hooks, epochs, **options):
+        saves = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+        trainer = trainer_with(hooks, saves, max_epochs=epochs, enable_checkpointing=True)
+        trainer.fit(Regression(), loader(2), loader(1), **options)
+
+    first, counter = bridge(Counter()), Counter()
+    again = bridge(counter)
+    fit(first, 1)
+    fit(again, 2, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert (again.loop.dir, counter.steps, again.loop.step) == (first.loop.dir, 4, 4)
+    assert [step for step, _ in rows(again.loop)] == [1, 2, 3, 4]
+
+
+def test_lightning_resumed_from_a_checkpoint_of_somebody_else_says_so(tmp_path, caplog):
+    plain = trainer_with()
+    plain.fit(Regression(), loader(2))
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    hooks = bridge()
+    trainer_with(hooks, max_epochs=2).fit(Regression(), loader(2), ckpt_path=tmp_path / "plain.ckpt")
+    assert [step for step, _ in rows(hooks.loop)] == [3, 4]
+    assert "holds no state of callbacks" in caplog.text
+
+
+def test_lightning_checkpoint_among_the_batches_of_a_step_has_the_completed_ones(tmp_path):
+    class SaveEach(lightning.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / f"{batch_idx}.ckpt", weights_only=False)
+
+    trainer_with(bridge(), SaveEach(), accumulate_grad_batches=2).fit(Regression(), loader(4))
+    saved = [torch.load(tmp_path / f"{n}.ckpt", weights_only=True) for n in range(4)]
+    assert [each["callbacks"]["HooklineCallback"]["step"] for each in saved] == [0, 1, 1, 2]
+
+
+def test_lightning_checkpoint_saved_on_an_exception_has_the_states(tmp_path):
+    saves = lightning.callbacks.ModelCheckpoint(tmp_path, filename="last", save_on_exception=True)
+    with pytest.raises(ValueError, match="no more"):
+        trainer_with(bridge(Counter()), saves, enable_checkpointing=True).fit(Regression(fails_at=2), loader(4))
+    (file,) = tmp_path.glob("*.ckpt")
+    state = torch.load(file, weights_only=True)["callbacks"]["HooklineCallback"]
+    assert (state["step"], state["callbacks"]["counter"]["steps"]) == (2, 2)
+
+
+def test_lightning_second_fit_of_a_trainer_goes_on_in_the_run():
+    module, hooks = Regression(), bridge(Counter())
+    trainer = trainer_with(hooks)
+    trainer.fit(module, loader(2))
+    first = hooks.loop.dir
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, loader(2))
+    assert (hooks.loop.dir, hooks.loop.step) == (first, 4)
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3, 4]
+
+
+def test_lightning_evaluations_alone_are_runs_without_a_training():
+    seen = RecordingCallback()
+    hooks = bridge(seen)
+    trainer = trainer_with(hooks)
+    (result,) = trainer.test(Regression(), loader(2), verbose=False)
+    assert rows(hooks.loop, "eval") == [(0, result)]
+    assert [event.arguments[1] for event in seen.events if event.moment == "on_eval"] == ["test"]
+    assert [name for name in seen.names() if "train" in name] == []
+    assert hooks.loop.state == "completed"
+
+
+def test_lightning_evaluation_after_a_fit_stands_in_its_run_at_the_step_of_the_weights(tmp_path):
+    module, hooks = Regression(), bridge(At(1, lambda loop: loop.save_checkpoint(tmp_path / "one.ckpt")))
+    trainer = trainer_with(hooks)
+    trainer.fit(module, loader(3))
+    trained = hooks.loop.dir
+    trainer.validate(module, loader(1), verbose=False)
+    trainer.validate(module, loader(1), verbose=False, ckpt_path=tmp_path / "one.ckpt")
+    assert hooks.loop.dir == trained
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3]
+    assert sorted(step for step, _ in rows(hooks.loop, "eval")) == [1, 3]
+
+
+def test_lightning_evaluation_ends_after_a_signal():
+    class Interrupt(hl.Callback):
+        def on_validation_batch_end(self, loop, outputs, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before, seen = signal.getsignal(signal.SIGINT), RecordingCallback()
+    hooks = bridge(Interrupt(), seen)
+    with pytest.raises(SystemExit):  # as Lightning ends after an interrupt
+        trainer_with(hooks).validate(Regression(), loader(3), verbose=False)
+    assert (seen.names().count("on_validation_batch_end"), statuses(hooks.loop)[-1][0]) == (1, "stopped")
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_lightning_epoch_that_a_module_skips_leaves_no_step_behind():
+    class Skips(Regression):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 1 else None
+
+    class Tell(hl.Callback):
+        def on_train_batch_start(self, loop, batch, batch_idx):
+            loop.log(begun=batch_idx)
+
+        def on_train_end(self, loop, artifacts):
+            loop.log(at_the_end=1)
+
+    hooks = bridge(Tell())
+    trainer_with(hooks).fit(Skips(), loader(3))
+    assert [(step, list(values)) for step, values in rows(hooks.loop)] == [
+        (1, ["begun", "loss", "train_loss"]),
+        (2, ["begun"]),
+        (1, ["at_the_end"]),
+    ]
+
+
+def test_lightning_predictions_are_no_run():
+    hooks = bridge()
+    trainer_with(hooks).predict(Predicting(), loader(1))
+    assert (hooks.loop.state, hooks.loop.dir) == ("created", None)
+
+
+class Predicting(Regression):
+    def predict_step(self, batch, batch_idx):
+        return self.layer(batch[0])
+
+
+def test_lightning_manual_optimization_counts_batches_that_stepped():
+    class Manual(Regression):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            one, two = self.optimizers()
+            loss = self._loss(batch)
+            self.losses.append(loss.item())
+            one.zero_grad()
+            two.zero_grad()
+            self.manual_backward(loss)
+            one.step()
+            two.step()
+            return {"loss": loss}
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD([p], lr=0.1) for p in self.layer.parameters()]
+
+    module, seen = Manual(), RecordingCallback()
+    hooks = bridge(seen)
+    trainer_with(hooks).fit(module, loader(2))
+    assert rows(hooks.loop) == [(n + 1, {"loss": loss}) for n, loss in enumerate(module.losses)]
+    assert seen.names().count("on_before_optimizer_step") == 4
+
+
+def test_lightning_leaves_the_trainer_as_it_was():
+    trainer = trainer_with(bridge())
+    trainer.fit(Regression(), loader(1))
+    assert "save_checkpoint" not in vars(trainer)
+
+
+def test_lightning_bridge_works_in_the_other_package():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = pytest.importorskip("pytorch_lightning")
+    seen, logger = RecordingCallback(), HooklineLogger(summary=False)
+    hooks, trains = bridge(seen), {"framework": other, "logger": logger, "log_every_n_steps": 1}
+    trainer_with(hooks, **trains).fit(regression_of(other)(), loader(2), loader(1))
+    assert (hooks.loop.step, seen.names()[-1]) == (2, "on_train_end")
+    assert [step for step, _ in rows(hooks.loop)] == [1, 2]
+
+
+def test_lightning_logger_alone_records_what_loggers_are_given():
+    module, logger = Regression(learning_rate=0.05), HooklineLogger("alone", summary=False)
+    trainer = trainer_with(logger=logger, log_every_n_steps=1)
+    trainer.fit(module, loader(2), loader(1))
+    run = logger.experiment
+    assert [(step, values["train_loss"]) for step, values in rows(run) if "train_loss" in values] == list(
+        enumerate(module.losses)
+    )
+    assert [values["val_loss"] for _, values in rows(run) if "val_loss" in values] == [
+        trainer.callback_metrics["val_loss"].item()
+    ]
+    assert json.loads((run.dir / "run.json").read_text())["config"]["learning_rate"] == 0.05
+    assert (logger.name, logger.version, statuses(run)[-1][0]) == ("alone", run.dir.name, "finished")
+
+
+def test_lightning_logger_alone_says_why_it_failed_and_leaves_signals_alone():
+    found = []
+
+    class Look(Regression):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            found.append(signal.getsignal(signal.SIGINT))
+
+    logger = HooklineLogger(summary=False)
+    with pytest.raises(ValueError, match="no more"):
+        trainer_with(logger=logger, log_every_n_steps=1).fit(Look(fails_at=2), loader(4))
+    assert statuses(logger.experiment)[-1] == ("failed", "ValueError: no more")
+    assert set(found) == {signal.getsignal(signal.SIGINT)}
+
+
+def test_lightning_logger_alone_has_one_run(tmp_path):
+    logger, saves = HooklineLogger(summary=False), lightning.callbacks.ModelCheckpoint(tmp_path / "saved")
+    trainer = trainer_with(saves, logger=logger, log_every_n_steps=1, enable_checkpointing=True)
+    trainer.fit(Regression(), loader(2))
+    first = logger.log_dir
+    trainer.test(Regression(), loader(1), verbose=False)
+    assert logger.log_dir == first
+    assert {name for _, values in rows(logger.experiment) for name in values} == {"train_loss", "test_loss", "epoch"}
+    (saved,) = events(logger.experiment, "checkpoint")
+    assert Path(saved.data["path"]).parent == tmp_path / "saved"
+
+
+def test_lightning_logger_beside_the_callback_adds_to_its_run_and_repeats_nothing():
+    class Direct(Regression):
+        def on_fit_start(self):
+            self.logger.log_metrics({"early": 1.0}, step=0)
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.logger.log_metrics({"direct": float(batch_idx)}, step=batch_idx + 1)
+
+        def on_fit_end(self):
+            self.logger.log_metrics({"late": 1.0}, step=2)
+
+    module, hooks, logger = Direct(), bridge(name="both"), HooklineLogger("both", summary=False)
+    trainer_with(hooks, logger=logger, log_every_n_steps=1).fit(module, loader(2), loader(1))
+    one, two = module.losses
+    assert rows(hooks.loop) == [
+        (1, {"loss": one, "train_loss": one}),
+        (0, {"early": 1.0}),
+        (1, {"direct": 0.0}),
+        (2, {"loss": two, "train_loss": two}),
+        (2, {"direct": 1.0}),
+        (2, {"late": 1.0}),
+    ]
+    assert len(rows(hooks.loop, "eval")) == 1
+    assert len(list(Path("runs/default").iterdir())) == 1
+    assert json.loads((hooks.loop.dir / "run.json").read_text())["config"]["learning_rate"] == 0.1
+
+
+def test_lightning_logger_takes_hyper_parameters_of_any_kind_at_any_time():
+    class Odd(Regression):
+        def on_train_epoch_end(self):
+            self.logger.log_hyperparams({"found": 2})
+
+    module, logger = Odd(), HooklineLogger(config={"mine": 1}, summary=False)
+    module.save_hyperparameters({"device": torch.device("cpu"), "shape": (2, 3)})
+    trainer_with(bridge(), logger=logger).fit(module, loader(1))
+    run = next(Path("runs/default").iterdir())
+    config = json.loads((run / "run.json").read_text())["config"]
+    assert (config["mine"], config["shape"], config["learning_rate"]) == (1, [2, 3], 0.1)
+    assert [r.data for r in hl.read(run) if isinstance(r, Event) and r.name == "hyperparameters"] == [
+        {"values": {"found": 2}}
+    ]
+
+
+def test_lightning_logger_gives_model_checkpoints_a_place(tmp_path):
+    saves = lightning.callbacks.ModelCheckpoint()
+    logger = HooklineLogger("named", summary=False)
+    trainer_with(saves, logger=logger, enable_checkpointing=True, log_every_n_steps=1).fit(Regression(), loader(1))
+    assert Path(saves.best_model_path).parent == tmp_path / "named" / "checkpoints"
+
+
+def test_lightning_logger_with_another_name_than_the_callback_says_whose_holds(caplog):
+    trainer_with(bridge(name="one"), logger=HooklineLogger("two", summary=False)).fit(Regression(), loader(1))
+    assert "the run is that of HooklineCallback" in caplog.text
+
+
+def test_lightning_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[lightning\]'"):
+        importlib.reload(framework)
+
+
+def built_in():
+    return sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_lightning_runs_every_built_in_callback(name):
+    hooks = bridge(REGISTRY.find(name)())
+    trainer_with(hooks, max_epochs=2, accumulate_grad_batches=2).fit(Regression(), loader(4), loader(1))
+    assert (hooks.loop.step, list(hooks.loop.callbacks.failures)) == (4, [])

@@ -1,0 +1,319 @@
+"""A loop written by hand in torch: what callbacks hear of it, its checkpoints and exact resume, alone and with DDP."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hookline as hl
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.loops import checkpoint
+from hookline.record.reader import last_status
+from hookline.record.records import Metrics
+from hookline.testing import RecordingCallback
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from hookline.integrations.torch import run  # noqa: E402
+
+torch.set_num_threads(1)
+SCRIPT = Path(__file__).parent / "scripts" / "ddp.py"
+
+
+def loader(count=12, *, generator=None):
+    inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    samples = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+    return DataLoader(samples, batch_size=2, shuffle=True, generator=generator)
+
+
+def parts(*, seed=3, width=8):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+
+def train(name="torch", *, callbacks=(), seed=3, until=None, data=None, epochs=2, **options):
+    """Train for some epochs of six steps; returns the run and its losses and learning rates."""
+    model, optimizer, scheduler = parts(seed=seed)
+    seen = []
+    options = {"summary": False, "strict": True} | options
+    with run(model, optimizer, scheduler, name=name, callbacks=callbacks, **options) as loop:
+        for inputs, targets in loop.steps(loader() if data is None else data, epochs=epochs):
+            loss = (model(inputs) - targets).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            seen.append((float(loss.detach()), scheduler.get_last_lr()[0]))
+            loop.log(loss=loss)
+            if loop.step + 1 == until:
+                loop.request_checkpoint()
+                loop.request_stop("for now")
+    return loop, seen
+
+
+def rows(loop, name):
+    return [(row.step, row.metrics[name]) for row in loop.history if name in row.metrics]
+
+
+def test_run_callbacks_find_model_optimizer_and_scheduler_and_hear_the_optimizer_step():
+    heard = RecordingCallback()
+
+    class Look(hl.Callback):
+        def on_before_optimizer_step(self, loop, optimizer):
+            assert optimizer is loop.optimizer
+            loop.log(largest=max(float(p.grad.abs().max()) for p in loop.model.parameters()))
+
+    loop, seen = train(callbacks=[heard, Look()], epochs=1)
+    one_step = [
+        *("on_step_start", "on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"),
+        *("on_step_end", "on_log"),
+    ]
+    assert heard.names()[2:-2] == 6 * one_step
+    assert rows(loop, "loss") == [(step, loss) for step, (loss, _) in enumerate(seen, 1)]
+    assert all(value > 0 for _, value in rows(loop, "largest"))
+    assert loop.scheduler.get_last_lr() == [seen[-1][1]]
+
+
+def test_run_that_ended_leaves_the_optimizer_as_it_was():
+    heard = RecordingCallback()
+    loop, _ = train(callbacks=[heard], epochs=1)
+    heard.clear()
+    loop.optimizer.step()
+    assert heard.names() == []
+
+
+@pytest.mark.parametrize("until", [3, 6, 9])
+def test_resume_repeats_losses_learning_rates_and_weights_exactly(until):
+    straight, whole = train("straight")
+    halved, first = train("halved", until=until)
+    torch.randn(7)
+    resumed, second = train("halved", seed=9, resume="last")
+    assert (halved.state, len(first), resumed.dir) == ("stopped", until, halved.dir)
+    assert first + second == whole
+    assert rows(resumed, "loss") == rows(straight, "loss")
+    for mine, theirs in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_resume_with_a_generator_of_the_loader_repeats_its_order():
+    def generator(seed):
+        return torch.Generator().manual_seed(seed)
+
+    _, whole = train("straight", data=loader(generator=generator(5)))
+    _, first = train("halved", until=4, data=loader(generator=generator(5)))
+    _, second = train("halved", resume="last", data=loader(generator=generator(6)))
+    assert first + second == whole
+
+
+def test_resume_over_plain_batches_skips_those_that_are_done():
+    batches = list(loader())
+    _, whole = train("straight", data=batches)
+    _, first = train("halved", until=8, data=batches)
+    _, second = train("halved", seed=9, resume="last", data=batches)
+    assert first + second == whole
+
+
+def test_resume_reads_what_save_wrote_in_addition():
+    read = []
+    options = {"save": lambda path: (path / "more.txt").write_text("more")}
+    train("more", until=2, **options)
+    train("more", resume="last", load=lambda path: read.append((path / "more.txt").read_text()), **options)
+    assert read == ["more"]
+
+
+def test_resume_with_another_model_or_optimizer_is_refused_and_changes_nothing():
+    stopped, _ = train(until=2)
+    (saved,) = (row.path for row in stopped.checkpoints)
+    wide, optimizer, scheduler = parts(width=9)
+    before = [parameter.clone() for parameter in wide.parameters()]
+    with pytest.raises(CheckpointError, match="is one of another model"), run(wide, optimizer, scheduler, resume=saved):
+        pass
+    model, optimizer, _ = parts()
+    told = "it has optimizer AdamW, scheduler StepLR, and here are optimizer AdamW"
+    with pytest.raises(CheckpointError, match=told), run(model, optimizer, resume=saved):
+        pass
+    assert all(torch.equal(mine, old) for mine, old in zip(wide.parameters(), before, strict=True))
+
+
+def test_checkpoint_holds_what_hookline_can_read_without_code():
+    stopped, _ = train(until=2)
+    (saved,) = (row.path for row in stopped.checkpoints)
+    assert checkpoint.damage_of(saved) is None
+    assert {"model.pt", "optimizer.pt", "random-rank0.pt"} <= {path.name for path in saved.iterdir()}
+    assert set(torch.load(saved / "model.pt", weights_only=True)) == set(stopped.model.state_dict())
+
+
+def accumulate(name, *, callbacks=(), seed=3, until=None, count=12, every=2, **options):
+    """Two epochs of ``count / 2`` batches, of which so many make a step, across epochs."""
+    model, optimizer, _ = parts(seed=seed)
+    losses = []
+    options = {"summary": False, "strict": True, "accumulation": every} | options
+    with run(model, optimizer, name=name, callbacks=callbacks, **options) as loop:
+        for inputs, targets in loop.steps(loader(count), epochs=2):
+            loss = (model(inputs) - targets).square().mean() / every
+            loss.backward()
+            losses.append(float(loss.detach()))
+            loop.log(loss=loss)
+            if len(losses) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if len(losses) == until:
+                loop.request_checkpoint()
+                loop.request_stop("for now")
+    return loop, losses
+
+
+def test_accumulation_makes_a_step_of_the_batches_up_to_the_update():
+    heard = RecordingCallback()
+    loop, losses = accumulate("steps", callbacks=[heard])
+    assert (loop.step, loop.num_steps) == (6, 6)
+    two = ["on_train_batch_start", "on_train_batch_end", "on_train_batch_start", "on_before_optimizer_step"]
+    step = ["on_step_start", *two, "on_train_batch_end", "on_step_end", "on_log"]
+    assert heard.names()[2:-2] == [*(3 * step), "on_train_epoch_end", "on_train_epoch_start", *(3 * step)]
+    assert rows(loop, "loss") == [(step, losses[2 * step - 1]) for step in range(1, 7)]
+
+
+def test_accumulation_stop_and_checkpoint_wait_for_the_update_and_the_resume_is_exact():
+    straight, whole = accumulate("straight")
+    halved, first = accumulate("halved", until=3)
+    assert (len(first), halved.step, [row.step for row in halved.checkpoints]) == (4, 2, [2])
+    resumed, second = accumulate("halved", seed=9, resume="last")
+    assert first + second == whole
+    assert rows(resumed, "loss") == rows(straight, "loss")
+
+
+def test_accumulation_batches_without_an_update_are_done_again_after_a_checkpoint():
+    class SaveInTheMiddle(hl.Callback):
+        def on_train_batch_end(self, loop, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                row = loop.save_checkpoint()
+                assert (row.step, loop.step) == (1, 1)
+                loop.request_stop("killed here")
+
+    stopped, first = accumulate("middle", callbacks=[SaveInTheMiddle()])
+    again, second = accumulate("middle", seed=9, resume=stopped.checkpoints[0].path)
+    assert again.step == 6
+    assert len(second) == 10  # the third batch is done again
+    assert (len(first), len(rows(again, "loss"))) == (4, 6)
+
+
+def test_accumulation_last_batches_that_no_update_comes_of_are_recorded_and_no_step():
+    loop, losses = accumulate("rest", count=10, every=4)
+    assert (loop.step, len(losses), loop.state) == (2, 10, "completed")
+    assert rows(loop, "loss") == [(1, losses[3]), (2, losses[7]), (3, losses[9])]
+
+
+def test_run_whose_critical_callback_fails_at_the_optimizer_is_recorded_as_failed():
+    class Fail(hl.Callback):
+        critical = True
+
+        def on_before_optimizer_step(self, loop, optimizer):
+            raise ValueError("exploded")
+
+    with pytest.raises(ValueError, match="exploded"):
+        train("failing", callbacks=[Fail()])
+    (directory,) = Path("runs/default").iterdir()
+    last = last_status(directory)
+    assert (last.status, last.message) == ("failed", "ValueError: exploded")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": 3}, "model=3: give a torch.nn.Module"),
+        ({"optimizer": None}, "optimizer=None: give a torch.optim.Optimizer"),
+        ({"scheduler": 0.5}, "scheduler=0.5: give one with state_dict"),
+        ({"scaler": "fp16"}, "scaler='fp16': give one with state_dict"),
+        ({"accumulation": 0}, "accumulation=0: give how many batches"),
+    ],
+)
+def test_run_with_something_else_for_a_part_is_refused(given, told):
+    model, optimizer, scheduler = parts()
+    with pytest.raises(OptionError, match=told):
+        run(**{"model": model, "optimizer": optimizer, "scheduler": scheduler} | given)
+
+
+def test_scaler_is_part_of_the_checkpoint():
+    def with_scaler(scale, **options):
+        model, optimizer, _ = parts()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+        with run(model, optimizer, name="scaled", scaler=scaler, summary=False, strict=True, **options) as loop:
+            for inputs, targets in loop.steps(loader(), total=4):
+                scaler.scale((model(inputs) - targets).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                if loop.step == 3:
+                    loop.request_checkpoint()
+        return scaler.get_scale()
+
+    assert with_scaler(4.0) == 16.0
+    assert with_scaler(2.0, resume="last") == 16.0
+
+
+def test_compiled_model_is_the_loops_model_without_its_wrapper():
+    model, optimizer, _ = parts()
+    assert run(torch.compile(model, backend="eager"), optimizer).model is model
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What two processes with DDP found."""
+    root = tmp_path_factory.mktemp("ddp")
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(root)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    return [json.loads((root / f"found-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ddp_two_processes_make_one_record_with_reduced_metrics(together):
+    zero, one = together
+    assert (zero["ranks"], one["ranks"]) == ([0, 2], [1, 2])
+    assert zero["directories"] == one["directories"]
+    assert zero["moments"] == one["moments"]
+    recorded = [row for row in hl.read(zero["directories"][0]) if isinstance(row, Metrics)]
+    means = [row.values["mean"] for row in recorded if "mean" in row.values]
+    losses = zip(zero["losses"][0], one["losses"][0], strict=True)
+    assert means == pytest.approx([sum(both) / 2 for both in losses])
+    own = [row.values["rank1/loss"] for row in recorded if "rank1/loss" in row.values]
+    assert own == one["losses"][0]
+
+
+def test_ddp_stop_and_checkpoint_asked_for_on_rank_one_are_of_both_at_the_same_step(together):
+    zero, one = together
+    assert zero["stopped"] == [3, "stopped", "one has enough (asked by rank 1)"]
+    assert one["stopped"] == [3, "stopped", "one has enough"]
+    assert zero["saved"] == one["saved"]
+    ((step, path),) = zero["saved"]
+    assert (step, checkpoint.damage_of(Path(path))) == (3, None)
+    assert sorted(file.name for file in Path(path).glob("random-*")) == ["random-rank0.pt", "random-rank1.pt"]
+
+
+def test_ddp_resume_repeats_the_losses_of_both_ranks_exactly(together):
+    for rank in together:
+        straight, halved = rank["losses"]
+        assert halved == straight
+        assert rank["weights"][0] == rank["weights"][1]
+    assert together[0]["weights"] == together[1]["weights"]
+    assert together[0]["losses"] != together[1]["losses"]

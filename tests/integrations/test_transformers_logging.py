@@ -1,0 +1,228 @@
+"""Seed 004's `EnhancedLoggingCallback` and `OptimizedLoggingCallback`, on a real GRPOTrainer with a tiny model."""
+
+import csv
+import logging
+import threading
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+pytest.importorskip("trl")
+
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+import hookline as hl
+import hookline.logging as hookline_logging
+from hookline import rewards
+from hookline.core.errors import OptionError
+from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback, attach
+from hookline.logging import topics
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.record.records import Metrics, Sample
+
+TOKENIZER = character_tokenizer()
+
+
+def correctness_reward_func(prompts, completions, answer, **columns):
+    """Wrong answers cost something, so that the mean is no count."""
+    return [2.0 if right in text else -0.5 for right, text in zip(answer, completions, strict=True)]
+
+
+def anti_repetition_reward_func(completions, **columns):
+    return [len(set(text)) / max(1, len(text)) for text in completions]
+
+
+def grpo(torch, tmp_path, callback, functions, **settings):
+    torch.manual_seed(0)
+    data = Dataset.from_list([{"prompt": f"{i}+1=", "answer": str(i + 1)[0]} for i in range(8)])
+    settings = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "max_steps": 6,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "bf16": False,
+        **settings,
+    }
+    return GRPOTrainer(
+        tiny_causal_lm(TOKENIZER, hidden_size=16, heads=2),
+        args=GRPOConfig(str(tmp_path / "out"), **settings),
+        reward_funcs=functions,
+        train_dataset=data,
+        eval_dataset=data.select(range(2)),
+        processing_class=TOKENIZER,
+        callbacks=[callback],
+    )
+
+
+FUNCTIONS = [correctness_reward_func, anti_repetition_reward_func]
+
+
+@pytest.fixture
+def run():
+    """A run that the topics of logging are recorded to."""
+    with hl.run("grpo", summary=False) as run:
+        hookline_logging.initialize(run=run)
+        try:
+            yield run
+        finally:
+            hookline_logging.shutdown()
+
+
+def records(run):
+    run.recorder.flush()
+    found = list(hl.read(run.dir))
+    rows = [(r.step, r.values) for r in found if isinstance(r, Metrics)]
+    return rows, [r for r in found if isinstance(r, Sample)]
+
+
+def named(rows, name):
+    return [(step, values[name]) for step, values in rows if name in values]
+
+
+def test_enhanced_logging_counts_right_answers_one_by_one(torch, tmp_path, run):
+    callback = EnhancedLoggingCallback()
+    trainer = grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS))
+    trainer.train()
+    rows, samples = records(run)
+    right = [sum(s.expected in s.completion for s in samples if s.step <= step) for step in range(1, 7)]
+    assert (callback.log_counter, callback.total_answers, callback.correct_answers) == (6, 24, right[-1])
+    assert right[-1] > 0
+    assert named(rows, "correct_answers") == [*zip(range(1, 7), right, strict=True), (6, right[-1])]
+    assert named(rows, "accuracy") == [(at, 100 * count / (4 * at)) for at, count in enumerate(right, 1)]
+    assert named(rows, "progress_percent") == [(at, pytest.approx(100 * at / 6)) for at in range(1, 7)]
+    assert named(rows, "final_accuracy") == [(6, 100 * right[-1] / 24)]
+    assert named(rows, "training_complete") == [(6, True)]
+
+
+def test_enhanced_logging_logs_outputs_rewards_and_generations(torch, tmp_path, run):
+    trainer = grpo(torch, tmp_path, EnhancedLoggingCallback(), rewards.wrap(FUNCTIONS))
+    trainer.train()
+    rows, samples = records(run)
+    assert [sample.step for sample in samples] == [step for step in range(1, 7) for _ in range(4)]
+    assert all(sample.rewards.keys() == {f.__name__ for f in FUNCTIONS} for sample in samples)
+    means = named(rows, "rewards/correctness_reward_func/mean")
+    logged = [log["rewards/correctness_reward_func/mean"] for log in trainer.state.log_history if "loss" in log]
+    assert means == [(step, pytest.approx(value)) for step, value in enumerate(logged, 1)]
+    assert [step for step, _ in named(rows, "generation/count")] == [5]
+    assert [step for step, _ in named(rows, "loss")] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, values in rows if any(name.startswith("memory/") for name in values)] == [0]
+
+
+def test_enhanced_logging_keeps_evaluations_apart(torch, tmp_path, run):
+    callback = EnhancedLoggingCallback()
+    trainer = grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=2, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    rows, samples = records(run)
+    assert (callback.total_answers, len(samples)) == (8, 24)
+    assert named(rows, "eval_total_answers") == [(1, 8), (2, 8)]
+    assert [step for step, _ in named(rows, "eval_accuracy")] == [1, 2]
+
+
+def test_enhanced_logging_takes_functions_that_were_decorated_one_by_one(torch, tmp_path, run):
+    callback = EnhancedLoggingCallback(correctness="right")
+    functions = [rewards.logged("right")(correctness_reward_func), rewards.logged(anti_repetition_reward_func)]
+    grpo(torch, tmp_path, callback, functions, max_steps=2).train()
+    _, samples = records(run)
+    assert (callback.total_answers, len(samples)) == (8, 8)
+    assert all(len(sample.rewards) == 2 for sample in samples)
+
+
+def test_enhanced_logging_hands_samples_on_to_where_they_went_before(torch, tmp_path):
+    with hl.run("other", summary=False) as other, rewards.record_to(other):
+        grpo(torch, tmp_path, EnhancedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1).train()
+    assert len([r for r in hl.read(other.dir) if isinstance(r, Sample)]) == 4
+
+
+def test_enhanced_logging_without_wrapped_functions_says_what_to_do(torch, tmp_path, caplog):
+    grpo(torch, tmp_path, EnhancedLoggingCallback(), [correctness_reward_func], max_steps=1).train()
+    assert "reward_funcs=hookline.rewards.wrap" in caplog.text
+
+
+def test_enhanced_logging_beside_attached_hookline_counts_once(torch, tmp_path, run):
+    callback = EnhancedLoggingCallback()
+    trainer = grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=2)
+    hosted = attach(trainer, name="hosted", summary=False).loop
+    trainer.train()
+    assert callback.total_answers == 8
+    assert len([r for r in hl.read(hosted.dir) if isinstance(r, Sample)]) == 8
+
+
+def test_enhanced_logging_writes_the_csv_of_a_configuration(torch, tmp_path):
+    columns = ["timestamp", "question", "answer", "llm_reasoning", "llm_answer"]
+    handler = {"class": "logging.custom.CSVHandler", "filename": str(tmp_path / "outputs.csv"), "columns": columns}
+    loggers = {"logging.model": {"level": "INFO", "handlers": ["csv"], "propagate": False}}
+    hookline_logging.initialize({"version": 1, "loggers": loggers, "handlers": {"csv": handler}})
+    try:
+        grpo(torch, tmp_path, OptimizedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=2).train()
+    finally:
+        hookline_logging.shutdown()
+    with (tmp_path / "outputs.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 8
+    assert all(line["question"].endswith("+1=") and line["answer"] for line in lines)
+
+
+def test_optimized_logging_logs_at_a_lower_rate_and_loses_no_output(torch, tmp_path, run):
+    callback = OptimizedLoggingCallback()
+    trainer = grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS))
+    trainer.train()
+    rows, samples = records(run)
+    assert [step for step, _ in named(rows, "progress_percent")] == [5, 6]
+    assert (len(samples), callback.total_answers, named(rows, "generation/count")) == (24, 24, [])
+    assert named(rows, "final_accuracy") == [(6, callback.accuracy)]
+
+
+def test_optimized_logging_works_off_the_training_thread(torch, tmp_path, run):
+    threads = set()
+
+    class Watch(logging.Handler):
+        def emit(self, record):
+            threads.add(threading.current_thread().name.partition("_")[0])
+
+    model = topics.get_model_logger()
+    watch, level = Watch(), model.level
+    model.addHandler(watch)
+    model.setLevel(logging.INFO)
+    try:
+        grpo(torch, tmp_path, OptimizedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=2).train()
+    finally:
+        model.removeHandler(watch)
+        model.setLevel(level)
+    assert threads == {"hookline-logging"}
+    assert not any(thread.name.startswith("hookline-logging") for thread in threading.enumerate())
+
+
+def test_optimized_logging_goes_on_counting_in_a_resumed_training(torch, tmp_path):
+    kept = tmp_path / "counts"
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    first = OptimizedLoggingCallback(kept)
+    grpo(torch, tmp_path, first, rewards.wrap(FUNCTIONS), max_steps=3, **saving).train()
+    again = OptimizedLoggingCallback(str(kept))
+    trainer = grpo(torch, tmp_path, again, rewards.wrap(FUNCTIONS), max_steps=4, **saving)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert (first.total_answers, again.total_answers) == (12, 16)
+
+
+def test_logging_callback_that_cannot_log_says_so_and_training_goes_on(torch, tmp_path, monkeypatch, caplog):
+    from hookline.integrations.transformers import logging_callbacks
+
+    monkeypatch.setattr(logging_callbacks, "log_model_output", lambda *args, **kwargs: 1 / 0)
+    trainer = grpo(torch, tmp_path, EnhancedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert "EnhancedLoggingCallback could not log" in caplog.text
+
+
+@pytest.mark.parametrize("correctness", ["", 3])
+def test_logging_callback_with_a_wrong_name_for_correctness_is_an_error(correctness):
+    with pytest.raises(OptionError, match="correctness="):
+        EnhancedLoggingCallback(correctness=correctness)
