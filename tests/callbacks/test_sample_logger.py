@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 import hookline as hl
+from hookline import rl
 from hookline.callbacks import SampleLogger
 from hookline.record.reader import read
 from hookline.record.records import Sample
@@ -20,6 +21,16 @@ class Rollout:
 class Answer:
     def __init__(self, prompt, completion):
         self.prompt, self.completion, self._cache = prompt, completion, None
+
+
+def test_sample_logger_records_rollouts_of_a_worker_by_what_is_in_them():
+    rollout = rl.Rollout(rl.Task("1+1=", "2"), rl.Completion("3"), {"right": 0.0}, lesson="sums")
+    (sample,) = rolled_out(SampleLogger(), [rollout])
+    told = {name: sample[name] for name in ("prompt", "completion", "expected", "rewards", "lesson", "group")}
+    assert told == {
+        "prompt": "1+1=", "completion": "3", "expected": "2", "rewards": {"right": 0.0}, "lesson": "sums",
+        "group": rollout.task.id,
+    }  # fmt: skip
 
 
 def rolled_out(callback, rollouts, steps=1):

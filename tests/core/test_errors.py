@@ -17,6 +17,7 @@ FAMILY = {
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
     "NonFiniteError": ArithmeticError,
+    "NotOfferedError": AttributeError,
     "MissingExtraError": ImportError,
     "RefusedError": PermissionError,
 }

@@ -13,8 +13,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import pytest
 
 from hookline.core.collection import CallbackCollection
-from hookline.core.errors import HooklineError, MomentError, OptionError
-from hookline.integrations.foreign import NotOfferedError, wrap
+from hookline.core.errors import HooklineError, MomentError, NotOfferedError, OptionError
+from hookline.integrations.foreign import wrap
 from hookline.testing import FakeLoop, RecordingCallback, check_callback
 
 with warnings.catch_warnings():

@@ -9,7 +9,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import pytest
 
 import hookline as hl
-from hookline.integrations.foreign import NotOfferedError, wrap
+from hookline.core.errors import NotOfferedError
+from hookline.integrations.foreign import wrap
 from hookline.loops.trainer_config import CheckpointRules
 
 np = pytest.importorskip("numpy")

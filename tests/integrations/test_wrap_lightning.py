@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
-from hookline.integrations.foreign import NotOfferedError, wrap
+from hookline.core.errors import NotOfferedError
+from hookline.integrations.foreign import wrap
 from hookline.loops.trainer_config import CheckpointRules
 from hookline.testing import FakeLoop
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
-from hookline.integrations.foreign import NotOfferedError, wrap
+from hookline.core.errors import NotOfferedError, OptionError
+from hookline.integrations.foreign import wrap
 from hookline.loops.trainer_config import CheckpointRules
 
 torch = pytest.importorskip("torch")

@@ -107,6 +107,9 @@ def samples_in(*given: Any) -> list[Row]:
 def _fields_of(sample: Any) -> Row:
     if isinstance(sample, Mapping):
         return sample
+    if hasattr(sample, "as_sample"):  # a rollout knows what of it is recorded
+        row: Row = sample.as_sample()
+        return row
     if is_dataclass(sample):
         return {field.name: getattr(sample, field.name) for field in fields(sample)}
     return {name: value for name, value in getattr(sample, "__dict__", {}).items() if not name.startswith("_")}

@@ -10,6 +10,7 @@
     ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
     ├── NonFiniteError     (ArithmeticError)  a loss that is NaN or infinite
     ├── MissingExtraError  (ImportError)  an optional dependency that is not installed
+    ├── NotOfferedError    (AttributeError)   what a foreign callback asks for and a loop does not have
     └── RefusedError       (PermissionError)  a destination that takes nothing the way it is set up
 
 Each also inherits the built-in type that it resembles, so ``except ValueError`` keeps working.
@@ -61,6 +62,10 @@ class MissingExtraError(HooklineError, ImportError):
     def __init__(self, what: str, extra: str | None = None) -> None:
         install = f" needs a package that is not installed. Install it with: pip install 'hookline[{extra}]'"
         super().__init__(what + install if extra else what)
+
+
+class NotOfferedError(HooklineError, AttributeError):
+    """A foreign callback asks for something that a hookline loop does not have."""
 
 
 class RefusedError(HooklineError, PermissionError):

@@ -21,10 +21,10 @@ WRITER_PRIORITY = -100
 def snake_case(name: str) -> str:
     """A class's name as a subscriber's name.
 
-    >>> snake_case("NaNGuard"), snake_case("HTTPStatusHook")
-    ('nan_guard', 'http_status_hook')
+    >>> snake_case("NaNGuard"), snake_case("TerminateOnNaN"), snake_case("HTTPStatusHook")
+    ('nan_guard', 'terminate_on_nan', 'http_status_hook')
     """
-    joined = re.sub(r"^NaN", "Nan", name)
+    joined = name.replace("NaN", "Nan")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", joined).lower().strip("_")
 
 

@@ -13,15 +13,13 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 Release = tuple[int, ...]
 
 
-def require(
-    package: str, versions: str, *, extra: str | None, what: str = "hookline", alternative: str | None = None
-) -> None:
+def require(package: str, versions: str, *, extra: str, what: str = "hookline", alternative: str | None = None) -> None:
     """Check that a package is installed, and of a version that is supported.
 
     Args:
         package: What it is imported as.
         versions: Those that are supported, such as ``">=2.4"`` or ``">=2.4,<4"``.
-        extra: The extra of hookline that brings it; None where none does.
+        extra: The extra of hookline that brings it.
         what: What needs it.
         alternative: Another package that does as well.
 
@@ -30,17 +28,12 @@ def require(
     """
     found = next((each for each in (package, alternative) if each is not None and _is_there(each)), None)
     if found is None:
-        if extra is not None:
-            raise MissingExtraError(what, extra)
-        raise MissingExtraError(
-            f"{what} needs {package}, which is not installed. Install it with: pip install {package}"
-        )
+        raise MissingExtraError(what, extra)
     installed = _version(found)
     if installed is not None and not _fits(installed, versions):
-        command = f"'hookline[{extra}]'" if extra is not None else f"'{package}{versions}'"
         raise MissingExtraError(
             f"{what} works with {found}{versions}, and {installed} is installed. "
-            f"Install one that is supported with: pip install -U {command}"
+            f"Install one that is supported with: pip install -U 'hookline[{extra}]'"
         )
 
 

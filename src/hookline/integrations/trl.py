@@ -198,20 +198,8 @@ class Generations:
 def sample(rollout: Rollout, step: int, axis: str) -> dict[str, Any]:
     """A rollout as it is recorded."""
     reasoning, answer = extract_reasoning_and_answer(rollout.completion.text)
-    row = {
-        "step": step,
-        "axis": axis,
-        "group": rollout.task.id,
-        "prompt": rollout.task.prompt,
-        "completion": rollout.completion.text,
-        "expected": rollout.task.expected,
-        "reasoning": reasoning,
-        "answer": answer,
-        "rewards": rollout.rewards,
-        "total": rollout.total,
-        "advantage": rollout.advantage,
-    }
-    return {name: value for name, value in row.items() if value is not None}
+    found = {"reasoning": reasoning, "answer": answer}
+    return {"step": step, "axis": axis, **rollout.as_sample(), **{k: v for k, v in found.items() if v is not None}}
 
 
 def _noted_by_trl(

@@ -7,7 +7,6 @@ same state, so that they draw one order and share it out, and each goes on with 
 """
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from hookline.loops.backend import Backend
 from hookline.loops.batches import Batches
 from hookline.loops.checkpoint import read_tensors
 from hookline.loops.optimizers import follow_schedule
+from hookline.loops.tensor_file import write_tensors
 
 MODEL_FILE = "model.pt"
 OPTIMIZER_FILE = "optimizer.pt"
-FULL_BYTES = 64 << 10
-"""Below so much free space a write that failed did so for want of it, whatever torch says."""
 
 
 class TrainingState:
@@ -97,13 +95,13 @@ class TrainingState:
         model, optimizer = self._backend.model_state(), self._backend.optimizer_state()
         if self._rank == 0:
             schedule = None if self._scheduler is None else self._scheduler.state_dict()
-            _write(model, directory / MODEL_FILE)
-            _write(_plain({**optimizer, "scheduler": schedule, "kinds": self._kinds()}), directory / OPTIMIZER_FILE)
+            write_tensors(model, directory / MODEL_FILE)
+            write_tensors({**optimizer, "scheduler": schedule, "kinds": self._kinds()}, directory / OPTIMIZER_FILE)
         now = self._states() if self._to_restore is None else self._to_restore
         order = [] if self._validation is None else self._validation.state()
         states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order}
         states["place"] = self._batches.place()
-        _write(states, directory / _rng_file(self._rank))
+        write_tensors(states, directory / _rng_file(self._rank))
 
     def load(self, directory: Path) -> None:
         """Read everything, see whether it fits, and only then take it up."""
@@ -171,25 +169,6 @@ def _require_weights(directory: Path, weights: dict[str, Any], model: torch.nn.M
     if wrong:
         shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise CheckpointError(f"The checkpoint {directory} is one of another model: {shown}. Nothing was changed.")
-
-
-def _write(values: dict[str, Any], path: Path) -> None:
-    try:
-        with path.open("wb") as file:  # which torch, given a path, would leave open when the disk is full
-            torch.save(values, file)
-    except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
-        free = shutil.disk_usage(path.parent).free
-        full = f"No space left on device ({free:,} bytes are free)" if free < FULL_BYTES else ""
-        raise CheckpointError(f"{path} cannot be written: {full or str(error).partition(chr(10))[0]}") from error
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of NumPy, such as a learning rate that was computed with it, as Python's: only those are read back."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
 
 
 def _rng_file(rank: int) -> str:

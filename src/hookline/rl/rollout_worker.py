@@ -342,7 +342,7 @@ class RolloutWorker(Session):
 
     def _record_samples(self, rollouts: list[Rollout], axis: str | None = None) -> None:
         shown = rollouts if self.rollout.samples is None else rollouts[: self.rollout.samples]
-        rows = [_sample(each, self.step) for each in shown]
+        rows = [{"step": self.step, **each.as_sample()} for each in shown]
         if self.recorder is not None:
             self.recorder.samples(rows, self.step, axis or self.axis)
         else:
@@ -444,17 +444,3 @@ def _checked_policy(policy: Any) -> Policy:
 
 def _same(told: Any, value: Any) -> bool:
     return told is value or (isinstance(value, str | int | float) and type(told) is type(value) and told == value)
-
-
-def _sample(rollout: Rollout, step: int) -> dict[str, Any]:
-    return {
-        "step": step,
-        "prompt": rollout.task.prompt,
-        "completion": rollout.completion.text,
-        "expected": rollout.task.expected,
-        "rewards": rollout.rewards,
-        "total": rollout.total,
-        "advantage": rollout.advantage,
-        "group": rollout.task.id,
-        "lesson": rollout.lesson,
-    }

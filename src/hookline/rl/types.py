@@ -99,3 +99,17 @@ class Rollout:
     advantage: float | None = None
     lesson: str | None = None
     version: int = 0
+
+    def as_sample(self) -> dict[str, Any]:
+        """It as a sample of the record; what it does not have is left out."""
+        fields = {
+            "group": self.task.id,
+            "prompt": self.task.prompt,
+            "completion": self.completion.text,
+            "expected": self.task.expected,
+            "rewards": self.rewards,
+            "total": self.total,
+            "advantage": self.advantage,
+            "lesson": self.lesson,
+        }
+        return {name: value for name, value in fields.items() if value is not None}

@@ -37,7 +37,7 @@ class ForeignCallback(Callback):
     def __init__(self, foreign: Any, base: type) -> None:
         self.foreign = foreign
         self.event = ""
-        self._default_name = snake_case(type(foreign).__name__.replace("NaN", "Nan"))
+        self._default_name = snake_case(type(foreign).__name__)
         self._methods = frozenset(name for name in self._events(base) if self._has(base, name))
         self._loop: Any = None
         for moment, methods in self.told.items():

@@ -8,17 +8,13 @@ names the framework, the callback, the event and the attribute, and says what th
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from hookline.core.errors import HooklineError, closest
+from hookline.core.errors import NotOfferedError, closest
 
 if TYPE_CHECKING:
     from hookline.integrations.foreign.bridge import ForeignCallback
 
 
 _NOT_THERE = "a hookline loop does not have that"
-
-
-class NotOfferedError(HooklineError, AttributeError):
-    """A foreign callback asks for something that a hookline loop does not have."""
 
 
 class StandIn:

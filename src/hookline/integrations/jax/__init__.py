@@ -14,7 +14,7 @@
 
 from hookline.integrations.requirement import require
 
-require("jax", ">=0.4.30", extra=None, what=__name__)
+require("jax", ">=0.4.30", extra="jax", what=__name__)
 
 from hookline.integrations.jax.jax_run import JaxRun, run
 

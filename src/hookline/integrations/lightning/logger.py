@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from hookline.integrations.host_loop import HostLoop
 from hookline.integrations.lightning.framework import FRAMEWORK
-from hookline.integrations.lightning.logger_run import LoggerRun
+from hookline.integrations.told_run import ToldRun
 
 logger = logging.getLogger("hookline")
 
@@ -49,7 +49,7 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
         summary: bool = True,
     ) -> None:
         super().__init__()
-        self._own = LoggerRun(name, project=project, root=root, sinks=sinks, config=config, summary=summary)
+        self._own = ToldRun(name, project=project, root=root, sinks=sinks, config=config, summary=summary)
         self._companion: Companion | None = None
         self._state: dict[str, Any] | None = None
         self._early: list[tuple[dict[str, Any], int | None]] = []  # what came while the callback's run was not open

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.errors import MissingExtraError
 from hookline.integrations.requirement import require
 
-require("ray", ">=2.40", extra="ray", what=__name__)
+require("ray", ">=2.43", extra="ray", what=__name__)
 
 if TYPE_CHECKING:
     from hookline.integrations.ray.train_callback import HooklineTrainCallback

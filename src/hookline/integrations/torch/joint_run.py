@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from hookline.core.state import ManifestRow
 from hookline.integrations.replay import Replay
-from hookline.integrations.torch import tensor_file
 from hookline.loops import checkpoint
+from hookline.loops.checkpoint import read_tensors
 from hookline.loops.run import Run
+from hookline.loops.tensor_file import write_tensors
 
 B = TypeVar("B")
 
@@ -105,11 +106,11 @@ class JointRun(Run):
     def _save_files(self, directory: Path) -> None:
         if self.rank == 0:
             super()._save_files(directory)
-        tensor_file.write(self._replay.state(), directory / _random_file(self.rank))
+        write_tensors(self._replay.state(), directory / _random_file(self.rank))
 
     def _load_files(self, directory: Path) -> None:
         own, first = (directory / _random_file(rank) for rank in (self.rank, 0))
-        self._replay.load_state(tensor_file.read(own if own.exists() else first))
+        self._replay.load_state(read_tensors(own if own.exists() else first))
         super()._load_files(directory)
 
     def _state(self, step: int) -> dict[str, Any]:

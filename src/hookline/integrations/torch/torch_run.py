@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from hookline.core.errors import CheckpointError, OptionError
-from hookline.integrations.torch import tensor_file
 from hookline.integrations.torch.joint_run import JointRun
 from hookline.integrations.torch.loader_replay import LoaderReplay
+from hookline.loops.checkpoint import read_tensors
+from hookline.loops.tensor_file import write_tensors
 from hookline.loops.training_state import MODEL_FILE, OPTIMIZER_FILE, load_weights
 
 
@@ -75,12 +76,12 @@ class TorchRun(JointRun):
     def _save_files(self, directory: Path) -> None:
         if self.rank == 0:
             states = {name: part.state_dict() for name, part in self._parts().items()}
-            tensor_file.write(self.model.state_dict(), directory / MODEL_FILE)
-            tensor_file.write(states | {"kinds": self._kinds()}, directory / OPTIMIZER_FILE)
+            write_tensors(self.model.state_dict(), directory / MODEL_FILE)
+            write_tensors(states | {"kinds": self._kinds()}, directory / OPTIMIZER_FILE)
         super()._save_files(directory)
 
     def _load_files(self, directory: Path) -> None:
-        states = tensor_file.read(directory / OPTIMIZER_FILE)
+        states = read_tensors(directory / OPTIMIZER_FILE)
         self._require_fitting(directory, states)
         load_weights(self.model, directory)
         for name, part in self._parts().items():

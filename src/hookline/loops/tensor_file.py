@@ -1,16 +1,19 @@
 """A file of a checkpoint that holds tensors and plain values, and is read back without running any code."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hookline.core.errors import CheckpointError
-from hookline.loops.checkpoint import read_tensors
+
+FULL_BYTES = 64 << 10
+"""Below so much free space a write that failed did so for want of it, whatever torch says."""
 
 
-def write(values: dict[str, Any], path: Path) -> None:
-    """Write values.
+def write_tensors(values: dict[str, Any], path: Path) -> None:
+    """Write values, for `read_tensors` to read.
 
     Raises:
         CheckpointError: They cannot be written.
@@ -19,19 +22,9 @@ def write(values: dict[str, Any], path: Path) -> None:
         with path.open("wb") as file:  # which torch, given a path, would leave open when the disk is full
             torch.save(_plain(values), file)
     except (OSError, RuntimeError) as error:  # torch's own writer says it in its own way
-        raise CheckpointError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
-
-
-def read(path: Path) -> dict[str, Any]:
-    """What was written, on the CPU.
-
-    Raises:
-        CheckpointError: It is missing, or cannot be read.
-    """
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing: that checkpoint was saved by another kind of run.")
-    values: dict[str, Any] = read_tensors(path)
-    return values
+        free = shutil.disk_usage(path.parent).free
+        full = f"No space left on device ({free:,} bytes are free)" if free < FULL_BYTES else ""
+        raise CheckpointError(f"{path} cannot be written: {full or str(error).partition(chr(10))[0]}") from error
 
 
 def _plain(value: Any) -> Any:
