@@ -146,6 +146,17 @@ def test_ema_state_of_another_model_is_refused_by_name(torch):
         loop.callbacks.on_train_start(loop)
 
 
+def test_ema_of_a_model_whose_parameters_were_renamed_goes_by_their_order(torch, caplog):
+    ema, other = EMA(), EMA()
+    trained(torch, ema, [1.0])
+    other.load_state_dict(ema.state_dict())
+    renamed = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
+    loop = FakeLoop(model=renamed, callbacks=[other])
+    loop.callbacks.on_train_start(loop)
+    assert list(other.averages) == ["0.weight"]
+    assert "their order counts" in caplog.text
+
+
 def test_ema_without_a_model_says_what_to_set(caplog):
     loop = FakeLoop(callbacks=[EMA()])
     loop.callbacks.on_train_start(loop)

@@ -416,10 +416,3 @@ def test_keras_that_is_not_installed_says_how_to_install_it(monkeypatch):
 
 def built_in():
     return sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
-
-
-@pytest.mark.parametrize("name", built_in())
-def test_keras_runs_every_built_in_callback(name):
-    hooks = bridge(REGISTRY.find(name)())
-    fit(regression(), hooks, batches=2, epochs=2, validation_data=data(1))
-    assert (hooks.loop.step, list(hooks.loop.callbacks.failures)) == (4, [])

@@ -682,10 +682,3 @@ def test_lightning_that_is_not_installed_says_how_to_install_it(monkeypatch):
 
 def built_in():
     return sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
-
-
-@pytest.mark.parametrize("name", built_in())
-def test_lightning_runs_every_built_in_callback(name):
-    hooks = bridge(REGISTRY.find(name)())
-    trainer_with(hooks, max_epochs=2, accumulate_grad_batches=2).fit(Regression(), loader(4), loader(1))
-    assert (hooks.loop.step, list(hooks.loop.callbacks.failures)) == (4, [])

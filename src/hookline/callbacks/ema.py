@@ -131,11 +131,19 @@ class EMA(Callback):
 
     def _place(self) -> None:
         """Bring averages that were loaded to where the model's parameters are."""
+        self._rename()
         wrong = sorted(self.averages.keys() ^ self._parameters.keys())
         wrong += [n for n, a in self.averages.items() if n not in wrong and a.shape != self._parameters[n].shape]
         if wrong:
             raise OptionError(f"ema: the averages are those of another model: {wrong[0]!r} does not fit this one.")
         self.averages = {name: a.to(self._parameters[name].device) for name, a in self.averages.items()}
+
+    def _rename(self) -> None:
+        """Follow a framework that calls the parameters of a loaded model by other names: by their order."""
+        shapes = [parameter.shape for parameter in self._parameters.values()]
+        if self.averages.keys() != self._parameters.keys() and shapes == [a.shape for a in self.averages.values()]:
+            logger.warning("ema: the parameters have other names than when they were averaged; their order counts.")
+            self.averages = dict(zip(self._parameters, self.averages.values(), strict=True))
 
     def _put_in(self) -> list[Any]:
         """Copy the averages into the model, and return what was there."""

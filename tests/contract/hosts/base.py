@@ -1,0 +1,34 @@
+"""What the contract suites need to know of a host: how it trains the one small model with callbacks of hookline."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+EPOCHS, BATCHES = 2, 4
+STEPS = EPOCHS * BATCHES
+"""Every host trains this long, validates at the end of each epoch, and saves nothing by itself."""
+
+
+class Host(ABC):
+    """One trainer, made afresh below a directory for each training.
+
+    Args:
+        directory: Where it records and saves; a host that is to go on from a checkpoint is given the same one.
+    """
+
+    name: ClassVar[str]
+
+    loop: Any = None
+    """What callbacks are given, once it trains."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What runs are given everywhere."""
+        return {"root": self.directory / "runs", "summary": False}
+
+    @abstractmethod
+    def train(self, *callbacks: Any, resume: Path | None = None) -> None:
+        """Train to the end with callbacks, or go on from a checkpoint; an error of the training propagates."""

@@ -1,0 +1,86 @@
+"""How a host's list of moments differs from the reference: each change makes another list of it, for one moment."""
+
+from collections.abc import Callable
+
+Names = list[str]
+Change = Callable[[Names, str], Names]
+"""Makes a list of moments from another, for the moment that differs."""
+
+
+def absent() -> Change:
+    """Never told."""
+    return lambda names, moment: [name for name in names if name != moment]
+
+
+def absent_behind(other: str) -> Change:
+    """Not told right behind another moment."""
+
+    def apply(names: Names, moment: str) -> Names:
+        pairs = zip(["", *names], names, strict=False)
+        return [name for before, name in pairs if not (name == moment and before == other)]
+
+    return apply
+
+
+def moved_behind(other: str) -> Change:
+    """Told behind the next of another moment."""
+
+    def apply(names: Names, moment: str) -> Names:
+        made: Names = []
+        waits = False
+        for name in names:
+            if name == moment:
+                waits = True
+                continue
+            made.append(name)
+            if name == other and waits:
+                made.append(moment)
+                waits = False
+        return made
+
+    return apply
+
+
+def moved_before(other: str) -> Change:
+    """Told before the last of another moment."""
+
+    def apply(names: Names, moment: str) -> Names:
+        made: Names = []
+        for name in names:
+            if name == moment:
+                place = max(index for index, there in enumerate(made) if there == other)
+                made.insert(place, name)
+            else:
+                made.append(name)
+        return made
+
+    return apply
+
+
+def also_before(other: str) -> Change:
+    """Told before each of another moment, too."""
+    return lambda names, moment: [n for name in names for n in ((moment, name) if name == other else (name,))]
+
+
+def also_behind(other: str) -> Change:
+    """Told behind each of another moment, too."""
+    return lambda names, moment: [n for name in names for n in ((name, moment) if name == other else (name,))]
+
+
+def only_first() -> Change:
+    """Told the first time only."""
+
+    def apply(names: Names, moment: str) -> Names:
+        first = names.index(moment)
+        return [name for index, name in enumerate(names) if name != moment or index == first]
+
+    return apply
+
+
+def only_last() -> Change:
+    """Told the last time only."""
+
+    def apply(names: Names, moment: str) -> Names:
+        return only_first()(names[::-1], moment)[::-1]
+
+    return apply

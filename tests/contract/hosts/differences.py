@@ -1,0 +1,131 @@
+"""Everything in which a host is not like hookline's own `Trainer`, with the reasons: there is nothing else."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hosts.changes import (
+    Change,
+    Names,
+    absent,
+    absent_behind,
+    also_before,
+    also_behind,
+    moved_before,
+    moved_behind,
+    only_first,
+    only_last,
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A moment that a host tells in another way."""
+
+    host: str
+    moment: str
+    change: Change
+    reason: str
+
+
+NO_OPTIMIZER = "A loop of one's own does not show its optimizer; with `hookline.integrations.torch.run` it does."
+FUNCTIONAL = "In JAX there is no optimizer that could be asked: an update is a function of the state."
+KERAS_UPDATES = "Keras does not tell when its optimizer is about to move."
+ONE_BODY = "The body of the loop is forward, backward and update in one: the batch ends when the body does."
+LIGHTNING_OUTPUTS = "Lightning moves the optimizer inside of the batch, and has the outputs only behind that."
+SUMMARY = "Hugging Face logs how long the training took: one more row, before the end."
+GENERATES = "Completions are generated for each step."
+GENERATES_IN_BATCH = "TRL generates inside of the batch that is trained on."
+ONE_EPOCH = "Rollouts never end: there is one epoch."
+FIRST_ROLLOUT = (
+    "The first batch of an epoch is made before it starts, so that it depends on nothing that callbacks draw."
+)
+LESSONS = "Rollouts have no batches to validate on: hooks evaluate lessons, which is told by `on_eval`."
+EVALUATION_ROWS = "The row of an evaluation is the worker's, on its own axis, and not told."
+AFTER_ROLLOUT = "Lessons are evaluated behind a rollout, before the step that learns from it."
+NEW_WEIGHTS = "The policy is given the new weights with each update."
+
+UPDATE, BATCH_END, STEP_START = "on_before_optimizer_step", "on_train_batch_end", "on_step_start"
+VALIDATION = [
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+]
+
+DIFFERENCES = [
+    Difference("bare_loop", UPDATE, absent(), NO_OPTIMIZER),
+    Difference("jax", UPDATE, absent(), FUNCTIONAL),
+    Difference("keras", UPDATE, absent(), KERAS_UPDATES),
+    Difference("torch", BATCH_END, moved_behind(UPDATE), ONE_BODY),
+    Difference("accelerate", BATCH_END, moved_behind(UPDATE), ONE_BODY),
+    Difference("ray", BATCH_END, moved_behind(UPDATE), ONE_BODY),
+    Difference("lightning", BATCH_END, moved_behind(UPDATE), LIGHTNING_OUTPUTS),
+    *(
+        Difference(host, "on_log", also_before("on_train_end"), SUMMARY)
+        for host in ("huggingface", "trl_sft", "trl_grpo")
+    ),
+    Difference("trl_grpo", "on_rollout_end", also_behind("on_train_batch_start"), GENERATES_IN_BATCH),
+    Difference("trl_grpo", "on_rollout_start", also_before("on_rollout_end"), GENERATES_IN_BATCH),
+    Difference("learner", "on_log", absent_behind("on_validation_batch_end"), EVALUATION_ROWS),
+    *(Difference("learner", moment, absent(), LESSONS) for moment in VALIDATION),
+    Difference("learner", "on_rollout_start", also_before(STEP_START), GENERATES),
+    Difference("learner", "on_rollout_end", also_behind("on_rollout_start"), GENERATES),
+    Difference("learner", "on_weights_update", also_behind(UPDATE), NEW_WEIGHTS),
+    Difference("learner", "on_eval", moved_before(STEP_START), AFTER_ROLLOUT),
+    Difference("learner", "on_train_epoch_start", only_first(), ONE_EPOCH),
+    Difference("learner", "on_train_epoch_start", moved_behind("on_rollout_end"), FIRST_ROLLOUT),
+    Difference("learner", "on_train_epoch_end", only_last(), ONE_EPOCH),
+]
+
+
+@dataclass(frozen=True)
+class SteeringDifference:
+    """Something that comes of steering in another way."""
+
+    host: str
+    scenario: str
+    fact: str
+    value: Any
+    reason: str
+
+
+LAST_VALIDATION = "It validates at the end of an epoch also where that is cut short by a stop."
+VALIDATE_WHEN_STOPPED = ("huggingface", "trl_sft", "trl_grpo", "lightning", "keras")
+
+STEERING_DIFFERENCES = [
+    SteeringDifference(host, "stop", "validations", 1, LAST_VALIDATION) for host in VALIDATE_WHEN_STOPPED
+]
+
+
+FAILING: dict[tuple[str, str], str] = {}
+"""Built-in callbacks that fail in a host, by the host and their name."""
+
+
+def failing(host: str) -> list[str]:
+    """The built-in callbacks that fail in a host."""
+    return [name for where, name in FAILING if where == host]
+
+
+def of(host: str) -> list[Difference]:
+    """The differences of a host."""
+    return [difference for difference in DIFFERENCES if difference.host == host]
+
+
+def applied(reference: Names, differences: Iterable[Difference]) -> Names:
+    """What a host tells that has these differences."""
+    names = reference
+    for difference in differences:
+        names = difference.change(names, difference.moment)
+    return names
+
+
+def superfluous(reference: Names, told: Names, differences: list[Difference]) -> list[Difference]:
+    """The differences without which the rest would say the same."""
+    return [
+        left_out
+        for left_out in differences
+        if applied(reference, [other for other in differences if other is not left_out]) == told
+    ]

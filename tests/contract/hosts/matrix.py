@@ -1,0 +1,47 @@
+"""What the tests found out about each host, as ``matrix.json`` beside this file; the documentation is made from it.
+
+The tests compare what they find with the file. With ``UPDATE_MATRIX=1`` in the environment they write it instead::
+
+    UPDATE_MATRIX=1 python -m pytest -n 0 tests/contract/test_{hosts,steering,builtins_in_hosts}.py
+    python docs/generate.py
+"""
+
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from hookline import MOMENTS
+from hosts.differences import Difference
+
+FILE = Path(__file__).with_name("matrix.json")
+Found = dict[str, Any]
+
+
+def moments_found(told: Collection[str], differences: list[Difference]) -> Found:
+    """What is known of the moments of a host, as the file has it."""
+    notes: dict[str, list[str]] = {}
+    for each in differences:
+        notes.setdefault(each.moment, []).append(each.reason)
+    return {"told": [name for name in MOMENTS if name in told], "notes": notes}
+
+
+def read() -> Found:
+    """All that was found."""
+    matrix: Found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    return matrix
+
+
+def check(found: Any, *place: str) -> None:
+    """Compare something found with its place in the file, or write it there."""
+    matrix = read()
+    *sections, name = place
+    section = matrix
+    for each in sections:
+        section = section.setdefault(each, {})
+    if os.environ.get("UPDATE_MATRIX") == "1":
+        section[name] = found
+        FILE.write_text(json.dumps(matrix, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    else:
+        assert section.get(name) == found, "matrix.json is not up to date: see hosts/matrix.py"

@@ -1,0 +1,179 @@
+"""What is done in every host, each of them as a function of the host that gives plain facts.
+
+They run wherever the host's callbacks run, which for Ray Train is a worker of its own.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hookline as hl
+from hookline.callbacks import CheckpointCallback
+from hookline.record.reader import last_status, read
+from hookline.record.records import Metrics
+from hookline.testing import RecordingCallback
+from hosts.base import BATCHES, STEPS, Host
+
+Facts = dict[str, Any]
+AT = 3
+"""After how many steps something is asked for: in the middle of an epoch."""
+
+
+class Speak(hl.Callback):
+    """Does something after so many steps."""
+
+    def __init__(self, at: int, action: Callable[[Any], object]) -> None:
+        self.at, self.action = at, action
+
+    def on_step_end(self, loop: Any, step_idx: int) -> None:
+        if loop.step == self.at:
+            self.action(loop)
+
+
+class Tally(hl.Callback):
+    """Counts steps, and keeps the count."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+        self.steps += 1
+        return {"double": 2 * metrics["loss"]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def moments(host: Host) -> Facts:
+    """A whole training, with a checkpoint at its end."""
+    seen = RecordingCallback()
+    host.train(seen, CheckpointCallback(every_n_steps=STEPS))
+    return {
+        "told": seen.names(),
+        "counts": counts(seen),
+        "losses": [row["loss"] for row in rows(host) if "loss" in row],
+    }
+
+
+def stop(host: Host) -> Facts:
+    """A stop that is asked for in the middle of an epoch."""
+    seen = RecordingCallback()
+    host.train(seen, Speak(AT, lambda loop: loop.request_stop("enough")))
+    return {
+        "step": host.loop.step,
+        "recorded": recorded_end(host),
+        "last": seen.names()[-1],
+        "validations": seen.names().count("on_validation_start"),
+        "told": seen.names(),
+    }
+
+
+def checkpoint(host: Host) -> Facts:
+    """A checkpoint that is asked for in the middle of an epoch."""
+    seen = RecordingCallback()
+    host.train(seen, Speak(AT, lambda loop: loop.request_checkpoint()))
+    saved = [event.arguments[0] for event in seen.events if event.moment == "on_checkpoint"]
+    return {"saved": [row.step for row in saved], "there": [row.path.exists() for row in saved], "told": seen.names()}
+
+
+def metric(host: Host) -> Facts:
+    """A metric that a callback returns at the end of each step."""
+    host.train(Tally())
+    both = [(row["loss"], row["tally/double"]) for row in rows(host) if "tally/double" in row]
+    return {"rows": len(both), "right": all(double == 2 * loss for loss, double in both), "told": []}
+
+
+def error(host: Host) -> Facts:
+    """An error of a callback that is critical."""
+    seen = RecordingCallback()
+    caught = ""
+    try:
+        host.train(seen, breaking())
+    except Exception as error:
+        caught = type(error).__name__
+    return {
+        "raised": caught,
+        "step": host.loop.step,
+        "recorded": recorded_end(host),
+        "last": seen.names()[-1],
+        "told": seen.names(),
+    }
+
+
+def resume(host: Host) -> Facts:
+    """A training that is stopped at the end of an epoch, and one that goes on from its checkpoint."""
+    seen, again, tally = RecordingCallback(), RecordingCallback(), Tally()
+    host.train(seen, Tally(), leaving())
+    first = host.loop
+    other = type(host)(host.directory)
+    other.train(again, tally, resume=checkpoint_of(seen))
+    return {
+        "steps": [event.arguments[0] for event in again.events if event.moment == "on_step_end"],
+        "counted": tally.steps,
+        "begins": again.names()[:2],
+        "in the same run": other.loop.dir == first.dir,
+        "told": [*seen.names(), *again.names()],
+    }
+
+
+def builtins(host: Host, make_all: Callable[[], list[Any]]) -> Facts:
+    """All built-in callbacks, through a stop at the end of an epoch and a resume."""
+    seen = RecordingCallback()
+    other = type(host)(host.directory)
+    host.train(*make_all(), leaving(), seen)
+    other.train(*make_all(), resume=checkpoint_of(seen))
+    failing = {failure.subscriber for each in (host, other) for failure in each.loop.callbacks.failures}
+    return {"failing": sorted(failing), "steps": [host.loop.step, other.loop.step]}
+
+
+SCENARIOS: dict[str, Callable[[Host], Facts]] = {
+    "moments": moments,
+    "stop": stop,
+    "checkpoint": checkpoint,
+    "metric": metric,
+    "error": error,
+    "resume": resume,
+}
+
+
+def breaking() -> Any:
+    """A critical callback that raises."""
+    return Speak(AT, lambda loop: 1 / 0).configure(critical=True)
+
+
+def leaving() -> Speak:
+    """Leaves a checkpoint and stops, at the end of the first epoch."""
+
+    def leave(loop: Any) -> None:
+        loop.request_checkpoint()
+        loop.request_stop("for now")
+
+    return Speak(BATCHES, leave)
+
+
+def checkpoint_of(seen: RecordingCallback) -> Path:
+    """Where the first checkpoint lies that somebody was told of."""
+    first = next(event for event in seen.events if event.moment == "on_checkpoint")
+    return Path(first.arguments[0].path)
+
+
+def counts(seen: RecordingCallback) -> dict[str, list[int]]:
+    """The steps, batches and indices that moments told, in order."""
+    told: dict[str, list[int]] = {}
+    for event in seen.events:
+        told.setdefault(event.moment, []).extend(each for each in event.arguments if type(each) is int)
+    return told
+
+
+def rows(host: Host) -> list[dict[str, Any]]:
+    """The rows of steps in the record."""
+    return [record.values for record in read(host.loop.dir) if isinstance(record, Metrics) and record.axis == "train"]
+
+
+def recorded_end(host: Host) -> list[str]:
+    """How the record says that the training ended."""
+    status = last_status(host.loop.dir)
+    return [status.status, status.message]

@@ -1,0 +1,131 @@
+"""One callback in every trainer: what each tells, as a whole list, against the list of hookline's own `Trainer`."""
+
+import functools
+import itertools
+from pathlib import Path
+
+import hosts
+import pytest
+from hosts import differences, matrix, ray_train, steering
+from hosts.base import BATCHES, EPOCHS, STEPS
+from hosts.scenarios import SCENARIOS
+
+import hookline as hl
+from hookline.testing import RecordingCallback
+
+REFERENCE = "trainer"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="session")
+def facts_of(tmp_path_factory):
+    """What comes of a scenario in a host, found out once."""
+
+    @functools.cache
+    def run(name, scenario):
+        return SCENARIOS[scenario](hosts.make(name, tmp_path_factory.mktemp(name)))
+
+    return run
+
+
+def check_moments(name, facts, reference):
+    """The whole list is the reference with the host's differences, each of which is needed."""
+    told, known = facts["moments"]["told"], differences.of(name)
+    assert told == differences.applied(reference, known)
+    assert differences.superfluous(reference, told, known) == []
+    everything = {moment for each in facts.values() for moment in each["told"]}
+    matrix.check(matrix.moments_found(everything, known), "moments", name)
+
+
+@pytest.mark.parametrize("name", hosts.HOSTS)
+def test_host_tells_the_moments_of_the_reference(name, facts_of):
+    scenarios = ("moments", "error", "resume")  # the others tell of errors, and of checkpoints that are loaded
+    facts = {scenario: facts_of(name, scenario) for scenario in scenarios}
+    check_moments(name, facts, facts_of(REFERENCE, "moments")["told"])
+
+
+@pytest.mark.parametrize("name", hosts.HOSTS)
+def test_host_counts_steps_and_batches_as_the_reference(name, facts_of):
+    reference = facts_of(REFERENCE, "moments")["counts"]
+    differing = {each.moment for each in differences.of(name)}
+    expected = {moment: counts for moment, counts in reference.items() if moment not in differing}
+    if name == "learner":  # whose batches are those of one epoch
+        expected |= {moment: [*range(STEPS)] for moment in ("on_train_batch_start", "on_train_batch_end")}
+    counts = facts_of(name, "moments")["counts"]
+    assert {moment: counts.get(moment) for moment in expected} == expected
+
+
+def means(losses):
+    """The mean of each epoch so far, as Keras has it."""
+    epochs = (losses[:BATCHES], losses[BATCHES:])
+    return [total / count for epoch in epochs for count, total in enumerate(itertools.accumulate(epoch), 1)]
+
+
+@pytest.mark.parametrize("name", hosts.REGRESSING)
+def test_host_records_the_losses_of_the_reference(name, facts_of):
+    expected = facts_of(REFERENCE, "moments")["losses"]
+    shown = means(expected) if name == "keras" else expected
+    assert facts_of(name, "moments")["losses"] == pytest.approx(shown, rel=1e-5)
+
+
+def test_tables_and_matrix_speak_of_the_hosts_that_there_are():
+    there = {*hosts.HOSTS, ray_train.NAME}
+    listed = [*differences.DIFFERENCES, *differences.STEERING_DIFFERENCES]
+    assert {each.host for each in listed} | {host for host, _ in differences.FAILING} <= there
+    assert {section: set(found) for section, found in matrix.read().items()} == dict.fromkeys(
+        ("moments", "steering", "builtins"), there
+    )
+
+
+def test_integrations_page_has_the_matrix(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import generate
+
+    page = (DOCS / "integrations.md").read_text(encoding="utf-8")
+    assert page == generate.with_matrix(page, matrix.read())
+
+
+def test_difference_that_is_not_needed_is_found(facts_of):
+    told = facts_of(REFERENCE, "moments")["told"]
+    useless = differences.Difference(REFERENCE, "on_eval", lambda names, moment: names, "for fun")
+    assert differences.superfluous(told, told, [useless]) == [useless]
+
+
+class Curious(hl.Callback):
+    """Asks for another validation at the first one."""
+
+    def on_eval(self, loop, step_idx, eval_name, metrics):
+        if step_idx + 1 == BATCHES:
+            loop.request_validation()
+
+
+def test_huggingface_epoch_ends_behind_the_evaluations_of_all_its_data_sets(tmp_path):
+    seen = RecordingCallback()
+    host = hosts.make("huggingface", tmp_path)
+    host.several_data_sets = True
+    host.train(seen)
+    told = [name for name in seen.names() if name in ("on_step_end", "on_eval", "on_train_epoch_end")]
+    assert told == EPOCHS * [*BATCHES * ["on_step_end"], "on_eval", "on_eval", "on_train_epoch_end"]
+
+
+def test_huggingface_validation_that_is_asked_for_at_one_comes_behind_the_next_step(tmp_path):
+    seen = RecordingCallback()
+    hosts.make("huggingface", tmp_path).train(seen, Curious())
+    validated = [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"]
+    assert validated == [BATCHES, BATCHES + 1, STEPS]
+
+
+def test_ray_train_tells_the_reference_and_is_steered_in_two_workers(tmp_path, facts_of, monkeypatch):
+    """One fit for all that there is to know: starting Ray Train takes half a minute."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # for its workers
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # so long does every report wait
+    error, of_ranks = ray_train.fit(tmp_path)
+    assert "ZeroDivisionError: division by zero" in error  # that of a critical callback, which ends the fit
+    for facts in of_ranks:
+        assert facts.pop("builtins") == {"failing": [], "steps": [BATCHES, STEPS]}
+        check_moments(ray_train.NAME, facts, facts_of(REFERENCE, "moments")["told"])
+        steered = {name: {**facts[name], "told": None} for name in steering.EXPECTED}
+        assert steered == {name: {**steering.expected(ray_train.NAME, name), "told": None} for name in steered}
+    for name in steering.EXPECTED:
+        matrix.check(steering.notes(ray_train.NAME, name), "steering", ray_train.NAME, name)
+    matrix.check({}, "builtins", ray_train.NAME)
