@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-SYSTEM_PACKAGES :=
+SYSTEM_PACKAGES := chromium
 
 .PHONY: demo test check format bench system clean
 
@@ -31,6 +31,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/grpo.py
+	$(BIN)/python benchmarks/experiment.py
+	$(BIN)/python benchmarks/integrations.py
+	$(BIN)/python benchmarks/store.py
 
 # Programs of the system that tests use. Without root those tests are skipped and say so.
 system:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from hookline.record.reader import follow, read
     from hookline.record.recorder import Recorder
     from hookline.record.sink import Sink
+    from hookline.store.runs import runs
 
 __version__ = "0.1.0"
 
@@ -131,6 +132,7 @@ __all__ = [
     "rewards",
     "rl",
     "run",
+    "runs",
     "sinks",
     "status",
     "testing",
@@ -168,6 +170,7 @@ _LAZY = {
     "rewards": "hookline.rewards",
     "rl": "hookline.rl",
     "run": "hookline.loops.run:run",
+    "runs": "hookline.store.runs:runs",
     "Sink": "hookline.record.sink:Sink",
     "sinks": "hookline.sinks",
     "status": "hookline.status",

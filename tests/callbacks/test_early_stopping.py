@@ -49,9 +49,9 @@ def test_early_stopping_goes_on_while_the_metric_improves():
 @pytest.mark.parametrize(
     ("values", "arguments", "reason"),
     [
-        ([1, 2], {"patience": 1}, "has not improved on 1 for 1 looks"),
+        ([1, 2], {"patience": 1}, "has not improved on 1 for 1 look"),
         ([math.nan], {}, "is nan"),
-        ([math.nan], {"patience": 1, "check_finite": False}, "has not improved on nothing finite for 1 looks"),
+        ([math.nan], {"patience": 1, "check_finite": False}, "has not improved on nothing finite for 1 look"),
         ([0.25], {"stopping_threshold": 0.5}, "reached 0.25"),
     ],
 )

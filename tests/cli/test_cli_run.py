@@ -208,7 +208,7 @@ def test_run_in_the_directory_of_another_experiment_exits_with_two(files, cli):
     cli("run", "exp.yaml", "repeats=1", "--no-progress")
     done = cli("run", "exp.yaml", "arms.low.lr=7")
     assert done.exit_code == 2
-    assert "has runs of 'exp' with other settings: arm 'low':.config.lr was 0.1, now it is 7." in done.stderr
+    assert "has runs of 'exp' with other settings: arm 'low': config.lr was 0.1, now it is 7." in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["sft", "rl"])

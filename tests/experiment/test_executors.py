@@ -301,7 +301,7 @@ def test_run_that_is_killed_has_failed_and_the_others_are_as_they_are(executor, 
         assert (run.status, run.attempts, run.seed) == ("failed", 1, run.repeat)
         assert ("killed by SIGKILL" if executor == PROCESSES else "It died, process") in run.error
         assert f"shared {run.run_key} on_run_end dies failed" in order
-    assert order[-2:] == both("on_experiment_end completed dies plain")
+    assert order[-2:] == both("on_experiment_end failed dies plain")
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +353,10 @@ class StopsAProcess(ProcessExecutor):
 def require_stopped_and_taken_up(made, expected):
     stopped = made.run(report=False)
     assert stopped.status == "stopped"
-    assert [(run.run_key, run.status) for run in stopped.arms[0].runs] == [("plain-r0", "stopped")]
+    assert [(run.run_key, run.status) for run in stopped.arms[0].runs] == [
+        ("plain-r0", "stopped"),
+        ("plain-r1", "waiting"),
+    ]
     assert results(made.run(report=False)) == {key: run for key, run in expected.items() if key.startswith("plain")}
 
 

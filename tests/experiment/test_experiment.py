@@ -339,7 +339,7 @@ def config(**settings):
             "neither a stage before it nor the directory of a checkpoint. Did you mean 'first'",
         ),
         (lambda d: experiment(d, executor="lokal"), "there is no such executor. Did you mean 'local'"),
-        (lambda d: experiment(d, executor={"local": {"threads": 2}}), "unexpected keyword argument 'threads'"),
+        (lambda d: experiment(d, executor={"local": {"threads": 2}}), "it has no 'threads'"),
         (lambda d: experiment(d, executor={"local": {"processes": 0}}), "processes=0"),
         (lambda d: experiment(d, benchmarks=["arithmetik"]), "Did you mean 'arithmetic'"),
         (lambda d: experiment(d, callbacks=Scope()).run(), "give a list of callbacks"),

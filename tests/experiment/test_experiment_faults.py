@@ -250,7 +250,7 @@ def signalled_and_broken(ctx, run):
 )
 def test_a_signal_stops_the_experiment_however_its_run_ends(tmp_path, train, status):
     result = experiment(tmp_path, ("a", train), ("b", quick), benchmarks=[Counts()]).run()
-    assert (result.status, statuses(result)) == ("stopped", {"a-r0": status})
+    assert (result.status, statuses(result)) == ("stopped", {"a-r0": status, "b-r0": "waiting"})
 
 
 def test_a_signal_before_the_training_begins_stops_it_at_its_first_step(tmp_path):
@@ -263,7 +263,7 @@ def test_a_signal_before_the_training_begins_stops_it_at_its_first_step(tmp_path
 
     result = experiment(tmp_path, ("a", train), ("b", train), callbacks=[Signals]).run()
     assert (result.status, statuses(result), result.arms[0].runs[0].metrics) == (
-        "stopped", {"a-r0": "stopped"}, {"steps": 0},
+        "stopped", {"a-r0": "stopped", "b-r0": "waiting"}, {"steps": 0},
     )  # fmt: skip
 
 

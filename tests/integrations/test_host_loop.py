@@ -305,3 +305,32 @@ def test_host_loop_records_checkpoints_of_the_host(tmp_path):
     events = [r.data for r in hl.read(loop.dir) if isinstance(r, Event) and r.name == "checkpoint"]
     assert (row.step, row.bytes) == (1, 5)
     assert events == [{"path": str(saved), "bytes": 5, "kind": "step"}]
+
+
+def test_host_loop_in_an_open_step_validates_and_saves_at_the_steps_that_are_complete():
+    seen = RecordingCallback()
+    loop = host(seen)
+    loop.begin()
+    loop.train_start()
+    step(loop, 0.5)
+    loop.step_start()
+    loop.validation_start()
+    loop.validation_end("val", {"val/loss": 0.25})
+    saved = loop.checkpoint_saved("there")
+    assert (saved.step, loop.state_dict()["step"], rows(loop, "eval")) == (1, 1, [(1, {"val/loss": 0.25})])
+    assert [e.arguments[0] for e in seen.events if e.moment == "on_eval"] == [0]
+    loop.step_end("batch", {"loss": 0.25})
+    loop.train_end()
+
+
+def test_host_loop_takes_the_step_of_a_validation_and_a_checkpoint_from_the_host():
+    loop = host()
+    loop.begin()
+    loop.train_start()
+    loop.step_start()
+    loop.validation_start()
+    loop.validation_end("val", {"val/loss": 0.25}, step=1)
+    assert (loop.checkpoint_saved("there", step=1).step, loop.state_dict(step=1)["step"]) == (1, 1)
+    assert rows(loop, "eval") == [(1, {"val/loss": 0.25})]
+    loop.step_end()
+    loop.train_end()

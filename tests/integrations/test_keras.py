@@ -189,6 +189,25 @@ def test_keras_step_that_has_no_update_is_completed_by_the_next_epoch():
     assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3]
 
 
+def test_keras_validation_with_batches_left_over_stands_at_the_last_update():
+    seen = RecordingCallback()
+    hooks = bridge(seen)
+    fit(regression(gradient_accumulation_steps=2), hooks, batches=5, epochs=2, validation_data=data(1))
+    moments = ("on_step_start", "on_step_end", "on_eval")
+    told = {name: [e.arguments[0] for e in seen.events if e.moment == name] for name in moments}
+    assert told["on_step_start"] == told["on_step_end"] == [0, 1, 2, 3, 4]
+    assert [step for step, _ in rows(hooks.loop, "eval")] == [2, 5]
+    assert told["on_eval"] == [1, 4]
+
+
+def test_keras_updates_of_a_fit_before_are_counted_where_gradients_accumulate():
+    model, hooks = regression(gradient_accumulation_steps=2), bridge()
+    fit(model, batches=8)
+    fit(model, hooks, batches=8, epochs=2, initial_epoch=1)
+    assert [step for step, _ in rows(hooks.loop)] == [5, 6, 7, 8]
+    assert hooks.loop.num_steps == 8
+
+
 def test_keras_stops_at_the_step_that_was_asked_for():
     model, hooks = regression(), bridge(At(6, lambda loop: loop.request_stop("enough")))
     fit(model, hooks, epochs=5)
@@ -313,6 +332,46 @@ def test_keras_failure_without_the_context_is_told_at_the_next_fit():
     assert statuses[-1] == ("failed", "RuntimeError: fit or evaluate did not come to its end: an error ended it")
 
 
+def test_keras_signal_after_a_fit_that_died_is_not_for_it():
+    before = signal.getsignal(signal.SIGINT)
+    hooks = bridge()
+    with pytest.raises(ValueError, match="no more"):
+        fit(regression(), hooks, Broken())
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), hooks.loop.stop_reason) == (before, None)
+    with hooks:
+        pass
+    assert last_status(hooks.loop)[0] == "failed"
+
+
+CAUGHT = """
+    import keras
+    import numpy as np
+    from hookline.integrations.keras import HooklineCallback
+
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise ValueError("no more")
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    hooks = HooklineCallback(summary=False)
+    try:
+        model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[hooks, Broken()])
+    except ValueError:
+        pass
+"""
+
+
+def test_keras_failure_that_the_program_caught_is_recorded_when_it_ends(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CAUGHT)]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    (run,) = (tmp_path / "runs" / "default").iterdir()
+    last = [(r.status, r.message) for r in hl.read(run) if isinstance(r, Status)][-1]
+    assert last == ("failed", "RuntimeError: fit or evaluate did not come to its end: an error ended it")
+
+
 ON_JAX = """
     import keras
     import numpy as np
@@ -412,6 +471,19 @@ def test_keras_that_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[keras\]'"):
         importlib.reload(sys.modules["hookline.integrations.keras"])
+
+
+def test_keras_without_its_backend_says_which_package_is_missing():
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        "try:\n    import hookline.integrations.keras\n"
+        "except ImportError as error:\n    print(type(error).__name__, error)"
+    )
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("MissingExtraError hookline.integrations.keras: Keras cannot be imported without")
+    assert "'torch'" in done.stdout
+    assert "KERAS_BACKEND" in done.stdout
 
 
 def built_in():

@@ -1,5 +1,6 @@
 """The Lightning bridge on Lightning's own trainer, with a model of three parameters."""
 
+import functools
 import importlib
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.core.errors import MissingExtraError
+from hookline.core.errors import DuplicateError, MissingExtraError
 from hookline.core.registry import REGISTRY
 from hookline.record.records import Event, Metrics, Status
 from hookline.testing import RecordingCallback
@@ -176,7 +177,8 @@ def test_lightning_metrics_are_those_of_the_framework():
     trainer.fit(module, loader(2), loader(2))
     assert rows(hooks.loop) == [(n + 1, {"loss": x, "train_loss": x}) for n, x in enumerate(module.losses)]
     assert [step for step, _ in rows(hooks.loop, "eval")] == [2, 4]
-    assert rows(hooks.loop, "eval")[-1][1] == {"val_loss": trainer.callback_metrics["val_loss"].item()}
+    loss = trainer.callback_metrics["val_loss"].item()
+    assert rows(hooks.loop, "eval")[-1][1] == {"val_loss": loss, "val/loss": loss}
     assert hooks.loop.get_metric("val/loss") == trainer.callback_metrics["val_loss"].item()
 
 
@@ -329,7 +331,10 @@ def test_lightning_validation_among_the_batches_of_a_step_has_its_own_metrics():
     trainer_with(hooks, accumulate_grad_batches=2, val_check_interval=1).fit(module, loader(2), loader(1))
     _, second = module.losses
     assert rows(hooks.loop) == [(1, {"loss": pytest.approx(sum(module.losses) / 2), "train_loss": second})]
-    assert [(step, list(values)) for step, values in rows(hooks.loop, "eval")] == [(1, ["val_loss"])] * 2
+    assert [(step, sorted(values)) for step, values in rows(hooks.loop, "eval")] == [
+        (0, ["val/loss", "val_loss"]),
+        (1, ["val/loss", "val_loss"]),
+    ]
     assert [row.step for row in hooks.loop.checkpoints] == [1, 1]
 
 
@@ -472,7 +477,7 @@ def test_lightning_evaluations_alone_are_runs_without_a_training():
     hooks = bridge(seen)
     trainer = trainer_with(hooks)
     (result,) = trainer.test(Regression(), loader(2), verbose=False)
-    assert rows(hooks.loop, "eval") == [(0, result)]
+    assert rows(hooks.loop, "eval") == [(0, {**result, "test/loss": result["test_loss"]})]
     assert [event.arguments[1] for event in seen.events if event.moment == "on_eval"] == ["test"]
     assert [name for name in seen.names() if "train" in name] == []
     assert hooks.loop.state == "completed"
@@ -682,3 +687,88 @@ def test_lightning_that_is_not_installed_says_how_to_install_it(monkeypatch):
 
 def built_in():
     return sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
+
+
+class EverySecond(Regression):
+    """Optimizes by itself: every second batch of all moves the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = self._loss(batch)
+        self.losses.append(loss.item())
+        self.manual_backward(loss)
+        if len(self.losses) % 2 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+        return {"loss": loss}
+
+    def on_train_epoch_end(self):
+        self.log("epochs", float(self.current_epoch + 1))
+
+
+def test_lightning_batches_left_over_at_the_end_of_an_epoch_belong_to_the_next_step(tmp_path):
+    seen, module = RecordingCallback(), EverySecond()
+    hooks = bridge(seen)
+    saves = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    trainer_with(hooks, saves, max_epochs=2, enable_checkpointing=True).fit(module, loader(5), loader(1))
+    told = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
+    assert [index for (index,) in told["on_step_start"]] == [index for index, *_ in told["on_step_end"]] == [*range(5)]
+    assert [row.step for (row,) in told["on_checkpoint"]] == [2, 5]
+    assert [index for index, *_ in told["on_eval"]] == [1, 4]
+    assert [step for step, values in rows(hooks.loop) if "epochs" in values] == [2, 5]
+    state = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["callbacks"]["HooklineCallback"]
+    assert (state["step"], hooks.loop.num_steps) == (2, None)
+
+
+def test_lightning_checkpoint_that_another_callback_saves_before_this_one_hears_of_the_step_counts_it(tmp_path):
+    class Saves(lightning.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+    hooks = bridge()
+    trainer_with(Saves(), hooks).fit(Regression(), loader(2))
+    assert [(row.step, row.path.name) for row in hooks.loop.checkpoints] == [(1, "1.ckpt"), (2, "2.ckpt")]
+    state = torch.load(tmp_path / "2.ckpt", weights_only=True)["callbacks"]["HooklineCallback"]
+    assert state["step"] == 2
+
+
+def test_lightning_leaves_a_save_method_that_somebody_put_on_the_trainer():
+    saved, trainer = [], trainer_with(bridge(At(1, lambda loop: loop.save_checkpoint("mine"))))
+    trainer.save_checkpoint = mine = lambda path, **options: saved.append(path.name)
+    trainer.fit(Regression(), loader(1))
+    assert (trainer.save_checkpoint, saved) == (mine, ["mine"])
+
+
+def test_lightning_leaves_a_save_method_that_somebody_put_around_its_own():
+    class Wraps(lightning.Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.save_checkpoint = self.mine = functools.partial(trainer.save_checkpoint)
+
+    wraps, hooks = Wraps(), bridge()
+    trainer = trainer_with(wraps, hooks)
+    trainer.fit(Regression(), loader(1))
+    assert trainer.save_checkpoint is wraps.mine
+
+
+def test_lightning_leaves_the_trainer_as_it_was_after_an_error():
+    trainer = trainer_with(bridge())
+    with pytest.raises(ValueError, match="no more"):
+        trainer.fit(Regression(fails_at=0), loader(1))
+    assert "save_checkpoint" not in vars(trainer)
+
+
+def test_lightning_trainer_with_two_bridges_says_to_take_one():
+    trainer = trainer_with(bridge())
+    trainer.callbacks.append(bridge())
+    with pytest.raises(DuplicateError, match="two HooklineCallbacks: give all callbacks to one"):
+        trainer.fit(Regression(), loader(1))
+
+
+def test_lightning_wrapped_early_stopping_of_hugging_face_stops_it():
+    transformers = pytest.importorskip("transformers")
+    hooks = bridge(hl.wrap(transformers.EarlyStoppingCallback(1)))
+    trainer_with(hooks, max_epochs=5).fit(Regression(learning_rate=0.0), loader(2), loader(1))
+    assert (hooks.loop.step, hooks.loop.state) == (4, "stopped")

@@ -129,7 +129,7 @@ def test_lightning_processes_resumed_go_on_in_one_run(home):
     assert facts(home, 0)["again"] == facts(home, 1)["again"] == [8, True]
     directory = facts(home, 0)["dir"]
     assert rows(directory, "train") == [(step, ["loss", "train_loss"]) for step in range(1, 9)]
-    assert rows(directory, "eval") == [(step, ["val_loss"]) for step in (2, 4, 8)]
+    assert rows(directory, "eval") == [(step, ["val/loss", "val_loss"]) for step in (2, 4, 8)]
 
 
 def test_lightning_logger_alone_records_on_rank_zero(home):

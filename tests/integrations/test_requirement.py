@@ -20,9 +20,11 @@ BRIDGES = {
     "lightning": {"torch": "lightning", "lightning": "lightning"},
     "ray": {"ray": "ray"},
     "torch": {"torch": "torch"},
-    "transformers": {"torch": "hf", "transformers": "hf"},
+    "transformers": {"torch": "hf", "transformers": "hf", "accelerate": "hf"},
 }
 """What each bridge needs, and the extra that brings it."""
+OF_ANY_VERSION = {"jax": {"jaxlib": "jax"}}
+"""What it needs as well, of the version that another package brings."""
 IMPORT_WITHOUT = """
 import importlib.metadata, json, sys
 
@@ -54,7 +56,7 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def said():
     """What importing a bridge says without a package that it needs, and with an old one."""
-    cells = [(bridge, package) for bridge, needed in BRIDGES.items() for package in needed]
+    cells = [(b, package) for needs in (BRIDGES, OF_ANY_VERSION) for b, needed in needs.items() for package in needed]
     command = [sys.executable, "-c", IMPORT_WITHOUT, json.dumps(cells)]
     lines = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return dict(zip(cells, zip(lines[::2], lines[1::2], strict=True), strict=True))
@@ -72,8 +74,15 @@ def test_bridge_without_what_it_needs_says_what_to_install(bridge, package, said
     assert old.endswith(f"Install one that is supported with: pip install -U {command}")
 
 
+def test_jax_bridge_without_jaxlib_says_what_to_install(said):
+    missing, old = said["jax", "jaxlib"]
+    assert missing.startswith("MissingExtraError: hookline.integrations.jax needs a package")
+    assert missing.endswith("pip install 'hookline[jax]'")
+    assert old == ""
+
+
 def test_bridges_want_the_versions_that_the_extras_bring(said):
-    wanted = {re.search(r"works with (\S+),", old)[1] for _, old in said.values()}
+    wanted = {found[1] for _, old in said.values() if (found := re.search(r"works with (\S+),", old))}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     brought = {re.sub(r"\[.*\]", "", each) for packages in extras.values() for each in packages}
     assert wanted - brought == set()

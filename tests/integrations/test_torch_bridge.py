@@ -317,3 +317,20 @@ def test_ddp_resume_repeats_the_losses_of_both_ranks_exactly(together):
         assert rank["weights"][0] == rank["weights"][1]
     assert together[0]["weights"] == together[1]["weights"]
     assert together[0]["losses"] != together[1]["losses"]
+
+
+def test_accumulation_resumed_at_the_end_of_an_epoch_with_a_short_window_plans_no_step_too_many():
+    def train(until=None, **options):
+        model, optimizer, _ = parts()
+        with run(model, optimizer, name="short", accumulation=2, summary=False, strict=True, **options) as loop:
+            for count, (inputs, targets) in enumerate(loop.steps(loader(10), epochs=2)):
+                (model(inputs) - targets).square().mean().backward()
+                if count % 5 in (1, 3, 4):
+                    optimizer.step()
+                if loop.step + 1 == until:
+                    loop.request_checkpoint()
+                    loop.request_stop("for now")
+        return loop.step, loop.num_steps
+
+    assert train(until=3) == (3, 6)
+    assert train(resume="last") == (6, 6)

@@ -676,3 +676,132 @@ def test_nothing_is_written_where_nothing_is_recorded(torch, tmp_path, monkeypat
     trainer.evaluate()
     assert [row.step for row in loop.history] == [1, 2, 2, 2]
     assert not (tmp_path / "runs").exists()
+
+
+def streamed(torch, count):
+    """Batches of two from a data set that has no length."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(rows(2 * count))
+
+    return Stream()
+
+
+class Mark(hl.Callback):
+    """Logs each batch under its own name."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def on_train_batch_end(self, loop, outputs, batch, batch_idx):
+        self.batches += 1
+        loop.log({f"batch_{self.batches}": outputs["loss"]})
+
+
+def test_batches_left_over_at_the_end_of_an_epoch_belong_to_the_next_step(torch, tmp_path):
+    seen = RecordingCallback()
+    trainer = make(torch, tmp_path, max_steps=4, eval_strategy="epoch", save_strategy="epoch")
+    trainer.train_dataset = streamed(torch, 5)
+    loop = hooked(trainer, seen, Mark(), strict=True)
+    trainer.train()
+    told = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
+    assert [index for (index,) in told["on_step_start"]] == [index for index, *_ in told["on_step_end"]] == [0, 1, 2, 3]
+    assert [(row.step, row.path.name) for (row,) in told["on_checkpoint"]] == [
+        (2, "checkpoint-2"),
+        (4, "checkpoint-4"),
+    ]
+    assert [index for index, *_ in told["on_eval"]] == [1, 3]
+    steps = [row for _, row in metrics_of(loop) if "loss" in row]
+    batches = [[row[name] for name in row if name.startswith("batch_")] for row in steps]
+    assert [len(shares) for shares in batches] == [2, 2, 3, 2]
+    assert [row["loss"] for row in steps] == pytest.approx([sum(shares) for shares in batches])
+
+
+def test_resumed_from_a_checkpoint_with_batches_left_over_has_each_step_once(torch, tmp_path):
+    loops = []
+    for resume in (None, str(tmp_path / "out" / "checkpoint-2")):
+        trainer = make(torch, tmp_path, max_steps=4, save_strategy="epoch")
+        trainer.train_dataset = streamed(torch, 5)
+        loops.append(hooked(trainer, Mark(), strict=True))
+        trainer.train(resume_from_checkpoint=resume)
+    first, again = loops
+    assert again.dir == first.dir
+    assert [at for at, row in metrics_of(again) if "loss" in row] == [1, 2, 3, 4]
+
+
+def test_batches_left_over_without_attach_are_begun_and_ended_once(torch, tmp_path):
+    seen = RecordingCallback()
+    trainer = make(torch, tmp_path, max_steps=4, callbacks=[HooklineCallback([seen], summary=False, strict=True)])
+    trainer.train_dataset = streamed(torch, 5)
+    trainer.train()
+    counts = {
+        kind: [seen.names().count(f"on_{kind}_{part}") for part in ("start", "end")] for kind in ("step", "train_batch")
+    }
+    assert counts == {"step": [4, 4], "train_batch": [9, 9]}
+
+
+def test_logs_of_an_epoch_with_batches_left_over_stand_at_its_last_step(torch, tmp_path):
+    trainer = make(torch, tmp_path, max_steps=4, logging_strategy="epoch")
+    trainer.train_dataset = streamed(torch, 5)
+    loop = hooked(trainer)
+    trainer.train()
+    assert [at for at, row in metrics_of(loop) if "loss_mean" in row] == [2, 4]
+
+
+def test_resumed_training_on_data_without_a_length_goes_on_in_its_run(torch, tmp_path):
+    first = make(torch, tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    first.train_dataset = streamed(torch, 8)
+    loop = hooked(first, Speak(lambda loop: loop.request_stop("for now"), at=1))
+    first.train()
+    seen = RecordingCallback()
+    resumed = make(torch, tmp_path)
+    resumed.train_dataset = streamed(torch, 8)
+    again = hooked(resumed, seen)
+    resumed.train(resume_from_checkpoint=True)
+    assert again.dir == loop.dir
+    assert [at for at, row in metrics_of(again) if "loss" in row] == [1, 2, 3, 4]
+    assert [e.arguments[1] for e in seen.events if e.moment == "on_train_batch_start"] == [4, 5, 6, 7]
+
+
+def test_validation_asked_for_when_a_checkpoint_is_saved_comes_behind_the_next_step(torch, tmp_path):
+    seen = RecordingCallback()
+    trainer = make(torch, tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
+    ask = Speak(lambda loop: loop.step == 2 and loop.request_validation(), "on_checkpoint")
+    hooked(trainer, seen, ask, strict=True)
+    trainer.train()
+    assert [e.arguments[0] for e in seen.events if e.moment == "on_eval"] == [2]
+
+
+def test_detach_leaves_what_others_put_on_the_trainer_since(torch, tmp_path, caplog):
+    seen = RecordingCallback()
+    trainer = make(torch, tmp_path, max_steps=1)
+    callback = attach(trainer, [seen], summary=False)
+    around = trainer.training_step
+    trainer.training_step = mine = lambda *args, **kwargs: around(*args, **kwargs)
+    del trainer.evaluate
+    callback.detach()
+    assert trainer.training_step is mine
+    assert {"train", "evaluate", "prediction_step"}.isdisjoint(vars(trainer))
+    assert [name for name in ("train", "training_step", "evaluate") if f"trainer.{name} was" in caplog.text] == [
+        "training_step",
+        "evaluate",
+    ]
+    trainer.train()
+    assert (trainer.state.global_step, seen.names()) == (1, [])
+
+
+def test_wrapped_early_stopping_of_hugging_face_stops_an_attached_trainer(torch, tmp_path):
+    from transformers import EarlyStoppingCallback as Theirs
+
+    told = []
+
+    class Look(TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+            told.append(sorted(name for name in metrics if "loss" in name))
+
+    trainer = make(torch, tmp_path, learning_rate=0.0, max_steps=8, eval_strategy="steps", eval_steps=1)
+    loop = hooked(trainer, hl.wrap(Theirs(1)), hl.wrap(Look()), strict=True)
+    trainer.train()
+    assert (trainer.state.global_step, loop.state) == (2, "stopped")
+    assert told == [["eval_loss"], ["eval_loss"]]

@@ -22,6 +22,7 @@ from hookline.integrations.transformers import EnhancedLoggingCallback, Optimize
 from hookline.logging import topics
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.record.records import Metrics, Sample
+from hookline.rl.rewards import destination
 
 TOKENIZER = character_tokenizer()
 
@@ -220,6 +221,21 @@ def test_logging_callback_that_cannot_log_says_so_and_training_goes_on(torch, tm
     trainer.train()
     assert trainer.state.global_step == 1
     assert "EnhancedLoggingCallback could not log" in caplog.text
+
+
+def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_one(torch, tmp_path):
+    def broken(completions, **columns):
+        raise ValueError("no more")
+
+    dead = OptimizedLoggingCallback()
+    with pytest.raises(ValueError, match="no more"):
+        grpo(torch, tmp_path, dead, [*rewards.wrap(FUNCTIONS), broken], max_steps=1).train()
+    heard = len(dead._waiting)
+    callback = EnhancedLoggingCallback()
+    grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
+    assert (callback.total_answers, len(dead._waiting)) == (4, heard)
+    assert destination.present() is None
+    assert not any(thread.name.startswith("hookline-logging") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("correctness", ["", 3])

@@ -292,3 +292,20 @@ def test_bare_loop_tells_what_it_knows(caplog):
         *("on_init_end", "on_train_begin", "on_epoch_begin", *step, *step, "on_epoch_end", "on_train_end")
     ]
     assert "this loop has no torch optimizer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (AssertionError(), "Hugging Face's Asserts failed in its on_step_end(): it does not say why"),
+        (ValueError("loss"), "Hugging Face's Asserts failed in its on_step_end(): loss"),
+    ],
+)
+def test_error_that_says_little_names_the_callback_and_the_event(error, told):
+    class Asserts(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        make(Asserts()).fit()
+    assert str(caught.value) == told

@@ -104,7 +104,9 @@ class EarlyStoppingCallback(Callback):
             return f"reached {value:g}"
         if self.waited >= self.patience:
             best = "nothing finite" if self.best is None else f"{self.best:g}"
-            return f"has not improved on {best} for {self.waited} looks"
+            by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+            looks = "look" if self.waited == 1 else "looks"
+            return f"has not improved on {best}{by} for {self.waited} {looks}"
         return None
 
     def _better(self, value: float, than: float, margin: float, *, or_equal: bool = False) -> bool:

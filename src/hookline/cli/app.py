@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import hookline
-from hookline.cli import demo, hooks, run, runs
+from hookline.cli import bench, demo, hooks, run, runs, sql, ui
 from hookline.core.errors import HooklineError
 
 
@@ -26,11 +26,14 @@ class _ErrorsAsMessages(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True)
 app.add_typer(hooks.app, name="hooks")
 app.add_typer(runs.app, name="runs")
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("sql")(sql.sql_command)
+app.command("bench")(bench.bench_command)
+app.command("ui")(ui.ui)
 
 
 def _print_version(wanted: bool) -> None:

@@ -110,6 +110,8 @@ def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress
         with foreign_code():
             experiment = Experiment.from_file(file, overrides)
             planned = outlook.dry_run(experiment) if dry_run else None
+            if planned is None:
+                experiment.check().close()  # before anything is shown as if it ran
         if planned is not None:
             print_json(dry_run_document(planned)) if as_json else print_dry_run(planned)
             return

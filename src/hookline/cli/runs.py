@@ -11,15 +11,29 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline.cli.import_runs import import_command
 from hookline.cli.output import AsJson, console, print_json, table
+from hookline.cli.run_reference import Root
+from hookline.cli.runs_compare import compare_command
+from hookline.cli.runs_delete import delete_command
+from hookline.cli.runs_export import export_command
+from hookline.cli.runs_list import list_command
+from hookline.cli.runs_show import show_command
+from hookline.cli.runs_tail import tail_command
+from hookline.cli.runs_verify import verify_command
 from hookline.record import run_directory
 from hookline.record.courier import sync as deliver
 from hookline.record.delivery import SinkState, sink_states
 
-app = typer.Typer(no_args_is_help=True, help="Look after recorded runs.")
+app = typer.Typer(no_args_is_help=True, help="Look at recorded runs, and look after them.")
+app.command("list")(list_command)
+app.command("show")(show_command)
+app.command("compare")(compare_command)
+app.command("tail")(tail_command)
+app.command("export")(export_command)
+app.command("delete")(delete_command)
+app.command("verify")(verify_command)
 app.command("import")(import_command)
 
 Reference = Annotated[str, typer.Argument(help="A run's directory, or its id.", show_default=False)]
-Root = Annotated[Path, typer.Option(help="Where runs are recorded.")]
 Seconds = Annotated[float, typer.Option(min=0.0, help="How long to try at most.")]
 
 

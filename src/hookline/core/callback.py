@@ -28,6 +28,18 @@ Metrics: TypeAlias = Mapping[str, Any]
 Returned: TypeAlias = Metrics | Coroutine[Any, Any, Metrics | None] | None
 
 
+_ASKED_BY = {
+    "on_init_end": "transformers",
+    "on_train_begin": "transformers",
+    "state_key": "lightning",
+    "setup": "lightning",
+    "set_params": "keras",
+    "set_model": "keras",
+    "on_batch_end": "keras",
+}
+"""What trainers of other frameworks ask their callbacks for first."""
+
+
 class Callback(Subscriber):
     """Override any of these; the defaults are no-ops.
 
@@ -75,6 +87,16 @@ class Callback(Subscriber):
     """
 
     _declares_moments = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Only asked for what is not there: some of that shows that another framework's trainer holds this one."""
+        home = _ASKED_BY.get(name)
+        if home is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{type(self).__name__} is a callback of hookline, and has no {name!r}. Under {home} use "
+            f"hookline.integrations.{home}: docs/integrations.md shows how."
+        )
 
     # Arguments are positional-only so that a subclass may name them as its framework does.
 

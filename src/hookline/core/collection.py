@@ -21,6 +21,9 @@ from hookline.core.registry import REGISTRY
 from hookline.core.roster import Member, Newcomer, Roster
 from hookline.core.subscriber import Subscriber, configured
 
+_WRAPPED = ("transformers", "lightning", "pytorch_lightning", "keras")
+"""Frameworks whose callbacks `hl.wrap` makes subscribers of."""
+
 
 class CallbackCollection(Roster, Callback):
     """An ordered set of subscribers; see the module.
@@ -165,6 +168,13 @@ class CallbackCollection(Roster, Callback):
         if callable(given):
             logger_function = LoggerFunction(given)
             return [(logger_function, logger_function, options)]
+        home = next(
+            (home for kind in type(given).__mro__ if (home := kind.__module__.partition(".")[0]) in _WRAPPED), None
+        )
+        if home is not None:
+            raise MomentError(
+                f"{type(given).__name__} is a callback of {home}: give hl.wrap({type(given).__name__}(...))."
+            )
         raise MomentError(
             f"{given!r} is not a subscriber: give a Callback, a Hook, a registered name, hl.on(moment, fn), "
             "a logger function fn(report_data, step), a dict of hook functions, or a CallbackCollection."

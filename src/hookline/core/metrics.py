@@ -7,7 +7,7 @@ Values on a device are not waited for: where the caller can fetch them later, th
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-from hookline.core.errors import OptionError
+from hookline.core.errors import OptionError, closest
 from hookline.core.values import PLAIN, Deferred, is_on_device, plain
 
 Defer = Callable[[dict[str, Any]], None]
@@ -31,6 +31,9 @@ class MetricsRow(dict[str, Any]):
             value = value.get()
             super().__setitem__(key, value)
         return value
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"{key}: there is no such metric. {closest(str(key), map(str, dict.keys(self)))}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(super().__iter__()))

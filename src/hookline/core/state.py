@@ -193,8 +193,8 @@ class RunResult:
     """How one run ended.
 
     Attributes:
-        status: ``completed``, ``failed``, ``stopped`` (by a signal, to be taken up again) or ``skipped`` (what it was
-            to start from failed).
+        status: ``completed``, ``failed``, ``stopped`` (by a signal, to be taken up again), ``skipped`` (what it was
+            to start from failed) or ``waiting`` (the experiment was stopped before it began).
         metrics: The last of each metric; those of benchmarks under the benchmark's name.
         evals: What the benchmarks after the training gave.
         failed_evals: Why a benchmark gave nothing, by its name.
@@ -202,6 +202,7 @@ class RunResult:
         repeat: Which of the arm's repeats it is, counted from 0.
         stage: The stage, where the experiment has stages.
         attempts: How often it was begun.
+        returned: The metrics that a function returned as its results.
     """
 
     run_key: str
@@ -217,6 +218,7 @@ class RunResult:
     seed: int | None = None
     output_dir: "Path | None" = None
     attempts: int = 1
+    returned: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +235,14 @@ class ExperimentResult:
     """A whole experiment: its arms, in the order in which they were given.
 
     Attributes:
-        status: ``completed``, whether or not runs of it failed, or ``stopped`` by a signal before it was.
+        status: ``completed``, ``failed`` where one of its runs did, or ``stopped`` by a signal.
+        metric: What it is about, where somebody said so.
+        direction: Whether that is better when it is smaller (``min``) or larger (``max``), where somebody said so.
     """
 
     name: str
     arms: Sequence[ArmResult] = ()
     output_dir: "Path | None" = None
     status: str = "completed"
+    metric: str | None = None
+    direction: str | None = None

@@ -6,6 +6,7 @@ nothing to another process, by their kind.
 
 import functools
 import hashlib
+import sys
 from collections.abc import Mapping
 from datetime import date
 from enum import Enum
@@ -47,13 +48,22 @@ def describe(value: Any) -> Any:
 def _named(value: Any) -> Any:
     name = getattr(value, "__qualname__", None)
     if name is not None:
-        return f"{getattr(value, '__module__', '')}:{name}"
+        return f"{_module(value)}:{name}"
     number = plain(value)
     if isinstance(number, bool | int | float | str) and hasattr(value, "item"):
         return number
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return f"array{value.shape}:{_digest(value.tobytes())}"
     return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _module(value: Any) -> str:
+    """The module that something is from; a script is the same one when it is imported, here or in another process."""
+    name = getattr(value, "__module__", "") or ""
+    if name not in ("__main__", "__mp_main__"):
+        return name
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name if file is None else Path(file).stem
 
 
 def _digest(data: bytes) -> str:

@@ -13,10 +13,10 @@ import logging
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from hookline.core.errors import HooklineError, OptionError
-from hookline.core.state import ArmResult, LogContext
+from hookline.core.state import ArmResult, LogContext, RunResult
 from hookline.experiment.arm import Arm
 from hookline.experiment.benchmark import checked_benchmark, make_benchmarks
 from hookline.experiment.conductor import Conductor, Watch, Work
@@ -51,6 +51,8 @@ class Experiment:
         train: A function ``(ctx, run)`` for the arms that are only settings.
         sinks: Where the record of every run is delivered to.
         retries: How often a run that fails is tried again.
+        metric: What the tables are about; by default the first benchmark, what a function returns, or a validation.
+        mode: Whether that is better when it is smaller (``"min"``) or larger (``"max"``), where its name does not say.
         strict: Let exceptions of callbacks propagate.
     """
 
@@ -68,6 +70,8 @@ class Experiment:
         train: Callable[..., Any] | None = None,
         sinks: Iterable[Any] = (),
         retries: int = 0,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
         strict: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name.strip() or "/" in name or name in (".", ".."):
@@ -76,7 +80,10 @@ class Experiment:
         _require_count("retries", retries, 0)
         if train is not None and not callable(train):
             raise OptionError(f"train={train!r}: give a function (ctx, run).")
+        if mode not in (None, "min", "max"):
+            raise OptionError(f"mode={mode!r}: give 'min' or 'max'.")
         self.name, self.repeats, self.retries, self.strict = name, repeats, retries, strict
+        self.metric, self.mode = metric, mode
         self.arms = _checked_arms(arms, train)
         self.stages = checked_stages(stages)
         self.benchmarks = _checked_benchmarks(benchmarks)
@@ -167,13 +174,19 @@ class Experiment:
     def _result(self, conductor: Conductor) -> ExperimentResult:
         of_arm: dict[str, list[Any]] = {arm.name: [] for arm in self.arms}
         for planned in self._runs:
-            if planned.key in conductor.results:
-                of_arm[planned.arm].append(conductor.results[planned.key])
+            of_arm[planned.arm].append(conductor.results.get(planned.key) or self._unfinished(planned))
         arms = [
             ArmResult(arm.name, describe(arm.required_recipe().config), tuple(of_arm[arm.name])) for arm in self.arms
         ]
-        status = "stopped" if conductor.stop_reason is not None else "completed"
-        return ExperimentResult(self.name, tuple(arms), self.store.directory, status=status)
+        failed = any(result.status in ("failed", "skipped") for result in conductor.results.values())
+        status = "stopped" if conductor.stop_reason is not None else "failed" if failed else "completed"
+        about = {"metric": self.metric, "direction": self.mode}
+        return ExperimentResult(self.name, tuple(arms), self.store.directory, status=status, **about)
+
+    def _unfinished(self, planned: PlannedRun) -> RunResult:
+        """A run that was not made this time: as an earlier start left it, or as one that has not begun."""
+        facts: dict[str, Any] = {"repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
+        return self.store.result(planned.key) or RunResult(planned.key, status="waiting", attempts=0, **facts)
 
     def _first_of_each_kind(self, subscribers: Subscribers) -> list[Assignment]:
         """What is carried out, but for repeats, to see whether it can be."""

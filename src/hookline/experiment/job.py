@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.collection import CallbackCollection
-from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.errors import CheckpointError, HooklineError, OptionError
 from hookline.core.state import ArmResult, EvalResult, LogContext, RunResult
 from hookline.core.values import plain
 from hookline.experiment.benchmark_callback import BenchmarkCallback
@@ -231,7 +231,9 @@ class Job:
             return None
         except Exception as error:
             self._failed_evals[benchmark.name] = traceback.format_exc()
-            logger.exception("The benchmark %s of %s failed; the run goes on.", benchmark.name, self.run_key)
+            told = None if isinstance(error, HooklineError) else error  # ours say all there is to say
+            words = "The benchmark %s of %s failed, and the run goes on: %s"
+            logger.log(logging.ERROR, words, benchmark.name, self.run_key, error, exc_info=told)
             if self._session is not None and self._session.recorder is not None:
                 words = f"{type(error).__name__}: {error}"
                 facts = {"benchmark": benchmark.name, "error": words}
@@ -282,6 +284,7 @@ class Job:
             seed=planned.seed,
             output_dir=self.directory,
             attempts=self._assignment.attempt,
+            returned=tuple(self.results),
         )
 
     def _why(self, error: BaseException | None) -> str | None:

@@ -77,7 +77,8 @@ class ExperimentStore:
             shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
             raise ConfigError(
                 f"output_dir={str(self.directory)!r} has runs of {name!r} with other settings: {shown}. "
-                "Give another output_dir, or other names to the arms that are new."
+                "Give another output_dir, or arms with new settings other names; stages and benchmarks cannot be added "
+                "to what is there."
             )
 
     def open(self, name: str, plan: Mapping[str, Any]) -> None:
@@ -184,7 +185,7 @@ def _changes(then: Any, now: Any, part: str) -> list[str]:
         return []
     if part == "arms":
         both = {name: (old, now[name]) for name, old in then.items() if name in now}
-        return [change for name, pair in both.items() for change in differences(*pair, path=f"arm {name!r}:")]
+        return [f"arm {name!r}: {change}" for name, pair in both.items() for change in differences(*pair)]
     return differences(then, now, part)
 
 
@@ -196,6 +197,7 @@ def _fields(value: Any) -> Any:
 def _run_result(found: Mapping[str, Any], directory: Path) -> RunResult:
     values = dict(found)
     values["metrics"] = _numbers(values["metrics"])
+    values["returned"] = tuple(values.get("returned", ()))
     values["evals"] = tuple(_eval_result(each) for each in values["evals"])
     artifacts = values["artifacts"]
     values["artifacts"] = None if artifacts is None else _artifacts(artifacts)

@@ -28,7 +28,9 @@ their callbacks about errors. `requests` is asked once after each step, at the p
 stop, save and validate; where several processes train together they settle there what all of them do, so all of them
 have to ask. What a framework does not tell (batches, the optimizer) is left out; nothing is made up.
 
-The host counts, not the loop: `train_start` and `step_end` take the number of completed steps from it. Metrics that
+The host counts, not the loop: `train_start` and `step_end` take the number of completed steps from it. A step may be
+open while the host validates, saves and ends an epoch: what it does there belongs to the steps that are complete, and
+the open one goes on with the next batch. Metrics that
 the host gives (`step_end`, `host_log`, `validation_end`) are the same on all processes, and rank zero records them;
 what subscribers log is recorded by each process. SIGINT and SIGTERM ask for a stop at the host's next boundary.
 
@@ -248,14 +250,15 @@ class HostLoop(Session):
         self.callbacks.on_validation_batch_end(self, outputs, batch, self._validation_batch_idx)
         self._validation_batch_idx += 1
 
-    def validation_end(self, name: str, metrics: Mapping[str, Any]) -> None:
+    def validation_end(self, name: str, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """The validation is over.
 
         Args:
             name: What the evaluation is called, for `on_eval`.
             metrics: By the names that they are recorded under, such as ``val/loss``.
+            step: The number of completed steps, where the host knows of more than it has told.
         """
-        step = self.step + self.in_step
+        step = self.step if step is None else step
         self._validating = False
         row = self.validation_metrics = MetricsRow(collect((dict(metrics),), {}, defer))
         self.commit(step, row, axis="eval", common=True)
@@ -291,22 +294,30 @@ class HostLoop(Session):
         at = self.step + self.in_step if step is None else step
         return ManifestRow(at, place, dict(self.metrics), kind=kind, bytes=size, time=time.time())
 
-    def checkpoint_saved(self, path: str | Path, *, kind: str = "step") -> ManifestRow:
-        """The host saved a checkpoint."""
-        row = self.checkpoint_row(path, kind=kind)
+    def checkpoint_saved(self, path: str | Path, *, kind: str = "step", step: int | None = None) -> ManifestRow:
+        """The host saved a checkpoint.
+
+        Args:
+            step: The number of completed steps in it, where the host knows of more than it has told.
+        """
+        row = self.checkpoint_row(path, kind=kind, step=self.step if step is None else step)
         self.checkpoints.append(row)
         if self.recorder is not None and self.rank == 0:
             self.recorder.event("checkpoint", step=row.step, path=str(row.path), bytes=row.bytes, kind=kind)
         self.callbacks.on_checkpoint(self, row)
         return row
 
-    def state_dict(self) -> dict[str, Any]:
-        """What belongs into the host's checkpoint: counters, metrics, the callbacks' states, and which run it is."""
+    def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
+        """What belongs into the host's checkpoint: counters, metrics, the callbacks' states, and which run it is.
+
+        Args:
+            step: The number of completed steps, where the host knows of more than it has told.
+        """
         self.callbacks.drain()  # so that the states are those of all moments so far
         if self.recorder is not None:
             self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
         home = None if self.output_dir is None else str(self.output_dir)
-        return self._state(self.step + self.in_step) | {"run": home}
+        return self._state(self.step if step is None else step) | {"run": home}
 
     def train_end(self) -> None:
         """The host has trained to an orderly end."""

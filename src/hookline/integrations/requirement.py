@@ -13,12 +13,15 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 Release = tuple[int, ...]
 
 
-def require(package: str, versions: str, *, extra: str, what: str = "hookline", alternative: str | None = None) -> None:
+def require(
+    package: str, versions: str | None, *, extra: str, what: str = "hookline", alternative: str | None = None
+) -> None:
     """Check that a package is installed, and of a version that is supported.
 
     Args:
         package: What it is imported as.
-        versions: Those that are supported, such as ``">=2.4"`` or ``">=2.4,<4"``.
+        versions: Those that are supported, such as ``">=2.4"`` or ``">=2.4,<4"``; None for whichever another
+            package brings.
         extra: The extra of hookline that brings it.
         what: What needs it.
         alternative: Another package that does as well.
@@ -30,7 +33,7 @@ def require(package: str, versions: str, *, extra: str, what: str = "hookline", 
     if found is None:
         raise MissingExtraError(what, extra)
     installed = _version(found)
-    if installed is not None and not _fits(installed, versions):
+    if installed is not None and versions is not None and not _fits(installed, versions):
         raise MissingExtraError(
             f"{what} works with {found}{versions}, and {installed} is installed. "
             f"Install one that is supported with: pip install -U 'hookline[{extra}]'"

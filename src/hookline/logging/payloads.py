@@ -139,12 +139,16 @@ def payload_of(record: logging.LogRecord) -> Payload | None:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The data of any record: of its payload or dict, and attributes that a record does not have by itself."""
+    """The data of any record: of its payload or dict, and attributes that a record does not have by itself.
+
+    Those that begin with an underscore are some library's own: Ray puts one into every record.
+    """
     attributes = vars(record)
     data = attributes.get(ATTRIBUTE)
     fields = data.fields() if isinstance(data, Payload) else dict(data) if isinstance(data, Mapping) else {}
     for key in attributes.keys() - _STANDARD:
-        fields.setdefault(key, attributes[key])
+        if not key.startswith("_"):
+            fields.setdefault(key, attributes[key])
     return fields
 
 

@@ -74,7 +74,7 @@ class Batches:
     @property
     def is_iterator(self) -> bool:
         """Whether one epoch uses it up."""
-        return not isinstance(self.data, DataLoader) and iter(self.data) is self.data
+        return isinstance(self.data, Iterator)
 
     @property
     def advice(self) -> str:

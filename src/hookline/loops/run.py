@@ -111,7 +111,7 @@ class Run(Session):
         _require_count("epochs", epochs)
         if total is not None:
             _require_count("total", total)
-        if epochs > 1 and iter(data) is data:
+        if epochs > 1 and isinstance(data, Iterator):  # iter(loader) would draw from the random states
             raise OptionError(
                 f"steps(epochs={epochs}): {data!r} is an iterator, which one epoch uses up. "
                 "Give a list or a loader that can be iterated over again."

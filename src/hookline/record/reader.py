@@ -224,7 +224,7 @@ class Marks:
     """What makes earlier records obsolete: resumes by writer and axis, and evaluations that were done again."""
 
     resumes: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
-    evaluated: dict[tuple[str, int], int] = field(default_factory=dict)
+    evaluated: dict[tuple[str, int, str], int] = field(default_factory=dict)
 
 
 def marks_of(found: Iterable[File]) -> Marks:
@@ -242,8 +242,9 @@ def _note(marks: Marks, file: File, record: Any) -> None:
         for axis, step in record.data.get("steps", {}).items():
             marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
     elif isinstance(record, Metrics) and record.axis == "eval":
-        key = (file.name, record.step)
-        marks.evaluated[key] = max(file.session, marks.evaluated.get(key, 0))
+        for name in record.values:
+            key = (file.name, record.step, name)
+            marks.evaluated[key] = max(file.session, marks.evaluated.get(key, 0))
 
 
 def is_resume(record: Any) -> bool:
@@ -288,8 +289,8 @@ def is_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
         return False
     axis = record.axis if not isinstance(record, Rewards) else "train"
     if axis == "eval" and isinstance(record, Metrics):
-        latest = marks.evaluated.get((file.name, record.step), 0)  # 0 where it was written since the marks were read
-        if latest > file.session:
+        keys = ((file.name, record.step, name) for name in record.values)  # another evaluation has other names
+        if any(marks.evaluated.get(key, 0) > file.session for key in keys):  # 0: written since the marks were read
             return True
     resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)

@@ -60,16 +60,16 @@ def make_executor(given: Any) -> Executor:
         ((name, options),) = given.items()
     else:
         name, options = given, {}
-    kinds: dict[str, Callable[..., Executor]] = {"local": _local, "ray": _ray}
-    if not isinstance(name, str) or name not in kinds:
-        known = closest(name, kinds) if isinstance(name, str) else "Give 'local' or 'ray'."
+    options_of = {"local": ("processes",), "ray": ("num_cpus", "num_gpus", "resources", "max_runs")}
+    if not isinstance(name, str) or name not in options_of:
+        known = closest(name, options_of) if isinstance(name, str) else "Give 'local' or 'ray'."
         raise OptionError(f"executor={given!r}: there is no such executor. {known}")
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"executor={given!r}: the options of {name!r} are a mapping.")
-    try:
-        return kinds[name](**(options or {}))
-    except TypeError as error:
-        raise OptionError(f"executor={given!r}: {str(error).partition('() ')[2] or error}.") from error
+    for option in options or ():
+        if option not in options_of[name]:
+            raise OptionError(f"executor={given!r}: it has no {option!r}. {closest(str(option), options_of[name])}")
+    return (_ray if name == "ray" else _local)(**(options or {}))
 
 
 def _local(*, processes: int | None = None) -> Executor:

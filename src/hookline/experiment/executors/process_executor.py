@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -183,6 +184,7 @@ def _death(exit_code: int | None) -> str:
 @contextmanager
 def _interrupts_kept_off() -> Iterator[None]:
     """A process that is started inside never hears Ctrl-C, also while it still imports: it is told by us."""
+    resource_tracker.ensure_running()  # which would let them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

@@ -17,7 +17,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -55,6 +55,7 @@ class ExperimentFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         base: What the settings of arms and of the grid go on top of: one of ``sft``, ``rl`` and ``function``.
         arms: Settings on top of the base by the name of their arm, or a configuration of the arm's own.
         grid: Values of settings; each combination of them is an arm.
+        metric: What the tables are about, and ``mode`` whether it is better when smaller or larger.
         stages: Trainings that follow one another in each arm, each with a name and settings on top of the arm's.
     """
 
@@ -62,6 +63,8 @@ class ExperimentFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_dir: str | None = None
     repeats: Annotated[int, msgspec.Meta(ge=1)] = 1
     retries: Annotated[int, msgspec.Meta(ge=0)] = 0
+    metric: str | None = None
+    mode: Literal["min", "max"] | None = None
     executor: str | dict[str, dict[str, Any] | None] = "local"
     base: dict[str, Any] | None = None
     arms: dict[str, dict[str, Any] | None] | None = None
@@ -99,6 +102,8 @@ def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dic
         "executor": _executor(file, source),
         "sinks": file.sinks or [],
         "retries": file.retries,
+        "metric": file.metric,
+        "mode": file.mode,
         "strict": file.strict,
     }
 

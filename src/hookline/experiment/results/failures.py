@@ -6,8 +6,19 @@ from hookline.core.state import ArmResult, RunResult
 
 
 def unfinished_runs(arms: Iterable[ArmResult]) -> list[RunResult]:
-    """The runs that did not complete."""
-    return [run for arm in arms for run in arm.runs if run.status != "completed"]
+    """The runs that began and did not complete."""
+    return [run for arm in arms for run in arm.runs if run.status not in ("completed", "waiting")]
+
+
+def what_is_missing(arms: Iterable[ArmResult]) -> str | None:
+    """What an experiment that was stopped lacks, in a sentence; None where it was brought to its end."""
+    runs = [run for arm in arms for run in arm.runs]
+    stopped, waiting = (sum(run.status == status for run in runs) for status in ("stopped", "waiting"))
+    if not stopped and not waiting:
+        return None
+    done = sum(run.status == "completed" for run in runs)
+    parts = [f"{number:,} {words}" for number, words in ((stopped, "stopped"), (waiting, "not begun")) if number]
+    return f"NOT COMPLETE: {done:,} of {len(runs):,} runs; {', '.join(parts)}. Run it again to go on."
 
 
 def failed_benchmarks(arms: Iterable[ArmResult]) -> Iterator[tuple[str, str, str]]:

@@ -1,7 +1,7 @@
 """Which metric an experiment is about, and which way it is better."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from hookline.callbacks.direction import direction
@@ -12,7 +12,7 @@ _OVERHEAD = "hooks/"
 
 
 def main_metric(arms: Sequence[ArmResult]) -> str | None:
-    """The first metric of the first benchmark, else a validation metric, else one that looks like a result.
+    """The first metric of the first benchmark, what functions returned, a validation metric, or a likely result.
 
     A metric that all arms have comes before one that only some have. None where no run completed with a number.
     """
@@ -21,6 +21,8 @@ def main_metric(arms: Sequence[ArmResult]) -> str | None:
     for run in (run for runs in runs_of for run in runs):
         if of_benchmarks := benchmark_names([run]):
             return of_benchmarks[0]
+    if returned := _shared(runs_of, lambda run: run.returned):
+        return _likeliest(returned)
     return _likeliest(_shared(runs_of))
 
 
@@ -58,8 +60,15 @@ def _is_of_benchmark(metric: str, runs: Iterable[RunResult]) -> bool:
     return any(metric == f"{result.name}/{name}" for run in runs for result in run.evals for name in result.metrics)
 
 
-def _shared(runs_of: Sequence[Sequence[RunResult]]) -> list[str]:
-    """The metrics that all arms have, or those that most have."""
-    counts = Counter(name for runs in runs_of for name in names(runs) if not name.startswith(_OVERHEAD))
+def _shared(
+    runs_of: Sequence[Sequence[RunResult]], some: Callable[[RunResult], Sequence[str]] | None = None
+) -> list[str]:
+    """The metrics, or those among ``some``, that all arms have, or those that most have."""
+    counts = Counter(
+        name
+        for runs in runs_of
+        for name in names(runs)
+        if not name.startswith(_OVERHEAD) and (some is None or any(name in some(run) for run in runs))
+    )
     most = max(counts.values(), default=0)
     return [name for name, count in counts.items() if count == most]

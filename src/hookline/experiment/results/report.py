@@ -16,7 +16,7 @@ from hookline.experiment.results.atomic_file import write_atomically
 from hookline.experiment.results.benchmark_tables import benchmark_blocks
 from hookline.experiment.results.config_differences import config_differences
 from hookline.experiment.results.difference_text import sentence
-from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs
+from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs, what_is_missing
 from hookline.experiment.results.leaderboard import Leaderboard, count_text, leaderboard
 from hookline.experiment.results.number_text import NOTHING, count, mean_text, shown, time_text
 from hookline.experiment.results.report_blocks import Block, Code, Heading, Items, Paragraph, Picture, Table
@@ -61,6 +61,8 @@ def _report(result: ExperimentResult, curves: Picture | Paragraph) -> list[Block
     board = leaderboard(result.arms, metric, result.mode(metric))
     shown_arms = _arms_of(result, board)
     blocks: list[Block] = [Heading(result.name, 1), Paragraph(_overview(result))]
+    if missing := what_is_missing(result.arms):
+        blocks.append(Paragraph(missing))
     blocks += _results(result, board)
     blocks += _differences(result, board)
     blocks += [Heading("Curves"), curves]
@@ -103,9 +105,10 @@ def _results(result: ExperimentResult, board: Leaderboard) -> list[Block]:
         return [*blocks, Paragraph("No run completed with a result that could be compared.")]
     best = next(row for row in result.table() if row.arm == board.best)
     better = "larger" if board.mode == "max" else "smaller"
+    so_far = " so far" if what_is_missing(result.arms) else ""
     blocks.append(
         Paragraph(
-            f"{board.best} is best by {board.metric} ({better} is better){_of_stage(board)}: "
+            f"{board.best} is best{so_far} by {board.metric} ({better} is better){_of_stage(board)}: "
             f"{mean_text(best.mean, best.std)} over {count(best.n, 'repeat')}."
         )
     )

@@ -40,7 +40,7 @@ COMPARED_ARMS = 10
 CURVES_FILE = "curves.png"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExperimentResult(state.ExperimentResult):
     """A whole experiment: its arms, in the order in which they were given, and what can be said about them."""
 
@@ -53,10 +53,22 @@ class ExperimentResult(state.ExperimentResult):
     def main_metric(self) -> str | None:
         """The metric that the tables are about.
 
-        The first one of the first benchmark; without benchmarks a validation metric; without those one that all
-        arms have and that looks like a result. None where no run completed with a number.
+        What the experiment was told; else the first one of the first benchmark; without benchmarks what functions
+        returned; a validation metric; one that all arms have and that looks like a result. None where no run
+        completed with a number.
         """
-        return main_metric(self.arms)
+        return self.metric or main_metric(self.arms)
+
+    @property
+    def failed(self) -> list[RunResult]:
+        """The runs that failed, or were skipped because what they start from did."""
+        return [run for run in self.runs if run.status in ("failed", "skipped")]
+
+    def __repr__(self) -> str:
+        return f"ExperimentResult({self.name!r}, {self.status}: {len(self.arms)} arms, {len(self.runs)} runs)"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
 
     def metric_names(self) -> list[str]:
         """The metrics that completed runs have, benchmarks' as ``<benchmark>/<metric>``."""
@@ -68,7 +80,8 @@ class ExperimentResult(state.ExperimentResult):
 
     def mode(self, metric: str | None = None, mode: str | None = None) -> Mode:
         """Whether a metric is better when it is smaller (``"min"``) or larger (``"max"``)."""
-        return better(self.main_metric if metric is None else metric, mode, self.runs)
+        about = self.main_metric if metric is None else metric
+        return better(about, mode or (self.direction if about == self.metric else None), self.runs)
 
     def table(self, metric: str | None = None, *, by_stage: bool = False, mode: str | None = None) -> list[ArmRow]:
         """A row for each arm, in the order given; with ``by_stage``, one for each arm and stage.

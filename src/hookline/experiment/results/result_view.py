@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookline.core.state import ExperimentResult
-from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs
+from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs, what_is_missing
 from hookline.experiment.results.leaderboard import Leaderboard
 from hookline.experiment.results.number_text import count, time_text
 from hookline.loops.summary import LOG_FILE_WIDTH
@@ -74,7 +74,9 @@ def _table(board: Leaderboard) -> "Table":
 def _failures(result: ExperimentResult) -> "Sequence[RenderableType]":
     from rich.text import Text
 
-    lines = [
+    missing = what_is_missing(result.arms)
+    lines = [Text(f"  {missing}", style="yellow")] if missing else []
+    lines += [
         Text(f"  {run.status}: {run.run_key}: {last_line(run.error) or 'no reason is known'}", style=_style(run.status))
         for run in unfinished_runs(result.arms)
     ]

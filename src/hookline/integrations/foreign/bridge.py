@@ -85,5 +85,10 @@ class ForeignCallback(Callback):
         self.event = event
         try:
             return getattr(self.foreign, event)(*args, **kwargs)
+        except (AssertionError, ValueError) as error:
+            if type(error) in (AssertionError, ValueError):  # those of the framework may say nothing, or only a name
+                told = ": ".join(map(str, error.args)) or "it does not say why"
+                error.args = (f"{self.who} failed in its {event}(): {told}",)
+            raise
         finally:
             self.event = ""

@@ -122,7 +122,7 @@ def _of_loop(loop: Any) -> dict[str, Any]:
 def eval_name(name: str) -> str:
     """What a metric of a validation is called by Hugging Face.
 
-    >>> eval_name("val/loss"), eval_name("loss")
-    ('eval_loss', 'loss')
+    >>> eval_name("val/loss"), eval_name("val_loss"), eval_name("loss")
+    ('eval_loss', 'eval_loss', 'loss')
     """
-    return f"eval_{name.removeprefix('val/')}" if name.startswith("val/") else name
+    return f"eval_{name[4:]}" if name.startswith(("val/", "val_")) else name

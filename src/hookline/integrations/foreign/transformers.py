@@ -6,7 +6,8 @@
 - ``control`` is a real `TrainerControl`. ``should_training_stop``, ``should_save`` and ``should_evaluate`` become
   requests to the loop, unless it has just done that; ``should_log`` is done anyway. An epoch cannot be cut short, so
   ``should_epoch_stop`` is an error.
-- Metrics of validations are called as Hugging Face calls them: ``val/loss`` is ``eval_loss``.
+- Metrics of validations are called as Hugging Face calls them: ``val/loss`` and ``val_loss`` are ``eval_loss``, and
+  what a host calls ``eval_loss`` stays so.
 - `on_pre_optimizer_step` comes before the gradients are clipped. `on_optimizer_step` comes out of the optimizer itself,
   while the gradients are still there; what it raises is reported at the end of the step.
 - The state of an `ExportableState` lies in the loop's checkpoints.
@@ -251,9 +252,12 @@ def _parts(loop: Any) -> dict[str, Any]:
 
 def _named(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
     """The metrics of an evaluation, by the names that Hugging Face gives them."""
-    names = {name: eval_name(name) for name in metrics}
-    own = {name: f"eval_{evaluation}_{name.removeprefix(f'{evaluation}/')}" for name in metrics}
-    return {(names if evaluation == "val" else own)[name]: plain(metrics[name]) for name in metrics}
+    start = "eval_" if evaluation in ("val", "eval") else f"eval_{evaluation}_"
+    named = {name: eval_name(name) for name in metrics}
+    return {
+        name if name.startswith("eval_") else start + name.removeprefix(f"{evaluation}/"): plain(metrics[given])
+        for given, name in named.items()
+    }
 
 
 def _logged(loop: Any, step: int, metrics: dict[str, Any]) -> dict[str, Any]:

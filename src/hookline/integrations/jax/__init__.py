@@ -15,6 +15,7 @@
 from hookline.integrations.requirement import require
 
 require("jax", ">=0.4.30", extra="jax", what=__name__)
+require("jaxlib", None, extra="jax", what=__name__)
 
 from hookline.integrations.jax.jax_run import JaxRun, run
 

@@ -13,7 +13,7 @@
 
 Keras does not tell callbacks that ``fit`` raised. As a context, ``with HooklineCallback(...) as hooks:``, this one is
 told at once. Otherwise the run ends as failed when the callback is next used, or when the program ends, with the
-exception if it was that which ended the program.
+exception if it was that which ended the program. The signals are given back at once, or with the first one that comes.
 """
 
 import atexit
@@ -130,7 +130,7 @@ class HooklineCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         rest = {name: value for name, value in (logs or {}).items() if name not in self._known}
         if rest:
-            self.loop.host_log(rest)  # what another callback put among the logs
+            self.loop.host_log(rest, step=self.loop.step)  # what another callback put among the logs
         self._epochs_done = epoch + 1
         self.loop.epoch_end()
         self._answer()
@@ -238,6 +238,4 @@ class HooklineCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end_with_the_program(self) -> None:
         """End a run that an error left open, with that error where it is what ended the program."""
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
-            self._end_what_was_left(error)
+        self._end_what_was_left(getattr(sys, "last_value", None))

@@ -2,8 +2,13 @@
 
 On JAX a model does not have its variables' values while an epoch runs. A callback of Keras that is asked for its model
 puts them there first, and so does this loop.
+
+A fit that an error ended leaves the loop running, as Keras does not tell. A signal that comes when no code of Keras is
+under way is not for it: it goes to whoever had the signals before, and so does every later one.
 """
 
+import signal
+import sys
 from typing import Any
 
 from hookline.integrations.host_loop import HostLoop
@@ -21,6 +26,13 @@ class KerasLoop(HostLoop):
     def __init__(self, name: str, *, callback: Any, **options: Any) -> None:
         self._callback = callback
         super().__init__(name, native=None, **options)
+
+    def _heard_signal(self, name: str) -> None:
+        if _keras_runs():
+            super()._heard_signal(name)
+        else:
+            self._signals.restore()
+            signal.raise_signal(signal.Signals[name])
 
     @property
     def model(self) -> Any:
@@ -49,6 +61,16 @@ class KerasLoop(HostLoop):
     @optimizer.setter
     def optimizer(self, optimizer: Any) -> None:
         _refuse("optimizer", optimizer)
+
+
+def _keras_runs() -> bool:
+    """Whether one of Keras's functions called this one, however far up."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "keras":
+            return True
+    return False
 
 
 def _refuse(name: str, value: Any) -> None:

@@ -12,7 +12,9 @@ class UpdateCount:
 
     def __init__(self, optimizer: Any) -> None:
         self._each = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-        self._batches = int(getattr(optimizer, "iterations", 0))
+        # its public count is of updates, and does not tell how many batches wait for the next one
+        updates = int(getattr(optimizer, "iterations", 0))
+        self._batches = int(getattr(optimizer, "_iterations", updates * self._each))
 
     @property
     def updates(self) -> int:

@@ -21,11 +21,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hookline.core.errors import DuplicateError
 from hookline.core.state import ManifestRow
 from hookline.integrations.host_loop import HostLoop
 from hookline.integrations.lightning.checkpoint_watch import CheckpointWatch
 from hookline.integrations.lightning.framework import FRAMEWORK
-from hookline.integrations.lightning.logged_metrics import LoggedMetrics
+from hookline.integrations.lightning.logged_metrics import LoggedMetrics, also_as_ours
 from hookline.integrations.lightning.logger import HooklineLogger
 from hookline.integrations.lightning.plain_state import plain_state
 from hookline.integrations.lightning.step_loss import StepLoss
@@ -84,6 +85,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         self._global_step = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        _check_that_it_is_alone(trainer)
         self._saved_state = None
         self._logged.forget()
         self._watch.begin(trainer)
@@ -99,7 +101,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         if not self._has_state:
             return {}
-        state: dict[str, Any] = plain_state(self.loop.state_dict() | {"step": self.loop.step})
+        state: dict[str, Any] = plain_state(self.loop.state_dict(step=self._steps_done()))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -116,7 +118,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         loop.train_start(
             step=loop.step,
             epoch=trainer.current_epoch,
-            num_steps=_planned_steps(trainer),
+            num_steps=_planned_steps(trainer) if pl_module.automatic_optimization else None,
             num_epochs=max_epochs if max_epochs is not None and max_epochs >= 0 else None,
         )
 
@@ -165,6 +167,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
             self.loop.failed(exception)
         finally:
             self.is_recording = False
+            self._watch.end()  # nothing is torn down after an error
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
@@ -258,7 +261,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         trained_to, saved = self.loop.step, self._saved_state
         if not trains and saved is not None:
             self.loop.step = saved["step"]  # it is this checkpoint that was evaluated
-        self.loop.validation_end(name, self._logged.take(trainer))
+        self.loop.validation_end(name, also_as_ours(self._logged.take(trainer), name))
         self.loop.step = trained_to
         if trains:
             self._answer(trainer)
@@ -275,7 +278,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         """Record what was logged behind the last step: the means of an epoch."""
         rest = self._logged.take(trainer)
         if rest:
-            self.loop.host_log(rest)
+            self.loop.host_log(rest, step=self.loop.step)
 
     def _answer(self, trainer: Any, *, validates: bool = False) -> None:
         """Do what callbacks asked for; a validation that cannot be had here comes behind the next step."""
@@ -317,7 +320,19 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
 
     def _tell_saved(self, path: Any) -> None:
         if self.is_recording:
-            self._saved = self.loop.checkpoint_saved(path)
+            self._saved = self.loop.checkpoint_saved(path, step=self._steps_done())
+
+    def _steps_done(self) -> int:
+        """The completed steps, with one whose end Lightning has told to others and not to this callback yet."""
+        loop = self.loop
+        return loop.step + (loop.in_step and loop.native.global_step != self._global_step)
+
+
+def _check_that_it_is_alone(trainer: Any) -> None:
+    if sum(isinstance(each, HooklineCallback) for each in trainer.callbacks) > 1:
+        raise DuplicateError(
+            "This trainer has two HooklineCallbacks: give all callbacks to one of them, HooklineCallback([...])."
+        )
 
 
 def _planned_steps(trainer: Any) -> int | None:

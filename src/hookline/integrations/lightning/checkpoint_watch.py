@@ -20,6 +20,8 @@ class CheckpointWatch:
     def __init__(self, tell: Callable[[Any], None]) -> None:
         self._tell = tell
         self._trainer: Any = None
+        self._ours: Any = None
+        self._before: dict[str, Any] = {}
 
     def begin(self, trainer: Any) -> None:
         """Watch this trainer."""
@@ -29,12 +31,18 @@ class CheckpointWatch:
         @wraps(save)
         def save_checkpoint(filepath: Any, *args: Any, **options: Any) -> None:
             save(filepath, *args, **options)
-            self._tell(filepath)
+            if self._ours is save_checkpoint:
+                self._tell(filepath)
 
-        self._trainer, trainer.save_checkpoint = trainer, save_checkpoint
+        # somebody else may have put a method there as well
+        self._before = {"save_checkpoint": save} if "save_checkpoint" in vars(trainer) else {}
+        self._trainer, self._ours = trainer, save_checkpoint
+        trainer.save_checkpoint = save_checkpoint
 
     def end(self) -> None:
-        """Leave the trainer as it was."""
-        if self._trainer is not None:
-            del self._trainer.save_checkpoint
-            self._trainer = None
+        """Leave the trainer as it was; what somebody has put around the method since stays, and is told no more."""
+        trainer, ours = self._trainer, self._ours
+        self._trainer = self._ours = None
+        if trainer is not None and vars(trainer).get("save_checkpoint") is ours:
+            del trainer.save_checkpoint
+            vars(trainer).update(self._before)

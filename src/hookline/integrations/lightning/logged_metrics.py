@@ -29,6 +29,13 @@ class LoggedMetrics:
         self._seen.clear()
 
 
+def also_as_ours(metrics: dict[str, Any], evaluation: str) -> dict[str, Any]:
+    """The metrics of an evaluation, also by the names that hookline's own loops use: ``val_loss`` is ``val/loss``."""
+    start = f"{evaluation}_"
+    ours = {f"{evaluation}/{name.removeprefix(start)}": v for name, v in metrics.items() if name.startswith(start)}
+    return {**ours, **metrics}
+
+
 def _is_same(value: Any, other: Any) -> bool:
     if value is other:
         return True

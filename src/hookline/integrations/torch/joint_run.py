@@ -143,7 +143,8 @@ class JointRun(Run):
         if total is None and self.batches_per_step > 1 and isinstance(batches, Sized):
             epoch, done = (self.epoch, self._to_skip) if self._inside_epochs else self._place(epochs)
             steps = -(-len(batches) // self.batches_per_step)
-            self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - done // self.batches_per_step
+            steps_done = -(-done // self.batches_per_step)  # the last one of an epoch may have had fewer batches
+            self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - steps_done
 
     def _leave_step(self) -> None:
         super()._leave_step()

@@ -12,6 +12,7 @@ from hookline.integrations.requirement import require
 
 require("torch", ">=2.4", extra="hf", what=__name__)
 require("transformers", ">=4.50", extra="hf", what=__name__)
+require("accelerate", ">=1.0", extra="hf", what=__name__)
 
 from hookline.integrations.transformers.attachment import attach
 from hookline.integrations.transformers.callback import HooklineCallback

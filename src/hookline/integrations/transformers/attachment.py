@@ -8,6 +8,7 @@ It changes nothing of what they are given and return, and `detach` takes it away
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from hookline.core.errors import DuplicateError, OptionError
 from hookline.integrations.transformers.callback import HooklineCallback
 from hookline.integrations.trl import Generations, generates
+
+logger = logging.getLogger("hookline")
 
 METHODS = ("train", "training_step", "evaluate", "prediction_step")
 
@@ -32,18 +35,33 @@ class Attachment:
         self.trainer, self.callback = trainer, callback
         self.generations = Generations(trainer, callback.loop, samples) if generates(trainer) else None
         self._evaluations = 0
+        self._is_removed = False
         self._before = {name: vars(trainer)[name] for name in METHODS if name in vars(trainer)}
-        for name in METHODS:
-            method = getattr(trainer, name)
-            setattr(trainer, name, functools.wraps(method)(functools.partial(getattr(self, f"_{name}"), method)))
+        self._ours = {name: self._telling(name, getattr(trainer, name)) for name in METHODS}
+        vars(trainer).update(self._ours)
 
     def remove(self) -> None:
-        """Give the trainer its own methods back."""
+        """Give the trainer its own methods back; what somebody else has put there since stays, and is said."""
+        self._is_removed = True
+        now = vars(self.trainer)
         for name in METHODS:
-            delattr(self.trainer, name)
-        vars(self.trainer).update(self._before)  # somebody else may have put something before them as well
+            if now.get(name) is not self._ours[name]:
+                logger.warning("trainer.%s was replaced behind hookline's back: it is left as it is.", name)
+            elif name in self._before:  # somebody else had put something there as well
+                now[name] = self._before[name]
+            else:
+                del now[name]
         if self.generations is not None:
             self.generations.remove()
+
+    def _telling(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        tell = getattr(self, f"_{name}")
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs) if self._is_removed else tell(method, *args, **kwargs)
+
+        return call
 
     def _train(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Train; an error reaches the callbacks, which Hugging Face does not tell about it."""

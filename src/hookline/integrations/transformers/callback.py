@@ -111,12 +111,15 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         if self._epochs > 1:
             self.loop.epoch_start(self.loop.epoch + 1)
         else:
-            done = _batches_done(args, state.global_step, kwargs.get("train_dataloader"))
+            done = _batches_done(args, state, kwargs.get("train_dataloader"))
             self.loop.epoch_start(int(state.epoch or 0), batches_done=done)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._complete_step(control)
-        self._step, self._checkpoints.at_boundary = StepUnderWay(), False
+        self._checkpoints.at_boundary = False
+        if self.loop.in_step:
+            return  # the epoch before left batches over, whose gradients are still there
+        self._step = StepUnderWay()
         self.loop.step_start()
         if not self.is_attached:
             self.loop.batch_start()
@@ -147,7 +150,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
             self._logged_at = state.global_step
         if self._step.ended_at is not None:
             self._complete_step(control, metrics)
-        elif self.loop.in_step:  # somebody logs in the middle of a step: it belongs into its row
+        elif self.loop.in_step and not self._checkpoints.at_boundary:  # in the middle of a step: it belongs to its row
             self._step.logged |= metrics
         else:
             self.loop.host_log(metrics, step=state.global_step)
@@ -172,9 +175,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
             self._end_epoch_at_last(control)
         elif self._evaluations_left:
             self._evaluations_left -= 1
-        if control.should_evaluate:  # which Hugging Face would forget: it has looked already
-            control.should_evaluate = False
-            self.loop.request_validation()
+        self._put_validation_off(control)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         if not self.is_attached:  # only now is it known that those batches were no evaluation
@@ -185,9 +186,11 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         self._end_epoch_at_last(control)
         self._checkpoints.saved(self._checkpoints.place(state.global_step))
         self._answer(control)
+        self._put_validation_off(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._complete_step(control)
+        self._checkpoints.at_boundary = True  # also where batches are left over
         self._evaluations_left = self._evaluations() if control.should_evaluate else 0
         if not self._evaluations_left:
             self._end_epoch(control)
@@ -289,6 +292,12 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         if self._checkpoints.is_due:
             control.should_save = True
 
+    def _put_validation_off(self, control: Any) -> None:
+        """Keep a validation for the next boundary that Hugging Face would forget: at this one it has looked already."""
+        if control.should_evaluate:
+            control.should_evaluate = False
+            self.loop.request_validation()
+
     def _can_evaluate(self) -> bool:
         if self.is_attached:
             possible = self.trainer.eval_dataset is not None
@@ -302,9 +311,14 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         return self._checkpoints.save(path)
 
 
-def _batches_done(args: Any, step: int, batches: Any) -> int:
+def _batches_done(args: Any, state: Any, batches: Any) -> int:
     """How many batches of the epoch a training that goes on behind a step leaves out."""
-    if step == 0 or args.ignore_data_skip or not hasattr(batches, "__len__"):
+    step: int = state.global_step
+    if step == 0 or args.ignore_data_skip or batches is None:
         return 0
     accumulation: int = args.gradient_accumulation_steps
-    return step % max(1, math.ceil(len(batches) / accumulation)) * accumulation
+    try:
+        steps_per_epoch = max(1, math.ceil(len(batches) / accumulation))
+    except TypeError:  # data without a length: for Hugging Face the whole training is one epoch
+        steps_per_epoch = state.max_steps
+    return step % steps_per_epoch * accumulation

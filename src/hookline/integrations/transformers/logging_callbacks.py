@@ -78,6 +78,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
         self._destination: RecordTo | None = None
         self._beyond: Any = None
+        self._training: Any = None  # the state of the trainer, which is another one in each training
         self._has_samples = False
 
     @property
@@ -98,8 +99,9 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         self._stop_listening()
+        _end_failed_trainings(state)
         self._beyond = destination.present()
-        self._destination = RecordTo(self)
+        self._destination, self._training = RecordTo(self), state
         if state.is_world_process_zero:
             self._do(log_memory_usage)
         return control
@@ -149,7 +151,10 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
     def _stop_listening(self) -> None:
         if self._destination is not None:
             self._destination.__exit__(None, None, None)
-            self._destination = self._beyond = None
+            self._destination = self._beyond = self._training = None
+
+    def _finish(self) -> None:
+        """Wait for what is still being logged."""
 
     def _take(self, axis: str) -> list[Row]:
         """The samples of an axis that have come since the last time; those of others stay."""
@@ -261,7 +266,6 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         self._behind.append(self._thread.submit(super()._do, function, *args))
 
     def _finish(self) -> None:
-        """Wait for the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
@@ -284,3 +288,13 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         aside = self._file.with_suffix(".partial")
         aside.write_text(json.dumps(counts), encoding="utf-8")
         aside.replace(self._file)
+
+
+def _end_failed_trainings(state: Any) -> None:
+    """End what the callbacks of a training left behind that failed, which Hugging Face does not tell them.
+
+    A process has one training at a time: whoever still listens for another one is of one that failed.
+    """
+    while isinstance(left := destination.present(), EnhancedLoggingCallback) and left._training is not state:
+        left._stop_listening()
+        left._finish()

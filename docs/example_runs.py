@@ -1,0 +1,192 @@
+"""Runs for the pictures of the page: an experiment, a run that goes on, and some that ended badly.
+
+Nothing is trained: the numbers are made up, the same each time, by loops that use hookline as a training would.
+"""
+
+import contextlib
+import logging
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hookline as hl
+from hookline.logging.run_handler import RunHandler
+from hookline.rl.types import Task
+
+STEPS = 240
+GROUP = 6
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {docs!r})
+import example_runs
+example_runs.train_alone("sft-warmup", {root!r}, steps=400, until=90, at_the_end=lambda: os.kill(os.getpid(), 9))
+"""
+
+
+class SortingBenchmark(hl.Benchmark):
+    """Sort digits; the right answer is known."""
+
+    name = "sorting"
+
+    def tasks(self) -> list[Task]:
+        drawn = random.Random(3)  # noqa: S311 - made-up data
+        return [
+            Task(_prompt(digits), expected=_sorted(digits), metadata={"tags": {"digits": str(len(digits))}})
+            for digits in ([str(drawn.randrange(10)) for _ in range(4 + index % 3)] for index in range(36))
+        ]
+
+    def score(self, task: Task, output: Any) -> float:
+        return float(output == task.expected)
+
+
+class SlowObserver(hl.Callback):
+    """Costs something, so that there is something to see."""
+
+    name = "gradient_norms"
+    every = 10
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        sum(math.sqrt(index) for index in range(4000))
+
+
+class BrokenPager(hl.Callback):
+    """Fails whenever it is to report."""
+
+    name = "pager"
+    every = 80
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        raise OSError("no answer from pager")
+
+
+def make(root: Path) -> None:
+    """Record everything below a root."""
+    logging.getLogger("hookline").setLevel(logging.CRITICAL)
+    arms = [hl.Arm("baseline", {"clip": 0.2, "skill": 0.88}), hl.Arm("wide-clip", {"clip": 0.28, "skill": 0.96})]
+    arms += [hl.Arm("no-std", {"clip": 0.2, "skill": 0.80, "scale_rewards": False})]
+    hl.Experiment(
+        "sorting-grpo",
+        arms,
+        repeats=3,
+        train=_train_arm,
+        benchmarks=[SortingBenchmark()],
+        callbacks=[SlowObserver, BrokenPager],
+        output_dir=root / "sorting-grpo",
+    ).run(report=False)
+    train_alone("sft-warmup", str(root), steps=200)
+    _fail(root)
+    code = KILLED.format(docs=str(Path(__file__).parent), root=str(root))
+    subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)  # noqa: S603 - our own code
+
+
+def train_alone(
+    name: str, root: str, *, steps: int, until: int | None = None, at_the_end: Callable[[], object] = lambda: None
+) -> None:
+    """A run that belongs to no experiment; it may come to its end early."""
+    with hl.run(name, project="warmup", root=root, summary=False, sinks=["csv"], callbacks=[SlowObserver()]) as run:
+        drawn = random.Random(5)  # noqa: S311 - made-up data
+        for step in run.steps(steps):
+            run.log(loss=2.4 * math.exp(-step / 60) + 0.35 + drawn.gauss(0, 0.03), lr=3e-4 * (1 - step / steps))
+            if step == until:
+                at_the_end()
+
+
+def train_rollouts(run: Any, config: dict[str, Any], *, steps: int, seed: int, until: int | None = None) -> None:
+    """What a GRPO training logs."""
+    drawn = random.Random(seed)  # noqa: S311 - made-up data
+    log, handler = logging.Logger("training"), RunHandler(run)
+    log.addHandler(handler)
+    for step in run.steps(steps):
+        progress = 1 - math.exp(-(step + drawn.uniform(0, 8)) / 70)
+        skill = 0.28 + (config["skill"] - 0.28) * progress + drawn.gauss(0, 0.02)
+        run.log(
+            {
+                "loss": 0.4 * (1 - progress) + drawn.gauss(0.05, 0.02) + (4.0 if step == 131 else 0.0),
+                "reward": max(0.0, min(1.0, skill)),
+                "reward_std": 0.45 * (1 - progress) + 0.08,
+                "kl": 0.02 * progress + abs(drawn.gauss(0, 0.002)),
+                "entropy": 1.6 - 1.1 * progress + drawn.gauss(0, 0.03),
+                "completions/mean_length": 9 + 14 * progress + drawn.gauss(0, 0.6),
+                "completions/clipped_ratio": max(0.0, 0.2 - 0.2 * progress + drawn.gauss(0, 0.01)),
+                "throughput/tokens_per_second": 5200 + drawn.gauss(0, 180),
+                "throughput/steps_per_second": 2.4 + drawn.gauss(0, 0.1),
+                "system/rss_mib": 880 + step * 0.3 + drawn.gauss(0, 3),
+                "system/cpu_percent": 61 + drawn.gauss(0, 6),
+                "system/cuda0/utilization_percent": min(100.0, 88 + drawn.gauss(0, 4)),
+                "system/cuda0/allocated_mib": 14200 + drawn.gauss(0, 90),
+            }
+        )
+        if step % 40 == 39:
+            run.log({name: value for cost in run.callbacks.costs() for name, value in cost.as_metrics().items()})
+        if step % 20 == 0:
+            run.log_samples(_samples(step, skill, drawn))
+            log.info("step %d: reward %.3f", step, skill)
+        if step == 131:
+            log.warning("the loss jumped at step %d", step)
+        if step == until:
+            return
+    run.answers = lambda prompts: [_answer(prompt.split(":")[1].split(), skill, drawn) for prompt in prompts]
+
+
+def _train_arm(ctx: Any, run: Any) -> None:
+    train_rollouts(run, ctx.run_config, steps=STEPS, seed=_seed(ctx.run_key))
+
+
+def _fail(root: Path) -> None:
+    with contextlib.suppress(MemoryError), hl.run("grpo-large", project="warmup", root=root, summary=False) as run:
+        for step in run.steps(300):
+            run.log(loss=1.0 / (1 + step / 30), reward=0.2 + step / 400)
+            if step == 120:
+                raise MemoryError("tried to allocate 2.50 GiB; 1.20 GiB are free")
+
+
+def _samples(step: int, skill: float, drawn: random.Random) -> list[dict[str, Any]]:
+    rows = []
+    for number in range(4):
+        digits = [str(7 * number % 10), str(3 + number), "9", str((step // 20 + number) % 10) if number > 1 else "2"]
+        given = [_sample(digits, skill, drawn, f"{step}-{number}") for _ in range(GROUP)]
+        mean = sum(row["total"] for row in given) / GROUP
+        spread = math.sqrt(sum((row["total"] - mean) ** 2 for row in given) / GROUP) or 1.0
+        rows += [row | {"advantage": (row["total"] - mean) / spread} for row in given]
+    return rows
+
+
+def _sample(digits: list[str], skill: float, drawn: random.Random, group: str) -> dict[str, Any]:
+    answer, reasoning = _answer(digits, skill, drawn), f"The smallest digit is {min(digits)}; go on from there."
+    is_right = float(answer == _sorted(digits))
+    return {
+        "prompt": _prompt(digits),
+        "completion": f"<think>{reasoning}</think>\n{answer}",
+        "reasoning": reasoning,
+        "answer": answer,
+        "expected": _sorted(digits),
+        "rewards": {"correct": is_right, "format": 0.1 if drawn.random() < 0.6 + skill / 3 else 0.0},
+        "total": is_right + 0.1,
+        "group": group,
+        "lesson": f"digits-{len(digits)}",
+    }
+
+
+def _prompt(digits: list[str]) -> str:
+    return f"Sort these digits in ascending order: {' '.join(digits)}"
+
+
+def _sorted(digits: list[str]) -> str:
+    return " ".join(sorted(digits))
+
+
+def _answer(digits: list[str], skill: float, drawn: random.Random) -> str:
+    ordered = sorted(digits)
+    if drawn.random() > skill:
+        place = drawn.randrange(len(ordered) - 1)
+        ordered[place], ordered[place + 1] = ordered[place + 1], ordered[place]
+        ordered = ordered if ordered != sorted(digits) else ordered[::-1]
+    return " ".join(ordered)
+
+
+def _seed(key: str) -> int:
+    return sum(ord(letter) * (place + 1) for place, letter in enumerate(key))

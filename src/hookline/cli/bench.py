@@ -1,0 +1,249 @@
+"""``hookline bench``: what hookline costs on this machine, now, measured with nothing but hookline.
+
+- ``dispatch``: firing a moment, as a ratio to a direct method call of the same kind.
+- ``recording``: microseconds that a call takes of the training thread, each call timed by itself.
+- ``journal``: rows a second from the first call until the journal is closed, and back from its files.
+
+Cases are timed in turns, so that a machine that is slow for a while is slow for all of them, and figures are medians.
+How hookline compares to others is measured by ``benchmarks/`` in the repository, which installs those.
+"""
+
+import gc
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from types import FunctionType
+from typing import Annotated, Any
+
+import typer
+
+import hookline
+from hookline.cli.output import AsJson, console, print_json, table
+from hookline.cli.wrong_input import wrong_input
+from hookline.core.callback import Callback
+from hookline.core.collection import CallbackCollection
+from hookline.core.errors import ConfigError, UnknownNameError, closest
+
+_NEVER = 10**9
+"""A cadence that nothing here lives to see."""
+_SAMPLE = {"prompt": "p" * 1000, "completion": "c" * 1000, "rewards": {"exact": 1.0}, "total": 1.0}
+_ROW = {f"metric_{i}": 0.5 * i for i in range(10)}
+
+Loop = Callable[[int], object]
+"""Makes as many calls as it is told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    rounds: int = 15
+    calls: int = 20_000
+    records: int = 3_000
+    rows: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One thing that was measured."""
+
+    benchmark: str
+    what: str
+    value: float
+    unit: str
+    note: str = ""
+
+
+def bench_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="dispatch, recording, journal; all by default.", show_default=False),
+    ] = None,
+    *,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to write, which matters: the system's temporary folder.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less, in about a second: less exact.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what hookline costs on this machine: dispatch, recording, the journal. Takes a few seconds."""
+    with wrong_input(as_json=as_json):
+        wanted = _known(names or list(BENCHMARKS))
+        if directory is not None and not directory.is_dir():
+            raise ConfigError(f"--dir {directory}: there is no such directory.")
+    sizes = Sizes(rounds=3, calls=2_000, records=200, rows=5_000) if quick else Sizes()
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="hookline-bench-", dir=directory) as place:
+        for name in wanted:
+            figures += BENCHMARKS[name](sizes, Path(place) / name)
+    if as_json:
+        print_json({"environment": _environment(), "figures": [asdict(figure) for figure in figures]})
+    else:
+        _print(figures)
+
+
+def measure_dispatch(sizes: Sizes, place: Path) -> list[Figure]:
+    """Fire ``on_step_end`` for nobody, one, ten, and ten that are not due."""
+    loops: dict[str, Loop] = {"direct": _firing(_observer())}
+    loops["nobody listens"] = _firing(CallbackCollection([]))
+    loops["one callback"] = _firing(CallbackCollection([_observer()]))
+    loops["ten callbacks"] = _firing(CallbackCollection([_observer() for _ in range(10)]))
+    idle = [_observer().configure(every=_NEVER) for _ in range(10)]
+    loops["ten that are not due"] = _firing(CallbackCollection(idle))
+    taken = _in_turns(loops, sizes)
+    base = taken.pop("direct")
+    direct = f"a direct call takes {median(base):,.0f} ns"
+    return [Figure("dispatch", what, _ratio(rounds, base), "x a direct call", direct) for what, rounds in taken.items()]
+
+
+def measure_recording(sizes: Sizes, place: Path) -> list[Figure]:
+    """Time every call of `Recorder.log` and `log_samples` by itself."""
+    from hookline.record.recorder import Recorder
+
+    recorder = Recorder(place)
+    rows = [dict(_SAMPLE) for _ in range(8)]
+    calls: dict[str, Callable[[int], object]] = {
+        "1 scalar": lambda step: recorder.log(loss=0.5, step=step),
+        "10 scalars": lambda step: recorder.log(_ROW, step=step),
+        "8 samples of 2 kB": lambda step: recorder.samples(rows, step),
+    }
+    try:
+        return [_spread(what, _timed_calls(call, sizes.records)) for what, call in calls.items()]
+    finally:
+        recorder.close()
+
+
+def measure_journal(sizes: Sizes, place: Path) -> list[Figure]:
+    """Write many rows of ten scalars, close, and read all of them back."""
+    from hookline.record.reader import read
+    from hookline.record.recorder import Recorder
+
+    began = time.perf_counter()
+    recorder = Recorder(place)
+    for step in range(sizes.rows):
+        recorder.log(_ROW, step=step)
+    recorder.close()
+    written = time.perf_counter() - began
+    size = recorder.journal.bytes_written
+    began = time.perf_counter()
+    there = sum(1 for _ in read(place))
+    back = time.perf_counter() - began
+    note = f"{sizes.rows:,} rows of 10 scalars, {size / 1e6 / written:,.0f} MB/s"
+    return [
+        Figure("journal", "write", sizes.rows / written, "rows/s", note),
+        Figure(
+            "journal", "read back", there / back, "rows/s", f"{sizes.rows - there:,} of {sizes.rows:,} rows missing"
+        ),
+        Figure("journal", "size", size / sizes.rows / len(_ROW), "bytes a scalar"),
+    ]
+
+
+BENCHMARKS: Mapping[str, Callable[[Sizes, Path], list[Figure]]] = {
+    "dispatch": measure_dispatch,
+    "recording": measure_recording,
+    "journal": measure_journal,
+}
+
+
+def _known(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in BENCHMARKS:
+            raise UnknownNameError(f"There is no benchmark {name!r}. {closest(name, BENCHMARKS)}")
+    return list(dict.fromkeys(names))
+
+
+def _listen(self: Any, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+    pass
+
+
+def _fire(target: Any, metrics: dict[str, Any], calls: int) -> None:
+    for i in range(calls):
+        target.on_step_end(None, i, None, metrics)
+
+
+def _observer() -> Any:
+    """A callback of a class of its own, as they are in life."""
+    return type("Observer", (Callback,), {"on_step_end": _fresh(_listen)})()
+
+
+def _firing(target: Any) -> Loop:
+    fire = _fresh(_fire)
+    return lambda calls: fire(target, {}, calls)
+
+
+def _fresh(function: Any) -> Any:
+    """The same function with code of its own: the interpreter adapts code to what it meets there."""
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+def _in_turns(loops: Mapping[str, Loop], sizes: Sizes) -> dict[str, list[float]]:
+    """Nanoseconds a call, of each loop in each round."""
+    taken: dict[str, list[float]] = {name: [] for name in loops}
+    for loop in loops.values():
+        loop(sizes.calls)
+    with _collector_off():
+        for _ in range(sizes.rounds):
+            for name, loop in loops.items():
+                began = time.perf_counter_ns()
+                loop(sizes.calls)
+                taken[name].append((time.perf_counter_ns() - began) / sizes.calls)
+    return taken
+
+
+def _timed_calls(call: Callable[[int], object], count: int) -> list[float]:
+    """Microseconds of each call, but for the first ones."""
+    taken = []
+    for step in range(count + 20):
+        began = time.perf_counter_ns()
+        call(step)
+        taken.append((time.perf_counter_ns() - began) / 1000)
+    return taken[20:]
+
+
+def _spread(what: str, taken: list[float]) -> Figure:
+    worst = quantiles(taken, n=100)[98]
+    return Figure("recording", what, median(taken), "µs a call", f"99th percentile {worst:,.1f} µs")
+
+
+def _ratio(own: list[float], base: list[float]) -> float:
+    return median(one / other for one, other in zip(own, base, strict=True))
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "hookline": hookline.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _print(figures: list[Figure]) -> None:
+    facts = _environment()
+    said = f"hookline {facts['hookline']}, Python {facts['python']}, {facts['cpus']} CPUs, load {facts['load']:.1f}"
+    console().print(said, style="dim", soft_wrap=True)
+    listing = table("benchmark", "what", "value", "unit", "remark", numbers=("value",))
+    for figure in figures:
+        value = f"{figure.value:,.0f}" if figure.value >= 1000 else f"{figure.value:.3g}"
+        listing.add_row(figure.benchmark, figure.what, value, figure.unit, figure.note)
+    console().print(listing)
+    if facts["load"] > (facts["cpus"] or 1):
+        console().print("Others keep this machine busy: hookline costs less on an idle one.", style="yellow")

@@ -1,0 +1,53 @@
+"""The checkpoints that lie in a run's directory, and whether they are whole."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.loops import checkpoint
+
+FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint; ``damage`` says what is wrong with it, if something is."""
+
+    path: Path
+    step: int | None
+    bytes: int
+    kind: str
+    damage: str | None
+
+
+def saved_checkpoints(run_dir: Path) -> list[SavedCheckpoint]:
+    """All of a run, by step; links are passed by."""
+    folder = run_dir / FOLDER
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _is_ours(path)]
+    return sorted(map(_described, found), key=lambda saved: (saved.step or 0, saved.path.name))
+
+
+def _is_ours(path: Path) -> bool:
+    is_named = path.name[0] != "." and path.is_dir() and not path.is_symlink()
+    return is_named and (checkpoint.is_one(path) or path.name.startswith("step-"))
+
+
+def _described(path: Path) -> SavedCheckpoint:
+    facts: Any = {}
+    try:
+        facts = json.loads((path / checkpoint.MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        facts = {}
+    known = facts if isinstance(facts, dict) else {}
+    step = known.get("step")
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    return SavedCheckpoint(
+        path,
+        step if isinstance(step, int) else None,
+        size,
+        str(known.get("kind", "")),
+        checkpoint.damage_of(path),
+    )

@@ -1,0 +1,299 @@
+"""``hookline runs show``: all about one run on one screen."""
+
+import json
+import shlex
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from hookline.cli.output import AsJson, console, indented, print_json, table
+from hookline.cli.run_checkpoints import SavedCheckpoint, saved_checkpoints
+from hookline.cli.run_reference import Root, RunArgument, locate, opened
+from hookline.cli.run_results import Metric, Outcome, better_way, outcomes
+from hookline.cli.run_words import (
+    belongs_to,
+    bytes_text,
+    clock_text,
+    how_long,
+    main_metrics,
+    number,
+    one_line,
+    run_document,
+    seconds_of,
+    status_text,
+    steps_text,
+)
+from hookline.cli.sparkline import marks_for, sparkline
+from hookline.cli.wrong_input import wrong_input
+from hookline.core.timing import duration
+from hookline.record.delivery import SinkState
+from hookline.record.records import clean
+from hookline.store.run_info import RunInfo
+from hookline.store.runs import Runs
+from hookline.store.series import Series
+
+_WIDTH = 40
+"""How many characters a curve has."""
+_CURVES = 8
+_EVENTS = 10
+_KEPT_EVENTS = 100
+"""How many events JSON has."""
+_RECENT = "SELECT * FROM events WHERE name NOT IN ('heartbeat', 'eval') ORDER BY time DESC"
+_LOUD = ("error", "alert", "failed", "not_finite", "hang", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is shown of a run."""
+
+    info: RunInfo
+    outcomes: dict[Metric, Outcome]
+    curves: list[Series]
+    hooks: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    event_count: int
+    checkpoints: list[SavedCheckpoint]
+    sinks: list[SinkState]
+
+
+def show_command(run: RunArgument, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
+    """Show one run: status, configuration, curves, last metrics, checkpoints, hook costs, sinks, events, problems."""
+    with wrong_input(as_json=as_json):
+        found = opened([locate(root, run)])
+        view = _view(found)
+    if as_json:
+        print_json(_document(view))
+    else:
+        _print(console(), view)
+
+
+def _view(found: Runs) -> _View:
+    found.ingest()
+    info = found.refresh().latest()  # again: what is damaged inside shows once it is read
+    results = outcomes(found)[info.id]
+    first = main_metrics(dict.fromkeys(metric.name for metric in results))[:_CURVES]
+    curves = found.series(first, max_points=_WIDTH) if first else []
+    recent = found.sql(_RECENT, limit=_KEPT_EVENTS)
+    events = recent.rows()[::-1]
+    count = recent.total() if len(events) == _KEPT_EVENTS else len(events)
+    return _View(
+        info=info,
+        outcomes=results,
+        curves=_in_order(curves, first),
+        hooks=found.hooks().rows(),
+        events=events,
+        event_count=count,
+        checkpoints=saved_checkpoints(info.directory),
+        sinks=info.sinks(),
+    )
+
+
+def _in_order(curves: list[Series], names: list[str]) -> list[Series]:
+    drawn = [curve for curve in curves if curve.points > 1]
+    return sorted(drawn, key=lambda curve: (names.index(curve.name), curve.axis))
+
+
+def _document(view: _View) -> dict[str, Any]:
+    results = [{**metric._asdict(), **asdict(outcome)} for metric, outcome in view.outcomes.items()]
+    events = [event | {"data": json.loads(event["data"])} for event in view.events]
+    document = {
+        **run_document(view.info),
+        "facts": view.info.facts,
+        "results": results,
+        "checkpoints": [asdict(saved) | {"path": str(saved.path)} for saved in view.checkpoints],
+        "hooks": view.hooks,
+        "sinks": [asdict(state) for state in view.sinks],
+        "events": events,
+    }
+    cleaned: dict[str, Any] = clean(document)
+    return cleaned
+
+
+def _print(out: Console, view: _View) -> None:
+    _print_head(out, view.info)
+    _print_facts(out, view.info)
+    _print_config(out, view.info.config)
+    _print_curves(out, view)
+    _print_metrics(out, view)
+    _print_checkpoints(out, view.checkpoints)
+    _print_hooks(out, view.hooks)
+    _print_sinks(out, view)
+    _print_events(out, view.events, view.event_count)
+    _print_problems(out, view.info)
+
+
+def _print_head(out: Console, info: RunInfo) -> None:
+    now = time.time()
+    line = Text.assemble((one_line(info.name), "bold"), "  ", status_text(info.status), f"  step {steps_text(info)}")
+    if (seconds := seconds_of(info, now)) is not None:
+        line.append(f" in {how_long(seconds)}")
+    if info.eta_seconds is not None:
+        line.append(f", {how_long(info.eta_seconds)} to go")
+    if not info.is_over and info.last_seen is not None:
+        line.append(f", heard of {how_long(now - info.last_seen)} ago")
+    out.print(line, soft_wrap=True)
+    if info.message:
+        out.print(indented(one_line(info.message)), style="red" if info.status == "failed" else "yellow")
+
+
+def _print_facts(out: Console, info: RunInfo) -> None:
+    facts = info.facts
+    command, git, packages = facts.get("command"), facts.get("git"), facts.get("packages")
+    rows = {
+        "run": info.id,
+        "directory": info.directory,
+        "experiment": belongs_to(info) + (f", repeat {info.repeat}" if info.repeat is not None else ""),
+        "tags": ", ".join(info.tags),
+        "started": f"{clock_text(info.started)} on {info.host or 'an unknown host'}",
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else command or "",
+        "in": facts.get("cwd") or "",
+        "git": _git_text(git),
+        "python": facts.get("python") or "",
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items())
+        if isinstance(packages, dict)
+        else "",
+    }
+    for name, value in rows.items():
+        if value:
+            out.print(Text.assemble((f"  {name:<11}", "dim"), one_line(value)), soft_wrap=True)
+
+
+def _git_text(git: Any) -> str:
+    if not isinstance(git, dict) or not git.get("commit"):
+        return ""
+    return f"{git['commit']}{' and changes in git.diff' if git.get('changed') else ''}"
+
+
+def _print_config(out: Console, config: Any) -> None:
+    if config in (None, {}, []):
+        return
+    out.print(_branch(Tree(Text("Configuration", style="bold"), guide_style="dim"), config))
+
+
+def _branch(tree: Tree, value: Any) -> Tree:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        tree.add(Text(one_line(value)))
+        return tree
+    for key, item in items:
+        is_flat = not isinstance(item, dict | list) or not item or _is_short_list(item)
+        if is_flat:
+            tree.add(Text.assemble((f"{one_line(key)}: ", "cyan"), one_line(item)))
+        else:
+            _branch(tree.add(Text(one_line(key), style="cyan")), item)
+    return tree
+
+
+def _is_short_list(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 8 and not any(isinstance(item, dict | list) for item in value)
+
+
+def _print_curves(out: Console, view: _View) -> None:
+    if not view.curves:
+        return
+    out.print("\nCurves", style="bold")
+    marks = marks_for(out.encoding)
+    names = [Metric(curve.name, curve.axis).label for curve in view.curves]
+    width = min(max(map(len, names)), 32)
+    for name, curve in zip(names, view.curves, strict=True):
+        ends = f"{number(curve.y[0])} -> {number(curve.y[-1])}  ({number(min(curve.y))} to {number(max(curve.y))})"
+        lost = f"  {curve.not_finite:,} not finite" if curve.not_finite else ""
+        drawn = sparkline(curve.y, marks).ljust(_WIDTH)
+        out.print(
+            Text.assemble(f"  {one_line(name):<{width}}  ", (drawn, "cyan"), f"  {ends}", (lost, "red")),
+            soft_wrap=True,
+        )
+
+
+def _print_metrics(out: Console, view: _View) -> None:
+    wanted = main_metrics(dict.fromkeys(metric.name for metric in view.outcomes))
+    if not wanted:
+        return
+    out.print("\nMetrics", style="bold")
+    listing = table("metric", "last", "at step", "best", numbers=("last", "at step", "best"))
+    for metric in sorted(view.outcomes, key=lambda metric: metric.axis):
+        if metric.name not in wanted:
+            continue
+        outcome, way = view.outcomes[metric], better_way(metric.name)
+        best = outcome.best(way) if way is not None else None
+        shown = "" if best is None else number(best)
+        listing.add_row(one_line(metric.label), number(outcome.last), f"{outcome.step:,}", shown)
+    out.print(listing)
+    hidden = len({metric.name for metric in view.outcomes} - set(wanted))
+    if hidden:
+        out.print(f"  {hidden} more about hooks and the machine: --json, or hookline sql", style="dim")
+
+
+def _print_checkpoints(out: Console, saved: list[SavedCheckpoint]) -> None:
+    if not saved:
+        return
+    out.print("\nCheckpoints", style="bold")
+    for one in saved:
+        state = (f"damaged: {one.damage}", "red") if one.damage else ("whole", "green")
+        out.print(Text.assemble(f"  {one_line(one.path.name)}  {bytes_text(one.bytes)}  ", state), soft_wrap=True)
+
+
+def _print_hooks(out: Console, hooks: list[dict[str, Any]]) -> None:
+    if not hooks:
+        return
+    out.print("\nHooks", style="bold")
+    columns = ("calls", "total", "mean", "p95", "max", "errors")
+    listing = table("hook", *columns, numbers=columns)
+    for hook in hooks:
+        times = [_milliseconds(hook[f"{name}_ms"]) for name in ("total", "mean", "p95", "max")]
+        errors = hook["errors"] or 0
+        cells = (one_line(hook["name"]), f"{hook['calls'] or 0:,}", *times, f"{errors:,}" if errors else "")
+        listing.add_row(*cells, style="yellow" if errors else "")
+    out.print(listing)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else duration(value / 1000)
+
+
+def _print_sinks(out: Console, view: _View) -> None:
+    if not view.sinks:
+        return
+    out.print("\nSinks", style="bold")
+    for state in view.sinks:
+        colour = {"ok": "green", "lagging": "yellow"}.get(state.status, "red")
+        waits = f", {bytes_text(state.behind_bytes)} wait" if state.behind_bytes else ""
+        line = Text.assemble(
+            f"  {one_line(state.name)}  ", (state.status, colour), f"  {state.delivered:,} records{waits}"
+        )
+        out.print(line, soft_wrap=True)
+        if state.error:
+            out.print(indented(one_line(state.error), 4), style=colour)
+    if view.info.is_over and any(state.behind_bytes for state in view.sinks):
+        out.print(f"  the rest is delivered by: hookline runs sync {view.info.directory}", style="dim", soft_wrap=True)
+
+
+def _print_events(out: Console, events: list[dict[str, Any]], count: int) -> None:
+    if not events:
+        return
+    out.print(f"\nEvents{f' (the last {_EVENTS} of {count:,})' if count > _EVENTS else ''}", style="bold")
+    for event in events[-_EVENTS:]:
+        step = "" if event["step"] is None else f"  step {event['step']:,}"
+        said = event["message"] or _facts_text(event["data"])
+        style = "bold red" if any(word in event["name"] for word in _LOUD) else ""
+        when = f"  {clock_text(event['time'])}{step}  "
+        out.print(Text.assemble((when, "dim"), (one_line(event["name"]), style), f"  {one_line(said)}"), soft_wrap=True)
+
+
+def _facts_text(data: str) -> str:
+    facts = json.loads(data)
+    return "  ".join(f"{name}={number(value)}" for name, value in facts.items()) if isinstance(facts, dict) else data
+
+
+def _print_problems(out: Console, info: RunInfo) -> None:
+    if not info.problems:
+        return
+    out.print("\nProblems", style="bold red")
+    for problem in info.problems:
+        out.print(indented(one_line(problem)), style="red")
+    out.print(f"  what they mean: hookline runs verify {info.directory}", style="dim", soft_wrap=True)

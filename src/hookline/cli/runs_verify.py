@@ -1,0 +1,321 @@
+"""``hookline runs verify``: whether what runs recorded is all there, and what it means where it is not.
+
+Every line of every journal is read. Nothing is changed. What is wrong makes the exit status 1; what is worth knowing,
+like records that wait to be delivered, does not.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
+
+from hookline.cli.output import AsJson, console, indented, print_json
+from hookline.cli.run_checkpoints import saved_checkpoints
+from hookline.cli.run_reference import OptionalRuns, Root, all_places, locate
+from hookline.cli.run_words import bytes_text, one_line
+from hookline.cli.wrong_input import wrong_input
+from hookline.record import run_directory
+from hookline.record.delivery import sink_states
+from hookline.record.reader import COURIER, lines
+from hookline.record.records import Event, decode
+from hookline.record.segment import File
+from hookline.store.catalogue import Place, read_facts
+from hookline.store.glance import Glance, glance
+from hookline.store.journal_files import own_files
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a run's record.
+
+    Attributes:
+        kind: ``damage`` where something is lost or cannot be used, ``note`` where it is only worth knowing.
+        what: What was found, and where.
+        means: What that means.
+        do: What can be done.
+    """
+
+    kind: Literal["damage", "note"]
+    what: str
+    means: str
+    do: str
+
+
+@dataclass(slots=True)
+class _JournalFile:
+    """What reading a journal file to its end brought."""
+
+    records: int = 0
+    not_records: int = 0
+    first_bad_line: int = 0
+    lost: int = 0
+    end: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found out about a run."""
+
+    place: Place
+    records: int
+    bytes: int
+    findings: list[Finding]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something is wrong."""
+        return any(finding.kind == "damage" for finding in self.findings)
+
+
+def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
+    """Check that what runs recorded is whole, all of them or those given; the exit status is 1 if something is not."""
+    with wrong_input(as_json=as_json):
+        chosen = [locate(root, reference) for reference in given] if given else all_places(root)
+    with _bar(len(chosen)) as advance:
+        verdicts = []
+        for place in chosen:
+            verdicts.append(verify(place))
+            advance()
+    if as_json:
+        print_json([_document(verdict) for verdict in verdicts])
+    else:
+        _print(console(), verdicts)
+    if any(verdict.is_damaged for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def verify(place: Place) -> Verdict:
+    """Read all that a run recorded, and say what is wrong with it."""
+    found = own_files(place.journal)
+    is_live = run_directory.is_alive(place.directory)
+    files = {file: _read(file.path) for file in found}
+    can_be_read = not any(seen.error for seen in files.values())
+    end = glance([file for file, seen in files.items() if not seen.error])
+    findings = [
+        *_about_facts(place),
+        *_about_missing(found),
+        *_about_files(files, is_live=is_live, was_killed=not end.has_ended),
+        *_about_lost(files.values()),
+        *_about_checkpoints(place.directory),
+        *(_about_end(end, place) if can_be_read and not is_live else ()),
+        *(_about_sinks(place.directory) if can_be_read and not is_live else ()),
+    ]
+    return Verdict(place, sum(one.records for one in files.values()), sum(one.end for one in files.values()), findings)
+
+
+def _read(path: Path) -> _JournalFile:
+    seen = _JournalFile()
+    try:
+        for count, (line, end) in enumerate(lines(path), start=1):
+            seen.end = end
+            try:
+                record = decode(line)
+            except msgspec.DecodeError:
+                seen.not_records += 1
+                seen.first_bad_line = seen.first_bad_line or count
+                continue
+            seen.records += 1
+            if isinstance(record, Event) and record.name == "records_lost":
+                lost = record.data.get("count")
+                seen.lost += lost if isinstance(lost, int) else 0
+    except OSError as error:
+        seen.error = error.strerror or str(error)
+    return seen
+
+
+def _about_facts(place: Place) -> Iterator[Finding]:
+    wrong = read_facts(place.facts)[1]
+    if wrong:
+        yield Finding(
+            "damage",
+            wrong,
+            "What was run (name, configuration, command, git commit) is not known; what it recorded is not affected.",
+            'Put back run.json from a copy, or write one with at least {"name": ...}.',
+        )
+
+
+def _about_missing(found: list[File]) -> Iterator[Finding]:
+    if not any(file.name != COURIER for file in found):
+        yield Finding(
+            "damage",
+            "there is no journal",
+            "Nothing that was recorded is there, or the process died before it recorded anything.",
+            "Put the folder journal/ back from a copy, or delete the run.",
+        )
+    for name in _missing(found):
+        yield Finding(
+            "damage",
+            f"journal/{name} is missing",
+            "The rows that it held are gone from every view; what lies before and behind it is shown.",
+            "Put the file back from a copy; the next look at the run takes it in.",
+        )
+
+
+def _missing(found: list[File]) -> Iterator[str]:
+    """The files that must have been there: writers count their files, and a name its sessions, from zero."""
+    numbers: dict[str, set[int]] = {}
+    sessions: dict[str, set[int]] = {}
+    for file in found:
+        numbers.setdefault(file.writer, set()).add(file.number)
+        sessions.setdefault(file.name, set()).add(file.session)
+    for writer, there in numbers.items():
+        yield from (f"{writer}-{number:06d}.jsonl" for number in sorted(set(range(max(there))) - there))
+    for name, there in sessions.items():
+        yield from (f"{name}-{session:04d}-*.jsonl" for session in sorted(set(range(max(there))) - there))
+
+
+def _about_files(files: dict[File, _JournalFile], *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
+    last = {file.writer: file for file in files}
+    for file, seen in files.items():
+        name = f"journal/{file.path.name}"
+        if seen.error:
+            yield Finding(
+                "damage",
+                f"{name} cannot be read: {seen.error}",
+                "What it holds is missing from every view.",
+                "Check its permissions and the disk.",
+            )
+            continue
+        if seen.not_records:
+            yield _not_records(name, seen)
+        behind = "" if is_live else _behind(file.path, seen.end)  # a live run writes there just now
+        if behind:
+            yield _cut_off(name, seen.end, behind, was_killed=was_killed and last[file.writer] is file)
+
+
+def _not_records(name: str, seen: _JournalFile) -> Finding:
+    lines_are = (
+        "1 line that is no record" if seen.not_records == 1 else f"{seen.not_records:,} lines that are no records"
+    )
+    return Finding(
+        "damage",
+        f"{name} has {lines_are}, first line {seen.first_bad_line:,}",
+        "They are left out: pieces that a full disk left behind, or bytes that changed. All others are shown.",
+        "Nothing has to be done; look at the line to see what it was.",
+    )
+
+
+def _cut_off(name: str, end: int, behind: str, *, was_killed: bool) -> Finding:
+    if behind == "hole":
+        return Finding(
+            "damage",
+            f"{name} cannot be read from byte {end:,} on: there is a hole in it",
+            "Readers stop at the first zero byte: what is behind it is not shown. The machine lost power, or a copy "
+            "was not complete.",
+            "Copy the file again from where it was recorded.",
+        )
+    if was_killed:
+        return Finding(
+            "note",
+            f"{name} ends in the middle of a line, at byte {end:,}",
+            "The process was killed while it wrote that record. Nothing before it is lost.",
+            "Nothing has to be done.",
+        )
+    return Finding(
+        "damage",
+        f"{name} is cut off in the middle of a line, at byte {end:,}",
+        "The end of the file is gone: a copy was not complete, or the disk was full.",
+        "Copy the file again from where it was recorded.",
+    )
+
+
+def _behind(path: Path, end: int) -> Literal["", "torn", "hole"]:
+    """What lies behind the last line: nothing but zeros, a piece of a line, or something behind zeros."""
+    is_torn = has_zeros = False
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        file.seek(end)
+        while chunk := file.read(_CHUNK):
+            piece, zero, rest = (b"", b"", chunk) if has_zeros else chunk.partition(b"\0")
+            is_torn, has_zeros = is_torn or bool(piece), has_zeros or bool(zero)
+            if rest.strip(b"\0"):
+                return "hole"
+    return "torn" if is_torn else ""
+
+
+def _about_lost(files: Iterable[_JournalFile]) -> Iterator[Finding]:
+    lost = sum(seen.lost for seen in files)
+    if lost:
+        yield Finding(
+            "damage",
+            f"{lost:,} records could not be written",
+            "There was no room on the disk for a while; training went on, those records are gone for good.",
+            "Free some room before you go on: hookline runs delete --dry-run --older-than 30d",
+        )
+
+
+def _about_checkpoints(run_dir: Path) -> Iterator[Finding]:
+    saved = saved_checkpoints(run_dir)
+    whole = [one.path.name for one in saved if one.damage is None]
+    for one in saved:
+        if one.damage is not None:
+            instead = f"It goes on from {whole[-1]} instead." if whole else "There is no other one in the run."
+            yield Finding(
+                "damage",
+                f"checkpoints/{one.path.name} is damaged: {one.damage}",
+                f"It is never loaded: resuming passes it over. {instead}",
+                "Put its files back from a copy, or delete it.",
+            )
+
+
+def _about_end(end: Glance, place: Place) -> Iterator[Finding]:
+    if end.last_seen and not end.has_ended:
+        yield Finding(
+            "note",
+            f"it ended after step {end.step:,} without saying so",
+            "Its process was killed, or the machine went down. What was recorded up to then is there.",
+            f"Go on with resume={place.directory.name!r}, or leave it.",
+        )
+
+
+def _about_sinks(run_dir: Path) -> Iterator[Finding]:
+    for state in sink_states(run_dir):
+        if state.behind_bytes:
+            yield Finding(
+                "note",
+                f"{bytes_text(state.behind_bytes)} have not been delivered to {state.name}",
+                f"They are in the journal. {state.error}".strip(),
+                f"Deliver them: hookline runs sync {run_dir}",
+            )
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[], None]]:
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task("verifying", total=total)
+        yield lambda: progress.advance(task)
+
+
+def _document(verdict: Verdict) -> dict[str, object]:
+    return {
+        "run": verdict.place.id,
+        "directory": str(verdict.place.directory),
+        "ok": not verdict.is_damaged,
+        "records": verdict.records,
+        "bytes": verdict.bytes,
+        "findings": [asdict(finding) for finding in verdict.findings],
+    }
+
+
+def _print(out: Console, verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        word = ("damaged", "bold red") if verdict.is_damaged else ("ok", "green")
+        counts = f"  {verdict.records:,} records, {bytes_text(verdict.bytes)}"
+        out.print(Text.assemble(one_line(verdict.place.id), "  ", word, counts), soft_wrap=True)
+        for finding in verdict.findings:
+            out.print(indented(one_line(finding.what)), style="red" if finding.kind == "damage" else "yellow")
+            out.print(indented(one_line(finding.means), 4))
+            out.print(indented(one_line(finding.do), 4), style="dim")
+    damaged = sum(verdict.is_damaged for verdict in verdicts)
+    if len(verdicts) != 1:
+        out.print(f"{len(verdicts):,} runs, {damaged:,} damaged." if verdicts else "There are no runs.")

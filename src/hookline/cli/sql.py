@@ -1,0 +1,159 @@
+"""``hookline sql``: one SELECT over what the runs below a root recorded. Nothing can be changed by it."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from hookline.cli.output import AsJson, console, table
+from hookline.cli.run_reference import Root
+from hookline.cli.run_words import number, one_line
+from hookline.cli.wrong_input import wrong_input
+from hookline.core.errors import OptionError
+from hookline.record.records import clean
+from hookline.store.query import QueryError
+from hookline.store.runs import SQL_SECONDS, Runs, runs
+
+TABLES = {
+    "runs": "a row a run: what was run, how far it is, how it ended",
+    "metrics": "a row a value that was logged; text holds what is no number",
+    "samples": "a row a completion, with its rewards",
+    "rewards": "a row a value that a reward function gave",
+    "events": "a row an event or status",
+    "hooks": "a row a report of what a hook cost",
+    "logs": "a row a log line",
+}
+_ROWS = 50
+"""How many rows a table shows unless told otherwise."""
+_CELL = 80
+
+Query = Annotated[str | None, typer.Argument(help="One SELECT; - reads it from standard input.", show_default=False)]
+Format = Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How rows are printed.")]
+Limit = Annotated[
+    int | None, typer.Option(min=0, help=f"At most so many rows; 0 for all. A table shows {_ROWS}, the others all.")
+]
+Timeout = Annotated[float, typer.Option(help="End the query after so many seconds.", min=0.001)]
+
+
+def sql_command(
+    query: Query = None,
+    *,
+    root: Root = Path("runs"),
+    format: Format = "table",  # noqa: A002 - what the option is called
+    limit: Limit = None,
+    timeout: Timeout = SQL_SECONDS,
+    schema: Annotated[bool, typer.Option("--schema", help="List the tables and their columns.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Query runs, metrics, samples, rewards, events, hooks and logs with SQL (DuckDB's), read-only."""
+    kind = "json" if as_json else format
+    with wrong_input(as_json=as_json):
+        if schema == (query is not None):
+            raise OptionError("Give a query, or --schema for the tables and columns; not both.")
+        found = runs(root)
+        if schema:
+            _print_schema(_schema(found), kind)
+            return
+        text = sys.stdin.read() if query == "-" else query or ""
+        try:
+            most = limit if limit is not None else _ROWS if kind == "table" else 0
+            _query(found, text, kind, most, timeout)
+        except QueryError as error:
+            raise QueryError(f"{error}\n\nTables and columns:\n{_listed(_schema(found))}") from error
+
+
+def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None:
+    result = found.sql(
+        text, limit=most + 1 if most else None, timeout_seconds=seconds
+    )  # refuses before anything is read
+    _take_in(found)
+    columns = result.columns()
+    rows = list(zip(*columns.values(), strict=True))
+    shown = rows[:most] if most else rows
+    if kind == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_flat(value) for value in row] for row in shown)
+    elif kind == "json":
+        document = [dict(zip(columns, map(_plain, row), strict=True)) for row in shown]
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        _print_table(list(columns), shown)
+    if len(rows) > len(shown):
+        said = f"{result.total() - len(shown):,} more rows; --limit 0 prints all."
+        typer.echo(said, err=kind != "table")
+
+
+def _take_in(found: Runs) -> None:
+    """Read what is new, with a bar for people: the first time that may take a while."""
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task("reading", total=len(found))
+        found.ingest(lambda done, total: progress.update(task, completed=done, total=total))
+
+
+def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    numbers = [
+        name
+        for place, name in enumerate(names)
+        if any(isinstance(row[place], int | float) and not isinstance(row[place], bool) for row in rows)
+    ]
+    listing = table(*map(one_line, names), numbers=list(map(one_line, numbers)))
+    for row in rows:
+        listing.add_row(*map(_cell, row))
+    console().print(listing)
+    console().print(f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}", style="dim")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = number(value) if isinstance(value, float) and abs(value) < 1e6 else one_line(_flat(value))
+    return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
+
+
+def _flat(value: Any) -> Any:
+    return json.dumps(_plain(value), ensure_ascii=False) if isinstance(value, dict | list | tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it; dates, decimals and the like as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return clean(value)
+    return str(value)
+
+
+def _schema(found: Runs) -> dict[str, dict[str, str]]:
+    """The columns of each table with their types, as the database has them."""
+    nothing = found.filter(lambda info: False)
+    described = {name: nothing.sql(f"DESCRIBE {name}").rows() for name in TABLES}
+    return {name: {row["column_name"]: row["column_type"] for row in rows} for name, rows in described.items()}
+
+
+def _listed(schema: dict[str, dict[str, str]]) -> str:
+    return "\n".join(f"  {name}({', '.join(columns)})" for name, columns in schema.items())
+
+
+def _print_schema(schema: dict[str, dict[str, str]], kind: str) -> None:
+    if kind == "json":
+        typer.echo(json.dumps(schema, indent=2))
+        return
+    if kind == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["table", "column", "type"])
+        writer.writerows([name, column, type_] for name, columns in schema.items() for column, type_ in columns.items())
+        return
+    for name, columns in schema.items():
+        console().print(f"{name}: {TABLES[name]}", style="bold", soft_wrap=True)
+        width = max(map(len, columns))
+        for column, type_ in columns.items():
+            console().print(f"  {column:<{width}}  {type_.lower()}")

@@ -1,0 +1,69 @@
+"""`Listing`: the runs as everybody who looks at the page sees them, read anew at most so often.
+
+A hundred viewers cost what one costs: the runs are listed once for all of them. A run that has not changed is the same
+object in the next listing, so what changed is found without comparing values.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hookline.server.run_rows import RunRow, run_row
+from hookline.store import Runs
+
+MAX_AGE_SECONDS = 0.5
+REST = 4
+"""For so many times as long as listing took, what was listed counts as new: very many runs do not keep a core busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The runs at one time, the latest first, and what is shown of each by its id."""
+
+    runs: Runs
+    rows: dict[str, RunRow] = field(default_factory=dict)
+
+
+class Listing:
+    """Lists the runs of a store for all requests.
+
+    Args:
+        clock: Seconds that only ever grow.
+    """
+
+    def __init__(
+        self, runs: Runs, *, max_age_seconds: float = MAX_AGE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._runs, self._max_age_seconds, self._clock = runs, max_age_seconds, clock
+        self._lock = threading.Lock()
+        self._listed = Listed(runs.filter(), _rows(runs, {}))
+        self._until = clock() + max_age_seconds
+
+    def now(self) -> Listed:
+        """The runs as they are now, or were a moment ago."""
+        with self._lock:
+            begin = self._clock()
+            if begin >= self._until:
+                self._listed = Listed(self._runs.refresh().filter(), _rows(self._runs, self._listed.rows))
+                now = self._clock()
+                self._until = now + max(self._max_age_seconds, REST * (now - begin))
+            return self._listed
+
+    def some(self, ids: Iterable[str]) -> Runs:
+        """Some runs by their ids.
+
+        Raises:
+            UnknownNameError: There is no such run.
+        """
+        listed = self.now()
+        wanted = {each if each in listed.rows else listed.runs[each].id for each in ids}
+        return listed.runs.filter(lambda info: info.id in wanted)
+
+
+def _rows(runs: Runs, before: dict[str, RunRow]) -> dict[str, RunRow]:
+    rows = {}
+    for info in runs:
+        row, old = run_row(info), before.get(info.id)
+        rows[info.id] = old if old == row else row
+    return rows

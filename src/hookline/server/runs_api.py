@@ -1,0 +1,83 @@
+"""What the interface says about runs: which there are, one in full, their metrics' names, their sinks."""
+
+import msgspec
+
+from hookline.server.endpoint import RUN, Endpoint
+from hookline.server.listing import Listing
+from hookline.server.parameters import Parameter, Values
+from hookline.server.run_rows import RunDetails, RunRow, run_details
+
+_ID = Parameter("id", "string", "The id of a run, as /api/runs gives it.", required=True)
+
+
+class RunsReply(msgspec.Struct):
+    """All runs, the latest first."""
+
+    root: str
+    note: str
+    runs: list[RunRow]
+
+
+class MetricName(msgspec.Struct):
+    """A metric that was recorded, on one axis."""
+
+    name: str
+    axis: str
+    runs: int
+    points: int
+    first_step: int
+    last_step: int
+
+
+class MetricNames(msgspec.Struct):
+    """The metrics of some runs."""
+
+    metrics: list[MetricName]
+
+
+class SinkRow(msgspec.Struct):
+    """How a sink of a run stands."""
+
+    run: str
+    name: str
+    status: str
+    delivered: int
+    behind_bytes: int
+    error: str
+
+
+class Sinks(msgspec.Struct):
+    """The sinks of some runs."""
+
+    sinks: list[SinkRow]
+
+
+def _runs(listing: Listing, values: Values) -> RunsReply:
+    listed = listing.now()
+    return RunsReply(listed.runs.root.name, listed.runs.note, list(listed.rows.values()))
+
+
+def _run(listing: Listing, values: Values) -> RunDetails:
+    return run_details(listing.now().runs[values["id"]])
+
+
+def _metrics(listing: Listing, values: Values) -> MetricNames:
+    found = listing.some(values["run"]).metric_names()
+    return MetricNames([MetricName(**row) for row in found])
+
+
+def _sinks(listing: Listing, values: Values) -> Sinks:
+    rows = [
+        SinkRow(info.id, sink.name, sink.status, sink.delivered, sink.behind_bytes, sink.error)
+        for info in listing.some(values["run"])
+        for sink in info.sinks()
+    ]
+    return Sinks(rows)
+
+
+ENDPOINTS = (
+    Endpoint("/api/runs", "All runs, the latest first.", RunsReply, _runs),
+    Endpoint("/api/run", "One run: its latest metrics, configuration and facts.", RunDetails, _run, (_ID,)),
+    Endpoint("/api/metrics", "Which metrics some runs recorded.", MetricNames, _metrics, (RUN,)),
+    Endpoint("/api/sinks", "How the sinks of some runs stand.", Sinks, _sinks, (RUN,)),
+)

@@ -1,0 +1,190 @@
+"""Samples for the rollout browser: pages of them, what to choose from, how rewards are spread, a prompt over time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from hookline.record.records import clean
+from hookline.server.endpoint import FIRST_STEP, LAST_STEP, RUN, Endpoint
+from hookline.server.listing import Listing
+from hookline.server.parameters import Parameter, Values
+from hookline.server.run_rows import Number
+from hookline.store import Runs
+from hookline.store.conditions import Conditions
+from hookline.store.index import quoted
+
+ORDERS = ("-step", "step", "-reward", "reward", "-advantage", "advantage")
+MOST_CHOICES = 200
+
+_TEXT = Parameter("text", "string", "Is in the prompt or the completion, in whatever case.")
+_LESSON = Parameter("lesson", "string", "Of this lesson, or of this benchmark.")
+_GROUP = Parameter("group", "string", "Of this group: the completions of one prompt.")
+_AXIS = Parameter("axis", "string", "Recorded on this axis: train, eval, rollout, final, ...")
+_REWARD = Parameter("reward", "string", "The reward function that the limits are for, instead of the total.")
+_LOW = Parameter("min_reward", "number", "The least reward.")
+_HIGH = Parameter("max_reward", "number", "The largest reward.")
+_FILTERS = (RUN, _TEXT, _LESSON, _GROUP, _AXIS, _REWARD, _LOW, _HIGH, FIRST_STEP, LAST_STEP)
+_ORDER = Parameter(
+    "order", "string", "What they are sorted by; with - the largest first.", default="-step", choices=ORDERS
+)
+_LIMIT = Parameter("limit", "integer", "How many there are at most.", default=50, low=1, high=500)
+_OFFSET = Parameter("offset", "integer", "How many are passed over.", default=0, low=0)
+_PROMPT = Parameter("prompt", "string", "The whole prompt.", required=True)
+_BINS = Parameter("bins", "integer", "How many bars there are at most.", default=24, low=1, high=200)
+
+
+class SampleRow(msgspec.Struct):
+    """A sample; its reward is the total, or the sum of all rewards where no total was recorded."""
+
+    id: str
+    run: str
+    axis: str
+    step: int
+    time: float
+    prompt: str
+    completion: str
+    expected: str | None
+    reasoning: str | None
+    answer: str | None
+    rewards: dict[str, Number]
+    reward: Number
+    advantage: Number
+    group: str | None
+    lesson: str | None
+    extra: dict[str, Any]
+    truncated: dict[str, Any]
+
+
+class Samples(msgspec.Struct):
+    """A page of samples, and how many there are in all."""
+
+    total: int
+    samples: list[SampleRow]
+
+
+class Choices(msgspec.Struct):
+    """What the samples of some runs can be chosen by."""
+
+    lessons: list[str]
+    axes: list[str]
+    rewards: list[str]
+    first_step: int | None
+    last_step: int | None
+    total: int
+
+
+class Histogram(msgspec.Struct):
+    """How many samples have a reward in each of some equal ranges; those without a finite one are counted apart."""
+
+    edges: list[float]
+    counts: list[int]
+    without: int
+
+
+def _samples(listing: Listing, values: Values) -> Samples:
+    found = listing.some(values["run"]).samples(
+        text=values["text"],
+        lesson=values["lesson"],
+        group=values["group"],
+        min_reward=values["min_reward"],
+        max_reward=values["max_reward"],
+        reward=values["reward"],
+        steps=(values["first_step"], values["last_step"]),
+        axis=values["axis"],
+        order=values["order"],
+        limit=values["limit"],
+        offset=values["offset"],
+    )
+    return Samples(found.total(), [_row(row) for row in found])
+
+
+def _same_prompt(listing: Listing, values: Values) -> Samples:
+    query = "SELECT * FROM samples WHERE prompt = ? ORDER BY step, time"
+    found = listing.some(values["run"]).sql(query, [values["prompt"]])
+    rows = found.rows()
+    step = max(1, -(-len(rows) // values["limit"]))  # evenly over the training, the last one included
+    kept = rows[::-1][::step][::-1]
+    return Samples(len(rows), [_row(row) for row in kept])
+
+
+def _choices(listing: Listing, values: Values) -> Choices:
+    runs = listing.some(values["run"])
+    [span] = runs.sql("SELECT min(step) AS low, max(step) AS high, count(*) AS total FROM samples").rows()
+    rewards = "SELECT DISTINCT unnest(map_keys(rewards)) AS name FROM samples ORDER BY name"
+    named = [row["name"] for row in runs.sql(rewards, limit=MOST_CHOICES)]
+    return Choices(_distinct(runs, "lesson"), _distinct(runs, "axis"), named, span["low"], span["high"], span["total"])
+
+
+def _distinct(runs: Runs, column: str) -> list[str]:
+    query = f"SELECT DISTINCT {column} AS name FROM samples WHERE {column} IS NOT NULL ORDER BY name"  # noqa: S608
+    return [row["name"] for row in runs.sql(query, limit=MOST_CHOICES)]
+
+
+def _histogram(listing: Listing, values: Values) -> Histogram:
+    column = "reward" if values["reward"] is None else f"rewards[{quoted(values['reward'])}]"
+    conditions = _conditions(values, column)
+    runs = listing.some(values["run"])
+    inner = f"SELECT CAST({column} AS DOUBLE) AS r FROM samples {conditions}"  # noqa: S608 - our own words
+    [span] = runs.sql(
+        f"SELECT min(r) FILTER (isfinite(r)) AS low, max(r) FILTER (isfinite(r)) AS high, "  # noqa: S608
+        f"count(*) FILTER (r IS NULL OR NOT isfinite(r)) AS without FROM ({inner})",
+        conditions.parameters,
+    ).rows()
+    edges = _edges(span["low"], span["high"], values["bins"])
+    if len(edges) < 2:
+        return Histogram([], [], span["without"])
+    width = edges[1] - edges[0]
+    place = f"least({len(edges) - 2}, greatest(0, CAST(floor((r - ?) / ?) AS BIGINT)))"
+    bars = runs.sql(
+        f"SELECT {place} AS bar, count(*) AS n FROM ({inner}) WHERE isfinite(r) GROUP BY bar",  # noqa: S608
+        [edges[0], width, *conditions.parameters],
+    )
+    counts = {row["bar"]: row["n"] for row in bars}
+    return Histogram(edges, [counts.get(bar, 0) for bar in range(len(edges) - 1)], span["without"])
+
+
+def _conditions(values: Values, column: str) -> Conditions:
+    conditions = Conditions()
+    conditions.equal("lesson", values["lesson"])
+    conditions.equal('"group"', values["group"])
+    conditions.equal("axis", values["axis"])
+    conditions.steps((values["first_step"], values["last_step"]))
+    conditions.between(column, values["min_reward"], values["max_reward"])
+    conditions.text(("completion", "prompt"), values["text"])
+    return conditions
+
+
+def _edges(low: float | None, high: float | None, bins: int) -> list[float]:
+    """The ends of equal ranges; a single value gets one range around it."""
+    if low is None or high is None:
+        return []
+    if not high - low > abs(high) * 1e-12:
+        half = max(0.5, abs(low) * 1e-3)
+        return [low - half, low + half]
+    # halves first: the difference of two large numbers may not be finite
+    return [low * (1 - place / bins) + high * (place / bins) for place in range(bins)] + [high]
+
+
+def _row(row: dict[str, Any]) -> SampleRow:
+    fields: dict[str, Any] = {name: row[name] for name in _PLAIN}
+    numbers = {name: clean(row[name]) for name in ("reward", "advantage", "rewards")}
+    return SampleRow(**fields, **numbers, extra=_mapping(row["extra"]), truncated=_mapping(row["truncated"]))
+
+
+def _mapping(text: str | None) -> dict[str, Any]:
+    found = msgspec.json.decode(text) if text else {}
+    return found if isinstance(found, dict) else {"value": found}
+
+
+_PLAIN: Sequence[str] = (
+    *("id", "run", "axis", "step", "time", "prompt", "completion"),
+    *("expected", "reasoning", "answer", "group", "lesson"),
+)
+
+ENDPOINTS = (
+    Endpoint("/api/samples", "Samples, page by page.", Samples, _samples, (*_FILTERS, _ORDER, _LIMIT, _OFFSET)),
+    Endpoint("/api/samples/choices", "What the samples of some runs can be chosen by.", Choices, _choices, (RUN,)),
+    Endpoint("/api/samples/histogram", "How rewards are spread.", Histogram, _histogram, (*_FILTERS, _BINS)),
+    Endpoint("/api/samples/prompt", "One prompt over the training.", Samples, _same_prompt, (RUN, _PROMPT, _LIMIT)),
+)

@@ -1,0 +1,304 @@
+// A chart: lines and bands over a common x, drawn by uPlot; zoom and cursor are shared with its neighbours.
+
+import uPlot from "../vendor/uPlot.esm.js";
+import { h } from "./dom.js";
+import { compact, dateTime, duration, number } from "./format.js";
+import { faint } from "./palette.js";
+import { smoothed } from "./smoothing.js";
+import { colour, isDark } from "./theme.js";
+import { valueRange } from "./value_range.js";
+
+/**
+ * @typedef {{key: string, label: string, colour: string, x: number[], y: (number | null)[],
+ *   low?: (number | null)[], high?: (number | null)[]}} Line
+ * @typedef {{x: string, logX: boolean, logY: boolean, smoothing: number, leavesOut: boolean,
+ *   zoom: [number, number] | null}} Look
+ */
+
+const MOST_IN_TOOLTIP = 10;
+const REACH = 400;
+
+export class Chart {
+  #host;
+  #onZoom;
+  #plot = null;
+  #signature = "";
+  #lines = [];
+  #places = [];
+  #look = null;
+  #yRange = { low: 0, high: 1, outside: 0 };
+  #tooltip = h("div", { class: "tooltip", hidden: true });
+  #isHovered = false;
+  #resized;
+
+  /** @param {HTMLElement} host @param {(zoom: [number, number] | null) => void} onZoom */
+  constructor(host, onZoom) {
+    this.#host = host;
+    this.#onZoom = onZoom;
+    this.#resized = new ResizeObserver(() => this.#resize());
+    this.#resized.observe(host);
+  }
+
+  /** How many points the scale leaves out. */
+  get outside() {
+    return this.#yRange.outside;
+  }
+
+  /** How many points are drawn. */
+  get points() {
+    return this.#lines.reduce((sum, line) => sum + line.x.length, 0);
+  }
+
+  /** @param {Line[]} lines @param {Look} look */
+  show(lines, look) {
+    this.#look = look;
+    this.#lines = lines.map((line) => usable(line, look));
+    const { tables, series, bands, places } = this.#series();
+    this.#places = places;
+    this.#yRange = valueRange(this.#seenValues(), { isLog: look.logY, leavesOut: look.leavesOut });
+    const data = tables.length ? uPlot.join(tables) : [[], []];
+    const signature = JSON.stringify([
+      this.#lines.map((line) => [line.key, line.label, line.colour]),
+      series.length,
+      look.x,
+      look.logX,
+      look.logY,
+      isDark(),
+    ]);
+    if (this.#plot && signature === this.#signature) {
+      this.#plot.setData(data, true);
+    } else {
+      this.#plot?.destroy();
+      this.#plot = new uPlot(this.#options(series, bands), data, this.#host);
+      this.#plot.over.append(this.#tooltip);
+      this.#signature = signature;
+    }
+  }
+
+  destroy() {
+    this.#resized.disconnect();
+    this.#plot?.destroy();
+    this.#plot = null;
+  }
+
+  /** The chart as a picture with its title and legend. @param {string} title @returns {Promise<Blob>} */
+  png(title) {
+    const drawn = this.#plot.ctx.canvas;
+    const scale = drawn.width / this.#plot.width;
+    const row = 18 * scale;
+    const canvas = h("canvas");
+    canvas.width = drawn.width;
+    canvas.height = drawn.height + row * (2 + this.#lines.length);
+    const context = canvas.getContext("2d");
+    context.fillStyle = colour("surface");
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.fillStyle = colour("text");
+    context.font = `600 ${13 * scale}px system-ui, sans-serif`;
+    context.fillText(title, 12 * scale, 18 * scale);
+    context.drawImage(drawn, 0, row * 1.5);
+    context.font = `${11 * scale}px system-ui, sans-serif`;
+    this.#lines.forEach((line, index) => {
+      const y = drawn.height + row * (2.1 + index);
+      context.fillStyle = line.colour;
+      context.fillRect(14 * scale, y - 8 * scale, 14 * scale, 3 * scale);
+      context.fillStyle = colour("text");
+      context.fillText(line.label, 36 * scale, y - 3 * scale);
+    });
+    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  }
+
+  #series() {
+    const tables = [];
+    const series = [{}];
+    const bands = [];
+    const places = [];
+    if (this.#look.smoothing > 0) this.#addRaw(tables, series);
+    for (const line of this.#lines) {
+      const thin = { stroke: line.colour, width: 1.6, points: { show: line.x.length < 2, size: 6 } };
+      if (line.low) {
+        tables.push([line.x, line.y, line.high, line.low]);
+        places.push(series.length);
+        bands.push({ series: [series.length + 1, series.length + 2], fill: faint(line.colour, 0.22) });
+        const edge = { stroke: "transparent", width: 0, points: { show: false } };
+        series.push({ ...thin, width: 1.7 }, edge, edge);
+      } else if (this.#look.smoothing > 0) {
+        tables.push([line.x, smoothed(line.x, line.y, this.#look.smoothing)]);
+        places.push(series.length);
+        series.push({ ...thin, width: 2 });
+      } else {
+        tables.push([line.x, line.y]);
+        places.push(series.length);
+        series.push(thin);
+      }
+    }
+    return { tables, series, bands, places };
+  }
+
+  /** What was recorded, faintly, below all smoothed lines; the more lines, the fainter. */
+  #addRaw(tables, series) {
+    const alpha = Math.max(0.05, 0.26 / Math.sqrt(Math.max(1, this.#lines.length / 2)));
+    for (const line of this.#lines.filter((each) => !each.low)) {
+      tables.push([line.x, line.y]);
+      series.push({ stroke: faint(line.colour, alpha), width: 1, points: { show: false } });
+    }
+  }
+
+  /** The values that the scale has to show: of the zoomed part, smoothed where lines are. */
+  #seenValues() {
+    const [from, to] = this.#look.zoom ?? [-Infinity, Infinity];
+    const found = [];
+    for (const line of this.#lines) {
+      const columns = line.low
+        ? [line.low, line.high]
+        : [this.#look.smoothing > 0 ? smoothed(line.x, line.y, this.#look.smoothing) : line.y];
+      for (const column of columns) {
+        column.forEach((value, index) => {
+          if (value !== null && line.x[index] >= from && line.x[index] <= to) found.push(value);
+        });
+      }
+    }
+    return found;
+  }
+
+  #options(series, bands) {
+    const look = this.#look;
+    const axis = {
+      stroke: colour("muted"),
+      font: "11px system-ui, sans-serif",
+      ticks: { show: false },
+      grid: { stroke: colour("grid"), width: 1 },
+    };
+    const isTime = look.x === "time";
+    const xValues = (_, splits) =>
+      splits.map((value) => (value === null ? "" : look.x === "relative" ? duration(value) : compact(value)));
+    return {
+      width: Math.max(120, this.#host.clientWidth),
+      height: Math.max(120, this.#host.clientHeight),
+      padding: [8, 12, 0, 0],
+      series,
+      bands,
+      legend: { show: false },
+      scales: {
+        x: { time: isTime, distr: look.logX && !isTime ? 3 : 1, range: (_, low, high) => this.#xRange(low, high) },
+        y: { distr: look.logY ? 3 : 1, range: () => [this.#yRange.low, this.#yRange.high] },
+      },
+      axes: [
+        { ...axis, size: 26, gap: 4, space: 64, ...(isTime ? {} : { values: xValues }) },
+        {
+          ...axis,
+          size: 52,
+          gap: 4,
+          values: (_, splits) => splits.map((value) => (value === null ? "" : compact(value))),
+        },
+      ],
+      cursor: {
+        points: { size: 6 },
+        drag: { x: true, y: false, setScale: false },
+        sync: { key: `hookline-${look.x}`, scales: ["x", null], filters: { pub: isMove, sub: isMove } },
+        bind: { dblclick: () => () => (this.#onZoom(null), null) },
+      },
+      hooks: {
+        setSelect: [(plot) => this.#select(plot)],
+        setCursor: [(plot) => this.#point(plot)],
+        ready: [(plot) => this.#watch(plot)],
+      },
+    };
+  }
+
+  #xRange(low, high) {
+    if (this.#look.zoom) return this.#look.zoom;
+    if (low === null) return [0, 1];
+    return low === high ? [low - 0.5, high + 0.5] : [low, high];
+  }
+
+  #watch(plot) {
+    plot.over.addEventListener("mouseenter", () => (this.#isHovered = true));
+    plot.over.addEventListener("mouseleave", () => {
+      this.#isHovered = false;
+      this.#tooltip.hidden = true;
+    });
+  }
+
+  #select(plot) {
+    const { left, width } = plot.select;
+    if (width < 4) return;
+    const zoom = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.#onZoom(zoom);
+  }
+
+  #point(plot) {
+    const { left, top, idx } = plot.cursor;
+    if (!this.#isHovered || idx === null || idx === undefined || left < 0) {
+      this.#tooltip.hidden = true;
+      return;
+    }
+    const rows = this.#valuesAt(plot, idx, top);
+    this.#tooltip.hidden = rows.length === 0;
+    this.#tooltip.replaceChildren(h("div", { class: "tooltip-x" }, this.#xText(plot.data[0][idx])), ...rows);
+    const isRight = left > plot.over.clientWidth / 2;
+    this.#tooltip.style.transform = `translate(${isRight ? `calc(${left - 14}px - 100%)` : `${left + 14}px`}, 6px)`;
+  }
+
+  #valuesAt(plot, idx, top) {
+    const found = this.#lines
+      .map((line, index) => ({ line, value: near(plot.data[this.#places[index]], idx), index }))
+      .filter(({ value }) => value !== null);
+    const closest = found
+      .map((entry) => ({ ...entry, away: Math.abs(plot.valToPos(entry.value, "y") - top) }))
+      .sort((a, b) => a.away - b.away)
+      .slice(0, MOST_IN_TOOLTIP);
+    return closest
+      .sort((a, b) => b.value - a.value)
+      .map(({ line, value }) =>
+        h(
+          "div",
+          { class: "tooltip-row" },
+          h("i", { vars: { line: line.colour } }),
+          h("span", {}, line.label),
+          h("b", {}, number(value)),
+        ),
+      );
+  }
+
+  #xText(value) {
+    if (this.#look.x === "time") return dateTime(value);
+    if (this.#look.x === "relative") return duration(value);
+    return this.#look.x === "step" ? `step ${number(value)}` : `${this.#look.x} ${number(value)}`;
+  }
+
+  #resize() {
+    const { clientWidth: width, clientHeight: height } = this.#host;
+    if (this.#plot && width > 0 && (width !== this.#plot.width || height !== this.#plot.height))
+      this.#plot.setSize({ width, height });
+  }
+}
+
+function isMove(type) {
+  return type === "mousemove" || type === "mouseleave";
+}
+
+/** The value of a line at a place or, where it has none, at the closest one that it has. */
+function near(values, idx) {
+  for (let away = 0; away < REACH; away++) {
+    for (const place of [idx - away, idx + away]) {
+      const value = values[place];
+      if (value !== null && value !== undefined) return value;
+    }
+  }
+  return null;
+}
+
+/** A line without what its axes cannot show. */
+function usable(line, look) {
+  const isShown = (x) => !look.logX || look.x === "time" || x > 0;
+  const keep = line.x.map((x, index) => (isShown(x) ? index : -1)).filter((index) => index >= 0);
+  const pick = (column) => column && keep.map((index) => (look.logY && !(column[index] > 0) ? null : column[index]));
+  return {
+    ...line,
+    x: keep.map((index) => line.x[index]),
+    y: pick(line.y),
+    low: pick(line.low),
+    high: pick(line.high),
+  };
+}

@@ -1,0 +1,298 @@
+// Many charts: those of some metrics of the chosen runs, in sections, with one set of controls for all of them.
+
+import { Question } from "./api.js";
+import { ChartPanel, button } from "./chart_panel.js";
+import { empty, fill, h, later, select, throttled, toggle } from "./dom.js";
+import { groupColourOf, usualGrouping } from "./metric_lines.js";
+import { colourOf } from "./palette.js";
+import { recall, remember } from "./settings.js";
+import { legendChips } from "./table.js";
+import { listenToTheme } from "./theme.js";
+
+const DEFAULTS = { x: "step", by: "auto", smoothing: 0, logX: false, logY: false, leavesOut: true, text: "" };
+const NAMES_EVERY = 2500;
+const CLOSED_AT_FIRST = ["hooks", "system", "memory", "throughput"];
+
+export class ChartBoard {
+  #app;
+  #name;
+  #accepts;
+  #look;
+  #layout;
+  #metrics = [];
+  #panels = new Map();
+  #zoom = null;
+  #lines = new Map();
+  #names = new Question();
+  #ends = [];
+
+  /**
+   * @param {any} app
+   * @param {{name: string, accepts?: (metric: string) => boolean, nothing: string, closed?: string[]}} what
+   */
+  constructor(app, { name, accepts = () => true, nothing, closed = CLOSED_AT_FIRST }) {
+    this.#app = app;
+    this.#name = name;
+    this.#accepts = accepts;
+    this.nothing = nothing;
+    this.onLook = () => {};
+    this.#look = { ...DEFAULTS, ...recall(`${name}.look`, {}) };
+    this.#layout = { closed, pinned: [], wide: [], ...recall(`${name}.layout`, {}) };
+    this.legend = h("div", { class: "legend" });
+    this.tools = h("div", { class: "toolbar" });
+    this.body = h("div", { class: "board" });
+    this.element = h("section", { class: "charts" }, this.tools, this.legend, this.body);
+    this.observer = new IntersectionObserver((entries) => this.#seen(entries), { rootMargin: "150px" });
+    const [refresh, refreshNames] = [
+      throttled(() => this.element.isConnected && this.#reload(), 1000),
+      throttled(() => this.element.isConnected && this.#askNames(), NAMES_EVERY),
+    ];
+    this.#ends.push(
+      app.book.listen((changed) => {
+        if (!app.selection.ids.some((id) => changed.has(id))) return;
+        refresh();
+        refreshNames();
+      }),
+      app.selection.listen(() => this.#begin()),
+      listenToTheme(() => this.#redraw()),
+    );
+    this.#begin();
+  }
+
+  /** What lines are of: a run each, or all runs of an arm, a group or an experiment. */
+  get grouping() {
+    return this.#look.by === "auto" ? usualGrouping(this.#app.selection.runs) : this.#look.by;
+  }
+
+  /** The colour that a run is drawn in. @param {import("./run_book.js").Run} run */
+  colourFor(run) {
+    return this.grouping === "run" || this.#look.x !== "step" ? colourOf(run.id) : groupColourOf(run, this.grouping);
+  }
+
+  destroy() {
+    this.#ends.forEach((end) => end());
+    this.observer.disconnect();
+    this.#names.cancel();
+    this.#panels.forEach((panel) => panel.destroy());
+  }
+
+  #begin() {
+    this.#zoom = null;
+    this.#lines.clear();
+    this.#panels.forEach((panel) => (panel.isStale = true));
+    this.#askNames();
+    this.#reload();
+  }
+
+  async #askNames() {
+    const ids = this.#app.selection.ids;
+    if (!ids.length) return this.#showNames([]);
+    try {
+      const answer = await this.#names.ask("metrics", { run: ids });
+      if (answer) this.#showNames([...new Set(answer.metrics.map((metric) => metric.name))].filter(this.#accepts));
+    } catch (error) {
+      fill(this.body, empty("The metrics cannot be listed", error.message));
+    }
+  }
+
+  #showNames(names) {
+    if (this.body.hasChildNodes() && JSON.stringify(names) === JSON.stringify(this.#metrics)) return;
+    this.#metrics = names;
+    this.#showTools();
+    this.#showSections();
+  }
+
+  #showTools() {
+    const change = (changes, isNew = false) => {
+      Object.assign(this.#look, changes);
+      remember(`${this.#name}.look`, { ...this.#look, text: "" });
+      this.onLook();
+      if (isNew) {
+        this.#zoom = null;
+        this.#lines.clear();
+        this.#panels.forEach((panel) => ((panel.isStale = true), panel.zoomTo(null)));
+        this.#reload();
+      } else this.#redraw();
+    };
+    const search = h("input", {
+      type: "search",
+      placeholder: "Find metrics",
+      "aria-label": "Find metrics",
+      value: this.#look.text,
+      data: { find: "" },
+      oninput: later(() => {
+        this.#look.text = search.value;
+        this.#showSections();
+      }, 120),
+    });
+    const slider = h("input", {
+      type: "range",
+      min: 0,
+      max: 0.95,
+      step: 0.05,
+      value: this.#look.smoothing,
+      "aria-label": "Smoothing",
+      oninput: () => change({ smoothing: Number(slider.value) }),
+    });
+    const known = ["step", "time", "relative"];
+    const others = this.#metrics.filter((name) => !known.includes(name)).map((name) => [name, name]);
+    fill(
+      this.tools,
+      search,
+      select(
+        "x",
+        [["step", "step"], ["relative", "time since start"], ["time", "time of day"], ...others],
+        this.#look.x,
+        (x) => change({ x }, true),
+      ),
+      select(
+        "lines",
+        [
+          ["auto", "automatic"],
+          ["run", "each run"],
+          ["arm", "mean ± std, arms"],
+          ["group", "mean ± std, groups"],
+          ["experiment", "mean ± std, experiments"],
+        ],
+        this.#look.by,
+        (by) => change({ by }, true),
+      ),
+      h("label", { class: "field" }, h("span", {}, "smoothing"), slider),
+      toggle("log y", this.#look.logY, (logY) => change({ logY })),
+      toggle("log x", this.#look.logX, (logX) => change({ logX })),
+      toggle("leave out outliers", this.#look.leavesOut, (leavesOut) => change({ leavesOut })),
+    );
+  }
+
+  #showSections() {
+    const words = this.#look.text.toLowerCase();
+    const shown = this.#metrics.filter((name) => name.toLowerCase().includes(words));
+    this.observer.disconnect();
+    const pinned = this.#layout.pinned.filter((name) => shown.includes(name));
+    const groups = new Map();
+    for (const name of shown) if (!pinned.includes(name)) put(groups, sectionOf(name), name);
+    const ordered = [...groups].sort(([a], [b]) => rank(a) - rank(b) || (a < b ? -1 : 1));
+    const sections = [...(pinned.length ? [["pinned", pinned]] : []), ...ordered];
+    if (!shown.length) {
+      const said = this.#metrics.length
+        ? ["No metric has this in its name", ""]
+        : ["Nothing to draw yet", this.nothing];
+      return void fill(this.body, empty(...said));
+    }
+    fill(
+      this.body,
+      sections.map(([title, names]) => this.#section(title, names, Boolean(words))),
+    );
+    for (const [name, panel] of this.#panels) if (!shown.includes(name)) panel.isSeen = false;
+  }
+
+  #section(title, names, isSearched) {
+    const grid = h(
+      "div",
+      { class: "grid" },
+      names.map((name) => this.#panel(name).element),
+    );
+    const isOpen = isSearched || !this.#layout.closed.includes(title);
+    const onToggle = (event) => {
+      if (isSearched) return;
+      this.#layout.closed = this.#layout.closed
+        .filter((each) => each !== title)
+        .concat(event.target.open ? [] : [title]);
+      this.#keepLayout();
+    };
+    return h(
+      "details",
+      { class: "section", open: isOpen, ontoggle: onToggle },
+      h("summary", {}, title, h("span", { class: "count" }, names.length)),
+      grid,
+    );
+  }
+
+  #panel(name) {
+    if (!this.#panels.has(name)) {
+      const owner = {
+        book: this.#app.book,
+        ids: () => this.#app.selection.ids,
+        look: () => ({ ...this.#look, by: this.grouping }),
+        onZoom: (zoom) => this.#zoomTo(zoom),
+        onLines: (lines) => this.#noteLines(lines),
+        buttons: (panel) => [
+          this.#turn("pinned", "Pin", "Keep at the top", panel),
+          this.#turn("wide", "Wide", "Over the whole width", panel),
+        ],
+      };
+      this.#panels.set(name, new ChartPanel(name, owner));
+    }
+    const panel = this.#panels.get(name);
+    panel.element.classList.toggle("wide", this.#layout.wide.includes(name));
+    this.observer.observe(panel.element);
+    return panel;
+  }
+
+  #turn(list, text, title, panel) {
+    const action = () => {
+      const isOn = this.#layout[list].includes(panel.name);
+      this.#layout[list] = isOn
+        ? this.#layout[list].filter((name) => name !== panel.name)
+        : [...this.#layout[list], panel.name];
+      made.setAttribute("aria-pressed", String(!isOn));
+      this.#keepLayout();
+      this.#showSections();
+    };
+    const made = button(text, title, action, { "aria-pressed": String(this.#layout[list].includes(panel.name)) });
+    return made;
+  }
+
+  #keepLayout() {
+    remember(`${this.#name}.layout`, this.#layout);
+  }
+
+  #seen(entries) {
+    for (const entry of entries) {
+      const panel = this.#panels.get(entry.target.dataset.metric);
+      if (!panel) continue;
+      panel.isSeen = entry.isIntersecting;
+      if (panel.isSeen && panel.isStale) panel.load();
+      else if (panel.isSeen) panel.draw();
+    }
+  }
+
+  #reload() {
+    for (const panel of this.#panels.values()) {
+      panel.isStale = true;
+      if (panel.isSeen && panel.element.isConnected) panel.load();
+    }
+  }
+
+  #redraw() {
+    for (const panel of this.#panels.values()) if (panel.isSeen) panel.draw();
+  }
+
+  #zoomTo(zoom) {
+    this.#zoom = zoom;
+    for (const panel of this.#panels.values()) panel.zoomTo(zoom);
+  }
+
+  #noteLines(lines) {
+    const before = this.#lines.size;
+    for (const line of lines) this.#lines.set(line.key, line);
+    if (this.#lines.size === before && this.legend.hasChildNodes()) return;
+    const chips = legendChips([...this.#lines.values()].slice(0, 24));
+    fill(this.legend, this.grouping === "run" ? [] : chips);
+  }
+}
+
+function sectionOf(name) {
+  const slash = name.indexOf("/");
+  return slash > 0 ? name.slice(0, slash) : "metrics";
+}
+
+/** What most people look at comes first, what the machine does last. */
+function rank(section) {
+  return section === "metrics" ? 0 : CLOSED_AT_FIRST.includes(section) ? 2 : 1;
+}
+
+function put(map, key, value) {
+  if (!map.has(key)) map.set(key, []);
+  map.get(key).push(value);
+}

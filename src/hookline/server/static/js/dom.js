@@ -1,0 +1,114 @@
+// Makes elements. What is recorded only ever becomes text: nothing here, or anywhere else, parses markup.
+
+/**
+ * @typedef {Node | string | number | null | undefined | false} Child
+ */
+
+/**
+ * Make an element.
+ *
+ * A function under a name that begins with "on" listens; `data`, `vars` and `style` hold data attributes, CSS variables
+ * and styles; true and false set and leave out an attribute.
+ *
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes]
+ * @param {...(Child | Child[])} children
+ * @returns {any}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) setAttribute(element, name, value);
+  append(element, children);
+  return element;
+}
+
+/**
+ * Replace what is in an element.
+ * @param {Element} element
+ * @param {...(Child | Child[])} children
+ */
+export function fill(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+  return element;
+}
+
+function setAttribute(element, name, value) {
+  if (value === null || value === undefined || value === false) return;
+  if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+  else if (name === "data") Object.assign(element.dataset, value);
+  else if (name === "style") Object.assign(element.style, value);
+  else if (name === "vars")
+    for (const [key, each] of Object.entries(value)) element.style.setProperty(`--${key}`, each);
+  else if (name === "value" || name === "checked" || name === "selected") element[name] = value;
+  else element.setAttribute(name, value === true ? "" : String(value));
+}
+
+function append(element, children) {
+  for (const child of children.flat(3)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+}
+
+/**
+ * A drop-down list.
+ * @param {string} label
+ * @param {[string, string][]} options values with what is shown
+ * @param {string} value
+ * @param {(value: string) => void} changed
+ */
+export function select(label, options, value, changed) {
+  const list = h(
+    "select",
+    { "aria-label": label, onchange: (event) => changed(event.target.value) },
+    options.map(([key, shown]) => h("option", { value: key, selected: key === value }, shown)),
+  );
+  return h("label", { class: "field" }, h("span", {}, label), list);
+}
+
+/**
+ * A switch.
+ * @param {string} label
+ * @param {boolean} on
+ * @param {(on: boolean) => void} changed
+ */
+export function toggle(label, on, changed) {
+  const box = h("input", { type: "checkbox", checked: on, onchange: (event) => changed(event.target.checked) });
+  return h("label", { class: "toggle" }, box, h("span", {}, label));
+}
+
+/** A message in place of what is not there. */
+export function empty(title, text = "") {
+  return h("div", { class: "empty" }, h("strong", {}, title), text && h("p", {}, text));
+}
+
+/**
+ * Call something once, a while after the last time it was asked for.
+ * @param {() => void} action
+ */
+export function later(action, milliseconds = 200) {
+  let timer = 0;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(action, milliseconds);
+  };
+}
+
+/**
+ * Call something at most once in a while; asked for meanwhile, it is called at the end of it.
+ * @param {() => void} action
+ */
+export function throttled(action, milliseconds = 1000) {
+  let timer = 0;
+  let last = 0;
+  return () => {
+    if (timer) return;
+    const wait = Math.max(0, last + milliseconds - Date.now());
+    timer = setTimeout(() => {
+      timer = 0;
+      last = Date.now();
+      action();
+    }, wait);
+  };
+}

@@ -1,0 +1,83 @@
+// The runs as the server last told of them, and who wants to know of changes.
+
+/**
+ * @typedef {{id: string, name: string, project: string, status: string, message: string, experiment: string | null,
+ *   group: string | null, arm: string | null, repeat: number | null, stage: string | null, seed: number | null,
+ *   started: number | null, ended: number | null, step: number, num_steps: number | null,
+ *   seconds_per_step: number | null, eta_seconds: number | null, last_seen: number | null, tags: string[],
+ *   problems: string[], metrics: Record<string, number | string | null>}} Run
+ */
+
+export class RunBook {
+  /** @type {Map<string, Run>} */
+  byId = new Map();
+  /** @type {Run[]} the latest first */
+  all = [];
+  isKnown = false;
+  #listeners = new Set();
+
+  /** @param {(changed: Set<string>) => void} listener @returns {() => void} which ends it */
+  listen(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** Follow the server's stream; a connection that breaks is made again by the browser. */
+  follow(liveChanged) {
+    let source = this.#connect(liveChanged);
+    // A browser opens few connections to a server: tabs that nobody looks at must not hold on to theirs.
+    document.addEventListener("visibilitychange", () => {
+      source.close();
+      if (!document.hidden) source = this.#connect(liveChanged);
+    });
+    addEventListener("pagehide", () => source.close());
+  }
+
+  #connect(setLive) {
+    const source = new EventSource("/api/stream");
+    source.addEventListener("open", () => setLive(true));
+    source.addEventListener("error", () => setLive(false));
+    source.addEventListener("beat", () => setLive(true));
+    source.addEventListener("runs", (event) => {
+      setLive(true);
+      this.take(JSON.parse(event.data));
+    });
+    return source;
+  }
+
+  /** @param {{whole: boolean, changed: Run[], removed: string[]}} news */
+  take({ whole, changed, removed }) {
+    const ids = new Set([...removed, ...changed.map((run) => run.id)]);
+    if (whole) {
+      const kept = new Set(changed.map((run) => run.id));
+      for (const id of this.byId.keys()) if (!kept.has(id)) this.byId.delete(id) && ids.add(id);
+    }
+    for (const id of removed) this.byId.delete(id);
+    for (const run of changed) this.byId.set(run.id, run);
+    this.all = [...this.byId.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0) || (a.id < b.id ? 1 : -1));
+    this.isKnown = true;
+    for (const listener of [...this.#listeners]) listener(ids);
+  }
+
+  /** The runs that the page is about when nobody chose: those of the latest experiment, or the latest run. */
+  latest() {
+    const first = this.all[0];
+    if (!first) return [];
+    const inExperiment = this.all.find((run) => run.experiment !== null);
+    const lead = first.experiment === null && inExperiment && isOver(first) ? inExperiment : first;
+    if (lead.experiment === null) return [lead.id];
+    return this.all
+      .filter((run) => run.project === lead.project)
+      .map((run) => run.id)
+      .slice(0, 30);
+  }
+}
+
+export function isOver(run) {
+  return run.status !== "running" && run.status !== "stalled";
+}
+
+/** What a run is called where there are several: its directory says which of an experiment's it is. */
+export function shortName(run) {
+  return run.experiment === null ? run.name : run.id.slice(run.project.length + 1);
+}

@@ -1,0 +1,100 @@
+// The list beside charts and tables in which runs are chosen.
+
+import { fill, h, later, throttled } from "./dom.js";
+import { shortName } from "./run_book.js";
+
+const MOST = 150;
+
+export class RunList {
+  #app;
+  #text = "";
+  #colourFor;
+  #ends = [];
+  #list = h("div", { class: "run-list" });
+  #title = h("summary", {});
+
+  /** @param {any} app @param {(run: import("./run_book.js").Run) => string} [colourFor] */
+  constructor(app, colourFor = null) {
+    this.#app = app;
+    this.#colourFor = colourFor;
+    const search = h("input", {
+      type: "search",
+      placeholder: "Find runs",
+      "aria-label": "Find runs",
+      oninput: later(() => {
+        this.#text = search.value.toLowerCase();
+        this.show();
+      }, 120),
+    });
+    this.element = h(
+      "aside",
+      { class: "side" },
+      h("details", { open: innerWidth > 900 }, this.#title, search, this.#list),
+    );
+    this.#ends.push(
+      app.book.listen(throttled(() => this.show(), 1000)),
+      app.selection.listen(() => this.show()),
+    );
+    this.show();
+  }
+
+  destroy() {
+    this.#ends.forEach((end) => end());
+  }
+
+  show() {
+    const focused = this.#list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const chosen = new Set(this.#app.selection.ids);
+    const found = this.#app.book.all.filter((run) =>
+      `${run.id} ${run.name} ${run.arm} ${run.status}`.toLowerCase().includes(this.#text),
+    );
+    fill(this.#title, "Runs", h("span", { class: "count" }, `${chosen.size} of ${this.#app.book.all.length}`));
+    const groups = new Map();
+    for (const run of found.slice(0, MOST)) groups.set(run.project, [...(groups.get(run.project) ?? []), run]);
+    const more =
+      found.length > MOST ? h("p", { class: "muted" }, `${found.length - MOST} more: find them by name`) : null;
+    fill(
+      this.#list,
+      [...groups].map(([project, runs]) => this.#group(project, runs, chosen)),
+      more,
+    );
+    if (focused) this.#list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  #group(project, runs, chosen) {
+    const ids = runs.map((run) => run.id);
+    const on = ids.filter((id) => chosen.has(id)).length;
+    const box = h("input", {
+      type: "checkbox",
+      checked: on === ids.length,
+      data: { key: `all ${project}` },
+      onchange: () => this.#app.selection.turn(ids, on !== ids.length),
+    });
+    box.indeterminate = on > 0 && on < ids.length;
+    return h(
+      "fieldset",
+      {},
+      h("legend", {}, h("label", {}, box, h("span", {}, project))),
+      runs.map((run) => this.#row(run, chosen.has(run.id))),
+    );
+  }
+
+  #row(run, isChosen) {
+    const box = h("input", {
+      type: "checkbox",
+      checked: isChosen,
+      data: { key: run.id },
+      onchange: () => this.#app.selection.turn([run.id], !isChosen),
+    });
+    const swatch =
+      this.#colourFor && h("i", { class: "swatch", vars: { line: isChosen ? this.#colourFor(run) : "transparent" } });
+    return h(
+      "label",
+      { class: "run-row", title: run.id },
+      box,
+      swatch,
+      h("span", {}, shortName(run)),
+      h("i", { class: "dot", data: { status: run.status }, title: run.status }),
+    );
+  }
+}

@@ -1,0 +1,23 @@
+// Charts of any metrics of the chosen runs.
+
+import { ChartBoard } from "../chart_board.js";
+import { h } from "../dom.js";
+import { RunList } from "../run_list.js";
+
+export class ChartsView {
+  constructor(app) {
+    this.board = new ChartBoard(app, {
+      name: "charts",
+      nothing: "Choose runs that have recorded metrics.",
+      accepts: (name) => !/(^|\/)hooks\//.test(name),
+    });
+    this.list = new RunList(app, (run) => this.board.colourFor(run));
+    this.board.onLook = () => this.list.show();
+    this.element = h("div", { class: "with-side" }, this.list.element, this.board.element);
+  }
+
+  destroy() {
+    this.list.destroy();
+    this.board.destroy();
+  }
+}

@@ -1,0 +1,235 @@
+// An experiment: its arms side by side, their curves, and what the benchmarks say.
+
+import { Question, ask } from "../api.js";
+import { armTable, differenceTable } from "../arm_tables.js";
+import { benchmarkTable } from "../benchmark_table.js";
+import { ChartPanel } from "../chart_panel.js";
+import { completion } from "../completion.js";
+import { empty, fill, h, select, throttled } from "../dom.js";
+import { whole } from "../format.js";
+import { groupColour } from "../metric_lines.js";
+import { reward } from "../rewards.js";
+import { address } from "../router.js";
+import { statusBadge } from "../status_badge.js";
+import { legendChips } from "../table.js";
+import { listenToTheme } from "../theme.js";
+
+export class ExperimentView {
+  #app;
+  #project;
+  #metric = "";
+  #curve = "";
+  #found = null;
+  #names = [];
+  #question = new Question();
+  #panel = null;
+  #ends = [];
+
+  constructor(app) {
+    this.#app = app;
+    this.#project = app.router.parameters.get("project");
+    this.tools = h("div", { class: "toolbar" });
+    this.arms = h("section", {});
+    this.curves = h("section", {});
+    this.scores = h("section", {});
+    this.predictions = h("section", {});
+    this.element = h(
+      "div",
+      { class: "page experiment" },
+      this.tools,
+      this.arms,
+      this.curves,
+      this.scores,
+      this.predictions,
+    );
+    const refresh = throttled(() => this.element.isConnected && this.#load(), 2000);
+    this.#ends.push(
+      app.book.listen(
+        (changed) => [...changed].some((id) => id.startsWith(`${this.#project}/`) || !this.#project) && refresh(),
+      ),
+      listenToTheme(() => this.#panel?.draw()),
+    );
+    this.#load();
+  }
+
+  destroy() {
+    this.#ends.forEach((end) => end());
+    this.#question.cancel();
+    this.#panel?.destroy();
+  }
+
+  async #load() {
+    try {
+      const { experiments } = await ask("experiments");
+      if (!experiments.length) return this.#showNothing();
+      if (!experiments.some((each) => each.project === this.#project)) this.#project = experiments[0].project;
+      const found = await this.#question.ask("experiment", { project: this.#project, metric: this.#metric });
+      if (!found) return;
+      const { metrics } = await ask("metrics", { run: found.runs.slice(0, 100) });
+      this.#names = [...new Set(metrics.filter((each) => each.points > each.runs).map((each) => each.name))].filter(
+        (name) => !name.includes("hooks/"),
+      );
+      this.#found = found;
+      this.#show(experiments);
+    } catch (error) {
+      fill(this.arms, empty("The experiment cannot be read", error.message));
+    }
+  }
+
+  #showNothing() {
+    fill(this.tools);
+    fill(
+      this.arms,
+      empty("No experiments yet", "An experiment compares arms over repeats: hookline run experiment.yaml"),
+    );
+  }
+
+  #show(experiments) {
+    const found = this.#found;
+    const own = experiments.find((each) => each.project === this.#project);
+    const change = (set) => (value) => {
+      set(value);
+      this.#load();
+    };
+    fill(
+      this.tools,
+      select(
+        "experiment",
+        experiments.map((each) => [each.project, each.name]),
+        this.#project,
+        change((value) => {
+          this.#project = value;
+          this.#metric = this.#curve = "";
+          this.#app.router.set({ project: value });
+        }),
+      ),
+      found.metrics.length > 0 &&
+        select(
+          "metric",
+          found.metrics.map((name) => [name, name]),
+          found.metric ?? "",
+          change((value) => (this.#metric = this.#curve = value)),
+        ),
+      h(
+        "span",
+        { class: "statuses" },
+        Object.entries(own?.statuses ?? {}).map(([status, count]) =>
+          h("span", {}, statusBadge(status), h("b", {}, ` ${count}`)),
+        ),
+      ),
+      h(
+        "a",
+        {
+          class: "button",
+          href: address("charts", new URLSearchParams(found.runs.slice(0, 100).map((id) => ["run", id]))),
+        },
+        "All charts",
+      ),
+    );
+    this.#showArms(found);
+    this.#showCurves(found);
+    this.#showScores(found);
+    this.#showPredictions(found);
+  }
+
+  /** The stage that tables and curves are about: the last one. */
+  get #stage() {
+    return this.#found.stages.at(-1) ?? null;
+  }
+
+  #colour(arm) {
+    return groupColour([this.#found.name, arm, this.#stage]);
+  }
+
+  #showArms(found) {
+    const about = this.#stage === null ? null : h("span", { class: "count" }, `after the stage ${this.#stage}`);
+    const differ = found.differences.length > 0 && [h("h3", {}, "Differences"), differenceTable(found)];
+    const problems = found.problems.map((problem) =>
+      h("p", { class: "message", data: { status: "stalled" } }, problem),
+    );
+    fill(
+      this.arms,
+      h("h2", {}, "Arms", about),
+      armTable(found, (arm) => this.#colour(arm)),
+      differ,
+      problems,
+    );
+  }
+
+  #showCurves(found) {
+    if (!this.#names.length) return void fill(this.curves);
+    const preferred =
+      [this.#curve, found.metric, "reward", "val/loss", "loss"].find((name) => this.#names.includes(name)) ??
+      this.#names[0];
+    if (this.#panel?.name === preferred) return void this.#panel.load();
+    this.#panel?.destroy();
+    this.#panel = new ChartPanel(preferred, {
+      book: this.#app.book,
+      ids: () =>
+        this.#found.runs.filter((id) => (this.#app.book.byId.get(id)?.stage ?? null) === this.#stage).slice(0, 200),
+      look: () => ({ x: "step", by: "arm", smoothing: 0, logX: false, logY: false, leavesOut: true }),
+      onZoom: (zoom) => this.#panel.zoomTo(zoom),
+      onLines: (lines) => fill(this.legend, legendChips(lines)),
+    });
+    this.legend = h("div", { class: "legend" });
+    const choose = select(
+      "metric",
+      this.#names.map((name) => [name, name]),
+      preferred,
+      (name) => {
+        this.#curve = name;
+        this.#showCurves(this.#found);
+      },
+    );
+    fill(
+      this.curves,
+      h("h2", {}, "Curves by arm"),
+      h("div", { class: "toolbar" }, choose, this.legend),
+      h("div", { class: "grid one" }, this.#panel.element),
+    );
+    this.#panel.load();
+  }
+
+  #showScores(found) {
+    const own = found.benchmarks.filter((score) => score.stage === this.#stage);
+    const names = [...new Set(own.map((score) => score.benchmark))];
+    const tables = names.map((name) => {
+      const scores = own.filter((score) => score.benchmark === name);
+      return [h("h3", {}, name), benchmarkTable(scores, (arm) => this.#colour(arm))];
+    });
+    fill(this.scores, names.length > 0 && h("h2", {}, "Benchmarks"), tables);
+  }
+
+  async #showPredictions(found) {
+    if (!found.benchmarks.length) return void fill(this.predictions);
+    const answer = await ask("samples", {
+      run: found.runs.slice(0, 100),
+      axis: "final",
+      order: "reward",
+      limit: 6,
+    }).catch(() => null);
+    if (!answer?.total) return void fill(this.predictions);
+    const cards = answer.samples.map((sample) =>
+      h(
+        "article",
+        { class: "card" },
+        h("header", {}, reward(sample.reward), h("span", { class: "muted" }, sample.run.split("/").pop())),
+        h("div", { class: "text muted" }, sample.prompt),
+        completion(sample),
+        sample.expected !== null && h("p", { class: "under" }, "expected ", h("b", {}, sample.expected)),
+      ),
+    );
+    const parameters = new URLSearchParams([...found.runs.slice(0, 100).map((id) => ["run", id]), ["axis", "final"]]);
+    fill(
+      this.predictions,
+      h("h2", {}, "Predictions"),
+      h(
+        "p",
+        { class: "muted" },
+        `The worst of ${whole(answer.total)}. `,
+        h("a", { href: address("rollouts", parameters) }, "Browse all"),
+      ),
+      h("div", { class: "cards" }, cards),
+    );
+  }
+}

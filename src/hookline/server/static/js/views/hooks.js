@@ -1,0 +1,265 @@
+// What runs beside the training: what each subscriber costs, where records go, what happened, what was logged.
+
+import { Question } from "../api.js";
+import { Chart } from "../chart.js";
+import { empty, fill, h, later, select, throttled } from "../dom.js";
+import { bytes, clock, dateTime, milliseconds, whole } from "../format.js";
+import { colourOf } from "../palette.js";
+import { shortName } from "../run_book.js";
+import { RunList } from "../run_list.js";
+import { barCell, end, legendChips, numberTable } from "../table.js";
+import { listenToTheme } from "../theme.js";
+import { isGrave, timeline } from "../timeline.js";
+
+const LINES = 300;
+const MOST_EVENTS = 100;
+
+export class HooksView {
+  #app;
+  #level = "";
+  #text = "";
+  #history = [];
+  #chart = null;
+  #zoom = null;
+  #questions = {
+    hooks: new Question(),
+    history: new Question(),
+    sinks: new Question(),
+    events: new Question(),
+    logs: new Question(),
+  };
+  #ends = [];
+
+  constructor(app) {
+    this.#app = app;
+    this.list = new RunList(app);
+    this.costs = h("div");
+    this.legend = h("div", { class: "legend" });
+    this.chartHost = h("div", { class: "chart" });
+    this.curve = h(
+      "article",
+      { class: "panel", hidden: true, data: { metric: "hook costs" } },
+      h("header", {}, h("h3", {}, "Time spent in all, milliseconds over steps"), this.legend),
+      this.chartHost,
+    );
+    this.sinks = h("div");
+    this.events = h("div");
+    this.logs = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Log lines" });
+    this.logCount = h("span", { class: "count" });
+    const search = h("input", {
+      type: "search",
+      placeholder: "Find in log lines",
+      "aria-label": "Find in log lines",
+      data: { find: "" },
+      oninput: later(() => {
+        this.#text = search.value;
+        this.#loadLogs();
+      }, 250),
+    });
+    const level = select(
+      "level",
+      [
+        ["", "all"],
+        ["DEBUG", "debug"],
+        ["INFO", "info"],
+        ["WARNING", "warning"],
+        ["ERROR", "error"],
+      ],
+      "",
+      (value) => {
+        this.#level = value;
+        this.#loadLogs();
+      },
+    );
+    const parts = [
+      [h("h2", {}, "What subscribers cost"), this.costs, this.curve],
+      [h("h2", {}, "Sinks"), this.sinks],
+      [h("h2", {}, "Events"), this.events],
+      [h("h2", {}, "Log ", this.logCount), h("div", { class: "toolbar" }, search, level), this.logs],
+    ];
+    this.element = h(
+      "div",
+      { class: "with-side" },
+      this.list.element,
+      h(
+        "div",
+        { class: "page hooks" },
+        parts.map((part) => h("section", {}, part)),
+      ),
+    );
+    const refresh = throttled(() => this.element.isConnected && this.#load(), 1500);
+    this.#ends.push(
+      app.book.listen((changed) => app.selection.ids.some((id) => changed.has(id)) && refresh()),
+      app.selection.listen(() => this.#load()),
+      listenToTheme(() => this.#drawHistory()),
+    );
+    this.#load();
+  }
+
+  destroy() {
+    this.list.destroy();
+    this.#chart?.destroy();
+    this.#ends.forEach((end) => end());
+    Object.values(this.#questions).forEach((question) => question.cancel());
+  }
+
+  #load() {
+    const run = this.#app.selection.ids;
+    if (!run.length)
+      return void [this.costs, this.sinks, this.events, this.logs].forEach((part) => fill(part, empty("Choose runs")));
+    this.#ask("hooks", "hooks", { run }, this.costs, (answer) => this.#showCosts(answer.hooks));
+    this.#ask("history", "hooks", { run, history: "yes" }, this.costs, (answer) => this.#showHistory(answer.hooks));
+    this.#ask("sinks", "sinks", { run }, this.sinks, (answer) => this.#showSinks(answer.sinks));
+    this.#ask("events", "events", { run, limit: 300 }, this.events, (answer) => this.#showEvents(answer));
+    this.#loadLogs();
+  }
+
+  #loadLogs() {
+    const asked = { run: this.#app.selection.ids, level: this.#level, text: this.#text, limit: LINES };
+    if (asked.run.length) this.#ask("logs", "logs", asked, this.logs, (answer) => this.#showLogs(answer));
+  }
+
+  async #ask(question, path, parameters, part, show) {
+    try {
+      const answer = await this.#questions[question].ask(path, parameters);
+      if (answer) show(answer);
+    } catch (error) {
+      fill(part, empty("It cannot be read", error.message));
+    }
+  }
+
+  #runName(id) {
+    const run = this.#app.book.byId.get(id);
+    return run ? shortName(run) : id;
+  }
+
+  #showCosts(hooks) {
+    if (!hooks.length)
+      return void fill(
+        this.costs,
+        h(
+          "p",
+          { class: "muted" },
+          "No costs were recorded yet: they are reported every so often, and once a minute.",
+        ),
+      );
+    const several = new Set(hooks.map((row) => row.run)).size > 1;
+    const most = Math.max(...hooks.map((row) => Number(row.total_ms) || 0), 1e-9);
+    const rows = hooks.map((row) => {
+      const times = [row.total_ms, row.mean_ms, row.p95_ms, row.max_ms].map((time) => end(milliseconds(time)));
+      return h(
+        "tr",
+        { data: { hook: row.name } },
+        h("th", { scope: "row" }, row.name, several && h("span", { class: "under" }, this.#runName(row.run))),
+        barCell((Number(row.total_ms) || 0) / most),
+        times,
+        end(whole(row.calls)),
+        end(row.errors ? h("b", { class: "bad" }, whole(row.errors)) : "0"),
+      );
+    });
+    fill(this.costs, numberTable(["subscriber", "", ">total", ">mean", ">p95", ">most", ">calls", ">errors"], rows));
+  }
+
+  #showHistory(hooks) {
+    this.#history = hooks;
+    this.curve.hidden = new Set(hooks.map((row) => row.step)).size < 2;
+    this.#drawHistory();
+  }
+
+  #drawHistory() {
+    if (this.curve.hidden) return;
+    const several = new Set(this.#history.map((row) => row.run)).size > 1;
+    const lines = new Map();
+    for (const row of this.#history) {
+      const key = several ? `${row.name} · ${this.#runName(row.run)}` : row.name;
+      if (!lines.has(key)) lines.set(key, { key, label: key, colour: colourOf(key, "hook"), x: [], y: [] });
+      lines.get(key).x.push(row.step);
+      lines.get(key).y.push(typeof row.total_ms === "number" ? row.total_ms : null);
+    }
+    fill(this.legend, legendChips([...lines.values()].slice(0, 8)));
+    this.#chart ??= new Chart(this.chartHost, (zoom) => {
+      this.#zoom = zoom;
+      this.#drawHistory();
+    });
+    this.#chart.show([...lines.values()], {
+      x: "step",
+      logX: false,
+      logY: false,
+      smoothing: 0,
+      leavesOut: false,
+      zoom: this.#zoom,
+    });
+  }
+
+  #showSinks(sinks) {
+    if (!sinks.length)
+      return void fill(
+        this.sinks,
+        h("p", { class: "muted" }, "These runs have no sinks: everything is in their journals."),
+      );
+    const words = { ok: "finished", lagging: "stalled" };
+    const rows = sinks.map((sink) => {
+      const state = h(
+        "span",
+        { class: "status", data: { status: words[sink.status] ?? "failed" } },
+        h("i"),
+        sink.status,
+      );
+      return h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, sink.name, h("span", { class: "under" }, this.#runName(sink.run))),
+        h("td", {}, state),
+        end(whole(sink.delivered)),
+        end(bytes(sink.behind_bytes)),
+        h("td", {}, sink.error),
+      );
+    });
+    fill(this.sinks, numberTable(["sink", "state", ">records delivered", ">behind", "what is wrong"], rows));
+  }
+
+  #showEvents({ total, events }) {
+    if (!events.length) return void fill(this.events, h("p", { class: "muted" }, "Nothing happened yet."));
+    const shown = events.toReversed().slice(0, MOST_EVENTS);
+    const rows = shown.map((event) =>
+      h(
+        "tr",
+        { data: { grave: String(isGrave(event)) } },
+        h("td", {}, h("time", { title: dateTime(event.time) }, clock(event.time))),
+        end(event.step === null ? "" : whole(event.step)),
+        h("th", { scope: "row" }, event.name),
+        h("td", { class: "wide-text" }, event.message || words(event.data)),
+        h("td", { class: "muted" }, this.#runName(event.run)),
+      ),
+    );
+    const left = total > rows.length && h("p", { class: "muted" }, `The latest ${rows.length} of ${whole(total)}`);
+    const table = numberTable(["time", ">step", "event", "", "run"], rows, { class: "scroll tall" });
+    fill(this.events, timeline(events), table, left);
+  }
+
+  #showLogs({ total, lines }) {
+    const isAtEnd = this.logs.scrollTop + this.logs.clientHeight >= this.logs.scrollHeight - 8;
+    this.logCount.textContent = total > lines.length ? `the latest ${lines.length} of ${whole(total)}` : whole(total);
+    fill(
+      this.logs,
+      lines.map((line) =>
+        h(
+          "div",
+          { class: "line", data: { level: line.level } },
+          h("time", { title: dateTime(line.time) }, clock(line.time)),
+          h("b", {}, line.level),
+          h("span", { class: "muted" }, line.logger),
+          h("span", {}, line.message),
+        ),
+      ),
+      !lines.length && h("p", { class: "muted" }, "No log lines were recorded."),
+    );
+    if (isAtEnd) this.logs.scrollTop = this.logs.scrollHeight;
+  }
+}
+
+function words(data) {
+  return Object.entries(data)
+    .map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`)
+    .join(" · ");
+}

@@ -1,0 +1,342 @@
+// The table of runs: how each is, how far, and how good; it stays true while somebody looks.
+
+import { ask } from "../api.js";
+import { empty, fill, h, later, select } from "../dom.js";
+import { ago, dateTime, duration, number, whole } from "../format.js";
+import { address } from "../router.js";
+import { isOver, shortName } from "../run_book.js";
+import { recall, remember } from "../settings.js";
+import { statusBadge } from "../status_badge.js";
+
+const STATUSES = ["running", "stalled", "finished", "stopped", "failed", "killed"];
+const PAGE = 200;
+const COLUMNS = ["", "run", "status", "progress", "latest metrics", "started", "took"];
+
+export class RunsView {
+  #app;
+  #text = "";
+  #status = null;
+  #grouping = recall("runs.grouping", "project");
+  #limit = PAGE;
+  #rows = new Map();
+  #open = new Set();
+  #order = "";
+  #ends = [];
+
+  constructor(app) {
+    this.#app = app;
+    this.chips = h("div", { class: "chips", role: "group", "aria-label": "Status" });
+    this.compare = h("div", { class: "actions-bar" });
+    this.body = h("tbody");
+    this.more = h("div", { class: "more" });
+    this.search = h("input", {
+      type: "search",
+      placeholder: "Find by name, tag, experiment, arm",
+      "aria-label": "Find runs",
+      data: { find: "" },
+      oninput: later(() => {
+        this.#text = this.search.value.toLowerCase();
+        this.show();
+      }, 120),
+    });
+    const grouping = select(
+      "group",
+      [
+        ["none", "not at all"],
+        ["project", "by project"],
+        ["arm", "by arm"],
+      ],
+      this.#grouping,
+      (value) => {
+        this.#grouping = value;
+        remember("runs.grouping", value);
+        this.show();
+      },
+    );
+    const head = h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        COLUMNS.map((title, index) =>
+          h("th", { scope: "col", class: index > 4 ? "end" : null }, title || h("span", { class: "hidden" }, "chosen")),
+        ),
+      ),
+    );
+    this.table = h("table", { class: "runs" }, head, this.body);
+    this.element = h(
+      "section",
+      { class: "page" },
+      h("div", { class: "toolbar" }, this.search, this.chips, grouping, this.compare),
+      this.table,
+      this.more,
+    );
+    this.#ends.push(
+      app.book.listen(() => this.show()),
+      app.selection.listen(() => this.#showChosen()),
+    );
+    this.show();
+  }
+
+  destroy() {
+    this.#ends.forEach((end) => end());
+  }
+
+  show() {
+    const all = this.#app.book.all;
+    this.#showChips(all);
+    const found = all.filter((run) => (!this.#status || run.status === this.#status) && this.#matches(run));
+    const entries = this.#entries(found.slice(0, this.#limit));
+    const order = entries.map(([key]) => key).join("\n");
+    const elements = entries.map(([key, make, source]) => this.#element(key, make, source));
+    if (order !== this.#order) this.body.replaceChildren(...elements);
+    this.#order = order;
+    this.table.hidden = !found.length;
+    this.#showMore(all, found);
+    this.#showChosen();
+  }
+
+  #showMore(all, found) {
+    const rest = found.length - this.#limit;
+    if (!all.length)
+      fill(this.more, empty("No runs yet", "Record one: hookline demo. It appears here as soon as it begins."));
+    else if (!found.length) fill(this.more, empty("No run is like that", "Change what is looked for."));
+    else
+      fill(
+        this.more,
+        rest > 0 &&
+          h(
+            "button",
+            { type: "button", onclick: () => ((this.#limit += PAGE), this.show()) },
+            `Show ${Math.min(rest, PAGE)} of ${whole(rest)} more`,
+          ),
+      );
+  }
+
+  /** Keys with what makes their rows: a run, the heading of a group, or the details of a run. */
+  #entries(runs) {
+    const groups = new Map();
+    for (const run of runs) {
+      const key =
+        this.#grouping === "project"
+          ? run.project
+          : this.#grouping === "arm"
+            ? `${run.project}${run.arm ? ` · ${run.arm}` : ""}`
+            : "";
+      groups.set(key, [...(groups.get(key) ?? []), run]);
+    }
+    const entries = [];
+    for (const [title, own] of groups) {
+      if (title) entries.push([`group ${title}`, () => this.#heading(title, own), own.map((run) => run.status).join()]);
+      for (const run of own) {
+        entries.push([run.id, () => this.#row(run), run]);
+        if (this.#open.has(run.id)) entries.push([`details ${run.id}`, () => this.#details(run), run.status]);
+      }
+    }
+    return entries;
+  }
+
+  /** A row that is made again only if what it shows has changed; so focus and selection are kept. */
+  #element(key, make, source) {
+    const before = this.#rows.get(key);
+    if (before?.source === source) return before.element;
+    const element = make();
+    before?.element.replaceWith(element);
+    this.#rows.set(key, { source, element });
+    return element;
+  }
+
+  #heading(title, runs) {
+    const ids = runs.map((run) => run.id);
+    const counts = STATUSES.map((status) => [status, runs.filter((run) => run.status === status).length]).filter(
+      ([, count]) => count,
+    );
+    return h(
+      "tr",
+      { class: "group" },
+      h(
+        "th",
+        { colspan: COLUMNS.length, scope: "rowgroup" },
+        h("a", { href: chartAddress(ids) }, title),
+        h("span", { class: "count" }, counts.map(([status, count]) => `${count} ${status}`).join(", ")),
+      ),
+    );
+  }
+
+  #row(run) {
+    const box = h("input", {
+      type: "checkbox",
+      checked: this.#app.selection.has(run.id),
+      "aria-label": `Choose ${run.id}`,
+      data: { id: run.id },
+      onchange: (event) => this.#app.selection.turn([run.id], event.target.checked),
+    });
+    const name = h(
+      "button",
+      {
+        type: "button",
+        class: "link name",
+        "aria-expanded": String(this.#open.has(run.id)),
+        onclick: () => this.#toggle(run.id),
+      },
+      shortName(run),
+    );
+    const under = [run.experiment === null ? run.id.slice(run.project.length + 1) : run.arm, run.stage, ...run.tags]
+      .filter(Boolean)
+      .join(" · ");
+    return h(
+      "tr",
+      { data: { run: run.id, status: run.status } },
+      h("td", { class: "pick" }, box),
+      h("td", { class: "who" }, name, h("div", { class: "under" }, under)),
+      h(
+        "td",
+        {},
+        statusBadge(run.status),
+        run.problems.length ? h("span", { class: "warn", title: run.problems.join("\n") }, "⚠") : null,
+      ),
+      h("td", { class: "how-far" }, progress(run)),
+      h("td", { class: "metrics" }, metrics(run)),
+      h(
+        "td",
+        { class: "end" },
+        h("time", { data: { since: run.started ?? "" }, title: dateTime(run.started) }, ago(run.started)),
+      ),
+      h("td", { class: "end" }, took(run)),
+    );
+  }
+
+  #details(run) {
+    const cell = h("td", { colspan: COLUMNS.length }, h("p", { class: "muted" }, "Reading …"));
+    ask("run", { id: run.id }).then(
+      (answer) => fill(cell, details(answer)),
+      (error) => fill(cell, empty("It cannot be read", error.message)),
+    );
+    return h("tr", { class: "details" }, cell);
+  }
+
+  #toggle(id) {
+    if (!this.#open.delete(id)) this.#open.add(id);
+    this.#rows.delete(id);
+    this.#rows.delete(`details ${id}`);
+    this.#order = "";
+    this.show();
+  }
+
+  #showChips(all) {
+    const chip = (status, text, count) =>
+      h(
+        "button",
+        {
+          type: "button",
+          class: "chip",
+          data: { status: status ?? "" },
+          "aria-pressed": String(this.#status === status),
+          onclick: () => {
+            this.#status = this.#status === status ? null : status;
+            this.show();
+          },
+        },
+        text,
+        h("b", {}, count),
+      );
+    const counts = STATUSES.map((status) => [status, all.filter((run) => run.status === status).length]);
+    const key = JSON.stringify([counts, this.#status]);
+    if (this.chips.dataset.key === key) return;
+    this.chips.dataset.key = key;
+    fill(
+      this.chips,
+      chip(null, "all", all.length),
+      counts.filter(([, count]) => count).map(([status, count]) => chip(status, status, count)),
+    );
+  }
+
+  #showChosen() {
+    const ids = this.#app.selection.ids;
+    for (const box of this.body.querySelectorAll("input[data-id]")) box.checked = ids.includes(box.dataset.id);
+    const latest = this.#app.book.all[0];
+    fill(
+      this.compare,
+      latest && h("a", { class: "button", href: chartAddress([latest.id]) }, "Latest run"),
+      h("a", { class: "button primary", href: chartAddress(ids) }, `Charts of ${ids.length} chosen`),
+    );
+  }
+
+  #matches(run) {
+    const text = [run.id, run.name, run.experiment, run.arm, run.group, run.stage, ...run.tags, run.status]
+      .join(" ")
+      .toLowerCase();
+    return this.#text.split(/\s+/).every((word) => text.includes(word));
+  }
+}
+
+function chartAddress(ids) {
+  return address("charts", new URLSearchParams(ids.map((id) => ["run", id])));
+}
+
+function progress(run) {
+  const share = run.num_steps ? Math.min(1, run.step / run.num_steps) : null;
+  const text = run.num_steps ? `${whole(run.step)} / ${whole(run.num_steps)}` : `${whole(run.step)} steps`;
+  const left = !isOver(run) && run.eta_seconds ? ` · ${duration(run.eta_seconds)} left` : "";
+  return [
+    h(
+      "div",
+      { class: "meter", data: { status: run.status } },
+      h("i", { style: { width: `${(share ?? (isOver(run) ? 1 : 0)) * 100}%` } }),
+    ),
+    h("span", { class: "under" }, text + left),
+  ];
+}
+
+function metrics(run) {
+  return Object.entries(run.metrics)
+    .slice(0, 3)
+    .map(([name, value]) => h("span", { class: "metric" }, h("span", {}, name), h("b", {}, number(value))));
+}
+
+function took(run) {
+  if (!run.started) return "–";
+  if (isOver(run)) return duration((run.ended ?? run.started) - run.started);
+  return duration(Date.now() / 1000 - run.started);
+}
+
+function details({ run, metrics: latest, config, facts }) {
+  const known = {
+    id: run.id,
+    seed: run.seed,
+    host: facts.host,
+    started: dateTime(run.started),
+    command: facts.command?.join?.(" "),
+    commit: facts.git?.commit,
+    python: facts.python,
+  };
+  const numbers = Object.entries(latest).filter(([name]) => !name.startsWith("hooks/"));
+  return h(
+    "div",
+    { class: "details-grid" },
+    run.message && h("p", { class: "message", data: { status: run.status } }, run.message),
+    run.problems.map((problem) => h("p", { class: "message", data: { status: "stalled" } }, problem)),
+    h("section", {}, h("h4", {}, "What was run"), factList(Object.entries(known))),
+    h("section", {}, h("h4", {}, "Latest values"), factList(numbers.map(([name, value]) => [name, number(value)]))),
+    config !== null && h("section", {}, h("h4", {}, "Configuration"), h("pre", {}, JSON.stringify(config, null, 2))),
+    h(
+      "p",
+      { class: "links" },
+      ["charts", "rollouts", "hooks", "system"].map((view) =>
+        h("a", { href: address(view, new URLSearchParams([["run", run.id]])) }, view),
+      ),
+    ),
+  );
+}
+
+function factList(entries) {
+  const there = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return there.length
+    ? h(
+        "dl",
+        {},
+        there.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]),
+      )
+    : h("p", { class: "muted" }, "nothing");
+}

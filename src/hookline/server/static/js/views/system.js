@@ -1,0 +1,29 @@
+// Throughput, memory, processor and devices: the metrics that say how well the machine is used.
+
+import { ChartBoard } from "../chart_board.js";
+import { h } from "../dom.js";
+import { RunList } from "../run_list.js";
+
+const SYSTEM =
+  /^(system|memory|throughput|gpu|perf|time)\/|(_per_second|step_time|seconds_per_step|_mib|_gib|utilization)/;
+
+export class SystemView {
+  constructor(app) {
+    const nothing =
+      'Add the callbacks "throughput_monitor" and "resource_monitor" to a run to see how well it uses its machine.';
+    this.board = new ChartBoard(app, {
+      name: "system",
+      accepts: (name) => SYSTEM.test(name) && !/(^|\/)hooks\//.test(name),
+      nothing,
+      closed: [],
+    });
+    this.list = new RunList(app, (run) => this.board.colourFor(run));
+    this.board.onLook = () => this.list.show();
+    this.element = h("div", { class: "with-side" }, this.list.element, this.board.element);
+  }
+
+  destroy() {
+    this.list.destroy();
+    this.board.destroy();
+  }
+}

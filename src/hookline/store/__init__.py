@@ -1,0 +1,10 @@
+"""The query side: the runs that were recorded, as tables, data frames, SQL and lines of charts."""
+
+from hookline.store.intake import Taken
+from hookline.store.query import QueryError, QueryTimeoutError
+from hookline.store.result import Result
+from hookline.store.run_info import RunInfo
+from hookline.store.runs import Runs, runs
+from hookline.store.series import Series
+
+__all__ = ["QueryError", "QueryTimeoutError", "Result", "RunInfo", "Runs", "Series", "Taken", "runs"]

@@ -1,0 +1,47 @@
+"""Mean, spread and range of a metric over runs, step by step.
+
+Runs are aligned on the step: a step has the values of those runs that recorded the metric there, and ``n`` says how
+many. A run that recorded it more than once at a step counts once, with the last value. As with NumPy, one NaN makes
+everything NaN; the spread of values of which one is infinite is NaN, too.
+"""
+
+from collections.abc import Sequence
+
+from hookline.core.errors import OptionError, closest
+
+BY = ("arm", "group", "experiment", "stage", "name", "project", "repeat", "seed", "status", "id")
+"""What runs can be grouped by."""
+_SPREADS = {0: "stddev_pop", 1: "stddev_samp"}
+
+
+def aggregate_query(by: str | Sequence[str], ddof: int, where: str) -> str:
+    """The query, whose parameters are those of ``where``.
+
+    Raises:
+        OptionError: Runs cannot be grouped by that, or ``ddof`` is neither 0 nor 1.
+    """
+    keys = [by] if isinstance(by, str) else list(by)
+    if not keys:
+        raise OptionError(f"by={by!r}: give what to group by: {', '.join(BY)}.")
+    for key in keys:
+        if key not in BY:
+            raise OptionError(f"by={key!r}: runs cannot be grouped by that. {closest(key, BY)}")
+    if ddof not in _SPREADS:
+        raise OptionError(f"ddof={ddof!r}: give 0 (of a population) or 1 (of a sample).")
+    groups = ", ".join(f'runs."{key}"' for key in keys)
+    shown = ", ".join(f'runs."{key}" AS "{key}"' for key in keys)
+    spread = f"{_SPREADS[ddof]}(value) FILTER (isfinite(value))"
+    return f"""
+SELECT {shown}, latest.axis, latest.step,
+    avg(value) AS mean,
+    CASE WHEN bool_or(NOT isfinite(value)) THEN 'NaN'::DOUBLE ELSE {spread} END AS std,
+    CASE WHEN bool_or(isnan(value)) THEN 'NaN'::DOUBLE ELSE min(value) END AS min,
+    max(value) AS max,
+    count(*) AS n
+FROM (
+    SELECT run, axis, step, arg_max(value, time) AS value
+    FROM metrics {where} GROUP BY run, axis, step
+) AS latest JOIN runs ON runs.id = latest.run
+GROUP BY {groups}, latest.axis, latest.step
+ORDER BY {groups}, latest.axis, latest.step
+"""

@@ -1,0 +1,100 @@
+"""The Parquet files of runs that have ended: one a table, in a folder of the index for each run.
+
+``run.json`` beside them says which files count and which state of the journals they show, and is replaced as a whole: a
+process that dies while it writes leaves the files before valid. Another process, or one whose database is gone, takes
+them over without reading the journals again. The files before the last ones are kept until there are newer ones, so
+that a query that has begun can go on.
+"""
+
+import contextlib
+import hashlib
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hookline.store.index import Index, quoted
+from hookline.store.run_state import ReadState
+from hookline.store.tables import TABLES, VERSION
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_RUNS = "runs"
+_SIDECAR = "run.json"
+_NAME = re.compile(r"\w+-(\d+)\.parquet")
+
+
+class Sidecar(msgspec.Struct):
+    """What stands beside a run's Parquet files."""
+
+    version: int
+    run: str
+    read: ReadState
+
+
+def home(index: Index, run: str) -> Path:
+    """The folder of a run's files; its name has no character that means something in a pattern."""
+    readable = re.sub(r"[^\w-]+", "_", run)[:80]
+    return index.folder / _RUNS / f"{readable}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
+
+
+def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]) -> None:
+    """Make the files of a run, from the tables or files that hold its rows."""
+    folder = home(index, run)
+    folder.mkdir(parents=True, exist_ok=True)
+    generation = 1 + max((number for _, number in _files(folder)), default=0)
+    written: dict[str, tuple[str, int]] = {}
+    for name, parts in sources.items():
+        path = folder / f"{name}-{generation}.parquet"
+        _copy(index.connection, name, parts, path)
+        written[name] = (path.name, path.stat().st_size)
+    read.parquet, read.generation, read.is_compact = written, generation, True
+    aside = folder / f".{_SIDECAR}.partial"
+    aside.write_bytes(msgspec.json.encode(Sidecar(VERSION, run, read)))
+    aside.replace(folder / _SIDECAR)
+    for path, number in _files(folder):
+        if number < generation - 1:
+            path.unlink(missing_ok=True)
+
+
+def load(index: Index, run: str) -> ReadState | None:
+    """What the files of a run show; None where there are none of this version."""
+    try:
+        found = msgspec.json.decode((home(index, run) / _SIDECAR).read_bytes(), type=Sidecar)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found.read if (found.version, found.run) == (VERSION, run) else None
+
+
+def paths(index: Index, run: str, read: ReadState) -> dict[str, Path]:
+    """A run's files by table."""
+    folder = home(index, run)
+    return {table: folder / name for table, (name, _) in read.parquet.items()}
+
+
+def is_whole(index: Index, run: str, read: ReadState) -> bool:
+    """Whether all files are there, with the sizes that they were written with."""
+    folder = home(index, run)
+    with contextlib.suppress(OSError):
+        return all((folder / name).stat().st_size == size for name, size in read.parquet.values())
+    return False
+
+
+def remove(index: Index, run: str) -> None:
+    """Remove a run's files."""
+    shutil.rmtree(home(index, run), ignore_errors=True)
+
+
+def _copy(connection: "DuckDBPyConnection", table: str, parts: list[str], path: Path) -> None:
+    rows = " UNION ALL ".join(f"SELECT * FROM {part}" for part in parts)
+    layout = f"FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {TABLES[table].group_rows}"
+    target = f"{quoted(str(path))} ({layout})"
+    connection.execute(f"COPY (SELECT * FROM ({rows}) ORDER BY {TABLES[table].order}) TO {target}")
+
+
+def _files(folder: Path) -> list[tuple[Path, int]]:
+    found = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("*.parquet")]
+    return [(path, int(match[1])) for path, match in found if match]

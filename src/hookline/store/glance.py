@@ -1,0 +1,154 @@
+"""What a run has come to, from the two ends of its journal: where it stands without reading all of it.
+
+The first lines of the last session say how much there is to do, the last ones how far it is and how it ended. So a
+thousand runs can be listed without reading what they recorded.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hookline.record.reader import COURIER, FINAL, MAIN, Parcel
+from hookline.record.records import AnyRecord, Event, LogLine, Metrics, Status, clean, decode, finite_back
+from hookline.record.segment import File
+from hookline.sinks.standing import Standing
+from hookline.store.journal_files import written_end
+
+_HEAD = 4 << 10
+_TAIL = 8 << 10
+_LONGEST_TAIL = 1 << 20
+
+
+class Glance(msgspec.Struct):
+    """Where a run stands, by what its main writer, or the courier for it, recorded last."""
+
+    status: str = ""
+    message: str = ""
+    status_time: float = 0.0
+    step: int = 0
+    num_steps: int | None = None
+    seconds_per_step: float | None = None
+    eta_seconds: float | None = None
+    last_seen: float = 0.0
+    progress_time: float = 0.0
+    hangs: bool = False
+    metrics: dict[str, Any] = {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has said that it is over."""
+        return self.status in FINAL
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The last values of the metrics in the rows that were looked at."""
+        return {name: finite_back(value) for name, value in self.metrics.items()}
+
+
+def glance(found: list[File]) -> Glance:
+    """Look at the ends of a run's journals."""
+    for session in sorted({file.session for file in found if file.name == MAIN}, reverse=True):
+        parcels = list(_main_parcels([file for file in found if file.name == MAIN and file.session == session]))
+        if parcels:
+            return _glance(parcels, _courier_parcels(found))
+    return Glance()
+
+
+def _glance(parcels: list[Parcel], courier: list[Parcel]) -> Glance:
+    standing, seen = Standing(), Glance()
+    began = parcels[0].record.time
+    _note(parcels, standing, seen)
+    if not standing.has_ended:
+        _note([parcel for parcel in courier if parcel.record.time >= began], standing, seen)
+    train = standing.metrics.get("train", {})
+    seen.metrics = clean({name: value for axis in standing.metrics.values() for name, value in axis.items()} | train)
+    seen.status = standing.status
+    seen.step = standing.steps.get("train", max(standing.steps.values(), default=0))
+    seen.num_steps = standing.num_steps
+    seen.seconds_per_step, seen.eta_seconds = standing.seconds_per_step, standing.eta_seconds
+    return seen
+
+
+def _note(parcels: list[Parcel], standing: Standing, seen: Glance) -> None:
+    for parcel in parcels:
+        record = parcel.record
+        seen.last_seen = record.time
+        is_heartbeat = isinstance(record, Status) and record.status == "heartbeat"
+        is_hang = isinstance(record, Event) and record.name == "hang"
+        if not (is_heartbeat or is_hang or isinstance(record, LogLine)):
+            seen.progress_time = record.time
+        seen.hangs = is_hang or (seen.hangs and seen.progress_time != record.time)
+        if isinstance(record, Status) and not is_heartbeat:
+            seen.message, seen.status_time = record.message, record.time
+        # a clock that was set back must not undo what came later
+        record.time = max(record.time, standing.status_time, standing.time)
+        standing.note(parcel)
+
+
+def _main_parcels(found: list[File]) -> Iterator[Parcel]:
+    """The ends of what one session wrote; forked children, which write little, come first."""
+    writers: dict[str, list[File]] = {}
+    for file in found:
+        writers.setdefault(file.writer, []).append(file)
+    for own in sorted(writers.values(), key=lambda own: sum(_size(file.path) for file in own)):
+        yield from _ends(own[0], own[-1])
+
+
+def _courier_parcels(found: list[File]) -> list[Parcel]:
+    own = [file for file in found if file.name == COURIER]
+    return list(_ends(own[0], own[-1])) if own else []
+
+
+def _ends(first: File, last: File) -> Iterator[Parcel]:
+    tail, begin = _tail(last)
+    head_end = _HEAD if first.path != last.path else min(_HEAD, begin)
+    for file, lines in ((first, _head(first.path, head_end)), (last, tail)):
+        for record in lines:
+            yield Parcel(record, file, 0, 0)
+
+
+def _head(path: Path, limit: int) -> list[AnyRecord]:
+    data, _, _ = _read(path, 0, limit).partition(b"\0")
+    return _decoded(data.split(b"\n")[:-1])
+
+
+def _tail(file: File) -> tuple[list[AnyRecord], int]:
+    """The last records of a file, so many that one of them says how far the run is, and where they begin."""
+    end, window = written_end(file.path), _TAIL
+    while True:
+        begin = max(0, end - window)
+        whole = _read(file.path, begin, end - begin).split(b"\n")[:-1]
+        if begin and whole:
+            begin += len(whole.pop(0)) + 1
+        records = _decoded(whole)
+        if begin == 0 or window >= _LONGEST_TAIL or any(isinstance(record, Metrics | Status) for record in records):
+            return records, begin
+        window *= 8
+
+
+def _read(path: Path, begin: int, count: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _decoded(lines: list[bytes]) -> list[AnyRecord]:
+    records = []
+    for line in lines:
+        try:
+            records.append(decode(line))
+        except msgspec.DecodeError:
+            continue
+    return records

@@ -1,0 +1,270 @@
+"""`Index`: the database behind a store, which is derived from the journals and can be deleted at any time.
+
+It lies in ``<root>/.hookline/``: ``index.duckdb`` with what is known about each run and the rows of live ones, and a
+folder with Parquet files for each run that has ended. One process has it at a time; another one, or one that cannot
+write there, keeps a private index in memory, with the same answers. What is damaged or of another version is made anew.
+
+The database can touch no file outside that folder, load no extension and reach no network, and that cannot be changed
+once it is open: this holds for queries of users as for our own.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hookline.core.errors import MissingExtraError
+from hookline.store.columns import Rows, columns
+from hookline.store.run_state import RunState
+from hookline.store.tables import TABLES, VERSION
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+logger = logging.getLogger("hookline")
+
+FOLDER = ".hookline"
+"""The folder of a root that holds what is derived from it."""
+DATABASE = "index.duckdb"
+MEMORY_LIMIT = "2GB"
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "pandas_analyze_sample": "0",  # texts are texts, whatever the first thousand look like
+    "preserve_insertion_order": "true",
+}
+
+
+_OPENED: dict[Path, int] = {}
+"""Which process opened each database: what a forked child inherits of it must not be used."""
+
+
+class Index:
+    """An open index.
+
+    Args:
+        root: The directory with the runs.
+
+    Attributes:
+        note: Why it is private; empty where it is kept on disk.
+        states: What is known about each run, by its id.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / FOLDER
+        self.lock = threading.RLock()
+        self.note = ""
+        self._process = os.getpid()
+        self.states: dict[str, RunState] = {}
+        self._unsaved: set[str] = set()
+        self._staged: set[str] = set()
+        self._inode = 0
+        self._begin()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is in memory, for this process alone."""
+        return bool(self.note)
+
+    def close(self) -> None:
+        """Save what is not saved and let another process have it; a forked child leaves it alone."""
+        if os.getpid() != self._process:
+            return
+        with self.lock:
+            with contextlib.suppress(duckdb_module().Error):
+                self.save()
+            self.connection.close()
+            if not self.is_private:
+                _OPENED.pop(self.folder / DATABASE, None)
+
+    def check(self) -> None:
+        """Begin again if somebody deleted or replaced the database."""
+        with self.lock:
+            if not self.is_private and _inode(self.folder / DATABASE) != self._inode:
+                with contextlib.suppress(duckdb_module().Error):
+                    self.connection.close()
+                self.states, self._unsaved = {}, set()
+                self._begin()
+
+    def state(self, run: str) -> RunState:
+        """What is known about a run, to be changed; `touch` it then."""
+        return self.states.setdefault(run, RunState())
+
+    def touch(self, run: str) -> None:
+        """Note that what is known about a run has to be saved."""
+        self._unsaved.add(run)
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """Remove all there is of runs that are no more."""
+        gone = list(runs)
+        with self.transaction() as connection:
+            for table in TABLES:
+                connection.execute(f"DELETE FROM live_{table} WHERE run IN (SELECT unnest(?))", [gone])
+            connection.execute("DELETE FROM states WHERE run IN (SELECT unnest(?))", [gone])
+        for run in gone:
+            self.states.pop(run, None)
+            self._unsaved.discard(run)
+
+    def save(self) -> None:
+        """Write down what is known about the runs that were touched."""
+        runs = [run for run in self._unsaved if run in self.states]
+        if runs:
+            with self.transaction() as connection:
+                self.save_in(connection, runs)
+
+    def save_in(self, connection: "DuckDBPyConnection", runs: list[str]) -> None:
+        """The same for some runs, as a part of a transaction."""
+        texts = [msgspec.json.encode(self.states[run]).decode() for run in runs]
+        connection.execute("DELETE FROM states WHERE run IN (SELECT unnest(?))", [runs])
+        connection.execute("INSERT INTO states SELECT unnest(?), unnest(?)", [runs, texts])
+        self._unsaved.difference_update(runs)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator["DuckDBPyConnection"]:
+        """All of it or nothing."""
+        with self.lock:
+            self.connection.begin()
+            try:
+                yield self.connection
+            except BaseException:
+                self.connection.rollback()
+                raise
+            self.connection.commit()
+
+    def stage(self, run: str, rows: Rows) -> None:
+        """Put rows where they wait until all of a run's news are read."""
+        for name, found in rows.tables.items():
+            if found:
+                arrays, expressions = columns(TABLES[name], found)
+                self._staged.add(name)
+                self.connection.register("arrays", arrays)
+                try:
+                    self.connection.execute(
+                        f"INSERT INTO fresh_{name} SELECT ?, {', '.join(expressions)} FROM arrays", [run]
+                    )
+                finally:
+                    self.connection.unregister("arrays")
+
+    def clear_stage(self) -> None:
+        """Have nothing wait."""
+        for name in self._staged:
+            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh_{name} ({TABLES[name].definition})")
+        self._staged = set()
+
+    def _begin(self) -> None:
+        self.connection = self._open()
+        self._staged = set(TABLES)
+        self.clear_stage()
+
+    def _open(self) -> "DuckDBPyConnection":
+        duckdb = duckdb_module()
+        path = self.folder / DATABASE
+        try:
+            self._check_folder()
+            connection = self._connect_or_replace(path)
+            self._inode = _inode(path)
+            _OPENED[path] = os.getpid()
+        except (OSError, duckdb.Error) as error:
+            self.note = _reason(error)
+            logger.info("%s: the index is kept in memory, for this process alone: %s", self.folder, self.note)
+            connection = _connect(":memory:", self.folder)
+        return connection
+
+    def _check_folder(self) -> None:
+        """Make sure that the folder can be used, by this process.
+
+        Raises:
+            OSError: It cannot.
+        """
+        if _OPENED.get(self.folder / DATABASE, os.getpid()) != os.getpid():
+            raise OSError("the process that this one was forked from has it")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder.is_symlink():
+            raise OSError(f"{self.folder} is a link")
+
+    def _connect_or_replace(self, path: Path) -> "DuckDBPyConnection":
+        duckdb = duckdb_module()
+        try:
+            connection = _connect(str(path), self.folder)
+            if self._load(connection):
+                return connection
+            connection.close()
+        except duckdb.Error as error:
+            if _is_in_use(error):
+                raise
+            logger.info("%s is damaged, and made anew: %s", path, error)
+        for file in (path, path.with_name(f"{DATABASE}.wal")):
+            file.unlink(missing_ok=True)
+        self.states = {}
+        return _connect(str(path), self.folder)
+
+    def _load(self, connection: "DuckDBPyConnection") -> bool:
+        """Read what was saved; whether it is of this version."""
+        if connection.execute("SELECT version FROM meta").fetchall() != [(VERSION,)]:
+            return False
+        try:
+            saved = connection.execute("SELECT run, state FROM states").fetchall()
+            self.states = {run: msgspec.json.decode(text, type=RunState) for run, text in saved}
+        except msgspec.DecodeError:
+            return False
+        return True
+
+
+def _connect(path: str, folder: Path) -> "DuckDBPyConnection":
+    """Open a database, with its tables, that can touch nothing but the files in a folder."""
+    settings = _SETTINGS | {"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder / f"spilled-{os.getpid()}")}
+    connection: DuckDBPyConnection = duckdb_module().connect(path, config=settings)
+    try:
+        connection.execute("CREATE TABLE IF NOT EXISTS meta (version INTEGER)")
+        connection.execute("INSERT INTO meta SELECT ? WHERE NOT EXISTS (FROM meta)", [VERSION])
+        connection.execute("CREATE TABLE IF NOT EXISTS states (run VARCHAR, state VARCHAR)")
+        for name, table in TABLES.items():
+            connection.execute(f"CREATE TABLE IF NOT EXISTS live_{name} ({table.definition})")
+        connection.execute(f"SET allowed_directories = [{quoted(str(folder) + '/')}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def quoted(text: str) -> str:
+    """A text as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def duckdb_module() -> Any:
+    """DuckDB.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import duckdb
+        import numpy  # noqa: F401 - DuckDB takes columns as arrays
+    except ImportError:
+        raise MissingExtraError("Querying runs", "ui") from None
+    return duckdb
+
+
+def _is_in_use(error: Exception) -> bool:
+    return "lock on file" in str(error)
+
+
+def _reason(error: Exception) -> str:
+    return "another process has it" if _is_in_use(error) else str(error).splitlines()[0]
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,167 @@
+"""What the index remembers of a run's journal files, and what became of them since.
+
+The size of a file says nothing about one that is being written: it is set aside in full and mapped, and pages that are
+written do not show in its time either. So the byte behind what was read is looked at. Whether what was read is still
+what lies there is told by the file's identity and, where that changed, by the bytes before the place that was reached.
+"""
+
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from hookline.record.reader import Cursor
+from hookline.record.segment import File, files, first_zero
+
+_MARK_BYTES = 256
+_LINE_BYTES = 128 << 10
+
+
+class Stamp(msgspec.Struct, array_like=True, frozen=True):
+    """What tells a file from another one, or from itself before somebody wrote to it."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp | None":
+        """The file's; None where there is none."""
+        try:
+            found = path.stat(follow_symlinks=False)
+        except OSError:
+            return None
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Seen(msgspec.Struct, array_like=True):
+    """A journal file as it was read: up to where, and a checksum of the bytes before that place."""
+
+    stamp: Stamp
+    offset: int
+    checksum: int
+
+
+def own_files(directory: Path) -> list[File]:
+    """The journal files of a run; links are none, wherever they lead."""
+    return [] if directory.is_symlink() else [file for file in files(directory) if not file.path.is_symlink()]
+
+
+def seen(found: Iterable[File], cursor: Cursor, before: dict[str, Seen]) -> dict[str, Seen]:
+    """The files as they have been read up to a cursor; those that were and did not change as they were."""
+    now: dict[str, Seen] = {}
+    for file in found:
+        stamp = Stamp.of(file.path)
+        if stamp is None:
+            continue
+        offset = cursor.offset(file)
+        end = stamp.size if offset is None else offset
+        old = before.get(file.path.name)
+        same = old is not None and old.stamp == stamp and old.offset == end
+        now[file.path.name] = old if same and old else Seen(stamp, end, _checksum(file.path, end))
+    return now
+
+
+def is_same(found: Iterable[File], before: dict[str, Seen]) -> bool:
+    """Whether everything that was read is still there, and the same."""
+    there = {file.path.name: file.path for file in found}
+    return all(name in there and _is_same(there[name], old) for name, old in before.items())
+
+
+def grown(found: Iterable[File], before: dict[str, Seen]) -> list[File]:
+    """The files with bytes behind what was read."""
+    return [file for file in found if _has_grown(file.path, before.get(file.path.name))]
+
+
+def damage(found: list[File], read: dict[str, Seen]) -> list[str]:
+    """What is missing from the files of a run that has ended, in words."""
+    said = [f"{name} is missing" for name in _gaps(found)]
+    for file in found:
+        known = read.get(file.path.name)
+        wrong = _cut(file.path) or (_hole(file.path, known.offset) if known else "")
+        if wrong:
+            said.append(f"{file.path.name} {wrong}")
+    return said
+
+
+def _is_same(path: Path, old: Seen) -> bool:
+    stamp = Stamp.of(path)
+    if stamp is None or stamp.size < old.offset:
+        return False
+    return stamp == old.stamp or _checksum(path, old.offset) == old.checksum
+
+
+def _has_grown(path: Path, old: Seen | None) -> bool:
+    offset = 0 if old is None else old.offset
+    return _bytes(path, offset, 1) not in (b"", b"\0")
+
+
+def _checksum(path: Path, end: int) -> int:
+    begin = max(0, end - _MARK_BYTES)
+    return zlib.crc32(_bytes(path, begin, end - begin))
+
+
+def _bytes(path: Path, offset: int, count: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, count, offset)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _gaps(found: list[File]) -> list[str]:
+    """The files that must have been there: each writer counts its files from zero."""
+    numbers: dict[str, set[int]] = {}
+    for file in found:
+        numbers.setdefault(file.writer, set()).add(file.number)
+    return [
+        f"{writer}-{number:06d}.jsonl"
+        for writer, there in numbers.items()
+        for number in sorted(set(range(max(there))) - there)
+    ]
+
+
+def _cut(path: Path) -> str:
+    """What to say about a file that ends in the middle of a line."""
+    end = _end_of_lines(path)
+    is_cut = _bytes(path, end, 1) not in (b"", b"\0")
+    return f"is cut off in the middle of a line, at byte {end:,}" if is_cut else ""
+
+
+def _hole(path: Path, offset: int) -> str:
+    """What to say about a file with something behind the zeros at which a reader stopped."""
+    stamp = Stamp.of(path)
+    if stamp is None or _bytes(path, offset, 1) != b"\0" or _bytes(path, stamp.size - 1, 1) == b"\0":
+        return ""
+    return f"cannot be read from byte {offset:,} on: there is a hole in it"
+
+
+def _end_of_lines(path: Path) -> int:
+    """Where the last line of a file ends."""
+    end = written_end(path)
+    begin = max(0, end - _LINE_BYTES)
+    newline = _bytes(path, begin, end - begin).rfind(b"\n")
+    return begin + newline + 1 if newline >= 0 else begin
+
+
+def written_end(path: Path) -> int:
+    """Where what was written to a file ends; a segment in use has zeros behind that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0
+    try:
+        size = os.fstat(descriptor).st_size
+        has_zeros = size > 0 and os.pread(descriptor, 1, size - 1) == b"\0"
+        return first_zero(descriptor, 0, size) if has_zeros else size
+    except OSError:  # something else than a file is in its place
+        return 0
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,86 @@
+"""How queries are run: over a snapshot that nothing can be changed in, within limits of time.
+
+Users' queries are one SELECT each. They run in a read-only transaction of a database that can touch no file but its
+own, reach no network and load no extension (see `Index`), so this holds even for a SELECT that does more.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookline.core.errors import HooklineError, OptionError
+from hookline.store.index import duckdb_module
+from hookline.store.run_info import RunInfo
+from hookline.store.store import Store
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyRelation
+
+
+class QueryError(HooklineError, ValueError):
+    """A query that is not accepted, or that fails; the message says where."""
+
+
+class QueryTimeoutError(HooklineError, TimeoutError):
+    """A query that took longer than it may."""
+
+
+def check_select(query: str) -> str:
+    """The query as it is run, without the semicolon at its end.
+
+    Raises:
+        QueryError: It is not one SELECT.
+    """
+    duckdb = duckdb_module()
+    try:
+        statements = duckdb.extract_statements(query)
+    except duckdb.Error as error:
+        raise QueryError(str(error)) from None
+    kinds = [statement.type.name for statement in statements]
+    if kinds != ["SELECT"]:
+        given = "nothing" if not kinds else " and ".join(kinds)
+        raise QueryError(f"{query!r} is {given}; give one SELECT (or WITH ... SELECT, DESCRIBE, SUMMARIZE).")
+    return str(statements[0].query).strip().rstrip(";")
+
+
+def check_seconds(name: str, seconds: float | None) -> None:
+    """Refuse a time limit that is none.
+
+    Raises:
+        OptionError: It is not above 0.
+    """
+    if seconds is not None and not seconds > 0:
+        raise OptionError(f"{name}={seconds!r}: give seconds above 0, or None.")
+
+
+@contextlib.contextmanager
+def executed(
+    store: Store,
+    runs: Sequence[RunInfo],
+    query: str,
+    parameters: Any = None,
+    timeout_seconds: float | None = None,
+) -> Iterator["DuckDBPyRelation"]:
+    """Prepare a query; it is run when its rows are fetched, within the context.
+
+    Raises:
+        QueryError: It fails.
+        QueryTimeoutError: It takes too long.
+    """
+    duckdb = duckdb_module()
+    with store.snapshot(runs, query) as cursor:
+        timer = None if timeout_seconds is None else threading.Timer(timeout_seconds, cursor.interrupt)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield cursor.sql(query, params=parameters)
+        except duckdb.InterruptException:
+            raise QueryTimeoutError(f"The query took longer than {timeout_seconds:g} s, and was ended.") from None
+        except duckdb.Error as error:
+            raise QueryError(str(error)) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+                timer.join()

@@ -1,0 +1,79 @@
+"""What the index remembers of a run: what was listed, and how much of its journals is in the tables."""
+
+from typing import Any
+
+import msgspec
+
+from hookline.record.reader import Parcel
+from hookline.record.records import Event
+from hookline.store.glance import Glance
+from hookline.store.journal_files import Seen, Stamp
+
+CLOCK_SECONDS = 10.0
+"""How far a record's time may lie before that of the one before: what comes from a device is written a little later."""
+
+
+class ReadState(msgspec.Struct):
+    """How much of a run's journals is in the tables, and what was noticed in them.
+
+    Attributes:
+        files: Each file that was read, and how far.
+        rows: How many rows there are, by table.
+        parquet: The run's Parquet files by table, with their sizes; empty while its rows are in the database.
+    """
+
+    places: dict[str, tuple[int, int]] = {}
+    files: dict[str, Seen] = {}
+    rows: dict[str, int] = {}
+    parquet: dict[str, tuple[str, int]] = {}
+    generation: int = 0
+    is_compact: bool = False
+    skipped: int = 0
+    lost: int = 0
+    clock_back_seconds: float = 0.0
+    clock_back_step: int | None = None
+    times: dict[str, float] = {}
+    replaced: int = 0
+
+    def note(self, parcel: Parcel) -> None:
+        """Take note of what a record says besides its rows."""
+        record, writer = parcel.record, parcel.file.writer
+        before = self.times.get(writer)
+        self.times[writer] = record.time
+        if before is not None and before - record.time > max(CLOCK_SECONDS, self.clock_back_seconds):
+            self.clock_back_seconds = before - record.time
+            self.clock_back_step = getattr(record, "step", None)
+        if isinstance(record, Event) and record.name == "records_lost":
+            count = record.data.get("count")
+            self.lost += count if isinstance(count, int) else 0
+
+    @property
+    def problems(self) -> list[str]:
+        """What was noticed, in words."""
+        said = []
+        if self.skipped:
+            said.append(f"{self.skipped:,} lines are no records and are left out")
+        if self.lost:
+            said.append(f"{self.lost:,} records could not be written: there was no room")
+        if self.clock_back_seconds:
+            where = "" if self.clock_back_step is None else f" at step {self.clock_back_step:,}"
+            said.append(f"the clock went back by {self.clock_back_seconds:,.0f} s{where}: times are not in order")
+        if self.replaced:
+            said.append("a journal became shorter, was removed or replaced by another one: what is there now is shown")
+        return said
+
+
+class RunState(msgspec.Struct):
+    """Everything that is kept about a run.
+
+    Attributes:
+        is_live: It was alive when it was looked at: what it wrote since need not show in the times of its files.
+    """
+
+    facts_stamp: Stamp | None = None
+    facts: dict[str, Any] = {}
+    facts_problem: str = ""
+    stamps: dict[str, Stamp] = {}
+    is_live: bool = True
+    glance: Glance = msgspec.field(default_factory=Glance)
+    read: ReadState | None = None

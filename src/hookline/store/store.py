@@ -1,0 +1,183 @@
+"""`Store`: the runs below a root, and queries over what they recorded.
+
+Listing reads no more than the two ends of each journal. A query first reads what is new in the runs that it concerns.
+All methods can be called from several threads; those of one process share an index.
+"""
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookline.core.errors import ConfigError
+from hookline.store import compaction
+from hookline.store.catalogue import Place, places, read_facts
+from hookline.store.glance import glance
+from hookline.store.index import Index, quoted
+from hookline.store.intake import Taken, take_in
+from hookline.store.journal_files import Stamp, damage, own_files
+from hookline.store.liveness import Liveness
+from hookline.store.run_info import RunInfo, run_info
+from hookline.store.run_state import RunState
+from hookline.store.run_table import run_columns
+from hookline.store.tables import HOOKS, RUN_COLUMNS, TABLES
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+Progress = Callable[[int, int], None]
+"""Called with how many runs are read, and how many there are."""
+
+_LIVE = ("running", "stalled")
+_OPEN: "weakref.WeakValueDictionary[tuple[Path, int], Store]" = weakref.WeakValueDictionary()
+_OPENING = threading.Lock()
+
+
+def open_store(root: str | Path) -> "Store":
+    """The store of a root; everybody in this process gets the same.
+
+    Raises:
+        ConfigError: There is no such directory.
+        MissingExtraError: DuckDB is not installed.
+    """
+    path = Path(root).resolve()
+    if not path.is_dir():
+        raise ConfigError(f"{root}: there is no such directory. Give the one that runs are recorded in, e.g. 'runs'.")
+    with _OPENING:
+        store = _OPEN.get((path, os.getpid()))
+        if store is None:
+            store = _OPEN[path, os.getpid()] = Store(path)
+        return store
+
+
+class Store:
+    """An open store. Get one with `open_store`, or use `hookline.runs`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.index = Index(root)
+        self._close = weakref.finalize(self, Index.close, self.index)
+
+    def close(self) -> None:
+        """Let another process have the index. May be called again."""
+        self._close()
+        with _OPENING:
+            if _OPEN.get((self.root, os.getpid())) is self:
+                del _OPEN[self.root, os.getpid()]
+
+    def list(self, liveness: Liveness) -> list[RunInfo]:
+        """All runs as they are now, the latest first."""
+        with self.index.lock:
+            self.index.check()
+            found = list(places(self.root))
+            infos = [self._look(place, liveness) for place in found]
+            self._forget_others(found)
+            self.index.save()
+        return sorted(infos, key=lambda info: (info.started or 0.0, info.id), reverse=True)
+
+    def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Taken:
+        """Read what is new in some runs."""
+        taken = Taken()
+        self.index.check()
+        for done, info in enumerate(runs, start=1):
+            place = Place(info.project, info.directory)
+            taken += take_in(self.index, place, is_over=info.is_over)
+            if progress is not None:
+                progress(done, len(runs))
+        self.index.save()
+        return taken
+
+    @contextlib.contextmanager
+    def snapshot(self, runs: Sequence[RunInfo], query: str = "") -> Iterator["DuckDBPyConnection"]:
+        """A connection that sees the tables of some runs as they are now, and can change nothing.
+
+        Args:
+            query: Only the tables whose names it has are there; all where it has none.
+        """
+        self.take_in(runs)
+        with self.index.lock:
+            cursor = self.index.connection.cursor()
+            self._define_views(cursor, runs, _named_in(query))
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
+            cursor.execute("SELECT count(*) FROM meta").fetchall()  # now, or the view would be that of the first query
+        try:
+            yield cursor
+        finally:
+            cursor.close()
+
+    def _look(self, place: Place, liveness: Liveness) -> RunInfo:
+        state = self.index.state(place.id)
+        self._look_at_facts(place, state)
+        found = own_files(place.journal)
+        stamps = {file.path.name: stamp for file in found if (stamp := Stamp.of(file.path)) is not None}
+        word = liveness.word(state.glance, place.directory, state.facts)
+        if stamps != state.stamps or state.is_live or word in _LIVE:
+            before = state.stamps, state.is_live
+            state.stamps, state.glance = stamps, glance(found)
+            word = liveness.word(state.glance, place.directory, state.facts)
+            state.is_live = word in _LIVE
+            if (state.stamps, state.is_live) != before:
+                self.index.touch(place.id)
+        problems = [state.facts_problem] if state.facts_problem else []
+        if word not in _LIVE:
+            problems += [] if found else ["there is no journal"]
+            problems += damage(found, state.read.files if state.read else {})
+        problems += state.read.problems if state.read else []
+        return run_info(place, state.facts, state.glance, status=word, problems=problems)
+
+    def _look_at_facts(self, place: Place, state: RunState) -> None:
+        stamp = Stamp.of(place.facts)
+        if stamp is None or stamp != state.facts_stamp:
+            state.facts_stamp = stamp
+            state.facts, state.facts_problem = read_facts(place.facts)
+            self.index.touch(place.id)
+
+    def _forget_others(self, found: Iterable[Place]) -> None:
+        gone = self.index.states.keys() - {place.id for place in found}
+        if gone:
+            self.index.forget(gone)
+            for run in gone if not self.index.is_private else ():
+                compaction.remove(self.index, run)
+
+    def _define_views(self, cursor: "DuckDBPyConnection", runs: Sequence[RunInfo], names: set[str]) -> None:
+        if "runs" in names:
+            _define_runs(cursor, runs)
+        for name in TABLES:
+            if name in names or (name == "metrics" and "hooks" in names):
+                cursor.execute(f"CREATE TEMP VIEW {name} AS {self.rows_of(name, runs)}")
+        if "hooks" in names:
+            cursor.execute(f"CREATE TEMP VIEW hooks AS {HOOKS}")
+
+    def rows_of(self, table: str, runs: Sequence[RunInfo]) -> str:
+        """A query for the rows of some runs, in the database and in files."""
+        live, files = [], []
+        for info in runs:
+            read = self.index.state(info.id).read
+            if read is None or not read.rows.get(table):
+                continue
+            if read.is_compact:
+                files.append(str(compaction.paths(self.index, info.id, read)[table]))
+            else:
+                live.append(info.id)
+        shown = TABLES[table].shown
+        parts = [f"SELECT {shown} FROM live_{table} WHERE run IN ({', '.join(map(quoted, live)) or 'NULL'})"]
+        if files:
+            parts.append(f"SELECT {shown} FROM read_parquet([{', '.join(map(quoted, files))}])")
+        return " UNION ALL ".join(parts)
+
+
+def _define_runs(cursor: "DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
+    arrays, expressions = run_columns(runs)
+    cursor.register("listed", arrays)
+    made = zip(expressions, RUN_COLUMNS, strict=True)
+    columns = ", ".join(f'{expression} AS "{name}"' for expression, name in made)
+    cursor.execute(f"CREATE TEMP TABLE runs AS SELECT {columns} FROM listed")
+    cursor.unregister("listed")
+
+
+def _named_in(query: str) -> set[str]:
+    every = {"runs", "hooks", *TABLES}
+    return {name for name in every if name in query.lower()} or every

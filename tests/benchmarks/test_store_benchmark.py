@@ -1,0 +1,39 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "store.py"
+
+
+def run_benchmark(*options):
+    command = [sys.executable, str(SCRIPT), "--small", *options]
+    environment = os.environ | {"COLUMNS": "140"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+
+def test_store_benchmark_with_json_measures_everything_and_finds_what_it_wrote():
+    done = run_benchmark("--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    sizes, taken = report["sizes"], report["seconds"]
+    assert taken["rows read"] == sizes["runs"] * (sizes["points"] + 2)
+    assert taken["matches"][1] == sizes["samples"] // 1000
+    assert taken["points drawn"] <= 1000 * sizes["chart_runs"]
+    assert list(taken["catching up"]) == [str(count) for count in sizes["news"]]
+    assert set(report["bars"]) == {
+        "first listing",
+        "samples by reward and lesson",
+        "samples by text",
+        "chart",
+        "catching up in proportion",
+    }
+    assert report["tensorboard"]["microseconds a point"] > 0
+
+
+def test_store_benchmark_prints_a_table_with_its_bars():
+    done = run_benchmark()
+    assert done.stderr == ""
+    assert "first listing" in done.stdout
+    assert "TensorBoard" in done.stdout

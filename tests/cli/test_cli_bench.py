@@ -1,0 +1,41 @@
+"""``hookline bench``: every figure is measured, and nothing is left behind."""
+
+import json
+
+import pytest
+
+
+def test_bench_measures_everything_and_leaves_nothing_behind(tmp_path, cli):
+    result = cli("bench", "--quick", "--json", "--dir", tmp_path)
+    document = json.loads(result.stdout)
+    measured = [(figure["benchmark"], figure["what"]) for figure in document["figures"]]
+    assert measured == [
+        ("dispatch", "nobody listens"),
+        ("dispatch", "one callback"),
+        ("dispatch", "ten callbacks"),
+        ("dispatch", "ten that are not due"),
+        ("recording", "1 scalar"),
+        ("recording", "10 scalars"),
+        ("recording", "8 samples of 2 kB"),
+        ("journal", "write"),
+        ("journal", "read back"),
+        ("journal", "size"),
+    ]
+    assert all(figure["value"] > 0 for figure in document["figures"])
+    assert (document["figures"][8]["note"], list(tmp_path.iterdir())) == ("0 of 5,000 rows missing", [])
+    assert {"python", "cpus", "load"} <= document["environment"].keys()
+
+
+def test_bench_of_one_prints_a_table_of_it_alone(cli):
+    result = cli("bench", "dispatch", "--quick")
+    rows = [line.split()[0] for line in result.stdout.splitlines() if " direct call " in line]
+    assert (result.exit_code, rows) == (0, ["dispatch"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["dispach"], "Did you mean 'dispatch'?"), (["--dir", "nowhere"], "there is no such directory")],
+)
+def test_bench_given_wrongly_exits_with_two(arguments, said, cli):
+    result = cli("bench", *arguments)
+    assert (result.exit_code, said in result.stderr) == (2, True)

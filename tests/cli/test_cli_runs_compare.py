@@ -1,0 +1,78 @@
+"""``hookline runs compare``: what differs between runs."""
+
+import json
+
+from finished_runs import record
+
+import hookline as hl
+
+
+def two_runs():
+    first = record("low", losses=[3.0, 1.0, 2.0], config={"train": {"lr": 0.1, "steps": 3}, "seed": 1})
+    second = record("high", losses=[3.0, 0.5], config={"train": {"lr": 0.2, "steps": 3}})
+    return first, second
+
+
+def cells(result, begin):
+    return next(line.split() for line in result.stdout.splitlines() if line.split()[:1] == [begin])
+
+
+def test_compare_shows_settings_that_differ_and_none_that_do_not(cli):
+    first, second = two_runs()
+    result = cli("runs", "compare", first.name, second.name)
+    assert result.exit_code == 0
+    assert cells(result, "train.lr") == ["train.lr", "0.1", "0.2"]
+    assert cells(result, "seed") == ["seed", "1", "-"]
+    assert "train.steps" not in result.stdout
+
+
+def test_compare_shows_last_and_best_with_the_difference_to_the_first(cli):
+    first, second = two_runs()
+    result = cli("runs", "compare", first, second)
+    assert cells(result, "loss") == ["loss", "last", "2", "0.5", "(-1.5)"]
+    assert cells(result, "best") == ["best", "1", "0.5", "(-0.5)"]
+    assert cells(result, "steps") == ["steps", "3/3", "2/2"]
+
+
+def test_compare_as_json_has_all_numbers(cli):
+    first, second = two_runs()
+    document = json.loads(cli("runs", "compare", second, first, "--json").stdout)
+    assert [run["id"] for run in document["runs"]] == [f"default/{second.name}", f"default/{first.name}"]
+    assert document["config"] == {"train.lr": [0.2, 0.1], "seed": [None, 1]}
+    (loss,) = document["metrics"]
+    assert (loss["name"], loss["better"], loss["last"], loss["last_difference"]) == (
+        "loss",
+        "min",
+        [0.5, 2.0],
+        [0, 1.5],
+    )
+    assert (loss["best"], loss["best_difference"]) == ([0.5, 1.0], [0, 0.5])
+
+
+def test_compare_three_runs_of_which_one_lacks_a_metric_leaves_its_cell_empty(cli):
+    first, second = two_runs()
+    with hl.run("else", summary=False) as run:
+        for _ in run.steps(1):
+            run.log(reward=1.0, spread=2.0)
+    result = cli("runs", "compare", first, second, run.dir)
+    assert cells(result, "reward") == ["reward", "last", "-", "-", "1"]
+    assert cells(result, "spread") == ["spread", "last", "-", "-", "2"]
+
+
+def test_compare_of_the_same_configuration_says_so(cli):
+    one, other = (record(config={"lr": 1}) for _ in range(2))
+    assert "The configuration is the same." in cli("runs", "compare", one, other).stdout
+
+
+def test_compare_of_one_run_exits_with_two(cli):
+    directory = record()
+    for given in ([directory], [directory, directory.name]):
+        result = cli("runs", "compare", *given)
+        assert (result.exit_code, "give two or more runs, each once" in result.stderr) == (2, True)
+
+
+def test_compare_on_a_terminal_colours_what_is_better_green_and_what_is_worse_red(cli, monkeypatch):
+    first, second = two_runs()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[32m (-1.5)" in cli("runs", "compare", first, second).stdout
+    assert "\x1b[31m (+1.5)" in cli("runs", "compare", second, first).stdout

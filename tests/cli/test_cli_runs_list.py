@@ -1,0 +1,89 @@
+"""``hookline runs list``: which runs are shown, in which order, and what is said about each."""
+
+import json
+import shutil
+
+from finished_runs import change_facts, journal_file, record
+
+import hookline as hl
+
+
+def shown_runs(result):
+    return [line.split()[0] for line in result.stdout.splitlines() if line.strip().startswith(("default/", "other/"))]
+
+
+def test_list_shows_the_latest_first_with_status_steps_and_last_metrics(cli):
+    first, second = record("first"), record("second", losses=[0.5], error="out of memory")
+    result = cli("runs", "list")
+    assert (result.exit_code, shown_runs(result)) == (0, [f"default/{second.name}", f"default/{first.name}"])
+    rows = {line.split()[1]: line.split()[2:] for line in result.stdout.splitlines() if "default/" in line}
+    assert (rows["second"][:2], rows["second"][-2:]) == (["failed", "1/1"], ["loss", "0.5"])
+    assert (rows["first"][:2], rows["first"][-2:]) == (["finished", "3/3"], ["loss", "1"])
+
+
+def test_list_of_a_live_run_says_that_it_runs(cli):
+    with hl.run("live", summary=False) as run:
+        for step in run.steps(5):
+            run.log(loss=float(step))
+            if step == 2:
+                result = cli("runs", "list", "--status", "running", "--json")
+    (info,) = json.loads(result.stdout)["runs"]
+    assert (info["id"], info["status"], info["step"], info["num_steps"]) == (f"default/{run.dir.name}", "running", 2, 5)
+
+
+def test_list_with_filters_shows_only_what_all_of_them_apply_to(cli):
+    wanted = record("cold", project="other")
+    record("cold")
+    record("warm", project="other")
+    change_facts(wanted, experiment={"name": "sweep", "arm": "low"})
+    by_name = cli("runs", "list", "--name", "cold", "--project", "other")
+    by_experiment = cli("runs", "list", "--experiment", "swe*")
+    assert shown_runs(by_name) == shown_runs(by_experiment) == [f"other/{wanted.name}"]
+    assert "sweep/low" in by_experiment.stdout
+
+
+def test_list_of_a_thousand_runs_shows_fifty_and_says_how_many_more(tmp_path, cli):
+    original = record()
+    for number in range(999):
+        copy = original.with_name(f"copy-{number:03d}")
+        copy.mkdir()
+        (copy / "journal").mkdir()
+        shutil.copy(original / "run.json", copy)
+        shutil.copy(journal_file(original), copy / "journal")
+    result = cli("runs", "list")
+    assert (len(shown_runs(result)), "950 more; --latest 1000 shows all." in result.stdout) == (50, True)
+    few = json.loads(cli("runs", "list", "--latest", "3", "--json").stdout)
+    assert (len(few["runs"]), few["more"]) == (3, 997)
+
+
+def test_list_of_a_name_with_terminal_codes_shows_them_and_obeys_none(cli):
+    record("red\x1b[31m[bold]")
+    result = cli("runs", "list")
+    assert ("\x1b" in result.stdout, "red\\x1b[31m[bold]" in result.stdout) == (False, True)
+
+
+def test_list_marks_runs_with_problems(cli):
+    directory = record()
+    with journal_file(directory).open("ab") as file:
+        file.write(b'{"kind":"metr')
+    result = cli("runs", "list")
+    assert ("finished !" in result.stdout, "hookline runs verify" in result.stdout) == (True, True)
+
+
+def test_list_without_runs_says_so(tmp_path, cli):
+    (tmp_path / "runs").mkdir()
+    result = cli("runs", "list")
+    assert (result.exit_code, "There are no runs in" in result.stdout) == (0, True)
+    assert "no such runs" in cli("runs", "list", "--name", "x").stdout
+
+
+def test_list_of_a_root_that_is_not_there_exits_with_two(cli):
+    result = cli("runs", "list", "--root", "nowhere")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "nowhere: there is no such directory" in result.stderr
+
+
+def test_list_by_an_unknown_status_names_the_closest(cli):
+    record()
+    result = cli("runs", "list", "--status", "runing", "--json")
+    assert (result.exit_code, "Did you mean 'running'?" in json.loads(result.stdout)["error"]) == (2, True)

@@ -1,0 +1,193 @@
+"""``hookline runs verify``: damage that is done to runs is found, and nothing is where none was done."""
+
+import json
+import sys
+
+import pytest
+from finished_runs import journal_file, record
+
+import hookline as hl
+from hookline.record.recorder import Recorder
+
+
+def findings(cli, *arguments):
+    """The exit status, and what was found."""
+    result = cli("runs", "verify", *arguments, "--json")
+    (run,) = json.loads(result.stdout)
+    assert run["ok"] == (result.exit_code == 0)
+    return result.exit_code, [(finding["kind"], finding["what"]) for finding in run["findings"]]
+
+
+def checkpointed_run():
+    with hl.run("saved", summary=False) as run:
+        for step in run.steps(4):
+            run.log(loss=1.0)
+            if step % 2:
+                run.save_checkpoint()
+    return run.dir
+
+
+def long_run(segments=3):
+    """A run with several journal files."""
+    with hl.run("long", summary=False) as run:
+        recorder = Recorder(run.dir, name="side", segment_bytes=4096)
+        while len(list((run.dir / "journal").glob("side-*.jsonl"))) < segments:
+            recorder.log(loss=1.0)
+        recorder.close()
+    return run.dir, sorted((run.dir / "journal").glob("side-*.jsonl"))
+
+
+def test_verify_of_whole_runs_is_quiet_and_exits_with_zero(cli):
+    record()
+    checkpointed_run()
+    result = cli("runs", "verify")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "2 runs, 0 damaged.")
+    assert [line.split()[1] for line in result.stdout.splitlines()[:2]] == ["ok", "ok"]
+    assert {run["records"] for run in json.loads(cli("runs", "verify", "--json").stdout)} == {5, 8}
+
+
+def test_verify_of_a_live_run_finds_nothing(cli):
+    with hl.run("live", summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+        found = findings(cli, run.dir)
+    assert found == (0, [])
+
+
+def test_verify_finds_a_line_that_is_no_record(cli):
+    file = journal_file(record())
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[2] = b"x" * (len(lines[2]) - 1) + b"\n"
+    file.write_bytes(b"".join(lines))
+    assert findings(cli) == (1, [("damage", f"journal/{file.name} has 1 line that is no record, first line 3")])
+
+
+def test_verify_finds_a_file_that_was_cut_off(cli):
+    file = journal_file(record())
+    end = file.read_bytes().rindex(b"\n", 0, -1) + 1
+    with file.open("ab") as opened:
+        opened.write(b'{"kind":"stat')
+    size = file.stat().st_size - 13
+    assert end < size
+    assert findings(cli) == (
+        1,
+        [("damage", f"journal/{file.name} is cut off in the middle of a line, at byte {size:,}")],
+    )
+
+
+def test_verify_of_a_killed_run_with_a_torn_last_line_is_a_note(cli):
+    file = journal_file(record())
+    lines = file.read_bytes().splitlines(keepends=True)[:-1]  # without its end
+    whole = b"".join(lines)
+    file.write_bytes(whole + b'{"kind":"metr' + b"\0" * 5000)
+    assert findings(cli) == (
+        0,
+        [
+            ("note", f"journal/{file.name} ends in the middle of a line, at byte {len(whole):,}"),
+            ("note", "it ended after step 3 without saying so"),
+        ],
+    )
+
+
+def test_verify_finds_a_hole_behind_which_there_is_more(cli):
+    file = journal_file(record())
+    lines = file.read_bytes().splitlines(keepends=True)
+    begin = len(lines[0])
+    data = b"".join(lines)
+    file.write_bytes(data[:begin] + b"\0" * 9000 + data[begin + 9000 :] + lines[-1])
+    code, found = findings(cli)
+    assert (code, found[0]) == (
+        1,
+        ("damage", f"journal/{file.name} cannot be read from byte {begin:,} on: there is a hole in it"),
+    )
+
+
+def test_verify_finds_missing_files_and_sessions(cli):
+    directory, files = long_run()
+    files[1].unlink()
+    main = journal_file_of(directory, "main")
+    main.rename(main.with_name(main.name.replace("main-0000", "main-0001")))
+    code, found = findings(cli, directory)
+    assert code == 1
+    assert ("damage", f"journal/{files[1].name} is missing") in found
+    assert ("damage", "journal/main-0000-*.jsonl is missing") in found
+
+
+def journal_file_of(directory, name):
+    (file,) = (directory / "journal").glob(f"{name}-*.jsonl")
+    return file
+
+
+def test_verify_finds_a_run_without_a_journal_or_facts(cli):
+    directory = record()
+    journal_file(directory).unlink()
+    (directory / "run.json").write_text("{")
+    code, found = findings(cli, directory.name)
+    assert (code, [what.partition(":")[0] for _, what in found]) == (
+        1,
+        ["run.json cannot be read", "there is no journal"],
+    )
+
+
+def test_verify_finds_an_unreadable_file(cli, monkeypatch):
+    file = journal_file(record())
+    file.unlink()
+    file.mkdir()  # also root cannot read that as a file
+    code, found = findings(cli)
+    assert (code, found[0][1]) == (1, f"journal/{file.name} cannot be read: Is a directory")
+
+
+def test_verify_finds_records_that_were_lost(cli):
+    with hl.run("full", summary=False) as run:
+        run.recorder.event("records_lost", count=1200)
+    assert findings(cli) == (1, [("damage", "1,200 records could not be written")])
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("missing", "state.json is missing"), ("short", "state.json has 3 of"), ("manifest", "its manifest.json cannot")],
+)
+def test_verify_finds_a_damaged_checkpoint_and_names_a_whole_one(how, said, cli):
+    directory = checkpointed_run()
+    saved = directory / "checkpoints" / "step-00000004"
+    if how == "missing":
+        (saved / "state.json").unlink()
+    else:
+        (saved / ("state.json" if how == "short" else "manifest.json")).write_text("abc")
+    result = cli("runs", "verify")
+    assert (result.exit_code, f"checkpoints/step-00000004 is damaged: {said}" in result.stdout) == (1, True)
+    assert "It goes on from step-00000002 instead." in result.stdout
+
+
+def test_verify_notes_what_waits_for_a_sink_and_how_to_deliver_it(tmp_path, cli):
+    with hl.run("done", sinks=["csv"], summary=False) as run:
+        run.outlets.close()
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    result = cli("runs", "verify")
+    said = "".join(result.stdout.split())
+    assert (result.exit_code, "havenotbeendeliveredtocsv" in said) == (0, True)
+    assert f"hooklinerunssync{run.dir}" in said
+
+
+def test_verify_says_what_damage_means_and_what_to_do(cli):
+    file = journal_file(record())
+    with file.open("ab") as opened:
+        opened.write(b"no record\n")
+    lines = [line.strip() for line in cli("runs", "verify", "latest").stdout.splitlines()]
+    assert lines[1].endswith("has 1 line that is no record, first line 6")
+    assert lines[2].startswith("They are left out")
+    assert lines[3].startswith("Nothing has to be done")
+
+
+def test_verify_of_an_unknown_run_exits_with_two(cli):
+    record()
+    assert cli("runs", "verify", "nothing").exit_code == 2
+
+
+def test_verify_and_tail_need_no_database_and_list_says_how_to_install_it(cli, monkeypatch):
+    directory = record()
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert [cli("runs", command, directory).exit_code for command in ("verify", "tail", "sync")] == [0, 0, 0]
+    result = cli("runs", "list")
+    assert (result.exit_code, "pip install 'hookline[ui]'" in result.stderr) == (2, True)

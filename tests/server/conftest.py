@@ -1,0 +1,78 @@
+"""A server over recorded runs, and a real browser that looks at it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the web page needs the extra 'ui'")
+
+from hookline.server import WebServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start a server over the runs of a directory."""
+    started = []
+
+    def start(root=None, **options):
+        server = WebServer(root or tmp_path / "runs", **options)
+        started.append(server.__enter__())
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, started once for a file of tests."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+    if not Path(CHROMIUM).exists():
+        pytest.skip("browser tests need chromium")
+    with sync_api.sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
+        context = playwright.chromium.launch_persistent_context(
+            home, executable_path=CHROMIUM, args=FLAGS, viewport={"width": 1280, "height": 800}, accept_downloads=True
+        )
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A new tab; whatever the browser complains of in it fails the test."""
+    tab, complaints = browser.new_page(), []
+    tab.set_default_timeout(20_000)
+    tab.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    yield tab
+    tab.evaluate("localStorage.clear()")
+    tab.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Where the runs of a test are recorded."""
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def show(root, serve, page):
+    """Open a view of the page over the runs that were recorded."""
+
+    def open_view(view, **options):
+        server = serve(root, **options)
+        page.goto(f"{server.url}#/{view}")
+        return page
+
+    return open_view

@@ -1,0 +1,242 @@
+"""The page in a real browser: each view shows what was recorded, live, and hostile text is only text."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from page_looks import has_sideways_scroll, is_drawn, panel
+from page_runs import (
+    HOSTILE,
+    append,
+    begun,
+    ended,
+    event,
+    finished_run,
+    line,
+    live_run,
+    make_run,
+    repeats,
+    row,
+    rows,
+    sample,
+)
+
+pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+from playwright.sync_api import expect
+
+TRAINER = """
+import sys, hookline as hl
+with hl.run("victim", project="p", summary=False) as run:
+    for step in run.steps(1000):
+        run.log(loss=1.0)
+        if step == 5:
+            print("ready", flush=True)
+            sys.stdin.read()
+"""
+
+
+def test_runs_view_lists_runs_and_filters_them(root, show):
+    finished_run(root, "good", tags=["nightly"])
+    append(make_run(root, "bad"), begun(), *rows([1.0]), ended(1, "failed", "RuntimeError: no memory"))
+    page = show("runs")
+    expect(page.locator("tr[data-run]")).to_have_count(2)
+    page.get_by_role("button", name=re.compile("failed")).click()
+    expect(page.locator("tr[data-run]")).to_have_count(1)
+    page.get_by_role("button", name="bad", exact=True).click()
+    expect(page.locator(".message")).to_have_text("RuntimeError: no memory")
+    page.get_by_role("button", name=re.compile("^all")).click()
+    page.get_by_label("Find runs").fill("nightly")
+    expect(page.locator("tr[data-run]")).to_have_count(1)
+    expect(page.locator("tr[data-run]")).to_contain_text("good")
+
+
+def test_runs_view_of_an_empty_store_says_what_to_do_and_shows_the_first_run(root, show):
+    page = show("runs")
+    expect(page.locator(".empty")).to_contain_text("No runs yet")
+    finished_run(root)
+    expect(page.locator("tr[data-run]")).to_have_count(1)
+
+
+def test_killed_run_turns_red_without_a_reload(root, show, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINER], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        page = show("runs")
+        badge = page.locator("tr[data-run] .status")
+        expect(badge).to_have_text("running")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        expect(badge).to_have_text("killed")
+        red, green, blue = map(int, re.findall(r"\d+", badge.evaluate("e => getComputedStyle(e).color"))[:3])
+        assert red > 1.5 * max(green, blue)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_stalled_run_is_shown_as_stalled(root, show):
+    live_run(root)
+    page = show("runs", stall_seconds=0.2)
+    expect(page.locator("tr[data-run] .status")).to_have_text("stalled")
+
+
+def samples_of_two_lessons():
+    shared = {"prompt": "2+2?", "reasoning": "two and two", "answer": "4", "lesson": "easy", "group": "g1"}
+    right = sample(1, "two and two make 4", 1.0, rewards={"correct": 1.0, "format": 0.5}, advantage=0.7, **shared)
+    wrong = sample(
+        1, "it is 5", 0.0, rewards={"correct": 0.0}, advantage=-0.7, prompt="2+2?", group="g1", lesson="easy"
+    )
+    later = sample(9, "four, of course", 0.9, prompt="2+2?", group="g9", lesson="easy")
+    return [right, wrong, later, sample(5, "a hard one", -1.0, prompt="why?", lesson="hard")]
+
+
+def test_rollouts_are_filtered_by_lesson_reward_and_text(root, show):
+    finished_run(root, more=samples_of_two_lessons())
+    page = show("rollouts")
+    expect(page.locator(".sample-row")).to_have_count(4)
+    page.get_by_label("lesson").select_option("easy")
+    expect(page.locator(".sample-row")).to_have_count(3)
+    page.get_by_label("reward from").fill("0.5")
+    expect(page.locator(".sample-row")).to_have_count(2)
+    page.get_by_label("Find in prompts and completions").fill("COURSE")
+    expect(page.locator(".sample-row")).to_have_count(1)
+    expect(page.locator(".count-line")).to_have_text("1 sample")
+
+
+def test_sample_shows_its_answer_its_group_and_its_prompt_over_training(root, show):
+    finished_run(root, more=samples_of_two_lessons())
+    page = show("rollouts")
+    page.get_by_label("order").select_option("-reward")
+    expect(page.locator(".sample-row .reward").first).to_have_text("1")
+    page.locator(".sample-row").first.click()
+    expect(page.locator(".sample-detail > .text mark.answer")).to_have_text("4")
+    expect(page.locator(".sample-detail > .text mark.reasoning")).to_have_text("two and two")
+    expect(page.locator(".card .advantage")).to_have_text(["+0.700", "\u22120.700"])
+    page.get_by_role("tab", name="This prompt over training").click()
+    expect(page.locator(".card")).to_have_count(3)
+    page.keyboard.press("j")
+    expect(page.locator(".sample-row[aria-selected=true] .sample-step")).to_have_text("9")
+
+
+def test_new_samples_of_a_live_run_appear_without_a_reload(root, show):
+    directory = live_run(root)
+    page = show("rollouts")
+    expect(page.locator(".empty")).to_contain_text("No samples yet")
+    append(directory, *samples_of_two_lessons())
+    expect(page.locator(".sample-row")).to_have_count(4)
+
+
+def test_experiment_view_compares_arms(root, show):
+    repeats(root)
+    score = {"name": "quiz", "metrics": {"accuracy": 0.5}, "breakdowns": {"long": {"accuracy": 0.25, "n": 4}}}
+    for place, arm in enumerate(("low", "high")):
+        for repeat in range(3):
+            result = {"run_key": f"{arm}-r{repeat}", "metrics": {"loss": 1.0 + place + 0.1 * repeat}, "artifacts": None}
+            evals = [score | {"tags": [], "intervals": {"accuracy": [0.25, 0.75]}}]
+            text = json.dumps(result | {"evals": evals})
+            (root / "sweep" / f"{arm}-r{repeat}" / "result.json").write_text(text)
+    page = show("experiment")
+    page.locator(".experiment > .toolbar").get_by_label("metric").select_option("loss")
+    expect(page.locator('tr[data-arm="low"]')).to_contain_text("1.100 ± 0.100")
+    expect(page.locator("tr[data-separated]")).to_contain_text("separated")
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "2")
+    assert is_drawn(page, "loss")
+    expect(page.get_by_role("heading", name="quiz")).to_be_visible()
+    expect(page.locator("tr.part").first).to_contain_text("long")
+
+
+def test_hooks_view_shows_costs_events_and_log_lines(root, show):
+    costs = {
+        "hooks/slow/calls": 3,
+        "hooks/slow/total_seconds": 0.5,
+        "hooks/slow/mean_seconds": 0.1,
+        "hooks/slow/errors": 2,
+    }
+    more = [row(3, **costs), event("hook_error", 2, error="it broke"), line("all well"), line("oh no", "ERROR", 2)]
+    finished_run(root, more=more)
+    page = show("hooks")
+    expect(page.locator('tr[data-hook="slow"]')).to_contain_text("500 ms")
+    expect(page.locator('tr[data-hook="slow"] .bad')).to_have_text("2")
+    expect(page.locator('tr[data-grave="true"]')).to_contain_text("it broke")
+    expect(page.locator(".line")).to_have_count(2)
+    page.get_by_label("level").select_option("ERROR")
+    expect(page.locator(".line")).to_have_count(1)
+    expect(page.locator(".line")).to_contain_text("oh no")
+
+
+@pytest.mark.parametrize("view", ["runs", "charts", "rollouts", "experiment", "hooks", "system"])
+def test_hostile_text_is_shown_and_not_run(root, show, view):
+    belongs = {"name": HOSTILE, "id": "x", "group": HOSTILE, "arm": HOSTILE, "repeat": 0}
+    more = [
+        sample(1, HOSTILE, 1.0, prompt=HOSTILE, answer=HOSTILE, lesson=HOSTILE, group=HOSTILE, rewards={HOSTILE: 1.0}),
+        line(HOSTILE, "ERROR"),
+        event(HOSTILE, error=HOSTILE),
+        row(1, **{HOSTILE: 1.0, f"system/{HOSTILE}": 2.0, f"hooks/{HOSTILE}/calls": 1}),
+    ]
+    finished_run(root, name=HOSTILE, tags=[HOSTILE], config={HOSTILE: HOSTILE}, experiment=belongs, more=more)
+    page = show(view)
+    expect(page.locator("#view")).to_contain_text("<script>")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#view script, #view img").count() == 0
+
+
+@pytest.mark.parametrize("view", ["runs", "charts", "rollouts", "experiment", "hooks", "system"])
+def test_view_is_usable_on_a_narrow_screen(root, show, page, view):
+    page.set_viewport_size({"width": 360, "height": 740})
+    repeats(root)
+    finished_run(
+        root,
+        more=[
+            *samples_of_two_lessons(),
+            row(1, **{"system/rss_mib": 1.0}),
+            line("x " * 200),
+            event("stop", reason="y" * 300),
+        ],
+    )
+    show(view)
+    marks = {
+        "runs": "tr[data-run]",
+        "charts": ".panel canvas",
+        "rollouts": ".toolbar",
+        "experiment": "table",
+        "hooks": "h2",
+        "system": ".side",
+    }
+    expect(page.locator(marks[view]).first).to_be_visible()
+    assert not has_sideways_scroll(page)
+    expect(page.locator("#tabs [aria-current]")).to_be_in_viewport()
+
+
+def test_keys_and_theme_work_and_are_remembered(root, show):
+    finished_run(root)
+    page = show("runs")
+    expect(page.locator("tr[data-run]")).to_have_count(1)
+    page.keyboard.press("2")
+    expect(page.locator("#tabs [aria-current]")).to_have_text("Charts")
+    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find metrics")).to_be_focused()
+    page.get_by_label("Find metrics").blur()
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_page_says_when_the_server_is_gone(root, serve, browser):
+    finished_run(root)
+    server, page = serve(root), browser.new_page()  # a connection that is refused is a complaint of the browser's
+    page.goto(f"{server.url}#/runs")
+    expect(page.locator("#live")).to_have_text("live")
+    server.stop()
+    expect(page.locator("#live")).to_have_text("reconnecting")
+    page.close()

@@ -1,0 +1,111 @@
+"""Charts in a real browser: they grow, group, zoom, leave out outliers, are saved and remembered."""
+
+from pathlib import Path
+
+import pytest
+from page_looks import is_drawn, panel
+from page_runs import (
+    append,
+    finished_run,
+    live_run,
+    repeats,
+    row,
+    rows,
+)
+
+pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+from playwright.sync_api import expect
+
+
+def test_curve_of_a_live_run_grows_without_a_reload(root, show):
+    directory = live_run(root)
+    append(directory, *rows([3.0, 2.0, 1.5]))
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    page.evaluate("window.kept = true")
+    append(directory, *rows([1.0, 0.5], first=4))
+    expect(panel(page, "loss")).to_have_attribute("data-points", "5")
+    append(directory, row(6, accuracy=0.5))
+    expect(panel(page, "accuracy")).to_have_attribute("data-points", "1")
+    assert page.evaluate("window.kept")
+
+
+def test_bands_are_drawn_by_arm_and_runs_one_by_one_when_asked(root, show):
+    repeats(root)
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-kind", "bands")
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "2")
+    expect(page.locator(".legend .chip")).to_have_text(["high", "low"])
+    assert is_drawn(page, "loss")
+    page.get_by_label("lines").select_option("run")
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "6")
+    page.get_by_label("Smoothing").fill("0.5")
+    page.get_by_label("log y").check()
+    page.get_by_label("x", exact=True).select_option("relative")
+    expect(panel(page, "loss")).to_have_attribute("data-kind", "lines")
+    assert is_drawn(page, "loss")
+
+
+def test_stages_of_an_arm_are_lines_of_their_own(root, show):
+    repeats(root, arms=("low",), number=2, stage="sft")
+    repeats(root, arms=("low",), number=2, stage="grpo")
+    page = show("charts")
+    expect(page.locator(".legend .chip")).to_have_text(["low · grpo", "low · sft"])
+    colours = page.locator(".run-list .swatch").evaluate_all("all => all.map(e => e.style.getPropertyValue('--line'))")
+    assert len(set(colours)) == 2
+
+
+def test_outliers_are_left_out_of_the_scale_and_counted(root, show):
+    finished_run(root, losses=[1.0 + step / 100 for step in range(50)] + [1e9])
+    page = show("charts")
+    expect(panel(page, "loss").locator(".note")).to_have_text("1 off scale")
+    page.get_by_label("leave out outliers").uncheck()
+    expect(panel(page, "loss").locator(".note")).to_have_text("")
+
+
+def test_chart_is_saved_as_table_and_as_picture(root, show):
+    finished_run(root)
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    panel(page, "loss").hover()
+    with page.expect_download() as table:
+        panel(page, "loss").get_by_text("CSV").click()
+    text = Path(table.value.path()).read_bytes().decode()
+    assert text.split("\r\n") == ["run,axis,step,loss", "p/r0,train,1,3", "p/r0,train,2,2", "p/r0,train,3,1"]
+    with page.expect_download() as picture:
+        panel(page, "loss").get_by_text("PNG").click()
+    assert Path(picture.value.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_layout_of_charts_is_remembered(root, show):
+    finished_run(root, more=[row(1, **{"val/loss": 1.0, "val/accuracy": 0.5})])
+    page = show("charts")
+    expect(page.locator(".section summary")).to_contain_text(["metrics", "val"])
+    panel(page, "val/loss").hover()
+    panel(page, "val/loss").get_by_text("Pin").click()
+    page.reload()
+    expect(page.locator(".section summary")).to_contain_text(["pinned", "metrics", "val"])
+
+
+def test_zoom_is_shared_by_all_charts_and_undone_by_a_double_click(root, show):
+    finished_run(root, losses=[float(step) for step in range(60)], more=rows(range(60), name="other"))
+    page = show("charts")
+    expect(panel(page, "other")).to_have_attribute("data-points", "60")
+    plain = panel(page, "other").locator("canvas").screenshot()
+    box = panel(page, "loss").locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + 50, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 120, box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.mouse.move(2, 2)
+    zoomed = panel(page, "other").locator("canvas").screenshot()
+    assert zoomed != plain
+    panel(page, "loss").locator(".u-over").dblclick(position={"x": 100, "y": 50})
+    page.mouse.move(2, 2)
+    assert panel(page, "other").locator("canvas").screenshot() == plain
+
+
+def test_system_view_shows_what_the_machine_does_and_nothing_else(root, show):
+    finished_run(root, more=[row(1, **{"system/rss_mib": 100.0, "throughput/tokens_per_second": 5.0})])
+    page = show("system")
+    expect(page.locator(".panel h3")).to_have_text(["system/rss_mib", "throughput/tokens_per_second"])

@@ -1,0 +1,319 @@
+"""The JSON interface: what it answers, what it refuses, and that its own document is true."""
+
+import json
+import math
+import shutil
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import numpy as np
+import pytest
+from page_runs import append, ended, event, finished_run, line, live_run, make_run, repeats, row, rows, sample
+
+from hookline.core.errors import ConfigError
+from hookline.server import WebServer
+from hookline.server.application import ENDPOINTS
+from hookline.server.guard import HEADERS
+from hookline.store import runs
+
+
+def get(server, path, headers=None, method="GET", **parameters):
+    """The status, the headers and the JSON of an answer."""
+    query = urllib.parse.urlencode(parameters, doseq=True)
+    address = f"{server.url}{path.lstrip('/')}{'?' if query else ''}{query}"
+    request = urllib.request.Request(address, headers=headers or {}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def answer(server, path, **parameters):
+    status, _, body = get(server, f"api/{path}", **parameters)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def refusal(server, path, **parameters):
+    status, _, body = get(server, f"api/{path}", **parameters)
+    return status, json.loads(body)["error"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A server over one finished run, for the requests that it must refuse."""
+    finished_run(tmp_path_factory.mktemp("plain"))
+    with WebServer(tmp_path_factory.getbasetemp() / "plain0") as server:
+        yield server
+
+
+def test_runs_of_every_kind_are_listed_with_their_status(root, serve):
+    finished_run(root, "done", tags=["a"])
+    append(make_run(root, "gone"), row(1, loss=math.nan))
+    live_run(root)
+    said = {run["name"]: run for run in answer(serve(root), "runs")["runs"]}
+    statuses = {name: run["status"] for name, run in said.items()}
+    assert statuses == {"done": "finished", "gone": "killed", "live": "running"}
+    assert (said["gone"]["metrics"], said["done"]["tags"]) == ({"loss": "NaN"}, ["a"])
+
+
+def test_run_details_hold_the_configuration_and_the_facts(root, serve):
+    finished_run(root, config={"lr": 0.1})
+    said = answer(serve(root), "run", id="p/r0")
+    assert (said["config"], said["metrics"], said["facts"]["project"]) == ({"lr": 0.1}, {"loss": 1.0}, "p")
+
+
+def test_series_of_many_points_are_thinned_and_keep_their_peak(root, serve):
+    losses = [1.0] * 5000
+    losses[3210] = 99.0
+    finished_run(root, losses=losses)
+    [line_] = answer(serve(root), "series", run="p/r0", name="loss", max_points=100)["lines"]
+    assert (line_["points"], len(line_["x"]) <= 100, max(line_["y"])) == (5000, True, 99.0)
+    assert line_["x"][line_["y"].index(99.0)] == 3211.0
+
+
+def test_bands_are_the_mean_and_spread_of_repeats(root, serve):
+    repeats(root, arms=("low",))
+    ids = [f"sweep/low-r{repeat}" for repeat in range(3)]
+    [band] = answer(serve(root), "bands", run=ids, name="loss", by=["experiment", "arm"])["bands"]
+    first = [1.0, 1.1, 1.2]
+    assert (band["key"], band["n"][0]) == (["sweep", "low"], 3)
+    assert band["mean"][0] == pytest.approx(np.mean(first))
+    assert band["std"][0] == pytest.approx(np.std(first, ddof=1))
+
+
+def test_samples_are_filtered_paged_and_counted(root, serve):
+    shown = [
+        sample(step, f"answer {step}", step / 10, prompt="q", lesson="a" if step < 6 else "b") for step in range(1, 11)
+    ]
+    finished_run(root, more=shown)
+    server = serve(root)
+    page = answer(server, "samples", run="p/r0", min_reward=0.3, lesson="a", limit=2, order="-reward")
+    assert (page["total"], [each["completion"] for each in page["samples"]]) == (3, ["answer 5", "answer 4"])
+    assert answer(server, "samples", run="p/r0", text="ANSWER 10")["total"] == 1
+    bars = answer(server, "samples/histogram", run="p/r0", bins=3, lesson="b")
+    assert (bars["counts"], bars["edges"][0], bars["edges"][-1]) == ([2, 1, 2], 0.6, 1.0)
+    choices = answer(server, "samples/choices", run="p/r0")
+    assert (choices["lessons"], choices["first_step"], choices["last_step"]) == (["a", "b"], 1, 10)
+    over_time = answer(server, "samples/prompt", run="p/r0", prompt="q", limit=3)
+    assert (over_time["total"], over_time["samples"][-1]["step"]) == (10, 10)
+
+
+def test_histogram_counts_rewards_that_are_not_finite_apart(root, serve):
+    shown = [sample(1, "x", value) for value in (math.nan, math.inf, None, 0.5, 0.5)]
+    finished_run(root, more=shown)
+    bars = answer(serve(root), "samples/histogram", run="p/r0")
+    assert (bars["counts"], bars["without"]) == ([2], 3)
+
+
+def test_events_logs_and_hooks_are_told_by_time(root, serve):
+    costs = {"hooks/slow/calls": 3, "hooks/slow/total_seconds": 0.5, "hooks/slow/errors": 1}
+    more = [event("checkpoint", 2, path="x"), line("all well"), line("oh no", "ERROR", 2), row(3, **costs)]
+    finished_run(root, more=more)
+    server = serve(root)
+    assert [each["name"] for each in answer(server, "events", run="p/r0")["events"]] == [
+        "running",
+        "checkpoint",
+        "finished",
+    ]
+    logs = answer(server, "logs", run="p/r0", level="WARNING")
+    assert (logs["total"], logs["lines"][0]["message"]) == (1, "oh no")
+    [hook] = answer(server, "hooks", run="p/r0")["hooks"]
+    assert (hook["name"], hook["calls"], hook["total_ms"], hook["errors"]) == ("slow", 3, 500.0, 1)
+
+
+def test_experiment_compares_arms_by_the_results_of_complete_runs(root, serve):
+    repeats(root)
+    for place, arm in enumerate(("low", "high")):
+        for repeat in range(3):
+            result = {"run_key": f"{arm}-r{repeat}", "metrics": {"loss": 1.0 + place + 0.1 * repeat}, "evals": []}
+            (root / "sweep" / f"{arm}-r{repeat}" / "result.json").write_text(json.dumps(result | {"artifacts": None}))
+    server = serve(root)
+    [listed] = answer(server, "experiments")["experiments"]
+    assert (listed["project"], listed["runs"], listed["statuses"]) == ("sweep", 6, {"finished": 6})
+    said = answer(server, "experiment", project="sweep", metric="loss")
+    assert {each["arm"]: each["mean"] for each in said["table"]} == pytest.approx({"low": 1.1, "high": 2.1})
+    assert (said["mode"], said["differences"][0]["separated"]) == ("min", True)
+
+
+def test_experiment_with_a_broken_result_says_so(root, serve):
+    repeats(root, arms=("low",), number=1)
+    (root / "sweep" / "low-r0" / "result.json").write_text("{")
+    said = answer(serve(root), "experiment", project="sweep")
+    assert (said["table"][0]["n"], "cannot be read" in said["problems"][0]) == (0, True)
+
+
+def test_every_answer_carries_the_security_headers_and_allows_no_other_origin(plain):
+    for path in ("", "api/runs", "api/nothing", "static/js/main.js", "static/../application.py"):
+        _, headers, _ = get(plain, path, headers={"Origin": "http://elsewhere.example"})
+        assert {name: headers[name] for name in HEADERS} == HEADERS
+        assert headers["Access-Control-Allow-Origin"] is None
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost@evil"])
+def test_requests_under_another_name_are_refused(plain, host):
+    status, _, body = get(plain, "api/runs", headers={"Host": host})
+    assert (status, b"p/r0" in body) == (421, False)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_but_reading_is_accepted(plain, method):
+    assert get(plain, "api/runs", method=method)[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "static/../application.py",
+        "static/%2e%2e/application.py",
+        "static/..%2fapplication.py",
+        "static//etc/passwd",
+        "etc",
+    ],
+)
+def test_nothing_outside_the_static_files_is_served(plain, path):
+    status, _, body = get(plain, path)
+    assert (status, json.loads(body)["error"] != "") == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "status"),
+    [
+        ("run", {"id": "../../etc/passwd"}, 404),
+        ("run", {"id": "p/r0\0"}, 400),
+        ("series", {"run": "p/r0"}, 400),
+        ("series", {"run": "p/r0", "name": "loss", "max_points": "1e9"}, 400),
+        ("series", {"run": "p/r0", "name": "loss", "nme": "x"}, 400),
+        ("bands", {"run": "p/r0", "name": "loss", "by": "config"}, 400),
+        ("samples", {"run": "p/r0", "min_reward": "nan"}, 400),
+        ("samples", {"run": "p/r0", "first_step": 1 << 70}, 400),
+        ("samples", {"run": "p/r0", "offset": -1}, 400),
+        ("samples", {"run": "p/r0", "text": "x" * 5000}, 400),
+        ("samples", {"run": ["p/r0", "p/other"]}, 404),
+        ("experiment", {"project": "../p"}, 404),
+    ],
+)
+def test_hostile_parameters_are_refused_with_a_message(plain, path, parameters, status):
+    found, message = refusal(plain, path, **parameters)
+    assert (found, message != "") == (status, True)
+
+
+@pytest.mark.parametrize("text", ["'; DROP TABLE runs; --", "(((", "\\", "%", "[a-", "\ud7ff\uffff", "$1", "\n"])
+def test_texts_of_any_kind_are_only_looked_for(root, serve, text):
+    finished_run(root, more=[sample(1, f"before {text} after", 1.0, prompt=text, lesson=text, group=text)])
+    server = serve(root)
+    for name in ("text", "lesson", "group"):
+        assert answer(server, "samples", run="p/r0", **{name: text})["total"] == 1
+    assert answer(server, "samples/prompt", run="p/r0", prompt=text)["total"] == 1
+    assert answer(server, "samples", run="p/r0", reward=text, min_reward=0)["total"] == 0
+    assert answer(server, "samples/histogram", run="p/r0", reward=text)["without"] == 1
+    assert answer(server, "series", run="p/r0", name=text, x=text)["lines"] == []
+
+
+def test_symbolic_links_to_results_are_not_followed(root, serve, tmp_path):
+    repeats(root, arms=("low",), number=1)
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps({"run_key": "low-r0", "metrics": {"secret": 1.0}, "evals": [], "artifacts": None}))
+    (root / "sweep" / "low-r0" / "result.json").symlink_to(secret)
+    assert "secret" not in json.dumps(answer(serve(root), "experiment", project="sweep"))
+
+
+def test_openapi_document_names_every_endpoint_and_answers_fit_it(root, serve):
+    finished_run(root, more=[sample(1, "x", 1.0)])
+    document = answer(serve(root), "openapi.json")
+    assert set(document["paths"]) == {endpoint.path for endpoint in ENDPOINTS} | {"/api/stream"}
+    described = document["paths"]["/api/samples"]["get"]["parameters"]
+    assert {"name": "run", "required": True}.items() <= described[0].items()
+    rows_ = document["components"]["schemas"]["SampleRow"]["properties"]
+    [shown] = answer(serve(root), "samples", run="p/r0")["samples"]
+    assert set(rows_) == set(shown)
+
+
+def test_stream_tells_all_runs_first_and_then_what_changed(root, serve):
+    directory = live_run(root)
+    server = serve(root)
+    with urllib.request.urlopen(f"{server.url}api/stream", timeout=30) as stream:
+        events = read_events(stream)
+        assert next(events)[0] == "beat"
+        name, told = next(events)
+        assert (name, told["whole"], [run["step"] for run in told["changed"]]) == ("runs", True, [0])
+        append(directory, *rows([2.0, 1.0]))
+        name, told = next(events)
+        assert (told["whole"], told["changed"][0]["step"], told["changed"][0]["metrics"]) == (False, 2, {"loss": 1.0})
+        append(directory, ended(2))
+        assert next(events)[1]["changed"][0]["status"] == "finished"
+
+
+def test_stream_tells_of_runs_that_are_removed(root, serve):
+    directory = finished_run(root)
+    server = serve(root)
+    with urllib.request.urlopen(f"{server.url}api/stream", timeout=30) as stream:
+        events = read_events(stream)
+        next(events), next(events)
+        (directory / "run.json").unlink()
+        assert next(events)[1]["removed"] == ["p/r0"]
+
+
+def read_events(stream):
+    """The events of a stream, by name and data."""
+    name = ""
+    for text in (raw.decode().rstrip("\n") for raw in stream):
+        if text.startswith("event: "):
+            name = text.removeprefix("event: ")
+        elif text.startswith("data: "):
+            yield name, json.loads(text.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_server_on_an_address_that_others_reach_is_refused(root, host):
+    finished_run(root)
+    with pytest.raises(ConfigError, match="no password.*ssh -L"):
+        WebServer(root, host=host)
+
+
+def test_server_on_a_port_that_is_taken_says_so(root, serve):
+    finished_run(root)
+    server = serve(root)
+    with pytest.raises(ConfigError, match="Give another port"):
+        WebServer(root, port=int(server.url.rsplit(":", 1)[1].strip("/")))
+
+
+def test_two_servers_on_one_directory_show_the_same(root, serve):
+    finished_run(root)
+    first, second = serve(root), serve(root)
+    assert answer(first, "runs")["runs"] == answer(second, "runs")["runs"]
+    assert len(runs(root)) == 1
+
+
+def test_facts_of_any_kind_are_answered(root, serve):
+    odd = {"big": 10**30, "deep": [[[{"x": None}]]], "text": "\u202e\u0000"}
+    directory = finished_run(root, config=odd, tags={"a": 1}, experiment={"name": 7, "arm": ["x"], "repeat": 10**30})
+    facts = json.loads((directory / "run.json").read_text())
+    (directory / "run.json").write_text(json.dumps(facts | {"host": 5, "command": 3, "started": "soon"}))
+    server = serve(root)
+    [run] = answer(server, "runs")["runs"]
+    assert (run["experiment"], run["repeat"], run["started"]) == ("7", None, None)
+    assert answer(server, "run", id="p/r0")["config"]["text"] == odd["text"]
+    assert answer(server, "experiment", project="p")["table"][0]["n"] == 0
+
+
+def test_journal_that_was_cut_and_index_that_was_deleted_show_what_there_is(root, serve):
+    directory = finished_run(root)
+    server = serve(root)
+    assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) == 3
+    shutil.rmtree(root / ".hookline")
+    assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) == 3
+    [journal] = (directory / "journal").iterdir()
+    journal.write_bytes(journal.read_bytes()[:-150])
+    eventually(lambda: answer(server, "runs")["runs"][0]["problems"] != [])
+    assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) < 3
+
+
+def eventually(condition):
+    """Ask again until there is an answer; the server lists runs at most so often."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
