@@ -5,6 +5,7 @@ at. A method for an event that hookline never fires is named once, when it is wr
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from hookline.core.subscriber import snake_case
 logger = logging.getLogger("hookline")
 
 
-class ForeignCallback(Callback):
+class ForeignCallback(Callback, ABC):
     """Tells a callback of another framework what happens in a hookline loop.
 
     A subclass has a method ``_on_...`` for each moment that it can be told at.
@@ -75,8 +76,9 @@ class ForeignCallback(Callback):
             self._loop = loop
             self._attach(loop)
 
+    @abstractmethod
     def _attach(self, loop: Any) -> None:
-        raise NotImplementedError
+        """Make them."""
 
     def _tell(self, event: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the foreign callback, if it has one of its own."""

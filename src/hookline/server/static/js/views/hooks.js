@@ -140,7 +140,7 @@ export class HooksView {
         h(
           "p",
           { class: "muted" },
-          "No costs were recorded yet: they are reported every so often, and once a minute.",
+          "No costs were recorded yet: they are reported about once a minute.",
         ),
       );
     const several = new Set(hooks.map((row) => row.run)).size > 1;
