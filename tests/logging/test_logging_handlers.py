@@ -88,7 +88,7 @@ def test_csv_handler_without_columns_has_one_for_each_field(plain_logger):
 def test_csv_handler_leaves_out_what_another_library_hides_in_records(plain_logger):
     handler = CSVHandler("out.csv", messages=False)
     plain_logger.addHandler(handler)
-    plain_logger.info("x", extra={"hookline": {"a": 1}, "_ray_timestamp_ns": 5, "run": "r0"})
+    plain_logger.info("x", extra={"hookline": {"a": 1}, "_note_of_a_library": 5, "run": "r0"})
     handler.close()
     assert Path("out.csv").read_text().splitlines()[0] == "a,run,message,level,logger,timestamp"
 
