@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from hookline.loops.run import Run, run
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer_config import TrainerConfig
+    from hookline.loops.trainer_config import TrainerConfig as DreamTrainerConfig
     from hookline.loops.worker import SFTPolicyWorker
     from hookline.loops.worker_entry import main
     from hookline.record.reader import follow, read
@@ -80,6 +81,7 @@ __all__ = [
     "ConfigError",
     "Cost",
     "Costs",
+    "DreamTrainerConfig",
     "DuplicateError",
     "EvalResult",
     "Every",
@@ -144,6 +146,7 @@ _LAZY = {
     "Arm": "hookline.experiment.arm:Arm",
     "ArmResult": "hookline.core.state:ArmResult",
     "Benchmark": "hookline.experiment.benchmark:Benchmark",
+    "DreamTrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "EvalResult": "hookline.core.state:EvalResult",
     "Experiment": "hookline.experiment.experiment:Experiment",
     "ExperimentResult": "hookline.experiment.results.result:ExperimentResult",

@@ -137,8 +137,8 @@ def test_record_of_rank_one_has_its_own_steps_and_nothing_that_all_have_in_commo
     events = [record.name for record in recorded["rank1"] if isinstance(record, Event)]
     assert rows == [(step, "train", "loss", "learning_rate") for step in range(1, 9)]
     assert (events, [record.name for record in recorded[MAIN] if isinstance(record, Event)]) == (
-        [],
-        ["eval", "eval", "checkpoint"],
+        ["hooks_cost"],
+        ["hooks_plan", "eval", "eval", "checkpoint", "hooks_cost"],
     )
 
 

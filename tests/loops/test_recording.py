@@ -31,7 +31,9 @@ def test_run_records_rows_samples_events_and_how_it_ended():
     rows = [(r.axis, r.step, r.values) for r in records(run.dir, Metrics)]
     assert rows == [("train", 1, {"loss": 0}), ("train", 2, {"loss": 1}), ("eval", 2, {"val/loss": 0.5})]
     assert [(s.step, s.completion, s.rewards) for s in records(run.dir, Sample)] == [(2, "4", {"exact": 1.0})]
-    assert [(e.name, e.step) for e in records(run.dir, Event)] == [("hook_error", 2), ("eval", 2), ("checkpoint", 2)]
+    happened = [("hook_error", 2), ("eval", 2), ("checkpoint", 2)]
+    events = [(event.name, event.step) for event in records(run.dir, Event)]
+    assert events == [("hooks_plan", 0), *happened, ("hooks_cost", 2)]
     assert [s.status for s in records(run.dir, Status)] == ["running", "finished"]
 
 

@@ -1,5 +1,6 @@
 """The journal: what it keeps, and under which faults."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 import hookline as hl
 from hookline.record.journal import Journal
 from hookline.record.reader import lines
+from hookline.record.records import Metrics
 from hookline.record.segment import files
 
 
@@ -160,6 +162,36 @@ def test_journal_on_a_full_disk_goes_on_and_resumes_when_there_is_room(small_dis
     assert contents(small_disk)[-1] == "z" * 1000
     assert len(contents(small_disk)) == results.count(True) + 1
     assert sum("RECORDS ARE LOST" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_resume_mark_on_a_full_disk_is_written_before_the_first_row(small_disk, monkeypatch, is_mapped):
+    now = [0.0]
+    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: is_mapped)
+    session = hl.Recorder(small_disk, segment_bytes=8192)
+    for step in (1, 2, 3):
+        session.log(loss=1.0, step=step)
+    session.close()
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(512))
+    session = hl.Recorder(small_disk, segment_bytes=8192)
+    session.resume(1)
+    session.log(loss=2.0, step=2)
+    filler.unlink()
+    now[0] += 10
+    session.log(loss=2.0, step=3)
+    session.close()
+    found = [json.loads(line) for line in contents(small_disk / "journal")[3:]]
+    assert [record.get("name", record.get("step")) for record in found] == ["resume", "records_lost", 3]
+    assert [(record.step, record.values["loss"]) for record in metrics(small_disk)] == [(1, 1.0), (3, 2.0)]
+    assert (session.journal.lost, found[1]["data"]) == (1, {"count": 1})
+
+
+def metrics(run_dir):
+    return [record for record in hl.read(run_dir) if isinstance(record, Metrics)]
 
 
 def test_journal_where_files_cannot_be_preallocated_uses_plain_appends_and_says_so_once(tmp_path, caplog, monkeypatch):

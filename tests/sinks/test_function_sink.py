@@ -1,7 +1,9 @@
 """The sink `function`: a logger function, called once per row, whatever it does."""
 
+import contextlib
 import functools
 import math
+import subprocess
 
 import pytest
 
@@ -153,6 +155,52 @@ def test_function_killed_between_the_call_and_the_cursor_repeats_nothing_that_wa
     lock.let_go(first._lock)  # as death does
     rounds(tmp_path, flaky)
     assert flaky.calls == [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def ballast(tmp_path):
+    """A file that takes all room of the file system on which the cursors and places are written down."""
+    folder = tmp_path / "sinks"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small file system cannot be mounted: not root")
+    yield folder / "ballast"
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(ballast):
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+
+
+def test_function_on_a_full_disk_waits_and_gets_every_row_once(recorder, tmp_path, ballast):
+    function = Flaky()
+    delivery = rounds(tmp_path, function, 1)
+    fill(ballast)
+    log(recorder, range(1, 301))
+    for _ in range(20):
+        delivery.round()
+    while_full = len(function.calls)
+    ballast.unlink()
+    delivery.round()
+    assert (delivery.progress.status, function.calls) == ("ok", list(range(1, 301)))
+    assert while_full < 300
+
+
+def test_function_killed_while_the_disk_is_full_repeats_one_row_at_most(recorder, tmp_path, ballast):
+    function = Flaky()
+    delivery = rounds(tmp_path, function, 1)
+    fill(ballast)
+    log(recorder, range(1, 301))
+    for _ in range(20):
+        delivery.round()
+    ballast.unlink()
+    lock.let_go(tmp_path / "sinks" / "function.lock")  # as the death of its process does
+    rounds(tmp_path, function)
+    assert list(dict.fromkeys(function.calls)) == list(range(1, 301))
+    assert len(function.calls) <= 301
 
 
 def test_function_place_file_stays_small_and_a_cut_line_in_it_does_no_harm(recorder, tmp_path, monkeypatch):

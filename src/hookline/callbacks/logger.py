@@ -2,7 +2,8 @@
 
 The metrics themselves are recorded by the loop. The lines go to the standard library's logger
 ``hookline.training`` at level INFO, with the mean of each metric over all values since the line before, not
-only the last one. Values that are still on a device are not waited for: their line comes when they have
+only the last one. Where nobody has set up logging, they are shown on the console (``sys.stderr``) for as long as the
+training takes. Values that are still on a device are not waited for: their line comes when they have
 arrived, in its place and with its step.
 """
 
@@ -60,8 +61,11 @@ class LoggerCallback(Callback):
         self._waiting: deque[dict[str, Any] | _Line] = deque()
         self._line_due = False
         self._gradients_at: int | None = None
+        self._console: _Console | None = None
 
     def on_train_start(self, loop: LoopState, /) -> None:
+        if self.log_metrics and not training.hasHandlers():
+            self._console = _Console()
         if self.log_metrics and not training.isEnabledFor(logging.INFO):
             logger.warning(
                 "logger: the lines of 'hookline.training' have level INFO, which is switched off. "
@@ -116,6 +120,9 @@ class LoggerCallback(Callback):
         if self.log_every_n_steps is not None:
             self._waiting.append(_Line(_counted("step", loop.step, loop.num_steps), self._of_steps))
         self._work_off(at_most=0)
+        if self._console is not None:
+            self._console.close()
+            self._console = None
 
     def _record_gradients(self, loop: LoopState, optimizer: Any, *, step: int) -> None:
         gradients = gradients_by_name(loop, optimizer)
@@ -136,6 +143,24 @@ class LoggerCallback(Callback):
                 self._of_steps.add(row)
                 self._of_epochs.add(row)
             self._waiting.popleft()
+
+
+class _Console(logging.Handler):
+    """Shows the lines on the console of a program that has not set up logging, until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._level_before = training.level
+        training.addHandler(self)
+        training.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")  # as it is at the moment: a progress bar may stand in for it
+
+    def close(self) -> None:
+        training.removeHandler(self)
+        training.setLevel(self._level_before)
+        super().close()
 
 
 class _Means:

@@ -94,12 +94,14 @@ class LiveBars:
         self._streams.redirect()
 
     def show(self, progress: "Progress") -> None:
+        """Let the bars say this from now on."""
         self._progress = progress
         if self._draws_itself and (progress.has_ended or progress.time - self._drawn >= 1 / DRAWS_PER_SECOND):
             self._drawn = progress.time
             self._live.refresh()
 
     def close(self) -> None:
+        """Leave the last bars where they are, and give standard output and error back."""
         self._streams.restore()
         with contextlib.suppress(OSError):  # the terminal is gone
             self._live.stop()
@@ -119,6 +121,7 @@ class Lines:
         self.show(progress)
 
     def show(self, progress: "Progress") -> None:
+        """Print a line, if it is time for one."""
         if progress.has_ended or progress.time - self._printed >= LINE_SECONDS:
             self._printed = progress.time
             line = "  ".join(_words(progress))

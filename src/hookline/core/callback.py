@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hookline.core.moment import catalogue, repeats
+from hookline.core.moment import catalogue, lenient, repeats
 from hookline.core.subscriber import Subscriber
 
 if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
@@ -100,91 +100,117 @@ class Callback(Subscriber):
 
     # Arguments are positional-only so that a subclass may name them as its framework does.
 
+    @lenient
     def on_experiment_start(self, ctx: LogContext, /) -> Returned:
         """Once, before any arm. A logger creates the experiment's record: ``ctx.ids['experiment_id']``."""
 
+    @lenient
     def on_group_start(self, ctx: LogContext, group_name: str, /) -> Returned:
         """When a group of runs (repeats or stages) begins. A logger sets ``ctx.ids[f'group:{group_name}']``."""
 
+    @lenient
     def on_run_start(self, ctx: LogContext, /) -> Returned:
         """Before a run trains; ``ctx.run_config`` is set. A logger sets ``ctx.ids['run_id']``."""
 
+    @lenient
     def on_train_start(self, loop: LoopState, /) -> Returned:
         """Once, before the first step."""
 
+    @lenient
     def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> Returned:
         """After a checkpoint was loaded; the loop's counters are those of the checkpoint."""
 
+    @lenient
     def on_train_epoch_start(self, loop: LoopState, /) -> Returned:
         """Before the first step of an epoch."""
 
+    @lenient
     @repeats("step_idx + 1", axis="rollout")
     def on_rollout_start(self, loop: LoopState, step_idx: int, lesson_id: str | None, /) -> Returned:
         """Before completions are generated for a rollout step."""
 
+    @lenient
     @repeats("step_idx + 1", axis="rollout")
     def on_rollout_end(self, loop: LoopState, step_idx: int, rollouts: Any, /) -> Returned:
         """After completions were generated and scored."""
 
+    @lenient
     def on_weights_update(self, loop: LoopState, version: int, /) -> Returned:
         """After new weights arrived in a loop that generates."""
 
+    @lenient
     @repeats("step_idx + 1")
     def on_step_start(self, loop: LoopState, step_idx: int, /) -> Returned:
         """Before a step (one optimizer update) begins; ``step_idx`` counts from 0."""
 
+    @lenient
     @repeats("loop.step + 1")
     def on_train_batch_start(self, loop: LoopState, batch: Any, batch_idx: int, /) -> Returned:
         """Before one forward and backward pass; ``batch_idx`` counts from 0 in each epoch."""
 
+    @lenient
     @repeats("loop.step + 1")
     def on_train_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> Returned:
         """After one forward and backward pass; ``outputs`` is what it gave, e.g. ``{"loss": ...}``."""
 
+    @lenient
     @repeats("loop.step + 1")
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> Returned:
         """Gradients are complete and not clipped yet, the optimizer has not moved."""
 
+    @lenient
     @repeats("step_idx + 1")
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> Returned:
         """After a step, before its row is written: what is logged or returned here lands in that row."""
 
+    @lenient
     @repeats("step")
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> Returned:
         """After a row of metrics was written; ``step`` is the completed count it belongs to."""
 
+    @lenient
     def on_validation_start(self, loop: LoopState, /) -> Returned:
         """Before a validation."""
 
+    @lenient
     def on_validation_epoch_start(self, loop: LoopState, /) -> Returned:
         """Before the first batch of a pass over the validation data."""
 
+    @lenient
     @repeats("batch_idx + 1", axis="validation")
     def on_validation_batch_start(self, loop: LoopState, batch: Any, batch_idx: int, /) -> Returned:
         """Before a validation batch."""
 
+    @lenient
     @repeats("batch_idx + 1", axis="validation")
     def on_validation_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> Returned:
         """After a validation batch."""
 
+    @lenient
     def on_validation_epoch_end(self, loop: LoopState, /) -> Returned:
         """After the last validation batch; ``loop.get_metric("val/loss")`` is the one of this validation."""
 
+    @lenient
     def on_validation_end(self, loop: LoopState, /) -> Returned:
         """After a validation."""
 
+    @lenient
     def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> Returned:
         """After an evaluator finished inside the loop, with its metrics; once per evaluator."""
 
+    @lenient
     def on_checkpoint(self, loop: LoopState, row: ManifestRow, /) -> Returned:
         """After a checkpoint was saved and its manifest row written."""
 
+    @lenient
     def on_train_epoch_end(self, loop: LoopState, /) -> Returned:
         """After the last step of an epoch."""
 
+    @lenient
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> Returned:
         """Once, after an orderly end: all steps done, or a stop that was asked for."""
 
+    @lenient
     def on_exception(self, loop: LoopState, error: BaseException, /) -> Returned:
         """Instead of `on_train_end`, when an error or an interrupt ends the training."""
 
@@ -199,12 +225,15 @@ class Callback(Subscriber):
     ) -> Returned:
         """After a benchmark was scored: in the loop with the step, after training with ``step=None``."""
 
+    @lenient
     def on_run_end(self, ctx: LogContext, run_result: RunResult, arm: ArmResult, /) -> Returned:
         """After a run and its benchmarks; ``ctx.status`` and ``ctx.error`` are set."""
 
+    @lenient
     def on_group_end(self, ctx: LogContext, group_name: str, /) -> Returned:
         """After the last run of a group."""
 
+    @lenient
     def on_experiment_end(self, ctx: LogContext, result: ExperimentResult, /) -> Returned:
         """Once, after the last arm."""
 

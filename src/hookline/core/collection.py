@@ -10,7 +10,7 @@ replaces it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.errors import MomentError
@@ -21,11 +21,19 @@ from hookline.core.registry import REGISTRY
 from hookline.core.roster import Member, Newcomer, Roster
 from hookline.core.subscriber import Subscriber, configured
 
+if TYPE_CHECKING:
+    from hookline.core.fired import Fired
+else:
+
+    class Fired:
+        """Nothing more than what `Callback` has: type checkers are told that moments are called with all arguments."""
+
+
 _WRAPPED = ("transformers", "lightning", "pytorch_lightning", "keras")
 """Frameworks whose callbacks `hl.wrap` makes subscribers of."""
 
 
-class CallbackCollection(Roster, Callback):
+class CallbackCollection(Roster, Fired, Callback):
     """An ordered set of subscribers; see the module.
 
     Args:
@@ -107,10 +115,6 @@ class CallbackCollection(Roster, Callback):
     def move_to_position(self, reference: Any, index: int) -> None:
         """Make a subscriber run at this place, counted as in a list."""
         self.place(reference, index)
-
-    def name_of(self, reference: Any) -> str:
-        """The unique name that a subscriber goes by here."""
-        return self._meant(reference)[0].name
 
     def names(self) -> list[str]:
         """The subscribers' names, in the order in which they run."""

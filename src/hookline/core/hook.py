@@ -72,7 +72,12 @@ class Hook(Subscriber, ABC):
 
 
 class PeriodicHook(Hook):
-    """Runs every ``frequency`` steps, after the first ``start_step`` of them."""
+    """Runs every ``frequency`` steps, after the first ``start_step`` of them.
+
+    Args:
+        frequency: In steps.
+        start_step: How many steps to leave out at the beginning.
+    """
 
     def __init__(self, frequency: int, start_step: int = 0) -> None:
         try:
@@ -123,7 +128,11 @@ class CompositeHook(Hook):
 
 @register("logging_hook")
 class LoggingHook(PeriodicHook):
-    """Logs where the worker is: the step, the lesson, and the numbers in the context's metadata."""
+    """Logs where the worker is: the step, the lesson, and the numbers in the context's metadata.
+
+    Args:
+        level: Of the lines, as the standard library counts them.
+    """
 
     def __init__(self, frequency: int = 100, start_step: int = 0, *, level: int = logging.INFO) -> None:
         super().__init__(frequency, start_step)
@@ -251,7 +260,9 @@ def _rebuild(policy: Policy, members: list[Member]) -> HookManager:
     return manager
 
 
-_ASKED = Moment("asked", ("context",), axis="hook", count="context.step")
+ASKED = "asked"
+"""The moment of a `HookManager`: it asks its hooks whether they are due."""
+_ASKED = Moment(ASKED, ("context",), axis="hook", count="context.step")
 
 
 class _HookRoster(Roster):

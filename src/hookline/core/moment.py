@@ -10,7 +10,7 @@ cadence check.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,6 +55,42 @@ def repeats(count: str, *, axis: str = "train") -> Callable[[F], F]:
         return function
 
     return mark
+
+
+S = TypeVar("S")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+R = TypeVar("R")
+
+
+@overload
+def lenient(
+    function: Callable[[S, A, B, C, D], R],
+) -> (
+    Callable[[Any, A, B, C, D], R]
+    | Callable[[Any, A, B, C], R]
+    | Callable[[Any, A, B], R]
+    | Callable[[Any, A], R]
+    | Callable[[Any], R]
+): ...
+@overload
+def lenient(
+    function: Callable[[S, A, B, C], R],
+) -> Callable[[Any, A, B, C], R] | Callable[[Any, A, B], R] | Callable[[Any, A], R] | Callable[[Any], R]: ...
+@overload
+def lenient(
+    function: Callable[[S, A, B], R],
+) -> Callable[[Any, A, B], R] | Callable[[Any, A], R] | Callable[[Any], R]: ...
+@overload
+def lenient(function: Callable[[S, A], R]) -> Callable[[Any, A], R] | Callable[[Any], R]: ...
+def lenient(function: Any) -> Any:
+    """Tell type checkers that who overrides a moment may leave off trailing arguments; otherwise nothing changes.
+
+    A union is what they need for that: a method is compatible with it if it is so with one of its parts.
+    """
+    return function
 
 
 def catalogue(owner: type) -> Mapping[str, Moment]:

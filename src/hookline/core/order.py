@@ -18,11 +18,19 @@ class Placed(Protocol):
     """What can be arranged: something with a unique name, the object behind it, and its options."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that no other one has."""
+        ...
+
     @property
-    def subscriber(self) -> Any: ...
+    def subscriber(self) -> Any:
+        """The object behind it."""
+        ...
+
     @property
-    def options(self) -> Options: ...
+    def options(self) -> Options:
+        """What it was added with."""
+        ...
 
 
 def matches(entry: Placed, reference: Reference) -> bool:

@@ -13,8 +13,13 @@ from typing import Protocol
 class Joinable(Protocol):
     """A running thread, as far as the engine needs it."""
 
-    def join(self, timeout: float | None = None) -> None: ...
-    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for it to end, at most so many seconds."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        ...
 
 
 def start_thread(target: Callable[[], None], name: str) -> Joinable:

@@ -9,7 +9,7 @@ that nested rosters are compiled flat, so that a group costs no more than its me
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -67,6 +67,8 @@ class Roster:
         self._left: list[Entry] = []
         self._compiled: dict[str, Compiled] = {}
         self._parents: weakref.WeakSet[Roster] = weakref.WeakSet()
+        self.on_change: Callable[[], None] | None = None
+        """Called after who runs, or in which order, changed here or in a group."""
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -302,6 +304,7 @@ class Roster:
     def _commit(self, preferred: list[Entry], arranged: list[Entry]) -> None:
         self._preferred, self._entries = preferred, arranged
         self._invalidate()
+        self._tell_change()
 
     def _invalidate(self) -> None:
         """Forget the compiled moments, here and wherever this roster is nested; firings under way run on."""
@@ -312,6 +315,12 @@ class Roster:
             self._compiled = {}
         for parent in list(self._parents):
             parent._invalidate()
+
+    def _tell_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+        for parent in list(self._parents):
+            parent._tell_change()
 
     def _credit(self) -> None:
         for compiled in self._compiled.values():
@@ -375,6 +384,7 @@ class Roster:
                 meter.sample(ns)
             if self.health.failed(leaf, moment, subject, error):
                 self._invalidate()
+                self._tell_change()
 
     def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: BaseException, ns: int | None) -> None:
         """The error of an earlier call has been noted already; one of the hand-over itself has not."""

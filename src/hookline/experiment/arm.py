@@ -1,12 +1,15 @@
 """`Arm`: a name and something that trains."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hookline.core.errors import HooklineError, OptionError
 from hookline.experiment.changes import changed
+from hookline.experiment.description import describe
 from hookline.experiment.recipes.recipe import Recipe, recipe_for
+from hookline.experiment.stage import Stage
+from hookline.record.tags import checked_tags
 
 _NAME = re.compile(r"[^/\\\x00-\x1f]+")
 LONGEST_NAME = 150
@@ -33,6 +36,9 @@ class Arm:
         train: A function ``(ctx, run)`` that trains with the configuration, which is ``run.config``.
         answers: What answers benchmarks: a function of the loop that was trained, which returns a policy or a
             function of a list of prompts. Language models that are trained by configuration answer by themselves.
+        tags: Short words that its runs are found by.
+        stages: What trains in a stage of the experiment, by the stage's name, where that is another training than the
+            arm's own: ``{"grpo": RLConfig(...)}``. An `Arm` where it has parts of its own.
         parts: The further arguments of what trains. What is given as a function is called anew for each run.
     """
 
@@ -43,6 +49,8 @@ class Arm:
         *,
         train: Callable[..., Any] | None = None,
         answers: Callable[[Any], Any] | None = None,
+        tags: Iterable[str] = (),
+        stages: Mapping[str, Any] | None = None,
         **parts: Any,
     ) -> None:
         if not _is_name(name):
@@ -54,9 +62,11 @@ class Arm:
             raise OptionError(f"Arm({name!r}, train={train!r}): give a function (ctx, run).")
         self.name, self.config, self._answers, self._parts = name, config, answers, parts
         try:
+            self.tags = checked_tags(tags)
             self.recipe: Recipe | None = recipe_for(config, train, parts, answers)
         except HooklineError as error:
             raise OptionError(f"Arm {name!r}: {error}") from error
+        self._stages = _stage_arms(name, stages)
 
     def __repr__(self) -> str:
         return f"Arm({self.name!r})"
@@ -65,7 +75,8 @@ class Arm:
         """The same arm with a function that trains it, unless it has one already."""
         if self.recipe is not None:
             return self
-        return Arm(self.name, self.config, train=train, answers=self._answers, **self._parts)
+        kept: dict[str, Any] = {"answers": self._answers, "tags": self.tags, "stages": self._stages}
+        return Arm(self.name, self.config, train=train, **kept, **self._parts)
 
     def changed(self, name: str, changes: Mapping[str, Any]) -> "Arm":
         """Another arm, with other settings.
@@ -85,6 +96,29 @@ class Arm:
             raise OptionError(f"Arm {name!r}: {error}") from error
         return arm
 
+    @property
+    def own_stages(self) -> list[str]:
+        """The names of the stages in which another training takes its place."""
+        return list(self._stages)
+
+    def in_stage(self, stage: Stage) -> "Arm":
+        """What trains in a stage: the arm, or what it has for that stage, with the changes of the stage."""
+        arm = self._stages.get(stage.name, self)
+        return arm.changed(self.name, stage.changes) if stage.changes else arm
+
+    def describe(self) -> dict[str, Any]:
+        """What trains it, its stages included, as it is written down and compared when it is taken up."""
+        stages = {name: arm.required_recipe().describe() for name, arm in self._stages.items()}
+        return {**self.required_recipe().describe(), **({"stages": stages} if stages else {})}
+
+    def settings(self) -> Any:
+        """Its settings in plain values, with those of its stages under ``stages``."""
+        own = describe(self.required_recipe().config)
+        if not self._stages:
+            return own
+        stages = {name: describe(arm.required_recipe().config) for name, arm in self._stages.items()}
+        return {**(own if isinstance(own, dict) else {"config": own}), "stages": stages}
+
     def required_recipe(self) -> Recipe:
         """What trains it.
 
@@ -97,3 +131,14 @@ class Arm:
                 "configuration of SFT or RL, a function (ctx, run), or the Experiment train=function."
             )
         return self.recipe
+
+
+def _stage_arms(name: str, given: Any) -> dict[str, Arm]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise OptionError(f"Arm({name!r}, stages={given!r:.120}): give what trains in each stage, by the stage's name.")
+    stages = {stage: value if isinstance(value, Arm) else Arm(name, value) for stage, value in given.items()}
+    for arm in stages.values():
+        arm.required_recipe()
+    return stages

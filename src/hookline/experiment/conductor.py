@@ -78,6 +78,7 @@ class Conductor:
         self._told: dict[str, LogContext] = {}
         self._open_groups: set[str] = set()
         self._of_arm = _by_arm(work.runs)
+        self._positions = {arm: position for position, arm in enumerate(self._of_arm)}
         self._unfinished = {arm: len(runs) for arm, runs in self._of_arm.items()}
         self.stop_reason: str | None = None
         self._signals = StopSignals(self._request_stop)
@@ -210,7 +211,7 @@ class Conductor:
             "run_key": planned.key,
         }
         experiment |= {"group_id": ctx.ids[f"group:{planned.arm}"], "arm": planned.arm, "repeat": planned.repeat}
-        experiment |= {"stage": planned.stage, "seed": planned.seed}
+        experiment |= {"stage": planned.stage, "seed": planned.seed, "position": self._positions[planned.arm]}
         start = planned.start_from
         return Assignment(
             planned=planned,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from hookline.core.errors import HooklineError, OptionError
+from hookline.core.errors import HooklineError, OptionError, closest
 from hookline.core.state import ArmResult, LogContext, RunResult
 from hookline.experiment.arm import Arm
 from hookline.experiment.benchmark import checked_benchmark, make_benchmarks
@@ -25,7 +25,7 @@ from hookline.experiment.executors.executor import Executor, make_executor
 from hookline.experiment.job import Assignment
 from hookline.experiment.plan import PlannedRun, planned_runs
 from hookline.experiment.results.result import ExperimentResult
-from hookline.experiment.stage import checked_stages
+from hookline.experiment.stage import Stage, checked_stages
 from hookline.experiment.store import ExperimentStore
 from hookline.experiment.subscribers import Subscribers, subscriber_entries
 from hookline.loops import rng
@@ -86,6 +86,7 @@ class Experiment:
         self.metric, self.mode = metric, mode
         self.arms = _checked_arms(arms, train)
         self.stages = checked_stages(stages)
+        _check_own_stages(self.arms, self.stages)
         self.benchmarks = _checked_benchmarks(benchmarks)
         self.callbacks = subscriber_entries(callbacks)
         self.sinks = _checked_sinks(sinks)
@@ -157,7 +158,7 @@ class Experiment:
 
     def describe(self) -> dict[str, Any]:
         """What it is, in plain values, as it is written down."""
-        arms = {arm.name: arm.required_recipe().describe() for arm in self.arms}
+        arms = {arm.name: arm.describe() for arm in self.arms}
         stages = [describe({"name": s.name, "start_from": s.start_from, "changes": s.changes}) for s in self.stages]
         benchmarks = {benchmark.name: _settings(benchmark) for benchmark in self.benchmarks}
         return {"arms": arms, "repeats": self.repeats, "stages": stages, "benchmarks": benchmarks}
@@ -175,9 +176,7 @@ class Experiment:
         of_arm: dict[str, list[Any]] = {arm.name: [] for arm in self.arms}
         for planned in self._runs:
             of_arm[planned.arm].append(conductor.results.get(planned.key) or self._unfinished(planned))
-        arms = [
-            ArmResult(arm.name, describe(arm.required_recipe().config), tuple(of_arm[arm.name])) for arm in self.arms
-        ]
+        arms = [ArmResult(arm.name, arm.settings(), tuple(of_arm[arm.name])) for arm in self.arms]
         failed = any(result.status in ("failed", "skipped") for result in conductor.results.values())
         status = "stopped" if conductor.stop_reason is not None else "failed" if failed else "completed"
         about = {"metric": self.metric, "direction": self.mode}
@@ -222,6 +221,15 @@ def _checked_arms(given: Any, train: Callable[..., Any] | None) -> list[Arm]:
             raise OptionError(f"arms: two are called {arm.name!r}. Give each a name of its own.")
         seen.add(arm.name)
     return arms
+
+
+def _check_own_stages(arms: Sequence[Arm], stages: Sequence[Stage]) -> None:
+    """Refuse what an arm has for a stage that there is not: nothing would ever train it."""
+    known = [stage.name for stage in stages]
+    for arm in arms:
+        for name in arm.own_stages:
+            if name not in known:
+                raise OptionError(f"Arm {arm.name!r}: stages={name!r}: no such stage. {closest(str(name), known)}")
 
 
 def _write_report(result: ExperimentResult) -> None:

@@ -22,13 +22,17 @@ from hookline.experiment.evaluation import EvaluationStopped, evaluate
 from hookline.experiment.messages import Message, Outcome, Progress, Scored
 from hookline.experiment.plan import PlannedRun
 from hookline.experiment.progress_reports import ProgressReports
+from hookline.experiment.recorded_result import RecordedResult
 from hookline.experiment.results.failures import last_line
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
 from hookline.loops.run_record import BENCHMARK_AXIS
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
+from hookline.loops.trainer_config import TrainerConfig
 from hookline.record import run_directory
+from hookline.record.records import RUN_RESULT
+from hookline.record.tags import checked_tags
 
 logger = logging.getLogger("hookline")
 
@@ -65,6 +69,7 @@ class Assignment:
 
     @property
     def key(self) -> str:
+        """The run's key, as it was planned."""
         return self.planned.key
 
 
@@ -110,6 +115,8 @@ class Job:
         self._subject: Callable[[], Any] = lambda: None
         self._evals: list[EvalResult] = []
         self._failed_evals: dict[str, str] = {}
+        self._began = 0.0
+        self._seconds: float | None = None
 
     def callbacks(self, given: Any = ()) -> CallbackCollection:
         """The subscribers of the run: those of its arm, and those of the experiment."""
@@ -135,7 +142,7 @@ class Job:
 
     def carry_out(self) -> Outcome:
         """Train and score, and say what came of it."""
-        began, error = time.perf_counter(), None
+        self._began, error = time.perf_counter(), None
         try:
             with rng.seeded(self.seed):
                 self._train()
@@ -143,7 +150,7 @@ class Job:
             if isinstance(failure, KeyboardInterrupt) or (self._is_interrupted() and isinstance(failure, SystemExit)):
                 raise
             error = failure
-        result = self._told_end(self._result(error, time.perf_counter() - began))
+        result = self._told_end(self._result(error))
         signal = None if self._session is None else self._session.signal
         return Outcome(self.run_key, result, dict(self.ctx.ids), signal)
 
@@ -173,8 +180,15 @@ class Job:
         if not (self.directory / run_directory.FACTS).is_file():
             home = self.directory.parent
             facts = {"name": self.run_key, "project": home.name, "config": self._assignment.planned.recipe.describe()}
-            facts |= {"parents": self.ctx.ids, **self._assignment.facts}
+            facts |= {"parents": self.ctx.ids, **self._assignment.facts, **self._tags()}
             run_directory.create(home.parent, home.name, facts, run_id=self.directory.name)
+
+    def _tags(self) -> dict[str, list[str]]:
+        """The tags of the arm and of its settings, where it has any."""
+        planned = self._assignment.planned
+        config = planned.recipe.config
+        tags = checked_tags([*planned.tags, *(config.tags if isinstance(config, TrainerConfig) else ())])
+        return {"tags": list(tags)} if tags else {}
 
     def _wait_for_another_process(self) -> None:
         """Let the process of an earlier attempt die, if it was just killed; what lives on is an error later."""
@@ -223,6 +237,14 @@ class Job:
                 self._evals.append(scored[0])
                 self._record(session, *scored, FINAL)
                 self._announce(*scored, None)
+        self._record_result(session)
+
+    def _record_result(self, session: Session) -> None:
+        """Record what the run came to while that is possible: wherever the journal goes, it is known then."""
+        self._seconds = time.perf_counter() - self._began  # what it takes to close sinks is no part of it
+        if session.recorder is not None:
+            session.recorder.flush()  # what comes from a device belongs before it
+            session.recorder.event(RUN_RESULT, step=session.step, **RecordedResult.data_of(self._result(None)))
 
     def _scored(self, benchmark: Any, should_stop: Callable[[], bool]) -> Predicted | None:
         try:
@@ -265,7 +287,7 @@ class Job:
             self._session.signal is not None or is_signal(self._session.stop_reason or "")
         )
 
-    def _result(self, error: BaseException | None, seconds: float) -> RunResult:
+    def _result(self, error: BaseException | None) -> RunResult:
         session, planned = self._session, self._assignment.planned
         status = "failed" if error is not None else "stopped" if self._is_interrupted() else "completed"
         if session is not None:
@@ -277,7 +299,7 @@ class Job:
             evals=tuple(self._evals),
             artifacts=None if session is None else session.artifacts(),
             error=self._why(error),
-            seconds=seconds,
+            seconds=time.perf_counter() - self._began if self._seconds is None else self._seconds,
             failed_evals=dict(self._failed_evals),
             repeat=planned.repeat,
             stage=planned.stage,

@@ -16,6 +16,7 @@ class PlannedRun:
     Attributes:
         key: Its name in the experiment, and that of its directory.
         after: The run that has to be complete before.
+        tags: What its arm is found by.
         start_from: The run, or the checkpoint's directory, whose weights it starts with.
     """
 
@@ -27,6 +28,7 @@ class PlannedRun:
     stage: str | None = None
     after: str | None = None
     start_from: str | Path | None = None
+    tags: tuple[str, ...] = ()
 
 
 def planned_runs(arms: Sequence[Arm], repeats: int, stages: Sequence[Stage]) -> list[PlannedRun]:
@@ -42,23 +44,23 @@ def _runs_of(arm: Arm, repeat: int, stages: Sequence[Stage]) -> list[PlannedRun]
     recipe = arm.required_recipe()
     key, seed = f"{arm.name}-r{repeat}", recipe.seed + repeat
     if not stages:
-        return [PlannedRun(key, arm.name, repeat, seed, recipe)]
+        return [PlannedRun(key, arm.name, repeat, seed, recipe, tags=arm.tags)]
     keys = {stage.name: f"{key}-s{index}" for index, stage in enumerate(stages)}
     runs: list[PlannedRun] = []
     for stage in stages:
         before = runs[-1].key if runs else None
         start = _start(stage, keys, before)
-        changed = arm.changed(arm.name, stage.changes).required_recipe() if stage.changes else recipe
         runs.append(
             PlannedRun(
                 keys[stage.name],
                 arm.name,
                 repeat,
                 seed,
-                changed,
+                arm.in_stage(stage).required_recipe(),
                 stage=stage.name,
                 after=start if isinstance(start, str) else None,
                 start_from=start,
+                tags=arm.tags,
             )
         )
     return runs

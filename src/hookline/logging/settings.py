@@ -24,7 +24,14 @@ _WORD = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """Which categories of metrics are recorded."""
+    """Which categories of metrics are recorded.
+
+    Args:
+        reward_metrics: What `log_reward_metrics` is given.
+        generation_metrics: What `log_generation_metrics` is given.
+        validation_metrics: What `log_validation_metrics` is given.
+        resource_metrics: What `log_memory_usage` measures.
+    """
 
     reward_metrics: bool = True
     generation_metrics: bool = True

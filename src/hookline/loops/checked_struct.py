@@ -1,6 +1,6 @@
 """`CheckedStruct`: settings whose types are checked when they are made in Python, not only when read from a file."""
 
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -10,10 +10,12 @@ from hookline.core.errors import OptionError, closest
 class _NamesChecked(msgspec.StructMeta):
     """Makes a setting that does not exist an error that suggests another."""
 
-    def __call__(self, *args: Any, **settings: Any) -> Any:
-        for name in settings.keys() - set(self.__struct_fields__):
-            raise OptionError(f"{self.__name__} has no {name!r}. {closest(name, self.__struct_fields__)}")
-        return super().__call__(*args, **settings)
+    if not TYPE_CHECKING:  # to whom a call is that of the struct's own constructor
+
+        def __call__(self, *args: Any, **settings: Any) -> Any:
+            for name in settings.keys() - set(self.__struct_fields__):
+                raise OptionError(f"{self.__name__} has no {name!r}. {closest(name, self.__struct_fields__)}")
+            return super().__call__(*args, **settings)
 
 
 class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True, metaclass=_NamesChecked):

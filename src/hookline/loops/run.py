@@ -28,8 +28,8 @@ class Run(Session):
     """Drives a loop of your own, as ``hl.run(...)``: a context that fires the moments of training around it.
 
     Args:
-        name, project, root, callbacks, sinks, config, resume, strict, summary, delivery, drain_seconds: As for every
-            `Session`.
+        name, project, root, callbacks, sinks, config, tags, resume, strict, summary, delivery, drain_seconds: As for
+            every `Session`.
         save: Called with a checkpoint's directory to write the model and what else belongs to it.
         load: Called with a checkpoint's directory to read it back.
     """
@@ -43,6 +43,7 @@ class Run(Session):
         callbacks: Iterable[Any] = (),
         sinks: Iterable[Any] = (),
         config: Any = None,
+        tags: Iterable[str] = (),
         resume: str | Path | None = None,
         save: Callable[[Path], object] | None = None,
         load: Callable[[Path], object] | None = None,
@@ -58,6 +59,7 @@ class Run(Session):
             callbacks=callbacks,
             sinks=sinks,
             config=config,
+            tags=tags,
             resume=resume,
             strict=strict,
             summary=summary,

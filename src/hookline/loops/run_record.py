@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hookline.core.errors import CheckpointError, HooklineError, UnknownNameError
 from hookline.core.policy import Failure
 from hookline.loops import checkpoint
+from hookline.loops.hook_record import HookRecord
 from hookline.loops.peers import Peers, forget
 from hookline.record import run_directory
 from hookline.record.recorder import Recorder
@@ -41,7 +42,10 @@ def begin(run: "Session") -> None:
         run_directory.hold(directory)
     run.output_dir = run.ctx.output_dir = directory
     recorder = run.recorder = Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
-    run.callbacks.health.on_failure = partial(_record_failure, recorder)
+    run.callbacks.health.on_failure = partial(record_failure, recorder)
+    run.hook_record = HookRecord(recorder, lambda: run.step)
+    if run.rank == 0:
+        run.hook_record.follow(run.callbacks)
     if run.world_size > 1:
         run.peers = Peers(directory, run.rank, partial(recorder.status, "failed"))
         run.peers.watch()
@@ -61,6 +65,8 @@ def end(run: "Session", word: str) -> None:
     if run.recorder is None or run.output_dir is None:
         return
     run.recorder.flush()
+    if run.hook_record is not None:
+        run.hook_record.close(run.callbacks)
     if run.stop_reason is not None:
         run.recorder.event("stop", step=run.step, reason=run.stop_reason)
     run.recorder.status(word, run.ctx.error or run.stop_reason or "", step=run.step)
@@ -73,6 +79,7 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
         directory, saved = _find(run, root) if run.resume_from is not None else (None, None)
         if directory is None:
             facts = {"name": run.name, "project": run.project, "config": run.config, "parents": run.ctx.ids}
+            facts |= {"tags": list(run.tags)} if run.tags else {}
             directory = run_directory.create(root, run.project, facts)
         forget(directory)
     except HooklineError as error:
@@ -123,7 +130,8 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
         recorder.resume(run.step)
 
 
-def _record_failure(recorder: Recorder, failure: Failure) -> None:
+def record_failure(recorder: Recorder, failure: Failure) -> None:
+    """Record that a subscriber failed."""
     error = f"{type(failure.error).__name__}: {failure.error}"
     facts = {"subscriber": failure.subscriber, "moment": failure.moment, "disabled": failure.disabled}
     recorder.event("hook_error", step=failure.step, error=error, **facts)

@@ -20,6 +20,7 @@ from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import collect, copied
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops import checkpoint, run_record
+from hookline.loops.hook_record import HookRecord
 from hookline.loops.loop import Loop
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
 from hookline.loops.peers import Peers
@@ -27,6 +28,7 @@ from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.record.device import defer
 from hookline.record.recorder import whole_step
+from hookline.record.tags import checked_tags
 
 if TYPE_CHECKING:
     from hookline.record.delivery import SinkState
@@ -45,6 +47,7 @@ class Session(Loop):
         sinks: Where the record is delivered to: names such as ``"csv"`` and ``"tensorboard"``, mappings
             ``{"wandb": {"project": "mine"}}``, sinks, or functions ``(report_data, step)``.
         config: Kept as ``run.config`` and ``run.ctx.run_config``.
+        tags: Short words that the run is found by in lists, on the page and in SQL.
         resume: Take up an earlier run: its id or directory, a checkpoint's directory, ``"last"`` for the latest
             of this name that has a checkpoint, or ``"auto"`` for the latest of this name that neither finished
             nor is running, if there is one.
@@ -63,6 +66,7 @@ class Session(Loop):
         callbacks: Iterable[Any] = (),
         sinks: Iterable[Any] = (),
         config: Any = None,
+        tags: Iterable[str] = (),
         resume: str | Path | None = None,
         strict: bool = False,
         summary: bool = True,
@@ -79,6 +83,7 @@ class Session(Loop):
         self.project, self.root = project, root
         self.resume_from = resume
         self.config = config
+        self.tags = checked_tags(tags)
         self.state = "created"
         self.checkpoints: list[ManifestRow] = []
         self.seconds = 0.0
@@ -89,6 +94,7 @@ class Session(Loop):
         """The signal that asked for a stop, if one did; there may have been another reason before."""
         self.agreement = Agreement()
         self.peers: Peers | None = None
+        self.hook_record: HookRecord | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._loaded: ManifestRow | None = None
         self.resumed_from: Path | None = None
@@ -157,6 +163,8 @@ class Session(Loop):
         if self.recorder is not None:
             num_steps, num_epochs = self.num_steps, self.num_epochs
             self.recorder.status("running", step=self.step, num_steps=num_steps, num_epochs=num_epochs)
+        if self.hook_record is not None:
+            self.hook_record.open()
         self.callbacks.on_train_start(self)
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None

@@ -102,6 +102,7 @@ class Trainer(Session):
             callbacks=subscribers(config, callbacks, custom_logger_fns, hook_fns),
             sinks=config.sinks,
             config=config,
+            tags=config.tags,
             resume=config.resume,
             strict=config.strict,
             summary=config.summary,

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from hookline.core.errors import OptionError
 from hookline.loops.backend import Precision
 from hookline.loops.checked_struct import CheckedStruct
+from hookline.record.tags import checked_tags
 
 Schedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
@@ -31,6 +32,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     Args:
         name: What the run is called; ``resume="auto"`` and ``resume="last"`` find it by this.
         project: The folder of ``output_dir`` that the run's directory lies in.
+        tags: Short words that the run is found by in lists, on the page and in SQL.
         output_dir: Where runs are recorded, each in a directory of its own; None records and saves nothing.
         epochs: How often to go over the data. This or ``max_steps`` is needed; with both, what comes first.
         max_steps: How many optimizer updates to make.
@@ -65,6 +67,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
 
     name: str = "train"
     project: str = "default"
+    tags: Sequence[str] = ()
     output_dir: str | None = "runs"
     epochs: int | None = None
     max_steps: int | None = None
@@ -99,6 +102,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         self.output_dir = str(self.output_dir) if isinstance(self.output_dir, Path) else self.output_dir
         self.resume = str(self.resume) if isinstance(self.resume, Path) else self.resume
         super().__post_init__()
+        self.tags = checked_tags(self.tags)
         at_least_one = ("epochs", "max_steps", "batch_size", "accumulation", "validate_every_steps")
         for name in (*at_least_one, "validate_every_epochs", "validation_batches"):
             self._require(name, 1, "a whole number of at least 1")

@@ -10,7 +10,8 @@ Guarantees of `append`:
 - It makes no system call, waits for no other thread's I/O, wakes nobody (but once per segment) and
   takes no memory that grows. A segment is allocated in full before it is mapped, so a full disk is
   an error at a known place and never a fault in the middle of a copy.
-- When there is no room, lines are counted as lost, loudly, and recording resumes when there is.
+- When there is no room, lines are counted as lost, loudly, and recording resumes when there is. What was
+  given to `append_surely` is then written first.
 
 One writer per file: each process has its own, also a forked child, which begins one of its own at
 its first line. Where preallocation is no guarantee (copy-on-write and network file systems, macOS)
@@ -134,6 +135,14 @@ class Journal:
             self._speak()
         return had_room
 
+    def append_surely(self, line: bytes) -> None:
+        """Write a line that what comes behind it depends on; with a full disk, as the first one when there is room."""
+        if not self.append(line):
+            with self._lock:
+                if not self._closed:
+                    self._owed.append(line)
+                    self.lost -= 1
+
     def _speak(self) -> None:
         """Log what there is to say, without the lock: a handler may hold its own and wait to append."""
         while self._to_say:
@@ -180,6 +189,7 @@ class Journal:
     def _begin(self) -> None:
         """Start as a new writer: at the beginning, and in a child after a fork."""
         self._to_close = []
+        self._owed: list[bytes] = []
         self.writer = f"{self._name}-{self.session:04d}-{os.getpid()}-{secrets.token_hex(3)}"
         self._numbers = itertools.count()
         self._segment = self._next = self._plain = self._full_since = self._keeper = None
@@ -194,11 +204,14 @@ class Journal:
             return False
         try:
             if self._plain is not None:
+                self._write_owed_plainly()
                 self._write_plainly(line)
                 return True
-            self._rotate(len(line) + 1)
+            self._rotate(len(line) + 1 + sum(len(owed) + 1 for owed in self._owed))
         except OSError as error:
             return self._note_full(error)
+        while self._owed:
+            self.append(self._owed.pop(0))
         if self._full_since is not None:
             self._note_room()
         return self.append(line)
@@ -310,6 +323,15 @@ class Journal:
             raise OSError(errno.ENOSPC, "the line did not fit")
         if self._full_since is not None:
             self._note_room()
+
+    def _write_owed_plainly(self) -> None:
+        while self._owed:
+            line = self._owed.pop(0)  # first: to write it may note that there is room, which appends
+            try:
+                self._write_plainly(line)
+            except OSError:
+                self._owed.insert(0, line)
+                raise
 
     def _note_full(self, error: OSError) -> bool:
         was_full, self._full_since = self._full_since is not None, time.monotonic()  # first: the log may lead here

@@ -189,7 +189,8 @@ def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
     for file in files(Path(run_dir) / JOURNAL):
         if file.name == name:
             for line, _ in lines(file.path):
-                last = _decoded(line) if b'"kind":"status"' in line else last
+                found = _decoded(line) if b'"kind":"status"' in line else None
+                last = found if isinstance(found, Status) else last
     return last
 
 
@@ -239,7 +240,7 @@ def marks_of(found: Iterable[File]) -> Marks:
 
 def _note(marks: Marks, file: File, record: Any) -> None:
     if is_resume(record):
-        for axis, step in record.data.get("steps", {}).items():
+        for axis, step in resumed_steps(record).items():
             marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
     elif isinstance(record, Metrics) and record.axis == "eval":
         for name in record.values:
@@ -250,6 +251,13 @@ def _note(marks: Marks, file: File, record: Any) -> None:
 def is_resume(record: Any) -> bool:
     """Whether a record is a resume mark."""
     return isinstance(record, Event) and record.name == "resume"
+
+
+def resumed_steps(record: Any) -> dict[str, int]:
+    """After which step a resume mark takes up each axis; what is no whole number says nothing."""
+    steps = record.data.get("steps")
+    given = steps.items() if isinstance(steps, dict) else ()
+    return {axis: step for axis, step in given if isinstance(step, int)}
 
 
 def _by_writer(found: Iterable[File]) -> dict[str, list[File]]:

@@ -160,8 +160,13 @@ class Recorder:
         self._append(LogLine(time=self._clock(), level=level, logger=logger, message=message, step=step))
 
     def resume(self, step: int | None = None, **steps: int) -> None:
-        """Mark that this session takes up every axis, or those given, after a step: ``resume(400)``."""
-        self.event("resume", steps=steps if step is None else {EVERY_AXIS: step, **steps})
+        """Mark that this session takes up every axis, or those given, after a step: ``resume(400)``.
+
+        With a full disk the mark is written when there is room, before any row: without it they would be there twice.
+        """
+        data = {"steps": steps if step is None else {EVERY_AXIS: step, **steps}}
+        mark = cleaned(Event(time=self._clock(), name="resume", step=None, data=data))
+        self.journal.append_surely(encode(mark))
 
     def flush(self) -> None:
         """Wait until everything recorded so far is in the journal: what comes from a device takes a moment."""

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-Scalar: TypeAlias = bool | int | float | str | None
-
 
 class Record(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     """What all records have: when it was written, in seconds since 1970."""
@@ -66,7 +64,7 @@ class Status(Record, tag="status"):
 
 
 class Event(Record, tag="event"):
-    """Something that happened: ``checkpoint``, ``eval``, ``hook_error``, ``resume``, ``stop``, ..."""
+    """Something that happened: ``checkpoint``, ``eval``, ``hook_error``, ``resume``, ``stop``, ``hooks_plan``, ..."""
 
     name: str
     step: int | None = None
@@ -82,7 +80,20 @@ class LogLine(Record, tag="log"):
     step: int | None = None
 
 
+HOOKS_PLAN, HOOKS_COST = "hooks_plan", "hooks_cost"
+"""The events that say in which order subscribers run, and what each has cost when the run ends."""
+RUN_RESULT = "run_result"
+"""The event that says what a run of an experiment came to, before it says how it ended."""
+BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT})
+"""Events for the store and the page: sinks that tell people what happens leave them out."""
+
 AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine
+
+DEEPEST = 100
+"""How many levels deep a record may be nested: deeper than that it could end whoever works through it."""
+_DEEPEST_VALUE = 90
+_MOST_BITS = 10_000
+"""Of a whole number: its digits could not be read back."""
 
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _decoder = msgspec.json.Decoder(AnyRecord)
@@ -96,9 +107,14 @@ def decode(line: bytes) -> AnyRecord:
     """The record in a line.
 
     Raises:
-        msgspec.DecodeError: The line is no record.
+        msgspec.DecodeError: The line is no record: no JSON, not in UTF-8, nested too deeply, or of another shape.
     """
-    record: AnyRecord = _decoder.decode(line)
+    try:
+        record: AnyRecord = _decoder.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+    if line.count(b"{") + line.count(b"[") > DEEPEST and is_too_deep(msgspec.json.decode(line)):
+        raise msgspec.DecodeError(f"It is nested more than {DEEPEST} levels deep.")
     match record:
         case Metrics():
             _restore(record.values)
@@ -115,6 +131,17 @@ def decode(line: bytes) -> AnyRecord:
     return record
 
 
+def is_too_deep(value: Any) -> bool:
+    """Whether a value of JSON is nested more than `DEEPEST` levels deep."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [item for items in inner for item in items]
+        if not level:
+            return False
+    return True
+
+
 def finite_back(value: Any) -> Any:
     """The float that one of the three names stands for; anything else as it is."""
     return _NAMES.get(value, value) if isinstance(value, str) else value
@@ -128,11 +155,14 @@ def _restore(values: dict[str, Any]) -> None:
             _restore(value)
 
 
-def clean(value: Any) -> Any:
+def clean(value: Any, room: int = _DEEPEST_VALUE) -> Any:
     """``value`` with everything in it that JSON or UTF-8 cannot hold put in a form that it can.
 
     Floats that are not finite become their names, lone surrogates a replacement character, tuples
-    and sets lists; what is no value at all becomes its `repr`.
+    and sets lists; what is no value at all becomes its `repr`. Whole numbers of thousands of digits become infinite.
+
+    Args:
+        room: How many levels there may be; what lies below them is replaced by a text that says so.
     """
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _name(value)
@@ -141,13 +171,15 @@ def clean(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value)
+        return int(value) if value.bit_length() <= _MOST_BITS else _name(value)
+    if room <= 0 and isinstance(value, Mapping | list | tuple | set | frozenset):
+        return "(nested too deeply)"
     if isinstance(value, Mapping):
-        return {text(str(key)): clean(item) for key, item in value.items()}
+        return {text(str(key)): clean(item, room - 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [clean(item) for item in value]
+        return [clean(item, room - 1) for item in value]
     if callable(getattr(value, "tolist", None)):
-        return clean(value.tolist())
+        return clean(value.tolist(), room)
     return text(repr(value))
 
 
@@ -161,4 +193,4 @@ def text(value: str) -> str:
 
 
 def _name(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # a whole number may be no float

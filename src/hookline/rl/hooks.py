@@ -1,14 +1,36 @@
-"""Hooks that evaluate a rollout worker's lessons."""
+"""Hooks that evaluate a rollout worker's lessons, beside the hooks that any loop may have."""
 
 import logging
 import random
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.hook import Hook, HookContext, PeriodicHook
+from hookline.core.hook import (
+    CheckpointHook,
+    CompositeHook,
+    Hook,
+    HookContext,
+    HookManager,
+    LoggingHook,
+    MetricsHook,
+    PeriodicHook,
+)
 from hookline.core.registry import register
 from hookline.rl.curriculum_config import CurriculumConfig
 from hookline.rl.policy import PolicyError
+
+__all__ = [
+    "CheckpointHook",
+    "CompositeHook",
+    "EvaluationHook",
+    "Hook",
+    "HookContext",
+    "HookManager",
+    "LoggingHook",
+    "MetricsHook",
+    "PeriodicHook",
+    "create_default_evaluation_hooks",
+]
 
 logger = logging.getLogger("hookline")
 

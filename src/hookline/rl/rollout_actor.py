@@ -11,10 +11,13 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hookline.core.hook import Hook
+from hookline.loops.hook_record import HookRecord
+from hookline.loops.run_record import record_failure
 from hookline.record.recorder import Recorder
 from hookline.rl.hf_policy import HFPolicy
 from hookline.rl.rollout_config import RolloutWorkerConfig
@@ -59,6 +62,10 @@ class JournallingWorker(RolloutWorker):
         self.recorder, self.output_dir = Recorder(run_dir, name=name), run_dir
         if self.recorder.journal.session > 0:
             self.recorder.resume(self.step)
+        self.callbacks.health.on_failure = partial(record_failure, self.recorder)
+        self.hook_record = HookRecord(self.recorder, lambda: self.step)
+        self._open_hooks()
+        self.hook_record.open()
 
     def roll_out(self) -> list[Rollout]:
         """Make one rollout step, on whichever thread."""
@@ -68,7 +75,8 @@ class JournallingWorker(RolloutWorker):
     def leave(self) -> None:
         """Let the hooks finish, and finish the journal."""
         self.close_hooks()
-        if self.recorder is not None:
+        if self.recorder is not None and self.hook_record is not None:
+            self.hook_record.close()
             self.recorder.close()
 
 

@@ -56,10 +56,12 @@ class Seat:
 
     @property
     def name(self) -> str:
+        """What the worker in this place is called in the record."""
         return worker_name(self.index)
 
     @property
     def is_idle(self) -> bool:
+        """Whether the worker is up and has nothing to do."""
         return self.pid is not None and self.step is None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.hook import Hook, HookContext, HookManager
+from hookline.core.hook import ASKED, Hook, HookContext, HookManager
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops.session import Session
 from hookline.rl.curriculum import Curriculum
@@ -384,6 +384,8 @@ class RolloutWorker(Session):
     def _open_hooks(self) -> None:
         self._hooks_are_closed = False
         self.hooks.roster.health.on_failure = self.callbacks.health.on_failure
+        if self.loop.hook_record is not None and self.loop.rank == 0:
+            self.loop.hook_record.follow(self.hooks.roster, moments=(ASKED,))
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
         self._told += metrics.items()

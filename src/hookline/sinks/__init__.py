@@ -5,6 +5,7 @@ from hookline.sinks.console import ConsoleSink
 from hookline.sinks.csv import CsvSink
 from hookline.sinks.file import FileSink
 from hookline.sinks.function import FunctionSink
+from hookline.sinks.hookline import HooklineSink
 from hookline.sinks.jsonl import JsonlSink
 from hookline.sinks.mlflow import MlflowSink
 from hookline.sinks.prometheus import PrometheusSink
@@ -18,6 +19,7 @@ __all__ = [
     "CsvSink",
     "FileSink",
     "FunctionSink",
+    "HooklineSink",
     "JsonlSink",
     "MlflowSink",
     "PrometheusSink",

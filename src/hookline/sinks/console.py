@@ -24,7 +24,7 @@ from typing import Any, Literal, TextIO
 
 from hookline.core.errors import OptionError
 from hookline.record.reader import MAIN, Parcel
-from hookline.record.records import Event, LogLine, Metrics, Rewards, Sample, Status
+from hookline.record.records import BOOKKEEPING, Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.passed import Passed
 
@@ -35,6 +35,8 @@ Line = list[tuple[str, str]]
 
 EXCERPT = 60
 _HIDDEN = "hooks/"
+_UNSAID = BOOKKEEPING | {"eval"}
+"""Events that are not shown: of an evaluation, its row says more."""
 _LOUD = "bold white on red"
 _STATUS_STYLES = {"finished": "bold green", "failed": "bold red", "stopped": "bold yellow"}
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": _LOUD, "DEBUG": "dim"}
@@ -112,7 +114,7 @@ class ConsoleSink(Sink):
                 return self._samples.now(record.time, _sample(parcel, record))
             case Status():
                 return [*self._rows.late(math.inf), _status(parcel, record)]
-            case Event(name="eval"):  # its row says more
+            case Event() if record.name in _UNSAID:
                 return []
             case Event():
                 return [_event(parcel, record)]

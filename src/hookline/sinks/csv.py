@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume
+from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import clean
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.appended_file import AppendedFile
@@ -79,7 +79,7 @@ class CsvSink(Sink):
 
 
 def _not_done_again(mark: Parcel) -> Callable[[Mapping[str, str]], bool]:
-    steps: dict[str, int] = mark.record.data.get("steps", {})  # type: ignore[union-attr]
+    steps = resumed_steps(mark.record)
 
     def keeps(kept: Mapping[str, str]) -> bool:
         step = kept.get("step") or ""

@@ -2,7 +2,8 @@
 
 The function is called ``function(report_data, step)`` once for each row of training and of evaluation
 of the run's main writer, in order, with plain Python numbers. After each call the place is written
-down beside the cursor, so that a process that is killed repeats one row at most.
+down beside the cursor, so that a process that is killed repeats one row at most. While that cannot be
+written down, because the disk is full, no further row is given: it lags like any other sink.
 
 A row at which the function raises is tried three times. If the rows behind it then go well, it is
 given up: logged and counted. If three rows in a row fail, the function itself is taken to be broken:
@@ -77,7 +78,7 @@ class FunctionSink(Sink):
     def open(self, run_dir: Path, state: Any) -> Any:
         self._called = self._found()
         state = state or {"token": secrets.token_hex(4)}
-        self._passed = Passed(run_dir, state["token"])
+        self._passed = Passed(run_dir, state["token"], self._passed)
         return state
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class FunctionSink(Sink):
         for parcel in parcels:
             if not _is_row(parcel) or self._passed.has(parcel):
                 continue
+            self._passed.settle()
             error = self._call(parcel.record)
             if error is None:
                 self._give_up(failing)

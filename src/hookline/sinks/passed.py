@@ -17,18 +17,22 @@ class Passed:
     """The places up to which parcels were served, written down after each.
 
     A line is appended for each place, and the file is written anew now and then. Where it cannot be
-    written, something may be served again after a crash.
+    written, what was served is known to this process only, until `settle` was possible: something may
+    be served again after a crash.
 
     Args:
         run_dir: The run's directory.
         token: Part of the file's name, which the sink keeps in its state.
+        before: What the same sink had before it was opened again: it may know more than the file.
     """
 
-    def __init__(self, run_dir: Path, token: str) -> None:
+    def __init__(self, run_dir: Path, token: str, before: "Passed | None" = None) -> None:
         self.token = token
         self._path = run_dir / SINKS_FOLDER / f"{token}.passed"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._cursor = Cursor(dict(self._lines()))
+        if before is not None and before._path == self._path:
+            self._add(before._cursor.places)
         self._file: AppendedFile | None = None
         self._begin()
 
@@ -42,11 +46,22 @@ class Passed:
         for parcel in parcels:
             self._cursor.pass_by(parcel.file, parcel.end)
         last = {parcel.file.writer: self._cursor.places[parcel.file.writer] for parcel in parcels}
-        with contextlib.suppress(OSError):
+        try:
             if self._file is None or self._file.size > PASSED_BYTES:
-                self._begin()
+                self._write_anew()
             else:
                 self._file.append(_encoded(last))
+        except OSError:
+            self.close()  # so that all of it is written anew when that is possible
+
+    def settle(self) -> None:
+        """Have everything that was served written down.
+
+        Raises:
+            OSError: It cannot be, for now.
+        """
+        if self._file is None:
+            self._write_anew()
 
     def close(self) -> None:
         """Close the file. May be called again."""
@@ -55,12 +70,19 @@ class Passed:
             self._file = None
 
     def _begin(self) -> None:
+        with contextlib.suppress(OSError):
+            self._write_anew()
+
+    def _write_anew(self) -> None:
         self.close()
         aside = self._path.with_suffix(".partial")
-        with contextlib.suppress(OSError):
-            aside.write_bytes(_encoded(self._cursor.places))
-            aside.replace(self._path)
-            self._file = AppendedFile(self._path)
+        aside.write_bytes(_encoded(self._cursor.places))
+        aside.replace(self._path)
+        self._file = AppendedFile(self._path)
+
+    def _add(self, places: Mapping[str, tuple[int, int]]) -> None:
+        for writer, place in places.items():
+            self._cursor.places[writer] = max(place, self._cursor.places.get(writer, place))
 
     def _lines(self) -> Iterator[tuple[str, tuple[int, int]]]:
         with contextlib.suppress(OSError):

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
-from hookline.record.reader import COURIER, EVERY_AXIS, FINAL, MAIN, Parcel, is_resume
+from hookline.record.reader import COURIER, EVERY_AXIS, FINAL, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import Event, Metrics, Status, clean, finite_back
 
+LARGEST = (1 << 63) - 1
+"""Steps, and numbers of them, that are larger are taken for this."""
 CREATED = "created"
 """The status before the run has said one."""
 SPEAKERS = frozenset({MAIN, COURIER})
@@ -63,10 +65,11 @@ class Standing(msgspec.Struct):
             case Event():
                 self.events[record.name] = self.events.get(record.name, 0) + 1
                 if is_resume(record) and writer == MAIN:
-                    self._go_back(record.data.get("steps", {}))
+                    self._go_back(resumed_steps(record))
 
     def reach(self, step: int, time: float, axis: str = "train") -> None:
         """Note that a step is complete; rows may come in any order."""
+        step = within_limits(step)
         if step > self.steps.get(axis, -1):
             self.steps[axis] = step
             self.time = max(self.time, time)
@@ -129,7 +132,7 @@ class Standing(msgspec.Struct):
 
     def _begin(self, record: Status, report: bool) -> None:
         self.num_steps, self.num_epochs = (_count(record.data.get(name)) for name in ("num_steps", "num_epochs"))
-        self.began_step, self.began_time, self.told_epoch = record.step or 0, record.time, None
+        self.began_step, self.began_time, self.told_epoch = within_limits(record.step or 0), record.time, None
         self.steps["train"], self.time = self.began_step, record.time
         if report:  # another training in the same process, not the same one again
             self.metrics = {}
@@ -138,11 +141,12 @@ class Standing(msgspec.Struct):
         self.component = str(data.get("component") or self.component)
         epoch = _count(data.get("epoch"))
         self.told_epoch = self.told_epoch if epoch is None else epoch
-        self.metrics.setdefault("train", {}).update(data.get("metrics") or {})
+        metrics = data.get("metrics")
+        self.metrics.setdefault("train", {}).update(metrics if isinstance(metrics, dict) else {})
 
     def _go_back(self, limits: dict[str, int]) -> None:
         for axis, step in self.steps.items():
-            kept = [limits[name] for name in (axis, EVERY_AXIS) if name in limits]
+            kept = [within_limits(limits[name]) for name in (axis, EVERY_AXIS) if name in limits]
             self.steps[axis] = max(0, min(step, *kept)) if kept else step
 
 
@@ -151,5 +155,10 @@ def is_report(record: Any) -> bool:
     return isinstance(record, Status) and isinstance(record.data.get("report"), dict)
 
 
+def within_limits(step: int) -> int:
+    """A step that can be worked with: a record may hold a whole number of any size."""
+    return max(-LARGEST, min(LARGEST, step))
+
+
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    return within_limits(value) if isinstance(value, int) and not isinstance(value, bool) else None

@@ -25,7 +25,7 @@ import msgspec
 
 from hookline.core.errors import MissingExtraError, OptionError, closest
 from hookline.record.reader import MAIN, Parcel
-from hookline.record.records import Event, Metrics, Status
+from hookline.record.records import BOOKKEEPING, Event, Metrics, Status
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.appended_file import AppendedFile
 from hookline.sinks.endpoint import HttpEndpoint, expanded, require_url, without_secrets
@@ -156,6 +156,8 @@ class StatusSink(Sink):
 
     def _is_told(self, parcel: Parcel) -> bool:
         match parcel.record:
+            case Event() if parcel.record.name in BOOKKEEPING:
+                return False
             case Status() | Event():
                 return True
             case Metrics():

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 
-from hookline.record.reader import EVERY_AXIS, MAIN, Parcel
+from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, resumed_steps
 from hookline.record.records import Metrics, Rewards, Sample
 from hookline.sinks import tensorboard_events as events
 from hookline.sinks.appended_file import AppendedFile
@@ -56,7 +56,7 @@ class EventFiles:
 
     def restart(self, mark: Parcel) -> dict[str, Any]:
         """Mark where a resumed writer does its steps again."""
-        steps: dict[str, int] = mark.record.data.get("steps", {})  # type: ignore[union-attr]
+        steps = resumed_steps(mark.record)
         for folder, stream in self._streams.items():
             limits = [steps[axis] for axis in (stream.axis, EVERY_AXIS) if axis in steps]
             if stream.writer == mark.file.name and limits and stream.step > min(limits):

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hookline.core.errors import MissingExtraError, RefusedError
-from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume
+from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import Event, Metrics, Sample
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.run_facts import RunFacts, read_facts
@@ -116,7 +116,7 @@ class Place:
         """Take out what the mark's writer wrote past the steps from which it goes on."""
         assert isinstance(mark.record, Event)
         with closing(sqlite3.connect(self.path, timeout=30.0)) as connection, connection:
-            for axis, step in mark.record.data.get("steps", {}).items():
+            for axis, step in resumed_steps(mark.record).items():
                 prefix = self._prefix(mark) + ("" if axis == EVERY_AXIS else f"{quote(axis, safe='')}/")
                 for table in ("metrics", "traces"):
                     query = f"DELETE FROM {table} WHERE run_id = ? AND step > ? AND substr(log_id, 1, ?) = ?"  # noqa: S608

@@ -2,6 +2,7 @@
 
 from destinations.base import Destination
 from destinations.files import CsvDestination, JsonlDestination, RunLogDestination
+from destinations.hookline import HooklineDestination
 from destinations.mlflow import MlflowDestination
 from destinations.prometheus import PrometheusDestination
 from destinations.status import StatusDestination
@@ -14,6 +15,7 @@ DESTINATIONS: list[type[Destination]] = [
     ConsoleDestination,
     CsvDestination,
     FunctionDestination,
+    HooklineDestination,
     JsonlDestination,
     MlflowDestination,
     PrometheusDestination,

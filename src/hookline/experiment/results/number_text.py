@@ -39,15 +39,6 @@ def signed(value: float) -> str:
     return f"{value:+.3g}"
 
 
-def interval_text(interval: tuple[float, float] | None) -> str:
-    """An interval in brackets.
-
-    >>> interval_text((0.031, 0.2))
-    '[0.031, 0.2]'
-    """
-    return NOTHING if interval is None else f"[{interval[0]:.3g}, {interval[1]:.3g}]"
-
-
 def time_text(seconds: float) -> str:
     """A length of time, in the units that one would say it in.
 

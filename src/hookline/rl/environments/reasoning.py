@@ -57,6 +57,7 @@ class Reasoning:
         return getattr(self.environment, "held_out_share", None)
 
     def sample(self, n: int, rng: random.Random) -> list[Task]:
+        """Draw tasks of the wrapped environment, and ask for reasoning in their prompts."""
         return [self._wrapped(task) for task in self.environment.sample(n, rng)]
 
     def held_out(self, n: int, rng: random.Random) -> list[Task]:

@@ -45,6 +45,14 @@ class RewardConfig(CheckedStruct, kw_only=True):
     """The settings of reward functions; one that is None, or has a weight of 0, is left out.
 
     Args:
+        xmlcount: For each of the four tags that stands exactly once.
+        soft_format: For a reasoning directly followed by an answer, anywhere.
+        strict_format: For one reasoning and one answer, each tag on a line of its own, and nothing else.
+        integer: For an answer that is a whole number.
+        correctness: For the right answer.
+        anti_repetition: Costs something for runs of words that stood before.
+        topic_relevance: For key words of the question.
+        length: For the right length; left out by default.
         on_error: "raise", or "skip" to go on without the rewards of a function that fails.
     """
 

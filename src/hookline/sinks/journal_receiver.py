@@ -1,0 +1,137 @@
+"""`JournalReceiver`: asks `hookline serve` to keep a run's files, and hears what it holds of them.
+
+- A run is claimed for an origin, again and again by the same one; by another one it is taken.
+- Bytes of a journal go to an offset. What is held already is compared there and not written twice, so
+  that a request whose answer was lost can be repeated.
+- Answers mean what they mean for every endpoint: credentials and addresses are refused, faults pass.
+  A conflict (the server holds other bytes) is refused; a gap (it holds less than it did) passes, because
+  whoever claims the run again hears where to go on.
+"""
+
+import gzip
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from hookline.core.errors import RefusedError
+from hookline.sinks.endpoint import EndpointError, HttpEndpoint, expanded, shown
+
+if TYPE_CHECKING:
+    import httpx
+
+LEVEL = 1
+"""How hard gzip tries: journals become a fifth of their size, at 100 MB a second."""
+_WILL_NOT_HAVE = frozenset({400, 406, 411, 413, 414, 415, 422, 431})
+
+
+class JournalReceiver(HttpEndpoint):
+    """The server at an address, for the runs of one origin.
+
+    Args:
+        url: Where `hookline serve` is; may hold ``${NAME}``.
+        token: Its write token; may hold ``${NAME}``.
+        origin: Who sends: 32 hexadecimal digits.
+        token_file: Read for each request instead of the token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        origin: str,
+        *,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        timeout_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token_file is None else {}
+        super().__init__(
+            url, headers, token_file=token_file, ca_file=ca_file, timeout_seconds=timeout_seconds, clock=clock
+        )
+        self.origin = origin
+
+    def claim(self, run: str, description: bytes) -> dict[str, int] | None:
+        """How many bytes of each file are held, of a run that is now this origin's; None where it is another's.
+
+        Args:
+            run: ``<project>/<run>``.
+            description: What ``run.json`` has.
+        """
+        code, answer = self._ask("PUT", run, description)
+        if code == 409 and answer.get("taken"):
+            return None
+        self._require(code == 200, run, answer)
+        held = answer.get("files")
+        return {str(name): int(size) for name, size in held.items()} if isinstance(held, dict) else {}
+
+    def append(self, run: str, file: str, data: bytes, *, offset: int) -> int:
+        """How many bytes of a file are held, with those that are to lie behind the offset."""
+        code, answer = self._ask("PUT", f"{run}/{file}", data, offset=offset)
+        if answer.get("conflict"):
+            raise RefusedError(
+                f"{shown(self.url)} holds other bytes in {run}/{file} than this run: {answer.get('error')}. Delete the "
+                "run there, and everything is delivered anew."
+            )
+        self._require(code == 200, f"{run}/{file}", answer)
+        return int(answer.get("offset", 0))
+
+    def beat(self, run: str, every_seconds: float) -> None:
+        """Say that the training process lives."""
+        code, answer = self._ask("POST", f"{run}/beat", msgspec.json.encode({"every_seconds": every_seconds}))
+        self._require(code == 200, run, answer)
+
+    def _ask(self, method: str, path: str, content: bytes, **query: int) -> tuple[int, dict[str, Any]]:
+        import httpx
+
+        assert self._client is not None
+        if self._clock() < self._not_before:
+            raise EndpointError(f"{shown(self.url)} asked to be left alone for a while")
+        url = f"{expanded(self.url, 'url').rstrip('/')}/api/journals/{quote(path)}"
+        kind = "application/json" if "offset" not in query else "application/x-ndjson"
+        headers = self._headers(path) | {"Content-Type": kind, "Content-Encoding": "gzip"}
+        del headers["Idempotency-Key"]  # two pieces of a file are not one message: the offset tells
+        try:
+            answer = self._client.request(
+                method,
+                url,
+                params={"origin": self.origin, **query},
+                content=gzip.compress(content, LEVEL, mtime=0),
+                headers=headers,
+            )
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise RefusedError(f"{shown(self.url)} is no address: {error}. Give url='http://host:8765'.") from error
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{shown(self.url)}: {type(error).__name__}: {error}".rstrip(".: ")) from error
+        self._judge(path, answer)
+        return answer.status_code, self._said(answer)
+
+    def _judge(self, key: str, answer: "httpx.Response") -> None:
+        code = answer.status_code
+        said = f"{shown(self.url)} answers {code} {answer.reason_phrase}".rstrip()
+        if code in (401, 403):
+            raise RefusedError(
+                f"{said}. Give the write token of its `hookline serve` as token='${{HOOKLINE_TOKEN}}', or a file that "
+                "holds it as token_file."
+            )
+        if code in _WILL_NOT_HAVE:
+            raise RefusedError(f"{said} to {key}: {answer.text[:300]}")
+        if code != 409:  # which means one thing or another, by what was asked
+            super()._judge(key, answer)
+
+    def _said(self, answer: "httpx.Response") -> dict[str, Any]:
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise RefusedError(f"{shown(self.url)} does not answer as `hookline serve` does. Check the address.")
+        return said
+
+    def _require(self, is_so: bool, what: str, answer: dict[str, Any]) -> None:
+        if not is_so:
+            raise EndpointError(f"{shown(self.url)} does not take {what} now: {answer.get('error', 'no reason given')}")

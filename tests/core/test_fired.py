@@ -1,0 +1,16 @@
+"""What type checkers are told of a collection is what the catalogue says."""
+
+import inspect
+
+from hookline.core.callback import MOMENTS, Callback
+from hookline.core.fired import Fired
+
+
+def parameters(function):
+    return [(each.name, each.kind, each.annotation) for each in inspect.signature(function).parameters.values()]
+
+
+def test_fired_moments_are_those_of_the_catalogue_with_the_same_arguments():
+    with_keywords = {name for name, moment in MOMENTS.items() if moment.keywords}
+    told = {name: parameters(function) for name, function in vars(Fired).items() if name.startswith("on_")}
+    assert told == {name: parameters(getattr(Callback, name)) for name in MOMENTS if name not in with_keywords}

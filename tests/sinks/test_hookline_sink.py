@@ -1,0 +1,436 @@
+"""The hookline sink: a server ends up with the run's journals as they are, whatever happens in between."""
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+from destinations.journal_server import TOKEN, JournalServer
+
+import hookline as hl
+from hookline.core.errors import MissingExtraError, OptionError, RefusedError
+from hookline.record import run_directory
+from hookline.record.courier import sync
+from hookline.record.delivery import Delivery, Pace
+from hookline.record.recorder import Recorder
+from hookline.record.sink import make_sink
+from hookline.sinks import HooklineSink
+from hookline.sinks.hookline import pieces, wire_name
+
+PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
+
+
+@pytest.fixture
+def servers(tmp_path):
+    """Makes servers, which end with the test."""
+    made = []
+
+    def server(name="received"):
+        made.append(JournalServer(tmp_path / name))
+        return made[-1]
+
+    yield server
+    for each in made:
+        each.end()
+
+
+@pytest.fixture
+def server(servers, monkeypatch):
+    monkeypatch.setenv("HOOKLINE_TOKEN", TOKEN)
+    return servers()
+
+
+@pytest.fixture
+def deliver():
+    """Starts deliveries by one round, which end with the test."""
+    started = []
+
+    def start(run_dir, sink, *, name="hookline"):
+        started.append(Delivery(run_dir, name, sink, PACE))
+        started[-1].round()
+        return started[-1]
+
+    yield start
+    for delivery in started:
+        finish(delivery)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run that records, on another machine for all the server knows."""
+    return run_directory.create(tmp_path / "runs", "sums", {"name": "sft", "project": "sums"}, run_id="a-run")
+
+
+@pytest.fixture
+def recorder(run_dir):
+    recorder = Recorder(run_dir)
+    yield recorder
+    recorder.close()
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def finish(delivery):
+    delivery.close(0)
+    delivery.run()
+
+
+def log_steps(recorder, *steps):
+    for step in steps:
+        recorder.log(loss=1.0 / step, step=step)
+
+
+def rounds(delivery, most=50):
+    """Rounds until everything is delivered."""
+    for _ in range(most):
+        delivery.round()
+        if delivery.is_done():
+            return
+    raise AssertionError(delivery.progress)
+
+
+def journals(run_dir):
+    """The bytes of a run's journals by name, without the zeros that a segment in use has."""
+    return {path.name: path.read_bytes().rstrip(b"\0") for path in (run_dir / "journal").glob("*.jsonl")}
+
+
+def received(server, run="sums/a-run"):
+    return server.root / run
+
+
+def appends(server):
+    return [line for line in server.passed if ".jsonl" in line]
+
+
+def test_run_arrives_byte_for_byte(server):
+    with hl.run("sft", project="sums", sinks=[{"hookline": {"url": server.url}}], summary=False) as run:
+        for step in run.steps(30):
+            run.log(loss=1.0 / (step + 1))
+            run.log_samples([{"prompt": "2 + 2", "completion": "4", "rewards": {"exact": 1.0}}])
+    there = received(server, f"sums/{run.dir.name}")
+    assert [state.status for state in run.sinks()] == ["ok"]
+    assert journals(there) == journals(run.dir)
+    assert list(hl.read(there)) == list(hl.read(run.dir))
+    assert (there / "run.json").read_bytes() == (run.dir / "run.json").read_bytes()
+
+
+def test_what_was_not_committed_arrives_once(server, run_dir, recorder, deliver):
+    (run_dir / "git.diff").write_text("+ a line\n")
+    log_steps(recorder, 1)
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    assert (received(server) / "git.diff").read_text() == "+ a line\n"
+    assert sum("git.diff" in line for line in server.passed) == 1
+
+
+def test_ids_are_those_of_the_server(server, tmp_path):
+    sink = HooklineSink(server.url + "/")
+    with hl.run("sft", project="sums", sinks=[sink], summary=False) as run:
+        name = run.dir.name
+        assert run.outlets.ids() == {
+            "hookline_project": "sums",
+            "hookline_run": name,
+            "hookline_url": f"{server.url}/#/charts?run=sums%2F{name}",
+        }
+
+
+def test_journals_of_several_ranks_and_sessions_arrive(server, run_dir, recorder, deliver):
+    log_steps(recorder, 1, 2, 3)
+    others = [Recorder(run_dir, name="rank1"), Recorder(run_dir, name="worker_0")]
+    for other in others:
+        log_steps(other, 1, 2)
+    again = Recorder(run_dir)
+    again.resume(2)
+    log_steps(again, 3, 4)
+    deliver(run_dir, HooklineSink(server.url))
+    for each in (*others, again):
+        each.close()
+    assert journals(received(server)) == journals(run_dir)
+    assert list(hl.read(received(server))) == list(hl.read(run_dir))
+    assert len(journals(run_dir)) == 4
+
+
+def test_damaged_line_between_records_does_not_stop_the_rest(server, run_dir, recorder, deliver):
+    log_steps(recorder, 1)
+    recorder.journal.append(b'{"kind":"metr')
+    log_steps(recorder, 2)
+    deliver(run_dir, HooklineSink(server.url))
+    assert journals(received(server)) == journals(run_dir)
+
+
+def test_two_servers_get_the_same_run(servers, server, tmp_path):
+    other = servers("elsewhere")
+    with hl.run("sft", project="sums", sinks=[HooklineSink(server.url), HooklineSink(other.url)], summary=False) as run:
+        for _ in run.steps(5):
+            run.log(loss=1.0)
+    assert [(state.name, state.status) for state in run.sinks()] == [("hookline", "ok"), ("hookline_2", "ok")]
+    for each in (server, other):
+        assert journals(received(each, f"sums/{run.dir.name}")) == journals(run.dir)
+
+
+def test_run_without_a_description_arrives_under_its_name(server, tmp_path, deliver):
+    with_none = tmp_path / "somewhere" / "bare run"
+    recorder = Recorder(with_none)
+    log_steps(recorder, 1, 2)
+    finish(deliver(with_none, HooklineSink(server.url)))
+    log_steps(recorder, 3)
+    finish(deliver(with_none, HooklineSink(server.url)))
+    recorder.close()
+    assert list(hl.read(received(server, "default/bare run"))) == list(hl.read(with_none))
+    assert [path.name for path in (server.root / "default").iterdir()] == ["bare run"]
+
+
+def test_runs_of_one_name_from_several_machines_are_kept_apart(server, tmp_path, deliver):
+    losses = {"a": 1.0, "b": 2.0, "c": 3.0}
+    for _ in range(2):
+        for machine, loss in losses.items():
+            home = tmp_path / machine
+            if not home.exists():
+                run_directory.create(home, "sums", {"name": machine, "project": "sums"}, run_id="a-run")
+            recorder = Recorder(home / "sums" / "a-run")
+            recorder.log(loss=loss, step=1)
+            finish(deliver(home / "sums" / "a-run", HooklineSink(server.url)))
+            recorder.close()
+    found = {path.name: path for path in (server.root / "sums").iterdir()}
+    assert sorted(found) == ["a-run", "a-run-2", "a-run-3"]
+    for machine, name in zip(losses, sorted(found), strict=True):
+        assert journals(found[name]) == journals(tmp_path / machine / "sums" / "a-run")
+
+
+def test_sink_with_other_settings_goes_on_with_the_same_run(server, run_dir, recorder, deliver):
+    log_steps(recorder, 1, 2)
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    sent = appends(server)
+    deliver(run_dir, HooklineSink(server.url, timeout_seconds=20.0))
+    assert (appends(server), len(list(server.root.glob("sums/*")))) == (sent, 1)
+
+
+def test_server_down_at_the_start_gets_everything_later(server, run_dir, recorder, deliver):
+    server.fail("unreachable")
+    log_steps(recorder, 1, 2)
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    assert (delivery.progress.status, delivery.progress.delivered) == ("lagging", 0)
+    server.heal()
+    rounds(delivery)
+    assert journals(received(server)) == journals(run_dir)
+
+
+def test_server_restarted_in_between_gets_the_rest(server, run_dir, recorder, deliver):
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    for step in range(1, 5):
+        log_steps(recorder, step)
+        rounds(delivery)
+        server.restart()
+    assert journals(received(server)) == journals(run_dir)
+
+
+@pytest.mark.parametrize("fault", ["half_closed", "truncated", "hanging", "error"])
+def test_fault_in_the_middle_of_an_upload_leaves_every_line_once(server, fault, run_dir, recorder, deliver):
+    log_steps(recorder, 1, 2)
+    delivery = deliver(run_dir, HooklineSink(server.url, timeout_seconds=1.0))
+    log_steps(recorder, 3, 4)
+    server.fail(fault)
+    delivery.round()
+    assert delivery.progress.status == "lagging"
+    server.heal()
+    rounds(delivery)
+    assert journals(received(server)) == journals(run_dir)
+
+
+def test_answer_lost_after_the_bytes_were_taken_sends_nothing_twice(server, run_dir, recorder, deliver):
+    log_steps(recorder, 1)
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    log_steps(recorder, 2)
+    server.fail("half_closed")
+    delivery.round()
+    server.heal()
+    sent = appends(server)
+    rounds(delivery)
+    assert appends(server) == sent
+    assert journals(received(server)) == journals(run_dir)
+
+
+def test_server_that_lost_the_run_gets_everything_again(server, run_dir, recorder, deliver):
+    other = Recorder(run_dir, name="rank1")
+    log_steps(other, 1)
+    other.close()
+    log_steps(recorder, 1, 2)
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    shutil.rmtree(received(server))
+    log_steps(recorder, 3)
+    rounds(delivery)
+    assert journals(received(server)) == journals(run_dir)
+    assert len(journals(run_dir)) == 2
+
+
+def test_server_that_lost_one_file_or_the_end_of_one_gets_them_again(server, run_dir, deliver):
+    writer = Recorder(run_dir, segment_bytes=4096)
+    for step in range(1, 201):
+        writer.log(loss=1.0 / step, text="x" * 40, step=step)
+    writer.close()
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    files = sorted((received(server) / "journal").iterdir())
+    assert len(files) >= 4
+    files[1].unlink()
+    files[-1].write_bytes(files[-1].read_bytes()[:100])  # a piece of a line
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    assert journals(received(server)) == journals(run_dir)
+
+
+def test_server_that_holds_other_bytes_refuses_and_keeps_them(server, run_dir, tmp_path, deliver):
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    for directory, message in ((run_dir, "a"), (copy, "b")):
+        line = {"kind": "log", "time": 1.0, "level": "INFO", "logger": "x", "message": message}
+        (directory / "journal").mkdir()
+        (directory / "lines").write_text(json.dumps(line) + "\n")
+    late = deliver(copy, HooklineSink(server.url))  # hears that nothing is held
+    for directory in (run_dir, copy):
+        (directory / "lines").rename(directory / "journal" / "main-0000-1-abcdef-000000.jsonl")
+    assert deliver(run_dir, HooklineSink(server.url)).progress.status == "ok"
+    late.round()
+    assert (late.progress.status, "holds other bytes" in late.progress.error) == ("refused", True)
+    assert journals(received(server)) == journals(run_dir)
+
+
+def test_wrong_token_is_an_error_at_the_start_that_says_what_to_do(server, tmp_path):
+    sink = HooklineSink(server.url, token="some-other-token-of-somebody")
+    with pytest.raises(RefusedError, match="401 Unauthorized. Give the write token of its `hookline serve`"):
+        hl.run("sft", sinks=[sink], summary=False).__enter__()
+
+
+def test_address_of_something_else_is_an_error_at_the_start(server, tmp_path):
+    server.fail("missing")
+    with pytest.raises(RefusedError, match="404 Not Found. Check the address"):
+        hl.run("sft", sinks=[HooklineSink(server.url)], summary=False).__enter__()
+
+
+def test_busy_server_is_left_alone_as_long_as_it_asks(server, run_dir, recorder, deliver):
+    sink = HooklineSink(server.url)
+    sink.clock = clock = Clock()
+    server.retry_after = "30"
+    server.fail("busy")
+    delivery = deliver(run_dir, sink)
+    server.heal()
+    server.retry_after = ""
+    asked = list(server.passed)
+    delivery.round()
+    assert (server.passed, delivery.progress.status) == (asked, "lagging")
+    clock.now += 30
+    rounds(delivery)
+    assert delivery.progress.status == "ok"
+
+
+def test_beats_come_at_the_start_and_every_five_seconds_in_which_nothing_else_was_sent(
+    server, run_dir, recorder, deliver
+):
+    sink = HooklineSink(server.url)
+    sink.clock = clock = Clock()
+    delivery = deliver(run_dir, sink)
+    beaten = []
+    for second in range(1, 21):
+        clock.now += 1
+        if second == 8:
+            log_steps(recorder, 1)
+        delivery.round()
+        beaten.append(sum("/beat" in line for line in server.passed))
+    assert beaten == [1] * 4 + [2] * 8 + [3] * 5 + [4] * 3
+    assert json.loads((received(server) / "received.json").read_text())["every_seconds"] == 5.0
+
+
+def test_sync_delivers_what_a_run_left_behind(server, run_dir, recorder, deliver):
+    server.fail("unreachable")
+    log_steps(recorder, *range(1, 11))
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    recorder.close()
+    server.heal()
+    (state,) = sync(run_dir, seconds=30, pace=PACE)
+    assert (state.status, state.behind_bytes) == ("ok", 0)
+    assert journals(received(server)) == journals(run_dir)
+    assert [record.status for record in hl.read(received(server)) if record.__struct_config__.tag == "status"] == [
+        "failed"
+    ]
+
+
+def test_literal_token_is_written_down_nowhere(server, tmp_path, monkeypatch):
+    sink = HooklineSink(server.url, token=TOKEN)
+    with hl.run("sft", sinks=[sink], root=tmp_path / "runs", summary=False) as run:
+        run.log(loss=1.0, step=1)
+    kept = [path for folder in (tmp_path / "runs", server.root) for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in kept if TOKEN.encode() in path.read_bytes()] == []
+    assert TOKEN not in repr(sink)
+    assert sink.spec() == {"use": "hookline", "with": {"url": server.url}}
+
+
+def test_token_of_a_file_or_of_the_environment_is_named_in_the_spec(tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    of_file = HooklineSink("http://host:1", token_file=tmp_path / "token").spec()
+    named = HooklineSink("http://host:1", token="${MY_TOKEN}").spec()
+    assert of_file["with"] == {"url": "http://host:1", "token_file": str(tmp_path / "token")}
+    assert named["with"] == {"url": "http://host:1", "token": "${MY_TOKEN}"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "host:8765"}, "give an address"),
+        ({"url": "http://me:secret@host"}, "password"),
+        ({"url": "http://host", "token": "a b"}, "token: it is empty, or has spaces"),
+        ({"url": "http://host", "token": ""}, "token: it is empty"),
+        ({"url": "http://host", "token": "abc", "token_file": "file"}, "give one of them"),
+        ({"url": "http://host", "timeout_seconds": 0}, "timeout_seconds=0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_when_it_is_made(settings, said):
+    with pytest.raises(OptionError, match=said):
+        HooklineSink(**settings)
+
+
+def test_token_that_is_nowhere_is_an_error_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.delenv("HOOKLINE_TOKEN", raising=False)
+    with pytest.raises(RefusedError, match="export HOOKLINE_TOKEN"):
+        hl.run("sft", sinks=[HooklineSink("http://127.0.0.1:9")], root=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_httpx_missing_names_the_extra(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else found(name))
+    with pytest.raises(MissingExtraError, match=r"hookline\[status\]"):
+        HooklineSink("http://host").check()
+
+
+def test_configuration_makes_the_sink(tmp_path):
+    sink = make_sink({"hookline": {"url": "http://host:8765/", "token": "${HOOKLINE_TOKEN}"}})
+    assert (type(sink), sink.url) == (HooklineSink, "http://host:8765")
+
+
+def test_pieces_are_whole_lines_up_to_a_size_and_to_the_end_that_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookline.sinks.hookline.PIECE_BYTES", 10)
+    path = tmp_path / "file"
+    path.write_bytes(b"aaa\nbbb\nccc\na long line of its own\nd\ne\ntorn")
+    assert list(pieces(path, 4)) == [(4, b"bbb\nccc\n"), (12, b"a long line of its own\n"), (35, b"d\ne\n")]
+    assert list(pieces(path, 0, 8)) == [(0, b"aaa\nbbb\n")]
+    assert list(pieces(path, 39)) == []
+
+
+@pytest.mark.parametrize("name", ["a-run", "lr=0.1 café", "v1.2_x"])
+def test_name_that_the_server_takes_is_kept(name):
+    assert wire_name(name) == name
+
+
+def test_names_that_the_server_does_not_take_become_different_ones_that_it_takes(server, tmp_path, deliver):
+    odd = ["a\\b", ".hidden", "..", "tab\there", " x", "cafe\u0301", "café", "n" * 400, "n" * 401, "ü" * 200, "\ud800"]
+    assert len({wire_name(name) for name in odd}) == len(odd)
+    for number, name in enumerate(odd):
+        run_dir = run_directory.create(tmp_path / "runs", "p", {"project": name, "git": None}, run_id=f"run-{number}")
+        recorder = Recorder(run_dir)
+        log_steps(recorder, 1)
+        recorder.close()
+        assert deliver(run_dir, HooklineSink(server.url)).progress.status == "ok"
+    assert len(list(server.root.glob("*/*/run.json"))) == len(odd)

@@ -1,0 +1,85 @@
+"""The hookline sink in trainings that are killed: what was recorded arrives, and nothing of it twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from destinations.journal_server import TOKEN, JournalServer
+
+import hookline as hl
+from hookline.record.courier import sync
+from hookline.record.records import Metrics, Status
+
+TRAINING = """
+    import os, signal, sys
+    import hookline as hl
+
+    url, delivery, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    sinks = [{"hookline": {"url": url, "token": "${HOOKLINE_TOKEN}"}}]
+    with hl.run("job", project="sums", sinks=sinks, delivery=delivery, resume="auto", summary=False) as run:
+        for i in run.steps(60):
+            run.log(loss=i, pid=os.getpid())
+            if i % 5 == 4:
+                run.request_checkpoint()
+            if i == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOOKLINE_TOKEN", TOKEN)
+    server = JournalServer(tmp_path / "received")
+    yield server
+    server.end()
+
+
+def train(server, delivery, last):
+    command = [sys.executable, "-c", textwrap.dedent(TRAINING), server.url, delivery, str(last)]
+    return subprocess.run(command, check=False, env=os.environ, timeout=60).returncode
+
+
+def only_run(root):
+    (run_dir,) = root.glob("sums/*/")
+    return run_dir
+
+
+def wait_until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        threading.Event().wait(0.02)
+
+
+def steps(run_dir):
+    return sorted(record.step for record in hl.read(run_dir) if isinstance(record, Metrics))
+
+
+def test_run_killed_and_resumed_arrives_as_one_run_with_each_row_once(server, tmp_path):
+    assert [train(server, "thread", last) for last in (12, 31, 99)] == [-signal.SIGKILL] * 2 + [0]
+    here, there = only_run(tmp_path / "runs"), only_run(server.root)
+    assert there.name == here.name
+    assert steps(there) == list(range(1, 61))
+    assert list(hl.read(there)) == list(hl.read(here))
+
+
+def test_run_killed_while_the_server_is_down_is_delivered_by_sync(server, tmp_path):
+    server.fail("unreachable")
+    assert train(server, "thread", 20) == -signal.SIGKILL
+    server.heal()
+    (state,) = sync(only_run(tmp_path / "runs"), seconds=30)
+    assert (state.status, state.behind_bytes) == ("ok", 0)
+    assert list(hl.read(only_run(server.root))) == list(hl.read(only_run(tmp_path / "runs")))
+
+
+def test_courier_in_a_process_of_its_own_delivers_what_the_dead_left_and_tells_of_the_death(server, tmp_path):
+    assert train(server, "process", 40) == -signal.SIGKILL
+    wait_until(lambda: any(server.root.glob("sums/*/journal/courier-*")))
+    there = only_run(server.root)
+    wait_until(lambda: any(isinstance(record, Status) and record.status == "failed" for record in hl.read(there)))
+    assert steps(there) == list(range(1, 41))
