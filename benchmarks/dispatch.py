@@ -52,7 +52,7 @@ DIRECT = Case("direct", "call")
 Loops = dict[str, Loop]
 
 
-def _fire_step(target: Callback, loop: Any, metrics: dict[str, Any], calls: int) -> None:
+def _fire_step(target: Any, loop: Any, metrics: dict[str, Any], calls: int) -> None:
     for i in range(calls):
         target.on_step_end(loop, i, None, metrics)
 

@@ -9,9 +9,12 @@ process and with the files in the cache of the operating system:
 - Samples: a page of 100 of a million by reward and lesson, and by a text in their prompts or completions, which 1 in
   1,000 has; each with the number of all that match.
 - A chart: many points of many runs, at most 1,000 a line, peaks kept.
-- TensorBoard: its reader (`EventAccumulator`, all points kept) on values like these in an event file. It keeps no
-  index: whatever is drawn is read from the files first, at each start. As that takes minutes for all of them, one file
-  is read, and the rest is by proportion.
+- The page: the server over the many runs, asked as a browser asks it, over HTTP: from its start to the first answer of
+  ``/api/runs`` and to the first ``runs`` event of the stream, which the page is made of, each with no index; and the
+  answer of ``/api/runs`` after that, when what was listed counts as old.
+- TensorBoard's reader, trackio and MLflow on values like these, on less of them and the rest by proportion (see
+  ``store_trackers.py``). ``--small`` leaves out MLflow, whose database alone takes most of a minute, unless it is asked
+  for with ``--mlflow``.
 
 Times of queries are medians over rounds. Nothing is asserted: the bars are marked as met or not.
 """
@@ -20,9 +23,11 @@ import argparse
 import json
 import os
 import random
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,14 +36,17 @@ from typing import Any
 from measure import met
 from rich.console import Console
 from rich.table import Table
+from store_trackers import Wanted, measure_mlflow, measure_tensorboard, measure_trackio, seconds
 
 from hookline.record import run_directory
-from hookline.record.records import Metrics
+from hookline.server import WebServer
+from hookline.server.listing import MAX_AGE_SECONDS, REST
 from hookline.store import Runs, runs
 from hookline.store.store import open_store
 
 BARS = {
     "first listing": 2.0,
+    "first page over HTTP": 2.0,
     "samples by reward and lesson": 0.3,
     "samples by text": 1.0,
     "chart": 1.0,
@@ -64,12 +72,21 @@ class Sizes:
     chart_runs: int
     chart_points: int
     news: tuple[int, ...]
-    tensorboard_points: int
+    tensorboard: tuple[int, int]
+    trackio: tuple[int, int]
+    mlflow: tuple[int, int]
     rounds: int
 
+    def given(self, to: str) -> Wanted:
+        """What another tracker is given: so many runs of so many points."""
+        given_runs, given_points = getattr(self, to)
+        return Wanted(self.runs, self.points, self.chart_runs * self.chart_points, given_runs, given_points)
 
-FULL = Sizes(1000, 10_000, 10, 1_000_000, 50, 100_000, (1_000, 10_000, 100_000), 200_000, 5)
-SMALL = Sizes(12, 100, 2, 2_000, 3, 2_000, (10, 100), 300, 1)
+
+FULL = Sizes(
+    *(1000, 10_000, 10, 1_000_000, 50, 100_000, (1_000, 10_000, 100_000)), (1, 200_000), (50, 2_000), (50, 1_000), 5
+)
+SMALL = Sizes(12, 100, 2, 2_000, 3, 2_000, (10, 100), (1, 300), (3, 20), (3, 20), 1)
 
 
 def metric_lines(points: int, seed: int, first: int = 1) -> bytes:
@@ -112,13 +129,6 @@ def write_runs(root: Path, project: str, count: int, bodies: list[bytes], steps:
         journal.write_bytes(begin + bodies[number % len(bodies)] + end)
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """What something takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def measure_runs(root: Path, sizes: Sizes) -> dict[str, Any]:
     """Listing many runs, reading them, and catching up with one."""
     write_runs(root, "many", sizes.runs, [metric_lines(sizes.points, seed) for seed in range(BODIES)], sizes.points)
@@ -140,6 +150,44 @@ def measure_runs(root: Path, sizes: Sizes) -> dict[str, Any]:
         "catching up with nothing": nothing,
         "catching up": dict(_catching_up(root, sizes, nothing)),
     }
+
+
+def measure_page(root: Path, sizes: Sizes) -> dict[str, Any]:
+    """The same runs through the server, as a browser asks it; there is no index at first."""
+    open_store(root).close()
+    shutil.rmtree(root / ".hookline")
+    start = time.perf_counter()
+    with WebServer(root) as server:
+        answer = _asked(f"{server.url}api/runs")
+        first = time.perf_counter() - start
+        assert len(json.loads(answer)["runs"]) >= sizes.runs
+        stream = seconds(lambda: _first_news(server))
+        again = median(_old_answer(server, first) for _ in range(sizes.rounds))
+    return {
+        "first page over HTTP": first,
+        "first event of the stream": stream,
+        "page again over HTTP": again,
+        "bytes of the page": len(answer),
+    }
+
+
+def _asked(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310 - our own server
+        return bytes(answer.read())
+
+
+def _first_news(server: WebServer) -> None:
+    """Read the stream until it has told of all runs."""
+    with urllib.request.urlopen(f"{server.url}api/stream", timeout=60) as answer:  # noqa: S310 - our own server
+        while answer.readline() != b"event: runs\n":
+            pass
+        answer.readline()
+
+
+def _old_answer(server: WebServer, listing: float) -> float:
+    """Seconds of an answer for which the runs are listed anew."""
+    time.sleep(max(MAX_AGE_SECONDS, REST * listing) + 0.1)
+    return seconds(lambda: _asked(f"{server.url}api/runs"))
 
 
 def _catching_up(root: Path, sizes: Sizes, nothing: float) -> Iterator[tuple[str, float]]:
@@ -194,37 +242,7 @@ def measure_chart(root: Path, sizes: Sizes) -> dict[str, Any]:
     return {"reading the chart's runs": reading, "chart": chart, "points drawn": sum(drawn)}
 
 
-def measure_tensorboard(root: Path, sizes: Sizes) -> dict[str, Any] | None:
-    """TensorBoard's own reader on the same values, by proportion; None where it is not installed."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        from hookline.sinks.tensorboard_events import beginning, encoded, metrics_event
-    except ImportError:
-        return None
-    noise = random.Random(0)
-    rows = (
-        Metrics(time=1.7e9 + step / 10, step=step, values={"loss": noise.random()})
-        for step in range(1, sizes.tensorboard_points + 1)
-    )
-    root.mkdir()
-    file = root / "events.out.tfevents.1700000000.host"
-    file.write_bytes(encoded([*beginning(1.7e9, 0), *map(metrics_event, rows)]))
-
-    def read() -> None:
-        accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0})
-        accumulator.Reload()
-        assert len(accumulator.Scalars("loss")) == sizes.tensorboard_points
-
-    each = seconds(read) / sizes.tensorboard_points
-    return {
-        "microseconds a point": 1e6 * each,
-        "reading everything": each * sizes.runs * sizes.points,
-        "chart": each * sizes.chart_runs * sizes.chart_points,
-    }
-
-
-def measured(sizes: Sizes) -> dict[str, Any]:
+def measured(sizes: Sizes, *, mlflow: bool = True) -> dict[str, Any]:
     """Everything, and whether the bars are met."""
     with tempfile.TemporaryDirectory(prefix="hookline-store-") as folder:
         place = Path(folder)
@@ -232,14 +250,19 @@ def measured(sizes: Sizes) -> dict[str, Any]:
         for name, part in (("runs", measure_runs), ("samples", measure_samples), ("chart", measure_chart)):
             (place / name).mkdir()
             store |= part(place / name, sizes)
+            store |= measure_page(place / name, sizes) if name == "runs" else {}
             open_store(place / name).close()
-        tensorboard = measure_tensorboard(place / "tensorboard", sizes)
+        others = {
+            "TensorBoard": measure_tensorboard(place / "tensorboard", sizes.given("tensorboard")),
+            "trackio": measure_trackio(place / "trackio", sizes.given("trackio")),
+            "MLflow": measure_mlflow(place / "mlflow", sizes.given("mlflow")) if mlflow else None,
+        }
     bars = {name: store[name] <= limit for name, limit in BARS.items()}
     bars["catching up in proportion"] = _growth(store["catching up"]) <= PROPORTION_BAR
     return {
         "sizes": {name: getattr(sizes, name) for name in sizes.__slots__},
         "seconds": store,
-        "tensorboard": tensorboard,
+        "others": others,
         "load": os.getloadavg()[0],
         "bars": bars,
     }
@@ -253,13 +276,18 @@ def _growth(catching_up: dict[str, float]) -> float:
 
 def table(report: dict[str, Any]) -> Table:
     """The figures, as people read them."""
-    sizes, taken, other = report["sizes"], report["seconds"], report["tensorboard"] or {}
-    shown = Table("", title="What the store takes, in seconds", caption=f"load {report['load']:.1f}")
-    for heading in ("hookline", "bar", "", "TensorBoard's reader"):
+    sizes, taken, others = report["sizes"], report["seconds"], report["others"]
+    given = ", ".join(f"{name} {' x '.join(f'{size:,}' for size in sizes[name.lower()])}" for name in others)
+    caption = f"load {report['load']:.1f}; the others by proportion, given runs x points: {given}"
+    shown = Table("", title="What the store takes, in seconds", caption=caption)
+    for heading in ("hookline", "bar", "", *others):
         shown.add_column(heading, justify="right")
     many = f"{sizes['runs']:,} runs x {sizes['points']:,} points"
     for label, name in (
         (f"{many}: first listing", "first listing"),
+        (f"{many}: first page over HTTP, from the start of the server", "first page over HTTP"),
+        (f"{many}: first event of the stream", "first event of the stream"),
+        (f"{many}: page again over HTTP", "page again over HTTP"),
         (f"{many}: reading everything", "reading everything"),
         (f"{many}: listing with an index", "listing with an index"),
         (f"{many}: catching up with nothing new", "catching up with nothing"),
@@ -269,21 +297,29 @@ def table(report: dict[str, Any]) -> Table:
     ):
         limit = BARS.get(name)
         bar = ("", "") if limit is None else (f"{limit:g}", met(report["bars"][name]))
-        shown.add_row(label, f"{taken[name]:.3f}", *bar, f"{other[name]:,.0f}" if name in other else "")
+        theirs = [_theirs(other, name) for other in others.values()]
+        shown.add_row(label, f"{taken[name]:.3f}", *bar, *theirs)
     for count, value in taken["catching up"].items():
-        shown.add_row(f"{int(count):,} new rows of one run, besides", f"{value:.3f}", "", "", "")
+        shown.add_row(f"{int(count):,} new rows of one run, besides", f"{value:.3f}")
     proportion = met(report["bars"]["catching up in proportion"])
-    shown.add_row("a row among the most new ones, to one among the fewest", "", f"x {PROPORTION_BAR:g}", proportion, "")
+    shown.add_row("a row among the most new ones, to one among the fewest", "", f"x {PROPORTION_BAR:g}", proportion)
     return shown
+
+
+def _theirs(other: dict[str, float] | None, name: str) -> str:
+    """What another tracker takes, in its storage alone; nothing where it was not measured."""
+    found = (other or {}).get(name)
+    return "" if found is None else f"{found:,.1f}"
 
 
 def main() -> None:
     """Measure, and print a table or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="measure little, to see that it works")
+    parser.add_argument("--mlflow", action="store_true", help="with --small: measure MLflow too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    report = measured(SMALL if options.small else FULL)
+    report = measured(SMALL if options.small else FULL, mlflow=options.mlflow or not options.small)
     if options.json:
         print(json.dumps(report))
     else:

@@ -24,16 +24,20 @@ def test_store_benchmark_with_json_measures_everything_and_finds_what_it_wrote()
     assert list(taken["catching up"]) == [str(count) for count in sizes["news"]]
     assert set(report["bars"]) == {
         "first listing",
+        "first page over HTTP",
         "samples by reward and lesson",
         "samples by text",
         "chart",
         "catching up in proportion",
     }
-    assert report["tensorboard"]["microseconds a point"] > 0
+    assert taken["page again over HTTP"] > 0 < taken["first event of the stream"]
+    assert taken["bytes of the page"] > 300 * sizes["runs"]
+    assert [name for name, other in report["others"].items() if other is not None] == ["TensorBoard", "trackio"]
+    assert all(other["chart"] > 0 < other["first listing"] for other in report["others"].values() if other)
 
 
 def test_store_benchmark_prints_a_table_with_its_bars():
     done = run_benchmark()
     assert done.stderr == ""
     assert "first listing" in done.stdout
-    assert "TensorBoard" in done.stdout
+    assert all(name in done.stdout for name in ("TensorBoard", "trackio", "first page over HTTP"))

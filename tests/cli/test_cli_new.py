@@ -59,6 +59,7 @@ def test_new_output_says_what_was_made_and_what_to_type_next(cli, tmp_path):
         "  pyproject.toml",
         "  README.md",
         "  src/gradient_alarm/__init__.py",
+        "  src/gradient_alarm/py.typed",
         "  tests/test_gradient_alarm.py",
         "",
         "Next:",

@@ -42,6 +42,15 @@ def test_list_with_filters_shows_only_what_all_of_them_apply_to(cli):
     assert "sweep/low" in by_experiment.stdout
 
 
+def test_list_with_a_tag_shows_only_runs_that_have_it(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    wanted = record("cold")
+    record("warm")
+    change_facts(wanted, tags=["nightly", "lr=0.1"])
+    result = cli("runs", "list", "--tag", "night*", "--tag", "other")
+    assert (shown_runs(result), "nightly, lr=0.1" in result.stdout) == ([f"default/{wanted.name}"], True)
+
+
 def test_list_of_a_thousand_runs_shows_fifty_and_says_how_many_more(tmp_path, cli):
     original = record()
     for number in range(999):

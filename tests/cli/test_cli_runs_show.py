@@ -46,6 +46,32 @@ def test_show_has_a_part_for_everything_that_was_recorded(cli):
     ]
 
 
+class Broken(hl.Callback):
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        raise ValueError("no room")
+
+
+def test_show_has_costs_errors_and_the_order_of_a_run_of_seconds(cli):
+    quiet = hl.on("step_end", lambda loop: None, name="quiet")
+    both = hl.CallbackCollection(
+        [hl.on(moment, lambda loop: None) for moment in ("train_start", "train_end")], name="g"
+    )
+    with hl.run("short", callbacks=[Broken(), quiet, both], summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    result = cli("runs", "show", "latest")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert {("broken", "3"), ("quiet", "3")} <= {tuple(line.split()[:2]) for line in lines}
+    assert "DISABLED broken at on_step_end, step 3: ValueError: no room" in lines
+    assert "quiet on_step_end" in lines[lines.index("Order") :]
+    assert not [line for line in lines if "hooks_cost" in line or "hooks_plan" in line]
+    document = json.loads(cli("runs", "show", run.dir.name, "--json").stdout)
+    costs = {hook["name"]: (hook["calls"], hook["errors"], hook["disabled"]) for hook in document["hooks"]}
+    assert (costs["broken"], costs["quiet"]) == ((3, 3, True), (3, 0, False))
+    assert document["order"][0]["moments"]["on_step_end"] == ["quiet"]
+    assert document["hook_errors"][0]["error"] == "ValueError: no room"
+
+
 def test_show_draws_a_peak_of_one_step(cli):
     rich_run()
     curve = next(line for line in cli("runs", "show", "latest").stdout.splitlines() if line.startswith("  loss"))
@@ -71,7 +97,7 @@ def test_show_of_a_failed_run_says_why_and_what_is_damaged(cli):
         file.write(b"no record\n")
     result = cli("runs", "show", directory)
     assert "RuntimeError: out of memory" in result.stdout
-    assert "1 lines are no records" in result.stdout
+    assert "1 line is no record" in result.stdout
     assert f"hookline runs verify {directory}" in result.stdout
 
 

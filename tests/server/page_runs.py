@@ -67,10 +67,12 @@ def live_run(root, run_id="live", project="p", **facts):
     return directory
 
 
-def repeats(root, arms=("low", "high"), number=3, steps=30, stage=None):
+def repeats(root, arms=("low", "high"), number=3, steps=30, stage=None, has_tokens=False):
     """The finished runs of an experiment."""
     for place, arm in enumerate(arms):
         for repeat in range(number):
             belongs = {"name": "sweep", "id": "x", "group": arm, "arm": arm, "repeat": repeat, "stage": stage}
             losses = [1.0 / (step + 1) + place + 0.1 * repeat for step in range(steps)]
-            finished_run(root, f"{arm}-r{repeat}" + (f"-{stage}" if stage else ""), losses, "sweep", experiment=belongs)
+            tokens = [row(step + 1, tokens=100.0 * step + repeat) for step in range(steps)] if has_tokens else []
+            name = f"{arm}-r{repeat}" + (f"-{stage}" if stage else "")
+            finished_run(root, name, losses, "sweep", experiment=belongs, more=tokens)

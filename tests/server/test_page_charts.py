@@ -1,5 +1,6 @@
-"""Charts in a real browser: they grow, group, zoom, leave out outliers, are saved and remembered."""
+"""Charts in a real browser: they grow, group, zoom and refine, leave out outliers, are saved and remembered."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_bands_are_drawn_by_arm_and_runs_one_by_one_when_asked(root, show):
     assert is_drawn(page, "loss")
     page.get_by_label("lines").select_option("run")
     expect(panel(page, "loss")).to_have_attribute("data-lines", "6")
+    assert is_drawn(page, "loss")
     page.get_by_label("Smoothing").fill("0.5")
     page.get_by_label("log y").check()
     page.get_by_label("x", exact=True).select_option("relative")
@@ -103,6 +105,73 @@ def test_zoom_is_shared_by_all_charts_and_undone_by_a_double_click(root, show):
     panel(page, "loss").locator(".u-over").dblclick(position={"x": 100, "y": 50})
     page.mouse.move(2, 2)
     assert panel(page, "other").locator("canvas").screenshot() == plain
+
+
+def drag(page, metric, begin, end):
+    """Zoom into a part of a chart, from one share of its width to another."""
+    over = panel(page, metric).locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    page.mouse.move(box["x"] + begin * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.mouse.move(2, 2)
+
+
+def in_sight(page, metric):
+    return int(panel(page, metric).get_attribute("data-in-sight"))
+
+
+def test_zoom_into_a_thinned_line_draws_the_finer_points_and_zooming_out_goes_back(root, show):
+    losses = [1.0 + step % 7 / 10 for step in range(30_000)]
+    losses[15_003] = 50.0
+    finished_run(root, losses=losses)
+    page = show("charts")
+    page.get_by_label("leave out outliers").uncheck()
+    expect(panel(page, "loss")).to_have_attribute("data-kind", "lines")
+    whole = in_sight(page, "loss")
+    assert whole < 2000
+    with page.expect_response(lambda answer: "first_x" in answer.url) as asked:
+        drag(page, "loss", 0.49, 0.51)
+    [part] = asked.value.json()["lines"]
+    assert (part["points"] < 2000, len(part["x"]) == part["points"], max(part["y"])) == (True, True, 50.0)
+    page.wait_for_function("document.querySelector('[data-metric=loss]').dataset.inSight > 400")
+    panel(page, "loss").locator(".u-over").dblclick(position={"x": 100, "y": 50})
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", str(whole))
+
+
+def test_charts_are_zoomed_with_keys_and_buttons(root, show):
+    finished_run(root, losses=[float(step) for step in range(101)])
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", "101")
+    page.keyboard.press("+")
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", "51")
+    page.get_by_label("Zoom in").click()
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", re.compile("25|26"))
+    page.keyboard.press("Escape")
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", "101")
+
+
+def test_bands_are_drawn_over_time_and_over_a_metric_that_grows(root, show):
+    repeats(root, has_tokens=True)
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-kind", "bands")
+    for x in ("relative", "time", "tokens"):
+        page.get_by_label("x", exact=True).select_option(x)
+        expect(panel(page, "loss")).to_have_attribute("data-kind", "bands")
+        expect(panel(page, "loss")).to_have_attribute("data-lines", "2")
+        assert is_drawn(page, "loss")
+        expect(panel(page, "loss").locator(".why")).to_be_hidden()
+
+
+def test_chart_without_a_band_says_why_and_draws_each_run_in_the_colour_of_its_group(root, show):
+    repeats(root, has_tokens=True)
+    page = show("charts")
+    page.get_by_label("x", exact=True).select_option("loss")
+    expect(panel(page, "tokens").locator(".why")).to_contain_text("No band: loss does not only grow in sweep/")
+    expect(panel(page, "tokens")).to_have_attribute("data-lines", "6")
+    expect(page.locator(".legend .chip")).to_have_text(["high", "low"])
 
 
 def test_system_view_shows_what_the_machine_does_and_nothing_else(root, show):

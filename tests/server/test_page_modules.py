@@ -76,6 +76,27 @@ def test_range_of_few_values_is_one(call, values):
         assert found["low"] < found["high"]
 
 
+@pytest.mark.parametrize(
+    ("zoom", "how", "found"),
+    [
+        (None, "in", [25, 75]),
+        ([25, 75], "in", [37.5, 62.5]),
+        ([25, 75], "out", None),
+        ([40, 60], "out", [30, 70]),
+        ([40, 60], "left", [35, 55]),
+        ([0, 20], "left", [0, 20]),
+        ([85, 95], "right", [87.5, 97.5]),
+        (None, "right", None),
+    ],
+)
+def test_zoom_is_moved_and_scaled_within_what_there_is(call, zoom, how, found):
+    assert call("zoom", "moved", zoom, [0, 100], how) == found
+
+
+def test_zoom_on_a_logarithmic_axis_is_moved_by_factors(call):
+    assert call("zoom", "moved", None, [1, 10_000], "in", True) == pytest.approx([10, 1000])
+
+
 def test_group_of_runs_is_named_by_what_sets_it_apart(call):
     assert call("metric_lines", "groupLabel", ["sweep", "low", None]) == "low"
     assert call("metric_lines", "groupLabel", ["sweep", "low", "sft"]) == "low \u00b7 sft"

@@ -317,3 +317,50 @@ def eventually(condition):
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
+
+
+def test_series_of_a_part_has_its_finer_points(root, serve):
+    finished_run(root, losses=[float(step % 9) for step in range(5000)])
+    parameters = {"run": "p/r0", "name": "loss", "max_points": 100}
+    server = serve(root)
+    [part] = answer(server, "series", **parameters, first_x=2000, last_x=2020)["lines"]
+    assert (part["points"], part["x"]) == (23, [float(step) for step in range(1999, 2022)])
+    [band] = answer(server, "bands", **parameters, by="name", first_x=2000, last_x=2020)["bands"]
+    assert (band["points"], band["x"], band["std"][0]) == (23, part["x"], None)
+
+
+def test_bands_over_what_has_no_common_place_say_why(root, serve):
+    repeats(root, arms=("low",))
+    ids = [f"sweep/low-r{repeat}" for repeat in range(3)]
+    server = serve(root)
+    over_time = answer(server, "bands", run=ids, name="loss", by="arm", x="elapsed")
+    assert (over_time["problem"], over_time["bands"][0]["n"][0] > 0) == ("", True)
+    said = answer(server, "bands", run=ids, name="loss", by="arm", x="loss")
+    assert (said["bands"], said["problem"].startswith("loss does not only grow in sweep/low-r")) == ([], True)
+
+
+def test_run_details_say_all_that_is_missing_and_the_list_does_then(root, serve):
+    directory = finished_run(root)
+    with next((directory / "journal").iterdir()).open("ab") as file:
+        file.write(b"no record\n")
+    server = serve(root)
+    assert answer(server, "runs")["runs"][0]["problems"] == []  # nobody has read it yet
+    assert answer(server, "run", id="p/r0")["run"]["problems"] == ["1 line is no record and is left out"]
+
+
+def test_experiment_of_a_stage_is_about_that_stage(root, serve):
+    for place, stage in enumerate(("sft", "grpo")):
+        repeats(root, arms=("low",), number=2, stage=stage)
+        for repeat in range(2):
+            result = {"run_key": f"low-r{repeat}", "metrics": {f"{stage}_loss": 1.0 + place}, "stage": stage}
+            text = json.dumps(result | {"artifacts": None, "evals": []})
+            (root / "sweep" / f"low-r{repeat}-{stage}" / "result.json").write_text(text)
+    server = serve(root)
+    last = answer(server, "experiment", project="sweep")
+    assert (last["stages"], last["stage"], last["metrics"]) == (["sft", "grpo"], "grpo", ["grpo_loss"])
+    first = answer(server, "experiment", project="sweep", stage="sft")
+    assert (first["stage"], first["metric"], first["table"][0]["mean"]) == ("sft", "sft_loss", 1.0)
+    assert refusal(server, "experiment", project="sweep", stage="stf") == (
+        404,
+        "There is no stage 'stf' in sweep. Did you mean 'sft'?",
+    )

@@ -206,7 +206,41 @@ def test_hooks_of_a_real_run_are_its_costs(tmp_path):
         for _ in run.steps(40):
             run.log(loss=1.0)
         run.log(run.callbacks.costs().as_metrics())
-    assert "busy" in {each["name"] for each in runs("runs").hooks()}
+    cost, found = run.callbacks.costs()[0], runs("runs")
+    (row,) = found.hooks()
+    assert (row["name"], row["calls"], row["step"], row["disabled"]) == ("busy", 40, 40, False)
+    times = ("total_ms", "mean_ms", "p95_ms", "max_ms")
+    seconds = (cost.total_seconds, cost.mean_seconds, cost.p95_seconds, cost.max_seconds)
+    assert [row[name] for name in times] == pytest.approx([1000 * each for each in seconds])
+    assert 0 < row["share"] < 1
+    assert [each["share"] is None for each in found.hooks(history=True)] == [True, False]
+    assert found.sql("SELECT calls FROM hooks WHERE share IS NOT NULL").rows() == [{"calls": 40}]
+
+
+def test_hook_errors_and_order_are_the_last_of_each_run(tmp_path):
+    class Broken(hl.Callback):
+        def on_step_end(self, loop, step_idx, batch, metrics):
+            raise ValueError(f"at {step_idx}")
+
+    with hl.run("broken", callbacks=[Broken(), hl.on("log", lambda loop: None, name="n")], summary=False) as run:
+        for _ in run.steps(4):
+            run.log(loss=1.0)
+    (failed,), (order,) = runs("runs").hook_errors(), runs("runs").hook_order()
+    told = ("writer", "name", "errors", "disabled", "error", "moment", "step")
+    assert [failed[name] for name in told] == ["main", "broken", 3, True, "ValueError: at 2", "on_step_end", 3]
+    assert json.loads(order["moments"]) == {"on_log": ["n"]}
+    assert (order["left_out"], order["versions"], order["step"]) == (0, 2, 3)
+
+
+def test_events_of_others_that_look_like_costs_and_orders_are_passed_over(tmp_path):
+    directory = make_run(tmp_path)
+    odd = ({}, {"costs": 3}, {"costs": [1, {"name": None}]}, {"costs": [{"name": "x", "calls": "many"}]})
+    append(directory, *[Event(name="hooks_cost", data=data) for data in odd])
+    append(directory, Event(name="hooks_plan", data={"moments": "none"}), Event(name="hook_error", data={}), ended())
+    found = runs(tmp_path)
+    assert [(row["name"], row["calls"], row["share"]) for row in found.hooks(history=True)] == [("x", None, None)]
+    assert [row["moments"] for row in found.hook_order()] == ['"none"']
+    assert found.hook_errors().rows() == []
 
 
 @pytest.mark.parametrize("ddof", [0, 1])

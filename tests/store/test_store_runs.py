@@ -9,7 +9,7 @@ from recorded_runs import append, close, ended, finished_run, journal, make_run,
 
 import hookline as hl
 from hookline.record import run_directory
-from hookline.record.records import Event, Status
+from hookline.record.records import Event, Sample, Status
 from hookline.store import runs
 from hookline.store.liveness import Liveness
 from hookline.store.runs import Runs
@@ -46,6 +46,20 @@ def test_run_info_of_an_experiment_says_what_was_run_and_how_far_it_is(tmp_path)
     assert (info.status, info.message, info.ended, info.last_seen) == ("stopped", "asked", 4.0, 4.0)
     assert (info.step, info.num_steps, info.metrics["loss"], info.problems) == (2, 100, 1.0, ())
     assert (info.config, info.tags) == ({"lr": 0.1}, ("a", "b"))
+
+
+def test_run_that_ends_with_many_predictions_still_tells_its_latest_metrics(tmp_path):
+    directory = make_run(tmp_path)
+    predictions = [Sample(time=4.0, step=2, axis="final", completion="x" * 2000) for _ in range(200)]
+    costs = row(2, time=4.5, **{"hooks/slow/calls": 3.0})
+    long = Event(time=1.5, name="note", data={"text": "y" * 5000})
+    append(directory, begun(), long, row(1, loss=2.0, time=2.0), row(2, loss=1.0, time=3.0))
+    append(directory, row(2, "final", time=3.5, **{"quiz/accuracy": 0.5}), *predictions, costs)
+    info = runs(tmp_path)[0]
+    assert {"loss": 1.0, "quiz/accuracy": 0.5}.items() <= info.metrics.items()
+    assert (info.step, info.last_seen) == (2, 4.5)
+    append(directory, *[predictions[0]] * 600)
+    assert "loss" not in runs(tmp_path)[0].metrics  # no more than a mebibyte is looked through
 
 
 def test_runs_of_a_real_loop_are_running_and_then_finished_and_keep_their_sinks(tmp_path):

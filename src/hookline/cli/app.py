@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import hookline
-from hookline.cli import bench, demo, hooks, run, runs, sql, ui
+from hookline.cli import bench, demo, hooks, run, runs, serve, sql, ui
 from hookline.core.errors import HooklineError
 
 
@@ -26,7 +26,7 @@ class _ErrorsAsMessages(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True)
+app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True, pretty_exceptions_show_locals=False)  # may be tokens
 app.add_typer(hooks.app, name="hooks")
 app.add_typer(runs.app, name="runs")
 app.command("demo")(demo.demo)
@@ -34,6 +34,7 @@ app.command("run")(run.run)
 app.command("sql")(sql.sql_command)
 app.command("bench")(bench.bench_command)
 app.command("ui")(ui.ui)
+app.command("serve")(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

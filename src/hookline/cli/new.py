@@ -203,6 +203,7 @@ class Names:
             "pyproject.toml": PYPROJECT,
             "README.md": README,
             f"src/{self.package}/__init__.py": MODULE,
+            f"src/{self.package}/py.typed": "",
             f"tests/test_{self.package}.py": TESTS,
         }
         spellings = {"distribution": self.distribution, "package": self.package, "class_name": self.class_name}

@@ -28,9 +28,6 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
 
 _HELP = "An id, a part of it that no other run has, a directory, or 'latest'."
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_HELP, show_default=False, autocompletion=complete)]
-RunArguments = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help=_HELP, show_default=False, autocompletion=complete)
-]
 OptionalRuns = Annotated[
     list[str] | None, typer.Argument(metavar="[RUN]...", help=_HELP, show_default=False, autocompletion=complete)
 ]

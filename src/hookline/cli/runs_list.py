@@ -30,6 +30,10 @@ Status = Annotated[
     list[str] | None,
     typer.Option(help="Only these: running, stalled, finished, stopped, failed, killed.", show_default=False),
 ]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(help="Only runs with one of these tags; * stands for anything.", show_default=False),
+]
 Latest = Annotated[int, typer.Option(min=1, metavar="N", help="Show so many.")]
 
 
@@ -40,12 +44,13 @@ def list_command(
     experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment; * stands for anything.")] = None,
     project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
     name: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
+    tag: Tags = None,
     latest: Latest = 50,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the latest first: status, steps, last metrics, and how long ago something was heard of them."""
     with wrong_input(as_json=as_json):
-        found = runs(root).filter(status=status, experiment=experiment, project=project, name=name)
+        found = runs(root).filter(status=status, experiment=experiment, project=project, name=name, tag=tag)
     shown = found[:latest]
     more = len(found) - len(shown)
     if as_json:
@@ -53,7 +58,7 @@ def list_command(
     elif shown:
         _print(shown, more)
     else:
-        _print_none(found, is_filtered=any((status, experiment, project, name)))
+        _print_none(found, is_filtered=any((status, experiment, project, name, tag)))
 
 
 def _print(shown: list[RunInfo], more: int) -> None:
@@ -61,7 +66,8 @@ def _print(shown: list[RunInfo], more: int) -> None:
     named = any(info.name != info.id.rpartition("/")[2] for info in shown)
     width = console().width
     belonging = width >= _WIDE and any(info.experiment is not None for info in shown)  # its directory is called like it
-    optional = [name for name, is_there in (("name", named), ("experiment", belonging)) if is_there]
+    tagged = width >= _WIDE and any(info.tags for info in shown)
+    optional = [name for name, is_there in (("name", named), ("experiment", belonging), ("tags", tagged)) if is_there]
     columns = ("run", *optional, "status", "step", "age", "last metrics")
     listing = table(*columns, whole=("run", "status", "step", "age"), numbers=("step",))
     for info in shown:
@@ -71,9 +77,8 @@ def _print(shown: list[RunInfo], more: int) -> None:
         seen = info.last_seen or info.started
         age = how_long(None if seen is None else now - seen)
         metrics = metrics_text(info.metrics, _METRICS if width >= _WIDE else 1)
-        extras = [
-            text for name, text in (("name", one_line(info.name)), ("experiment", belongs_to(info))) if name in optional
-        ]
+        texts = {"name": one_line(info.name), "experiment": belongs_to(info), "tags": one_line(", ".join(info.tags))}
+        extras = [texts[name] for name in optional]
         listing.add_row(one_line(info.id), *extras, status, steps_text(info), age, metrics)
     console().print(listing)
     if more:

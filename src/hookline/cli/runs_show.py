@@ -32,7 +32,9 @@ from hookline.cli.sparkline import marks_for, sparkline
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.timing import duration
 from hookline.record.delivery import SinkState
-from hookline.record.records import clean
+from hookline.record.reader import MAIN
+from hookline.record.records import BOOKKEEPING, clean
+from hookline.store.index import quoted
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs
 from hookline.store.series import Series
@@ -43,7 +45,8 @@ _CURVES = 8
 _EVENTS = 10
 _KEPT_EVENTS = 100
 """How many events JSON has."""
-_RECENT = "SELECT * FROM events WHERE name NOT IN ('heartbeat', 'eval') ORDER BY time DESC"
+_LEFT_OUT = ("heartbeat", "eval", *sorted(BOOKKEEPING))
+_RECENT = f"SELECT * FROM events WHERE name NOT IN ({', '.join(map(quoted, _LEFT_OUT))}) ORDER BY time DESC"  # noqa: S608
 _LOUD = ("error", "alert", "failed", "not_finite", "hang", "lost")
 
 
@@ -55,6 +58,8 @@ class _View:
     outcomes: dict[Metric, Outcome]
     curves: list[Series]
     hooks: list[dict[str, Any]]
+    hook_errors: list[dict[str, Any]]
+    order: list[dict[str, Any]]
     events: list[dict[str, Any]]
     event_count: int
     checkpoints: list[SavedCheckpoint]
@@ -86,6 +91,8 @@ def _view(found: Runs) -> _View:
         outcomes=results,
         curves=_in_order(curves, first),
         hooks=found.hooks().rows(),
+        hook_errors=found.hook_errors().rows(),
+        order=[row | {"moments": _moments(row["moments"])} for row in found.hook_order()],
         events=events,
         event_count=count,
         checkpoints=saved_checkpoints(info.directory),
@@ -107,6 +114,8 @@ def _document(view: _View) -> dict[str, Any]:
         "results": results,
         "checkpoints": [asdict(saved) | {"path": str(saved.path)} for saved in view.checkpoints],
         "hooks": view.hooks,
+        "hook_errors": view.hook_errors,
+        "order": view.order,
         "sinks": [asdict(state) for state in view.sinks],
         "events": events,
     }
@@ -121,7 +130,8 @@ def _print(out: Console, view: _View) -> None:
     _print_curves(out, view)
     _print_metrics(out, view)
     _print_checkpoints(out, view.checkpoints)
-    _print_hooks(out, view.hooks)
+    _print_hooks(out, view)
+    _print_order(out, view.order)
     _print_sinks(out, view)
     _print_events(out, view.events, view.event_count)
     _print_problems(out, view.info)
@@ -238,18 +248,47 @@ def _print_checkpoints(out: Console, saved: list[SavedCheckpoint]) -> None:
         out.print(Text.assemble(f"  {one_line(one.path.name)}  {bytes_text(one.bytes)}  ", state), soft_wrap=True)
 
 
-def _print_hooks(out: Console, hooks: list[dict[str, Any]]) -> None:
-    if not hooks:
+def _print_hooks(out: Console, view: _View) -> None:
+    if not view.hooks and not view.hook_errors:
         return
     out.print("\nHooks", style="bold")
-    columns = ("calls", "total", "mean", "p95", "max", "errors")
-    listing = table("hook", *columns, numbers=columns)
-    for hook in hooks:
-        times = [_milliseconds(hook[f"{name}_ms"]) for name in ("total", "mean", "p95", "max")]
-        errors = hook["errors"] or 0
-        cells = (one_line(hook["name"]), f"{hook['calls'] or 0:,}", *times, f"{errors:,}" if errors else "")
-        listing.add_row(*cells, style="yellow" if errors else "")
-    out.print(listing)
+    if view.hooks:
+        columns = ("calls", "total", "mean", "p95", "max", "share", "errors")
+        listing = table("hook", *columns, numbers=columns)
+        for hook in view.hooks:
+            listing.add_row(*_cost_cells(hook), style="red" if hook["disabled"] else "yellow" if hook["errors"] else "")
+        out.print(listing)
+    for failed in view.hook_errors:
+        step = "" if failed["step"] is None else f", step {failed['step']:,}"
+        word = ("  DISABLED ", "bold red") if failed["disabled"] else "  "
+        where = f"{one_line(failed['name'])} at {one_line(failed['moment'] or 'an unknown moment')}{step}: "
+        out.print(Text.assemble(word, where, (one_line(failed["error"] or ""), "red")), soft_wrap=True)
+
+
+def _cost_cells(hook: dict[str, Any]) -> list[str]:
+    times = [_milliseconds(hook[f"{name}_ms"]) for name in ("total", "mean", "p95", "max")]
+    share = "" if hook["share"] is None else f"{hook['share']:.2%}"
+    errors = f"{hook['errors']:,}" if hook["errors"] else ""
+    name = hook["name"] if hook["writer"] == MAIN else f"{hook['writer']}: {hook['name']}"
+    return [one_line(name), f"{hook['calls'] or 0:,}", *times, share, errors]
+
+
+def _print_order(out: Console, order: list[dict[str, Any]]) -> None:
+    """The order of subscribers, a line for all moments that have the same."""
+    for row in order:
+        together: dict[tuple[str, ...], list[str]] = {}
+        for moment, names in row["moments"].items():
+            together.setdefault(tuple(names), []).append(moment)
+        out.print("\nOrder" + ("" if row["writer"] == MAIN else f" of {one_line(row['writer'])}"), style="bold")
+        for names, moments in together.items():
+            who = ", ".join(map(one_line, names))
+            out.print(Text.assemble(f"  {who}  ", (", ".join(map(one_line, moments)), "dim")), soft_wrap=True)
+
+
+def _moments(text: str | None) -> dict[str, list[str]]:
+    given = json.loads(text) if text else {}
+    items = given.items() if isinstance(given, dict) else ()
+    return {moment: [str(name) for name in names] for moment, names in items if isinstance(names, list)}
 
 
 def _milliseconds(value: float | None) -> str:

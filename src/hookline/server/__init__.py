@@ -1,4 +1,7 @@
-"""The web page: a JSON interface over the store, a live stream, and static files; it reads and never writes."""
+"""The web page: a JSON interface over the store, a live stream, and static files.
+
+It reads and never writes, unless it is given tokens: then it also takes the runs of other machines.
+"""
 
 from hookline.server.web_server import WebServer
 

@@ -1,7 +1,9 @@
 """The application: every address there is, and how errors are told."""
 
+import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -14,12 +16,20 @@ from starlette.staticfiles import StaticFiles
 
 import hookline
 from hookline.core.errors import HooklineError, UnknownNameError
-from hookline.server import activity_api, charts_api, experiment_api, runs_api, samples_api
+from hookline.server import activity_api, charts_api, experiment_api, receive_api, runs_api, samples_api, status_api
+from hookline.server.access import Access
 from hookline.server.endpoint import json_response
-from hookline.server.guard import LOOPBACK, Guard
+from hookline.server.guard import Guard
 from hookline.server.listing import Listing
 from hookline.server.live_stream import LiveStream
+from hookline.server.login_api import login_route
 from hookline.server.openapi import openapi
+from hookline.server.received_runs import ConflictError, ReceivedRuns
+from hookline.server.request_body import Bodies, BodyError
+from hookline.server.status_runs import StatusRuns
+from hookline.server.tokens import Tokens
+from hookline.server.web_server import LOOPBACK
+from hookline.server.write_endpoint import Desk
 from hookline.store import QueryTimeoutError, Runs
 
 logger = logging.getLogger("hookline")
@@ -32,26 +42,55 @@ ENDPOINTS = (
     *activity_api.ENDPOINTS,
     *experiment_api.ENDPOINTS,
 )
+WRITING = (*receive_api.ENDPOINTS, *status_api.ENDPOINTS)
+"""Where something can be sent; `hookline ui` has none of these."""
 
 
-def application(runs: Runs, *, is_closing: Callable[[], bool] = lambda: False) -> Starlette:
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """What a server has that takes runs from other machines.
+
+    Args:
+        tokens: What is asked of those who send, and of those who look.
+        hosts: The names that it is reached by.
+        bodies: How much it takes at a time.
+    """
+
+    tokens: Tokens
+    hosts: Sequence[str] = LOOPBACK
+    bodies: Bodies = field(default_factory=Bodies)
+
+    def routes(self, root: Path, access: Access) -> list[Route]:
+        """The addresses that something can be sent to."""
+        received = ReceivedRuns(root)
+        desk = Desk(received, StatusRuns(received), self.bodies)
+        return [*(endpoint.route(desk) for endpoint in WRITING), login_route(access, self.bodies)]
+
+
+def application(
+    runs: Runs, *, is_closing: Callable[[], bool] = lambda: False, receiving: Receiving | None = None
+) -> Starlette:
     """The page and its interface over some runs.
 
     Args:
         is_closing: Whether the server is about to end.
+        receiving: How runs of other machines are taken; by default nothing can be changed.
     """
     listing = Listing(runs)
     stream = LiveStream(listing, is_closing)
-    document = openapi(ENDPOINTS, hookline.__version__)
+    access = None if receiving is None else Access(receiving.tokens)
+    document = openapi(ENDPOINTS, hookline.__version__, WRITING if access else (), access)
+    guard = Middleware(Guard, hosts=LOOPBACK if receiving is None else receiving.hosts, access=access)
     routes = [
+        *(receiving.routes(runs.root, access) if receiving and access else ()),
         *(endpoint.route(listing) for endpoint in ENDPOINTS),
         Route("/api/stream", stream.respond, methods=["GET"]),
         Route("/api/openapi.json", lambda request: json_response(document), methods=["GET"]),
         Route("/", _page, methods=["GET"]),
         Mount("/static", _Static(directory=STATIC)),
     ]
-    handlers = {HTTPException: _told, HooklineError: _refused, Exception: _failed}
-    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=LOOPBACK)], exception_handlers=handlers)
+    handlers = {HTTPException: _told, HooklineError: _refused, OSError: _not_written, Exception: _failed}
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
 
 
 class _Static(StaticFiles):
@@ -74,8 +113,20 @@ def _told(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, ConflictError):
+        return json_response({"error": str(error), **error.facts}, 409)
+    if isinstance(error, BodyError):
+        answer = json_response({"error": str(error)}, error.status)
+        answer.headers.update({"Retry-After": "2"} if error.status == 503 else {})
+        return answer
     status = 404 if isinstance(error, UnknownNameError) else 503 if isinstance(error, QueryTimeoutError) else 400
     return json_response({"error": str(error)}, status)
+
+
+def _not_written(request: Request, error: Exception) -> Response:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return json_response({"error": "There is no room left on the server's disk. Send it again later."}, 507)
+    return _failed(request, error)
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -1,21 +1,24 @@
 """Lines and bands of charts: thinned out here, with their peaks kept, so that a browser draws what it can show."""
 
-from collections.abc import Iterator
-from itertools import groupby
-from typing import Any
-
 import msgspec
 
-from hookline.server.endpoint import FIRST_STEP, LAST_STEP, METRIC, RUN, Endpoint
+from hookline.server.endpoint import METRIC, RUN, Endpoint
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values
-from hookline.store.series import thinned
+from hookline.store.aggregate import BY
 
 _POINTS = Parameter("max_points", "integer", "How many points a line has at most.", default=1000, low=4, high=20_000)
 _AXIS = Parameter("axis", "string", "Only what was recorded on this axis: train, eval, rollout, ...")
-_X = Parameter("x", "string", "step, time, or a metric that was recorded at the same steps.", default="step")
-BY = ("arm", "group", "experiment", "stage", "name", "project", "repeat", "seed", "status", "id")
+_X = Parameter(
+    "x",
+    "string",
+    "step, time, elapsed (seconds since a run began), or a metric that was recorded at the same steps.",
+    default="step",
+)
+_FIRST_X = Parameter("first_x", "number", "Where the part of x begins that is wanted, in what x is.")
+_LAST_X = Parameter("last_x", "number", "Where it ends.")
 _BY = Parameter("by", "string", "What runs are grouped by; several make finer groups.", repeated=True, choices=BY)
+_DRAWN = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X)
 
 
 class Line(msgspec.Struct):
@@ -37,11 +40,13 @@ class Lines(msgspec.Struct):
 
 
 class Band(msgspec.Struct):
-    """Mean, standard deviation and range of a metric over the runs of a group, step by step."""
+    """Mean, standard deviation and range of a metric over the runs of a group along x; null where there is none."""
 
     key: list[str | None]
     axis: str
-    x: list[int]
+    points: int
+    not_finite: int
+    x: list[float]
     mean: list[float | None]
     std: list[float | None]
     min: list[float | None]
@@ -50,46 +55,38 @@ class Band(msgspec.Struct):
 
 
 class Bands(msgspec.Struct):
-    """A metric as bands."""
+    """A metric as bands; where that makes no sense there are none, and the problem says why."""
 
     bands: list[Band]
+    problem: str
 
 
 def _series(listing: Listing, values: Values) -> Lines:
-    runs = listing.some(values["run"])
-    found = runs.series([values["name"]], x=values["x"], axis=values["axis"], max_points=values["max_points"])
+    found = listing.some(values["run"]).series(
+        [values["name"]],
+        x=values["x"],
+        axis=values["axis"],
+        max_points=values["max_points"],
+        between=(values["first_x"], values["last_x"]),
+    )
     return Lines([Line(s.run, s.name, s.axis, s.points, s.not_finite, s.x, s.y) for s in found])
 
 
 def _bands(listing: Listing, values: Values) -> Bands:
-    by = list(dict.fromkeys(values["by"])) or ["arm"]
-    steps = values["first_step"], values["last_step"]
-    found = listing.some(values["run"]).aggregate(values["name"], by, axis=values["axis"], steps=steps)
-    return Bands(list(_groups(found.rows(), by, values["max_points"])))
-
-
-def _groups(rows: list[dict[str, Any]], by: list[str], max_points: int) -> Iterator[Band]:
-    for (*key, axis), of_group in groupby(rows, lambda row: (*(row[name] for name in by), row["axis"])):
-        yield _band([None if part is None else str(part) for part in key], axis, list(of_group), max_points)
-
-
-def _band(key: list[str | None], axis: str, rows: list[dict[str, Any]], max_points: int) -> Band:
-    import numpy as np
-
-    xs = np.array([row["step"] for row in rows], dtype=np.float64)
-    means = np.array([row["mean"] for row in rows], dtype=np.float64)
-    kept = [rows[place] for place in thinned(xs, np.nan_to_num(means), max_points).tolist()]
-    columns: dict[str, list[Any]] = {name: [row[name] for row in kept] for name in ("mean", "std", "min", "max", "n")}
-    return Band(key, axis, [row["step"] for row in kept], **columns)
+    found = listing.some(values["run"]).bands(
+        values["name"],
+        values["by"] or "arm",
+        x=values["x"],
+        axis=values["axis"],
+        max_points=values["max_points"],
+        between=(values["first_x"], values["last_x"]),
+    )
+    columns = ("axis", "points", "not_finite", "x", "mean", "std", "min", "max", "n")
+    bands = [Band(key=list(band.key), **{name: getattr(band, name) for name in columns}) for band in found.bands]
+    return Bands(bands, found.problem)
 
 
 ENDPOINTS = (
-    Endpoint("/api/series", "A metric of some runs as lines.", Lines, _series, (RUN, METRIC, _X, _AXIS, _POINTS)),
-    Endpoint(
-        "/api/bands",
-        "A metric over the repeats of groups of runs.",
-        Bands,
-        _bands,
-        (RUN, METRIC, _BY, _AXIS, _POINTS, FIRST_STEP, LAST_STEP),
-    ),
+    Endpoint("/api/series", "A metric of some runs as lines.", Lines, _series, _DRAWN),
+    Endpoint("/api/bands", "A metric over the repeats of groups of runs.", Bands, _bands, (*_DRAWN, _BY)),
 )

@@ -1,7 +1,9 @@
 """Experiments: the arms side by side, from the results of runs that are over, while others still run."""
 
 import contextlib
-from dataclasses import asdict
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import msgspec
 from hookline.core.errors import HooklineError, UnknownNameError, closest
 from hookline.core.state import ArmResult, RunResult
 from hookline.experiment.results.result import ExperimentResult
-from hookline.experiment.store import PLAN, ExperimentStore
+from hookline.experiment.store import PLAN, RESULT, ExperimentStore
 from hookline.record.records import clean
 from hookline.server.endpoint import Endpoint
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values
+from hookline.server.recorded_results import recorded_results
 from hookline.server.run_rows import Number
 from hookline.store import RunInfo
 from hookline.store.catalogue import is_plain_file
@@ -23,6 +26,7 @@ _PROJECT = Parameter(
     "project", "string", "The directory of the experiment, as /api/experiments gives it.", required=True
 )
 _METRIC = Parameter("metric", "string", "What the table is about, instead of the experiment's main metric.")
+_STAGE = Parameter("stage", "string", "The stage that everything is about, instead of the last one.")
 
 
 class ExperimentRow(msgspec.Struct):
@@ -79,13 +83,14 @@ class BenchmarkScore(msgspec.Struct):
 
 
 class ExperimentReply(msgspec.Struct):
-    """An experiment as far as it is."""
+    """An experiment as far as it is; where it has stages, in the one that is named."""
 
     project: str
     name: str
     metric: str | None
     mode: str
     metrics: list[str]
+    stage: str | None
     stages: list[str]
     table: list[ArmOutcome]
     differences: list[ArmDifference]
@@ -95,18 +100,40 @@ class ExperimentReply(msgspec.Struct):
 
 
 def _experiments(listing: Listing, values: Values) -> Experiments:
-    by_project: dict[str, list[RunInfo]] = {}
-    for info in listing.now().runs:
+    return Experiments([_experiment_row(key, infos) for key, infos in _by_experiment(listing.now().runs).items()])
+
+
+def _by_experiment(runs: Iterable[RunInfo]) -> dict[str, list[RunInfo]]:
+    """The runs of each experiment, the latest first; the key is the project, with the id for all but its latest one.
+
+    Machines that send their runs to a server may each have an experiment of the same name.
+    """
+    found: dict[tuple[str, str], list[RunInfo]] = {}
+    for info in runs:
         if info.experiment is not None:
-            by_project.setdefault(info.project, []).append(info)
-    return Experiments([_experiment_row(project, infos) for project, infos in by_project.items()])
+            found.setdefault((info.project, str(_belonging(info).get("id"))), []).append(info)
+    keyed: dict[str, list[RunInfo]] = {}
+    for (project, experiment), infos in found.items():
+        keyed[project if project not in keyed else f"{project}@{experiment}"] = infos
+    return keyed
+
+
+def _belonging(info: RunInfo) -> dict[str, Any]:
+    """What a run knows of its place in the experiment."""
+    known = info.facts.get("experiment")
+    return known if isinstance(known, dict) else {}
 
 
 def _experiment_row(project: str, infos: list[RunInfo]) -> ExperimentRow:
     arms = list(dict.fromkeys(info.arm for info in reversed(infos) if info.arm is not None))
     words = [info.status for info in infos]
+    name, mark = infos[0].experiment or project, project.removeprefix(infos[0].project).removeprefix("@")
     return ExperimentRow(
-        project, infos[0].experiment or project, arms, len(infos), {word: words.count(word) for word in set(words)}
+        project,
+        f"{name} ({mark})" if mark else name,
+        arms,
+        len(infos),
+        {word: words.count(word) for word in set(words)},
     )
 
 
@@ -122,28 +149,35 @@ def _experiment(listing: Listing, values: Values) -> ExperimentReply:
             continue
         if found is not None:
             results[info.id] = found
-    result = _whole(directory, infos, results)
-    return _reply(result, infos, values["metric"], problems)
+    unsaid = [info.id for info in infos if info.id not in results and not _is_said(info)]
+    recorded, unclear = recorded_results(listing.some(unsaid)) if unsaid else ({}, [])
+    results, problems = results | recorded, problems + unclear
+    whole = _whole(directory, infos, results)
+    return _reply(_shown(whole, infos, values["stage"]), infos, values["metric"], problems)
 
 
 def _own_runs(listing: Listing, project: str) -> list[RunInfo]:
-    runs = listing.now().runs
-    infos = [info for info in runs if info.project == project and info.experiment is not None]
-    if not infos:
-        known = {info.project for info in runs if info.experiment is not None}
+    known = _by_experiment(listing.now().runs)
+    if project not in known:
         raise UnknownNameError(f"There is no experiment {project!r:.80}. {closest(project[:80], known)}")
-    return infos[::-1]
+    return known[project][::-1]
+
+
+def _is_said(info: RunInfo) -> bool:
+    """Whether there is a file that says, or should say, how a run ended."""
+    return os.path.lexists(info.directory / RESULT)
 
 
 def _result(directory: Path, info: RunInfo) -> RunResult | None:
     """How a run ended; files behind links are not read."""
-    if not is_plain_file(info.directory / "result.json"):
+    if not is_plain_file(info.directory / RESULT):
         return None
     return ExperimentStore(directory).result(info.directory.name)
 
 
 def _whole(directory: Path, infos: list[RunInfo], results: dict[str, RunResult]) -> ExperimentResult:
-    of_arm: dict[str, list[RunResult]] = {arm: [] for arm in _planned_arms(directory)}
+    planned = _planned_arms(directory) or _arms_in_order(infos)
+    of_arm: dict[str, list[RunResult]] = {arm: [] for arm in planned}
     for info in infos:
         if info.arm is not None:
             own = of_arm.setdefault(info.arm, [])
@@ -161,7 +195,49 @@ def _planned_arms(directory: Path) -> list[str]:
     return []
 
 
-def _reply(result: ExperimentResult, infos: list[RunInfo], metric: str | None, problems: list[str]) -> ExperimentReply:
+def _arms_in_order(infos: list[RunInfo]) -> list[str]:
+    """The arms that have begun, in the order in which they were given, as far as their runs know it."""
+    places = {info.arm: _belonging(info).get("position") for info in infos if info.arm is not None}
+    return sorted(places, key=lambda arm: place if isinstance(place := places[arm], int) else len(places))
+
+
+def _stages(result: ExperimentResult, infos: list[RunInfo]) -> list[str]:
+    """The stages in their order, those that have only begun included."""
+    return list(dict.fromkeys([*result.stages(), *(info.stage for info in infos if info.stage is not None)]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What is shown of an experiment: all of it, which is about its last stage, or a stage as if it were all."""
+
+    result: ExperimentResult
+    metrics: list[str]
+    stage: str | None
+    stages: list[str]
+
+
+def _shown(whole: ExperimentResult, infos: list[RunInfo], stage: str | None) -> _Shown:
+    """What is to be shown.
+
+    Raises:
+        UnknownNameError: There is no such stage.
+    """
+    known = _stages(whole, infos)
+    if stage is not None and stage not in known:
+        raise UnknownNameError(f"There is no stage {stage!r:.80} in {whole.name}. {closest(stage[:80], known)}")
+    last = next(reversed(whole.stages() or known), None)
+    about = last if stage is None else stage
+    only = whole if about is None else _in_stage(whole, about)
+    return _Shown(whole if stage is None else only, only.metric_names(), about, known)
+
+
+def _in_stage(whole: ExperimentResult, stage: str) -> ExperimentResult:
+    arms = (ArmResult(arm.name, arm.config, tuple(run for run in arm.runs if run.stage == stage)) for arm in whole.arms)
+    return ExperimentResult(whole.name, tuple(arms), whole.output_dir)
+
+
+def _reply(shown: _Shown, infos: list[RunInfo], metric: str | None, problems: list[str]) -> ExperimentReply:
+    result = shown.result
     about = metric if metric is not None else result.main_metric
     table = result.table(about)
     differences = result.differences(about) if about is not None else []
@@ -170,8 +246,9 @@ def _reply(result: ExperimentResult, infos: list[RunInfo], metric: str | None, p
         name=result.name,
         metric=about,
         mode=result.mode(about),
-        metrics=result.metric_names(),
-        stages=result.stages(),
+        metrics=shown.metrics,
+        stage=shown.stage,
+        stages=shown.stages,
         table=[_picked(ArmOutcome, asdict(row)) for row in table],
         differences=[_picked(ArmDifference, asdict(row)) for row in differences],
         benchmarks=[score for arm in result.arms for score in _scores(arm)],
@@ -207,6 +284,6 @@ ENDPOINTS = (
         "The arms of an experiment side by side.",
         ExperimentReply,
         _experiment,
-        (_PROJECT, _METRIC),
+        (_PROJECT, _METRIC, _STAGE),
     ),
 )

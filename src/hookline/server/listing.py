@@ -19,10 +19,11 @@ REST = 4
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The runs at one time, the latest first, and what is shown of each by its id."""
+    """The runs at one time, the latest first, what is shown of each by its id, and what is said about the store."""
 
     runs: Runs
     rows: dict[str, RunRow] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 class Listing:
@@ -37,15 +38,20 @@ class Listing:
     ) -> None:
         self._runs, self._max_age_seconds, self._clock = runs, max_age_seconds, clock
         self._lock = threading.Lock()
-        self._listed = Listed(runs.filter(), _rows(runs, {}))
+        self._listed = Listed(runs.filter(), _rows(runs, {}), runs.notes)
         self._until = clock() + max_age_seconds
+
+    def fresh(self) -> Listed | None:
+        """The runs as they were a moment ago, without waiting for anything; None where that was too long ago."""
+        return self._listed if self._clock() < self._until else None
 
     def now(self) -> Listed:
         """The runs as they are now, or were a moment ago."""
         with self._lock:
             begin = self._clock()
             if begin >= self._until:
-                self._listed = Listed(self._runs.refresh().filter(), _rows(self._runs, self._listed.rows))
+                self._runs.refresh()
+                self._listed = Listed(self._runs.filter(), _rows(self._runs, self._listed.rows), self._runs.notes)
                 now = self._clock()
                 self._until = now + max(self._max_age_seconds, REST * (now - begin))
             return self._listed

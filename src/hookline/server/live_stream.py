@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from hookline.server.listing import Listing
+from hookline.server.listing import Listed, Listing
 from hookline.server.run_rows import RunRow
 
 POLL_SECONDS = 1.0
@@ -22,12 +22,13 @@ BEAT_SECONDS = 10.0
 
 
 class RunsChanged(msgspec.Struct):
-    """The runs that are new or changed, and the ids of those that are gone; all of them at first."""
+    """The runs that are new or changed, the ids of those that are gone, all of them at first; and the store's notes."""
 
     time: float
     whole: bool
     changed: list[RunRow]
     removed: list[str]
+    notes: list[str]
 
 
 class Beat(msgspec.Struct):
@@ -41,14 +42,18 @@ class Viewer:
     """What one viewer was told, and what it must be told next."""
 
     told: dict[str, RunRow] | None = None
+    notes: list[str] = field(default_factory=list)
     silent_since: float = field(default_factory=time.monotonic)
 
-    def news(self, rows: dict[str, RunRow]) -> RunsChanged | None:
+    def news(self, rows: dict[str, RunRow], notes: list[str]) -> RunsChanged | None:
         """What this viewer does not know yet."""
-        is_first, before, self.told = self.told is None, self.told or {}, rows
+        is_new = self.told is None or notes != self.notes
+        is_first, before, self.told, self.notes = self.told is None, self.told or {}, rows, notes
         changed = [row for id_, row in rows.items() if before.get(id_) is not row]
         removed = [id_ for id_ in before if id_ not in rows]
-        return RunsChanged(time.time(), is_first, changed, removed) if changed or removed or is_first else None
+        if not (changed or removed or is_new):
+            return None
+        return RunsChanged(time.time(), is_first, changed, removed, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class LiveStream:
     is_closing: Callable[[], bool] = lambda: False
     poll_seconds: float = POLL_SECONDS
     beat_seconds: float = BEAT_SECONDS
+    _turn: anyio.Lock = field(default_factory=anyio.Lock)
+    _thread: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def respond(self, request: Request) -> StreamingResponse:
         """Begin to tell a viewer."""
@@ -73,8 +80,8 @@ class LiveStream:
         viewer = Viewer()
         yield _event("beat", Beat(time.time()))
         while not self.is_closing():
-            listed = await run_in_threadpool(self.listing.now)
-            news = viewer.news(listed.rows)
+            listed = await self._listed()
+            news = viewer.news(listed.rows, listed.notes)
             if news is not None:
                 viewer.silent_since = time.monotonic()
                 yield _event("runs", news)
@@ -82,6 +89,14 @@ class LiveStream:
                 viewer.silent_since = time.monotonic()
                 yield _event("beat", Beat(time.time()))
             await anyio.sleep(self.poll_seconds)
+
+    async def _listed(self) -> Listed:
+        """The runs, listed by one viewer for all, on a thread of the stream's own: charts may keep the others busy."""
+        async with self._turn:
+            fresh = self.listing.fresh()
+            if fresh is not None:
+                return fresh
+            return await anyio.to_thread.run_sync(self.listing.now, limiter=self._thread)
 
 
 def _event(name: str, data: msgspec.Struct) -> bytes:

@@ -4,6 +4,7 @@ Everything that is not declared is refused, so a misspelt name is no silent no-o
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -28,6 +29,7 @@ class Parameter:
         description: For people, in the OpenAPI document.
         repeated: May be given several times; its value is a list.
         choices: What a text may be; anything by default.
+        pattern: What a text must look like, as a regular expression.
         low: The least number that is accepted.
         high: The largest number that is accepted.
     """
@@ -39,6 +41,7 @@ class Parameter:
     repeated: bool = False
     default: Any = None
     choices: Sequence[str] = ()
+    pattern: str = ""
     low: float | None = None
     high: float | None = None
 
@@ -74,6 +77,7 @@ class Parameter:
     def _schema(self) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": self.kind}
         if self.kind == "string":
+            schema |= {"pattern": f"^{self.pattern}$"} if self.pattern else {}
             return schema | ({"enum": list(self.choices)} if self.choices else {"maxLength": MOST_TEXT})
         low = self.low if self.low is not None or self.kind == "number" else -LARGEST
         high = self.high if self.high is not None or self.kind == "number" else LARGEST
@@ -86,6 +90,8 @@ class Parameter:
     def _text(self, text: str) -> str:
         if self.choices and text not in self.choices:
             raise OptionError(f"{self.name}={text!r:.80} is not accepted. {closest(text, self.choices)}")
+        if self.pattern and not re.fullmatch(self.pattern, text):
+            raise OptionError(f"{self.name}={text!r:.80} is not accepted: {self.description}")
         if len(text) > MOST_TEXT or "\0" in text:
             raise OptionError(f"{self.name}={text!r:.80}: give a text of at most {MOST_TEXT:,} characters without NUL.")
         return text

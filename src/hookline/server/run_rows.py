@@ -7,6 +7,7 @@ import msgspec
 
 from hookline.record.records import clean
 from hookline.store import RunInfo
+from hookline.store.columns import number as as_float
 
 MOST_METRICS = 6
 _UNINTERESTING = ("hooks/", "system/", "memory/", "throughput/")
@@ -87,7 +88,7 @@ def number(value: Any) -> Number:
     """A number as JSON can hold it; None where it is none."""
     if not isinstance(value, int | float):
         return None
-    held: float | str = clean(float(value))
+    held: float | str = clean(as_float(value))
     return held
 
 

@@ -15,6 +15,7 @@ class RunsReply(msgspec.Struct):
 
     root: str
     note: str
+    notes: list[str]
     runs: list[RunRow]
 
 
@@ -54,11 +55,11 @@ class Sinks(msgspec.Struct):
 
 def _runs(listing: Listing, values: Values) -> RunsReply:
     listed = listing.now()
-    return RunsReply(listed.runs.root.name, listed.runs.note, list(listed.rows.values()))
+    return RunsReply(listed.runs.root.name, listed.runs.note, listed.notes, list(listed.rows.values()))
 
 
 def _run(listing: Listing, values: Values) -> RunDetails:
-    return run_details(listing.now().runs[values["id"]])
+    return run_details(listing.now().runs.read(values["id"]))
 
 
 def _metrics(listing: Listing, values: Values) -> MetricNames:

@@ -1,18 +1,30 @@
-"""`WebServer`: serves the page on a loopback address, in this thread or in one of its own."""
+"""`WebServer`: serves the page, in this thread or in one of its own.
 
+Without tokens it can be read and no more, on a loopback address. With tokens it also takes runs of other machines, on
+any address.
+"""
+
+import contextlib
 import ipaddress
 import logging
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import hookline.store
 from hookline.core.errors import ConfigError, MissingExtraError
+from hookline.server.tokens import Tokens
 from hookline.store.liveness import STALL_SECONDS
 
+if TYPE_CHECKING:
+    from hookline.server.request_body import Bodies
+
 logger = logging.getLogger("hookline")
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class WebServer:
@@ -23,9 +35,12 @@ class WebServer:
     Args:
         port: 0 takes any that is free.
         stall_seconds: After how long without progress a run counts as stalled.
+        tokens: What is asked of those who send runs and of those who look; without them nothing can be sent.
+        allow_hosts: Other names that it is reached by, e.g. that of a proxy.
+        bodies: How much it takes at a time.
 
     Raises:
-        ConfigError: There is no such directory, the address is not a loopback one, or it is taken.
+        ConfigError: There is no such directory, the address is taken, or others reach it and no token is asked for.
         MissingExtraError: What the page needs is not installed.
     """
 
@@ -36,17 +51,24 @@ class WebServer:
         host: str = "127.0.0.1",
         port: int = 0,
         stall_seconds: float = STALL_SECONDS,
+        tokens: Tokens | None = None,
+        allow_hosts: Sequence[str] = (),
+        bodies: "Bodies | None" = None,
     ) -> None:
         try:
             import uvicorn
 
-            from hookline.server.application import application
+            from hookline.server.application import Receiving, application
+            from hookline.server.patient_protocol import patient
+            from hookline.server.request_body import Bodies
         except ImportError as error:
             raise MissingExtraError("The web page", "ui") from error
-        check_loopback(host)
+        _check_reach(host, tokens, allow_hosts)
         self.runs = hookline.store.runs(root, stall_seconds=stall_seconds)
         self._socket = _bound(host, port)
-        app = application(self.runs, is_closing=lambda: self._server.should_exit)
+        bodies = bodies or Bodies()
+        receiving = None if tokens is None else Receiving(tokens, host_names(host, allow_hosts), bodies)
+        app = application(self.runs, is_closing=lambda: self._server.should_exit, receiving=receiving)
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -54,6 +76,7 @@ class WebServer:
             lifespan="off",
             server_header=False,
             ws="none",
+            http=patient(bodies.chunk_seconds),
             timeout_graceful_shutdown=3,
         )
         self._server = uvicorn.Server(config)
@@ -92,23 +115,36 @@ class WebServer:
         self.stop()
 
 
-def check_loopback(host: str) -> None:
-    """Refuse an address that others can reach: the page asks nobody for a password.
-
-    Raises:
-        ConfigError: It is not a loopback address.
-    """
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
     if host == "localhost":
-        return
+        return True
     try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_loopback = False
-    if not is_loopback:
+        return False
+
+
+def host_names(host: str, others: Sequence[str] = ()) -> list[str]:
+    """The names and addresses that a server on an address is reached by."""
+    if is_loopback(host):
+        return [*LOOPBACK, host, *others]
+    own = socket.gethostname()
+    names = [host, own, own.partition(".")[0], socket.getfqdn()]
+    with contextlib.suppress(OSError):
+        names += [str(found[4][0]) for found in socket.getaddrinfo(own, None)]
+    return [*LOOPBACK, *names, *others]
+
+
+def _check_reach(host: str, tokens: Tokens | None, allow_hosts: Sequence[str]) -> None:
+    """Refuse to serve others who are asked for nothing."""
+    if tokens is None and not is_loopback(host):
         raise ConfigError(
             f"host={host!r}: the page has no password and is served to this machine only: give 127.0.0.1. "
-            "From another machine, forward the port: ssh -L 8765:127.0.0.1:8765 <this machine>."
+            "From another machine, forward the port: ssh -L 8765:127.0.0.1:8765 <this machine>; or use: hookline serve."
         )
+    if tokens is not None and tokens.read is None and (allow_hosts or not is_loopback(host)):
+        raise ConfigError("Others can reach this server: give a read token, too, or everybody could look.")
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -117,7 +153,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-        made.listen(128)
+        made.listen(1024)
     except (OSError, OverflowError) as error:
         made.close()
         raise ConfigError(f"{host}:{port} cannot be served: {error}. Give another port, or 0 for any.") from error

@@ -14,18 +14,28 @@ BY = ("arm", "group", "experiment", "stage", "name", "project", "repeat", "seed"
 _SPREADS = {0: "stddev_pop", 1: "stddev_samp"}
 
 
+def checked_keys(by: str | Sequence[str]) -> list[str]:
+    """What runs are grouped by, each once.
+
+    Raises:
+        OptionError: They cannot be grouped by that.
+    """
+    keys = [by] if isinstance(by, str) else list(dict.fromkeys(by))
+    if not keys:
+        raise OptionError(f"by={by!r}: give what to group by: {', '.join(BY)}.")
+    for key in keys:
+        if key not in BY:
+            raise OptionError(f"by={key!r}: runs cannot be grouped by that. {closest(key, BY)}")
+    return keys
+
+
 def aggregate_query(by: str | Sequence[str], ddof: int, where: str) -> str:
     """The query, whose parameters are those of ``where``.
 
     Raises:
         OptionError: Runs cannot be grouped by that, or ``ddof`` is neither 0 nor 1.
     """
-    keys = [by] if isinstance(by, str) else list(by)
-    if not keys:
-        raise OptionError(f"by={by!r}: give what to group by: {', '.join(BY)}.")
-    for key in keys:
-        if key not in BY:
-            raise OptionError(f"by={key!r}: runs cannot be grouped by that. {closest(key, BY)}")
+    keys = checked_keys(by)
     if ddof not in _SPREADS:
         raise OptionError(f"ddof={ddof!r}: give 0 (of a population) or 1 (of a sample).")
     groups = ", ".join(f'runs."{key}"' for key in keys)

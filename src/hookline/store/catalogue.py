@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hookline.record.reader import JOURNAL
+from hookline.record.records import clean
 from hookline.record.run_directory import FACTS
 
 
@@ -48,9 +49,9 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
     """What ``run.json`` says, and what is wrong with it, if something is."""
     try:
         facts = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"{FACTS} cannot be read: {error}"
-    return (facts, "") if isinstance(facts, dict) else ({}, f"{FACTS} holds no facts")
+    return (clean(facts), "") if isinstance(facts, dict) else ({}, f"{FACTS} holds no facts")
 
 
 def is_plain_file(path: Path) -> bool:

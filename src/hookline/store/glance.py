@@ -1,7 +1,8 @@
 """What a run has come to, from the two ends of its journal: where it stands without reading all of it.
 
 The first lines of the last session say how much there is to do, the last ones how far it is and how it ended. So a
-thousand runs can be listed without reading what they recorded.
+thousand runs can be listed without reading what they recorded. Behind the last row of the training there may be much
+else, such as the predictions of a benchmark: what lies behind it is looked through for the row, up to 1 MiB of it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,14 @@ from hookline.store.journal_files import written_end
 
 _HEAD = 4 << 10
 _TAIL = 8 << 10
+_BLOCK = 128 << 10
 _LONGEST_TAIL = 1 << 20
+_BULKY = (b'{"kind":"sample"', b'{"kind":"rewards"')
+"""How the lines begin that say nothing about where a run stands; decoding them would take most of the time."""
+_SCORES = ("benchmark", "final")
+"""What benchmarks are recorded on: a run has come to more than their scores."""
+_ROW = b'{"kind":"metrics"'
+_COSTS = "hooks/"
 
 
 class Glance(msgspec.Struct):
@@ -115,17 +123,33 @@ def _head(path: Path, limit: int) -> list[AnyRecord]:
 
 
 def _tail(file: File) -> tuple[list[AnyRecord], int]:
-    """The last records of a file, so many that one of them says how far the run is, and where they begin."""
-    end, window = written_end(file.path), _TAIL
-    while True:
-        begin = max(0, end - window)
-        whole = _read(file.path, begin, end - begin).split(b"\n")[:-1]
-        if begin and whole:
-            begin += len(whole.pop(0)) + 1
-        records = _decoded(whole)
-        if begin == 0 or window >= _LONGEST_TAIL or any(isinstance(record, Metrics | Status) for record in records):
-            return records, begin
-        window *= 8
+    """The last records of a file, so many that a row of the training is among them, and where they begin."""
+    end = written_end(file.path)
+    begin = max(0, end - _TAIL)
+    lines = _read(file.path, begin, end - begin).split(b"\n")[:-1]  # what follows the last newline is no whole line
+    rest = lines.pop(0) if begin and lines else b""
+    records = _decoded(lines)
+    while begin and end - begin < _LONGEST_TAIL and not any(map(_says_how_good, records)):
+        begin, behind = max(0, begin - _BLOCK), begin
+        rest, lines = _rows(_read(file.path, begin, behind - begin) + rest, is_first=begin == 0)
+        records = _decoded(lines) + records
+    return records, begin + len(rest) + 1 if begin else 0
+
+
+def _rows(data: bytes, *, is_first: bool) -> tuple[bytes, list[bytes]]:
+    """The beginning of a block, which belongs to a line before it, and the lines with metrics in the rest of it."""
+    cut = 0 if is_first else data.find(b"\n")
+    rest = data if cut < 0 else data[:cut]
+    if cut < 0 or _ROW not in data:  # most blocks have none, and need not be taken apart
+        return rest, []
+    return rest, [line for line in data[cut:].split(b"\n") if line.startswith(_ROW)]
+
+
+def _says_how_good(record: AnyRecord) -> bool:
+    """Whether it is a row of the training, with more than what the subscribers cost."""
+    if not isinstance(record, Metrics) or record.axis in _SCORES:
+        return False
+    return not all(name.startswith(_COSTS) for name in record.values)
 
 
 def _read(path: Path, begin: int, count: int) -> bytes:
@@ -145,8 +169,13 @@ def _size(path: Path) -> int:
 
 
 def _decoded(lines: list[bytes]) -> list[AnyRecord]:
+    """The records of lines; of those that say nothing but when they were written only the last one."""
+    bulky = [place for place, line in enumerate(lines) if line.startswith(_BULKY)]
+    passed_by = set(bulky[:-1])
     records = []
-    for line in lines:
+    for place, line in enumerate(lines):
+        if place in passed_by:
+            continue
         try:
             records.append(decode(line))
         except msgspec.DecodeError:

@@ -54,13 +54,14 @@ class Index:
 
     Attributes:
         note: Why it is private; empty where it is kept on disk.
+        made_anew: What happened to it, so that it had to be made anew; empty where nothing did.
         states: What is known about each run, by its id.
     """
 
     def __init__(self, root: Path) -> None:
         self.folder = root / FOLDER
         self.lock = threading.RLock()
-        self.note = ""
+        self.note = self.made_anew = ""
         self._process = os.getpid()
         self.states: dict[str, RunState] = {}
         self._unsaved: set[str] = set()
@@ -91,6 +92,7 @@ class Index:
                 with contextlib.suppress(duckdb_module().Error):
                     self.connection.close()
                 self.states, self._unsaved = {}, set()
+                self.made_anew = "it was deleted or replaced"
                 self._begin()
 
     def state(self, run: str) -> RunState:
@@ -200,6 +202,7 @@ class Index:
             if _is_in_use(error):
                 raise
             logger.info("%s is damaged, and made anew: %s", path, error)
+            self.made_anew = "it was damaged"
         for file in (path, path.with_name(f"{DATABASE}.wal")):
             file.unlink(missing_ok=True)
         self.states = {}

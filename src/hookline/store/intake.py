@@ -14,6 +14,7 @@ import msgspec
 from hookline.record.reader import Cursor, Marks, Reader, is_obsolete, is_resume, label, marks_of
 from hookline.record.records import Metrics
 from hookline.record.segment import File
+from hookline.sinks.standing import within_limits
 from hookline.store import compaction
 from hookline.store.catalogue import Place
 from hookline.store.columns import Rows
@@ -214,7 +215,7 @@ def _note_what_takes_back(news: _News, record: Any, file: File) -> None:
     if is_resume(record):
         news.takes_back = True
     elif isinstance(record, Metrics) and record.axis == "eval":
-        news.evaluated.add((file.name, record.step, file.session))
+        news.evaluated.add((file.name, within_limits(record.step), file.session))
 
 
 def _latest_sessions(found: list[File]) -> dict[str, int]:

@@ -3,8 +3,12 @@
 A run that said how it ended is that. Otherwise its lock tells whether its process lives: one that lives and completed
 nothing for a while is stalled, one that does not was killed. The lock of a run on another machine cannot be seen: there
 only the time tells when it recorded last.
+
+A run that is received from another machine was killed when it neither sent anything nor said that it lives for longer
+than it promised. Times of that machine are only compared with each other, so its clock may be wrong.
 """
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline.record import run_directory
+from hookline.record.reader import JOURNAL
 from hookline.store.glance import Glance
+from hookline.store.received import Sign, last_sign
 
 STALL_SECONDS = 300.0
 """How long a run may complete nothing, unless its steps take long."""
@@ -21,6 +27,8 @@ _STEPS = 20
 """So many usual steps' time is not yet a stall."""
 _LOST = 10
 """After so many times the time that makes a stall, a run of another machine counts as killed."""
+_BEATS, _SILENT_SECONDS = 3, 15.0
+"""A received run may leave out so many signs of life, and be silent for so long in any case."""
 WORDS = ("running", "stalled", "finished", "failed", "stopped", "killed")
 
 
@@ -44,6 +52,9 @@ class Liveness:
             return glance.status
         host, started = facts.get("host"), facts.get("started")
         limit = max(self.stall_seconds, _STEPS * (glance.seconds_per_step or 0.0))
+        sign = last_sign(directory)
+        if sign is not None:
+            return self._received(glance, directory, sign, limit)
         if run_directory.is_alive(directory):
             idle = self.clock() - glance.progress_time if glance.progress_time else 0.0
             return "stalled" if glance.hangs or idle > limit else "running"
@@ -56,3 +67,21 @@ class Liveness:
         if silent > _LOST * limit:
             return "killed"
         return "stalled" if glance.hangs or silent > limit else "running"
+
+    def _received(self, glance: Glance, directory: Path, sign: Sign, limit: float) -> str:
+        silent = self.clock() - sign.time
+        promised = _LOST * limit if sign.every_seconds is None else max(_SILENT_SECONDS, _BEATS * sign.every_seconds)
+        if silent > promised:
+            return "killed"
+        since = glance.last_seen - glance.progress_time if glance.progress_time else 0.0
+        idle = self.clock() - _came(directory, sign.time) + since
+        return "stalled" if glance.hangs or idle > limit else "running"
+
+
+def _came(directory: Path, otherwise: float) -> float:
+    """When something was last added to a journal, by this machine's clock."""
+    try:
+        with os.scandir(directory / JOURNAL) as entries:
+            return max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=otherwise)
+    except OSError:
+        return otherwise

@@ -6,11 +6,15 @@ import msgspec
 
 from hookline.record.reader import Parcel
 from hookline.record.records import Event
+from hookline.sinks.standing import within_limits
 from hookline.store.glance import Glance
 from hookline.store.journal_files import Seen, Stamp
 
 CLOCK_SECONDS = 10.0
 """How far a record's time may lie before that of the one before: what comes from a device is written a little later."""
+
+LONGEST_SECONDS = 1e15
+"""Times that lie further apart are no times."""
 
 
 class ReadState(msgspec.Struct):
@@ -41,18 +45,22 @@ class ReadState(msgspec.Struct):
         before = self.times.get(writer)
         self.times[writer] = record.time
         if before is not None and before - record.time > max(CLOCK_SECONDS, self.clock_back_seconds):
-            self.clock_back_seconds = before - record.time
-            self.clock_back_step = getattr(record, "step", None)
+            self.clock_back_seconds = min(before - record.time, LONGEST_SECONDS)
+            step = getattr(record, "step", None)
+            self.clock_back_step = None if step is None else within_limits(step)
         if isinstance(record, Event) and record.name == "records_lost":
             count = record.data.get("count")
-            self.lost += count if isinstance(count, int) else 0
+            self.lost += within_limits(count) if isinstance(count, int) else 0
 
     @property
     def problems(self) -> list[str]:
         """What was noticed, in words."""
         said = []
         if self.skipped:
-            said.append(f"{self.skipped:,} lines are no records and are left out")
+            lines = (
+                "1 line is no record and is" if self.skipped == 1 else f"{self.skipped:,} lines are no records and are"
+            )
+            said.append(f"{lines} left out")
         if self.lost:
             said.append(f"{self.lost:,} records could not be written: there was no room")
         if self.clock_back_seconds:

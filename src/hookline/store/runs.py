@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, overload
 
 from hookline.core.errors import OptionError, UnknownNameError, closest
 from hookline.store.aggregate import aggregate_query
+from hookline.store.bands import Bands, bands
 from hookline.store.conditions import Conditions, Names, Steps
 from hookline.store.index import quoted
 from hookline.store.intake import Taken
@@ -23,6 +24,7 @@ from hookline.store.result import Result
 from hookline.store.run_info import RunInfo
 from hookline.store.series import MAX_POINTS, Chart, Series, series
 from hookline.store.store import Progress, Store, open_store
+from hookline.store.tables import HOOK_ERRORS, HOOK_ORDER
 
 Test: TypeAlias = Callable[[RunInfo], bool]
 SQL_SECONDS = 30.0
@@ -90,6 +92,14 @@ class Runs(Sequence[RunInfo]):
     def note(self) -> str:
         """Why the index is kept in memory for this process alone; empty where it is not."""
         return self._store.index.note
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say about the index, in sentences; nothing of it concerns what was recorded."""
+        index = self._store.index
+        private = [f"The index is kept in memory, for this process alone: {index.note}."] if index.note else []
+        anew = f"The index was made anew from the journals: {index.made_anew}. Nothing that was recorded is lost."
+        return private + ([anew] if index.made_anew else [])
 
     def refresh(self) -> "Runs":
         """List the runs again, with the same filters: new ones, and how the others are now."""
@@ -224,12 +234,25 @@ class Runs(Sequence[RunInfo]):
     def hooks(self, *, history: bool = False) -> Result:
         """What each subscriber cost, the dearest first: ``run, writer, name, calls, total_ms, ..., step, time``.
 
+        The report of a run's end also says which are ``disabled``, and the ``share`` of the run's time that each took.
+
         Args:
-            history: Every report by time, instead of the last of each run.
+            history: Every report by time, instead of the last of each subscriber.
         """
         last = "QUALIFY row_number() OVER (PARTITION BY run, writer, name ORDER BY time DESC) = 1"
         order = "time, name" if history else "run, total_ms DESC"
         return self._result(f"SELECT * FROM hooks {'' if history else last} ORDER BY {order}", Conditions())
+
+    def hook_errors(self) -> Result:
+        """Subscribers that failed: ``run, writer, name, errors, disabled, error, moment, step, time``, of the last."""
+        return self._result(HOOK_ERRORS, Conditions())
+
+    def hook_order(self) -> Result:
+        """The order per moment, as last recorded: ``run, writer, moments, left_out, versions, step, time``.
+
+        ``moments`` is a JSON object of lists of names; ``versions`` counts how often an order was recorded.
+        """
+        return self._result(HOOK_ORDER, Conditions())
 
     def logs(
         self,
@@ -280,13 +303,41 @@ class Runs(Sequence[RunInfo]):
         x: str = "step",
         axis: str | None = None,
         max_points: int = MAX_POINTS,
+        between: tuple[float | None, float | None] = (None, None),
     ) -> list[Series]:
         """Metrics as lines of a chart, each with at most so many points, in which no peak is lost.
 
         Args:
-            x: ``step``, ``time``, or a metric that was recorded at the same steps.
+            x: ``step``, ``time``, ``elapsed`` (seconds since the run began), or a metric that was recorded at the same
+                steps.
+            between: The part of x that is wanted, which then has all the points to itself.
         """
-        return series(self._store, self._infos, Chart(metrics, x, axis, max_points))
+        return series(self._store, self._infos, Chart(metrics, x, axis, max_points, *between))
+
+    def bands(
+        self,
+        metric: str,
+        by: str | Sequence[str] = "arm",
+        *,
+        x: str = "step",
+        axis: str | None = None,
+        max_points: int = MAX_POINTS,
+        between: tuple[float | None, float | None] = (None, None),
+    ) -> Bands:
+        """A metric over groups of runs as bands of a chart: mean, spread and range along x, thinned out.
+
+        Args:
+            by: What runs are grouped by, as in `aggregate`.
+            x: As in `series`. Over anything but steps runs are compared between their points.
+            between: The part of x that is wanted.
+        """
+        return bands(self._store, self._infos, Chart(metric, x, axis, max_points, *between), by)
+
+    def read(self, key: str) -> RunInfo:
+        """A run after all that it recorded was read, so that `RunInfo.problems` says all that is missing."""
+        info = self._by_id(key)
+        self._store.take_in([info])
+        return self._store.look(info, self._liveness)
 
     def sql(
         self,

@@ -2,7 +2,8 @@
 
 The range of x is cut into equal pieces, and each piece gives its lowest and its highest point, so what is drawn looks
 as if all points were drawn. The first and the last point are always there. Values that are not finite cannot be drawn:
-they are left out and counted.
+they are left out and counted. A part of x can be asked for, which then has all the points to itself, and one more at
+each side, so that lines go on to the edges.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 1000
 LEAST_POINTS = 4
+ELAPSED = "elapsed"
+"""The x of seconds since a run began."""
 
 
 @dataclass(slots=True)
@@ -41,12 +44,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn: which metrics over what, with how many points a line."""
+    """What is drawn: which metrics over what, with how many points a line, and which part of x."""
 
     names: Names
     x: str = "step"
     axis: str | None = None
     max_points: int = MAX_POINTS
+    first_x: float | None = None
+    last_x: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_points < LEAST_POINTS:
@@ -55,18 +60,48 @@ class Chart:
 
 def series(store: Store, runs: Sequence[RunInfo], chart: Chart) -> list[Series]:
     """The lines of some runs, run by run."""
+    return [_line(line, chart) for line in raw_lines(store, runs, chart)]
+
+
+@dataclass(slots=True)
+class RawLine:
+    """All points of a metric of a run, by rising x.
+
+    Attributes:
+        xs: An array, as ``ys``.
+        left_out: The x of the values that are not finite.
+        rises: Whether x only grew while the run recorded. Steps and times do: their rows may come in any order.
+    """
+
+    run: str
+    name: str
+    axis: str
+    xs: Any
+    ys: Any
+    left_out: Any
+    rises: bool
+
+
+def raw_lines(store: Store, runs: Sequence[RunInfo], chart: Chart) -> Iterator[RawLine]:
+    """All points of some runs, run by run."""
     with store.snapshot(runs, "metrics") as cursor:
-        return [line for info in runs for line in _lines(cursor, store.rows_of("metrics", [info]), info.id, chart)]
+        for info in runs:
+            yield from _lines(cursor, store.rows_of("metrics", [info]), info, chart)
 
 
-def _lines(cursor: "DuckDBPyConnection", rows: str, run: str, chart: Chart) -> Iterator[Series]:
+def _lines(cursor: "DuckDBPyConnection", rows: str, info: RunInfo, chart: Chart) -> Iterator[RawLine]:
     conditions = Conditions()
     conditions.names("name", chart.names)
     conditions.equal("axis", chart.axis)
     found = f"SELECT DISTINCT name, axis FROM ({rows}) {conditions} ORDER BY ALL"
     for name, axis in cursor.execute(found, conditions.parameters).fetchall():
-        xs, ys = _points(cursor, rows, name, axis, chart.x)
-        yield _line(Series(run, name, axis), xs, ys, chart.max_points)
+        xs, ys = _points(cursor, rows, name, axis, "time" if chart.x == ELAPSED else chart.x)
+        line = _sorted(info.id, name, axis, xs, ys)
+        line.rises = line.rises or chart.x in ("step", "time", ELAPSED)
+        if chart.x == ELAPSED:
+            begin = info.started if info.started is not None else line.xs[0] if len(line.xs) else 0.0
+            line.xs, line.left_out = line.xs - begin, line.left_out - begin
+        yield line
 
 
 def _points(cursor: "DuckDBPyConnection", rows: str, name: str, axis: str, x: str) -> tuple[Any, Any]:
@@ -77,27 +112,48 @@ def _points(cursor: "DuckDBPyConnection", rows: str, name: str, axis: str, x: st
     else:
         query = (
             f"SELECT other.x AS x, own.value AS y FROM ({own}) AS own JOIN (SELECT step, arg_max(value, time) AS x "
-            f"FROM ({rows}) WHERE name = ? AND axis = ? GROUP BY step) AS other USING (step) WHERE x IS NOT NULL"
+            f"FROM ({rows}) WHERE name = ? AND axis = ? GROUP BY step) AS other USING (step) WHERE x IS NOT NULL "
+            "ORDER BY step, time"
         )
         parameters += [x, axis]
     found = cursor.execute(query, parameters).fetchnumpy()
     return found["x"], found["y"]
 
 
-def _line(line: Series, xs: Any, ys: Any, max_points: int) -> Series:
+def _sorted(run: str, name: str, axis: str, xs: Any, ys: Any) -> RawLine:
     import numpy as np
 
     xs, ys = np.ma.getdata(xs), np.ma.getdata(ys)
     finite = np.isfinite(ys) & np.isfinite(xs)
-    line.not_finite, line.points = int((~finite).sum()), int(finite.sum())
-    if line.not_finite:
+    left_out = xs[~finite]
+    if len(left_out):
         xs, ys = xs[finite], ys[finite]
-    if (np.diff(xs) < 0).any():
+    rises = not (np.diff(xs) < 0).any()
+    if not rises:
         order = np.argsort(xs, kind="stable")
         xs, ys = xs[order], ys[order]
-    kept = thinned(xs, ys, max_points)
-    line.x, line.y = xs[kept].tolist(), ys[kept].tolist()
-    return line
+    return RawLine(run, name, axis, xs, ys, left_out, rises)
+
+
+def _line(raw: RawLine, chart: Chart) -> Series:
+    import numpy as np
+
+    part = cut(raw.xs, chart.first_x, chart.last_x)
+    xs, ys = raw.xs[part], raw.ys[part]
+    low, high = (-np.inf if chart.first_x is None else chart.first_x, np.inf if chart.last_x is None else chart.last_x)
+    is_whole = chart.first_x is None and chart.last_x is None
+    not_finite = len(raw.left_out) if is_whole else int(((raw.left_out >= low) & (raw.left_out <= high)).sum())
+    kept = thinned(xs, ys, chart.max_points)
+    return Series(raw.run, raw.name, raw.axis, len(xs), not_finite, xs[kept].tolist(), ys[kept].tolist())
+
+
+def cut(xs: Any, first: float | None, last: float | None) -> slice:
+    """The part of rising x between two values, with the point before and the one behind it."""
+    import numpy as np
+
+    begin = 0 if first is None else max(0, int(np.searchsorted(xs, first)) - 1)
+    end = len(xs) if last is None else int(np.searchsorted(xs, last, side="right")) + 1
+    return slice(begin, max(begin, end))
 
 
 def thinned(xs: Any, ys: Any, max_points: int) -> Any:

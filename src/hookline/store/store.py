@@ -5,6 +5,7 @@ All methods can be called from several threads; those of one process share an in
 """
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from hookline.core.errors import ConfigError
 from hookline.store import compaction
 from hookline.store.catalogue import Place, places, read_facts
-from hookline.store.glance import glance
+from hookline.store.glance import Glance, glance
 from hookline.store.index import Index, quoted
 from hookline.store.intake import Taken, take_in
 from hookline.store.journal_files import Stamp, damage, own_files
@@ -27,6 +28,8 @@ from hookline.store.tables import HOOKS, RUN_COLUMNS, TABLES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+logger = logging.getLogger("hookline")
 
 Progress = Callable[[int, int], None]
 """Called with how many runs are read, and how many there are."""
@@ -60,6 +63,7 @@ class Store:
         self.root = root
         self.index = Index(root)
         self._close = weakref.finalize(self, Index.close, self.index)
+        self._said: set[tuple[str, str]] = set()
 
     def close(self) -> None:
         """Let another process have the index. May be called again."""
@@ -90,6 +94,11 @@ class Store:
         self.index.save()
         return taken
 
+    def look(self, run: RunInfo, liveness: Liveness) -> RunInfo:
+        """One run as it is now."""
+        with self.index.lock:
+            return self._look(Place(run.project, run.directory), liveness)
+
     @contextlib.contextmanager
     def snapshot(self, runs: Sequence[RunInfo], query: str = "") -> Iterator["DuckDBPyConnection"]:
         """A connection that sees the tables of some runs as they are now, and can change nothing.
@@ -109,6 +118,17 @@ class Store:
             cursor.close()
 
     def _look(self, place: Place, liveness: Liveness) -> RunInfo:
+        """A run as it is now; whatever goes wrong about it is its own problem, and the others are listed."""
+        try:
+            return self._looked_at(place, liveness)
+        except Exception as error:
+            why = f"what it recorded cannot be made out: {type(error).__name__}: {error}"
+            if (place.id, why) not in self._said:
+                self._said.add((place.id, why))
+                logger.exception("%s is listed by its name alone.", place.id)
+            return run_info(place, {}, Glance(), status="killed", problems=[why])
+
+    def _looked_at(self, place: Place, liveness: Liveness) -> RunInfo:
         state = self.index.state(place.id)
         self._look_at_facts(place, state)
         found = own_files(place.journal)
@@ -146,7 +166,7 @@ class Store:
         if "runs" in names:
             _define_runs(cursor, runs)
         for name in TABLES:
-            if name in names or (name == "metrics" and "hooks" in names):
+            if name in names or (name in ("metrics", "events") and "hooks" in names):
                 cursor.execute(f"CREATE TEMP VIEW {name} AS {self.rows_of(name, runs)}")
         if "hooks" in names:
             cursor.execute(f"CREATE TEMP VIEW hooks AS {HOOKS}")

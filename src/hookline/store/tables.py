@@ -4,9 +4,12 @@ A table is the same in the database, where the rows of live runs are, and in the
 Columns that begin with ``_`` are the index's own and are not shown.
 """
 
+import json
 from dataclasses import dataclass
 
-VERSION = 1
+from hookline.record.records import HOOKS_COST, HOOKS_PLAN
+
+VERSION = 2
 """Of everything that is kept: what another version wrote is thrown away and made anew."""
 
 
@@ -137,6 +140,12 @@ RUN_COLUMNS = {
 
 HOOK_KEYS = ("calls", "errors", "total_seconds", "mean_seconds", "p95_seconds", "max_seconds")
 _KEY = f"({'|'.join(HOOK_KEYS)})$"
+_COST = json.dumps(
+    [
+        {"name": "VARCHAR", "calls": "BIGINT", "errors": "BIGINT", "disabled": "BOOLEAN"}
+        | {key: "DOUBLE" for key in HOOK_KEYS if key.endswith("_seconds")}
+    ]
+)
 HOOKS = f"""
 SELECT run, writer, any_value(hook) AS name,
     CAST(max(value) FILTER (key = 'calls') AS BIGINT) AS calls,
@@ -145,11 +154,40 @@ SELECT run, writer, any_value(hook) AS name,
     1000 * max(value) FILTER (key = 'p95_seconds') AS p95_ms,
     1000 * max(value) FILTER (key = 'max_seconds') AS max_ms,
     CAST(max(value) FILTER (key = 'errors') AS BIGINT) AS errors,
+    CAST(NULL AS BOOLEAN) AS disabled, CAST(NULL AS DOUBLE) AS share,
     step, time
 FROM (
     SELECT *, regexp_extract(name, '(?:^|/)hooks/(.+)/{_KEY}', 1) AS hook, regexp_extract(name, '/{_KEY}', 1) AS key
     FROM metrics WHERE contains(name, 'hooks/')
 ) WHERE hook <> '' AND key <> ''
 GROUP BY run, writer, hook, axis, step, time
+UNION ALL
+SELECT run, writer, cost.name, cost.calls, 1000 * cost.total_seconds, 1000 * cost.mean_seconds,
+    1000 * cost.p95_seconds, 1000 * cost.max_seconds, cost.errors, cost.disabled,
+    cost.total_seconds / nullif(seconds, 0), step, time
+FROM (
+    SELECT run, writer, step, time, TRY_CAST(data ->> '$.seconds' AS DOUBLE) AS seconds,
+        unnest(from_json(json_extract(data, '$.costs'), '{_COST}')) AS cost
+    FROM events WHERE kind = 'event' AND name = '{HOOKS_COST}'
+) WHERE cost.name IS NOT NULL
 """
-"""The view ``hooks``: the costs that were recorded as ``hooks/<name>/...``, a row a report."""
+"""The view ``hooks``: what subscribers cost, a row a report; those of the end say their share of the run's time."""
+
+HOOK_ERRORS = """
+SELECT run, writer, data ->> '$.subscriber' AS name, count(*) AS errors,
+    coalesce(bool_or(TRY_CAST(data ->> '$.disabled' AS BOOLEAN)), false) AS disabled,
+    arg_max(data ->> '$.error', time) AS error, arg_max(data ->> '$.moment', time) AS moment,
+    arg_max(step, time) AS step, max(time) AS time
+FROM events WHERE kind = 'event' AND name = 'hook_error' AND data ->> '$.subscriber' IS NOT NULL
+GROUP BY ALL ORDER BY run, max(time) DESC
+"""
+"""The subscribers that failed: how often, whether they are disabled for it, and the last error of each."""
+
+HOOK_ORDER = f"""
+SELECT run, writer, json_extract(data, '$.moments') AS moments,
+    coalesce(TRY_CAST(data ->> '$.left_out' AS BIGINT), 0) AS left_out,
+    count(*) OVER (PARTITION BY run, writer) AS versions, step, time
+FROM events WHERE kind = 'event' AND name = '{HOOKS_PLAN}'
+QUALIFY row_number() OVER (PARTITION BY run, writer ORDER BY time DESC) = 1 ORDER BY run, writer
+"""
+"""In which order subscribers run at each moment, as last recorded by each writer."""

@@ -1,5 +1,7 @@
 // Asks the server. Every answer is JSON; a refusal becomes an error with the server's own words.
 
+import { askForToken } from "./login.js";
+
 export class Refused extends Error {}
 
 /**
@@ -17,6 +19,7 @@ export async function ask(path, parameters = {}, signal = undefined) {
   }
   const text = query.toString();
   const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal });
+  if (response.status === 401) askForToken();
   const answer = await response.json();
   if (!response.ok) throw new Refused(answer.error);
   return answer;

@@ -2,7 +2,7 @@
 
 import uPlot from "../vendor/uPlot.esm.js";
 import { h } from "./dom.js";
-import { compact, dateTime, duration, number } from "./format.js";
+import { compact, dateTime, duration, number, timeMark } from "./format.js";
 import { faint } from "./palette.js";
 import { smoothed } from "./smoothing.js";
 import { colour, isDark } from "./theme.js";
@@ -10,7 +10,7 @@ import { valueRange } from "./value_range.js";
 
 /**
  * @typedef {{key: string, label: string, colour: string, x: number[], y: (number | null)[],
- *   low?: (number | null)[], high?: (number | null)[]}} Line
+ *   low?: (number | null)[], high?: (number | null)[], extent?: number}} Line
  * @typedef {{x: string, logX: boolean, logY: boolean, smoothing: number, leavesOut: boolean,
  *   zoom: [number, number] | null}} Look
  */
@@ -44,9 +44,15 @@ export class Chart {
     return this.#yRange.outside;
   }
 
-  /** How many points are drawn. */
+  /** How many points are drawn, in sight or not. */
   get points() {
     return this.#lines.reduce((sum, line) => sum + line.x.length, 0);
+  }
+
+  /** How many of them are in sight. */
+  get pointsInSight() {
+    const [from, to] = this.#look?.zoom ?? [-Infinity, Infinity];
+    return this.#lines.reduce((sum, line) => sum + line.x.filter((x) => x >= from && x <= to).length, 0);
   }
 
   /** @param {Line[]} lines @param {Look} look */
@@ -116,13 +122,13 @@ export class Chart {
     for (const line of this.#lines) {
       const thin = { stroke: line.colour, width: 1.6, points: { show: line.x.length < 2, size: 6 } };
       if (line.low) {
-        tables.push([line.x, line.y, line.high, line.low]);
+        tables.push([line.x, ...[line.y, line.high, line.low].map((column) => this.#smooth(line, column))]);
         places.push(series.length);
         bands.push({ series: [series.length + 1, series.length + 2], fill: faint(line.colour, 0.22) });
         const edge = { stroke: "transparent", width: 0, points: { show: false } };
         series.push({ ...thin, width: 1.7 }, edge, edge);
       } else if (this.#look.smoothing > 0) {
-        tables.push([line.x, smoothed(line.x, line.y, this.#look.smoothing)]);
+        tables.push([line.x, this.#smooth(line, line.y)]);
         places.push(series.length);
         series.push({ ...thin, width: 2 });
       } else {
@@ -132,6 +138,10 @@ export class Chart {
       }
     }
     return { tables, series, bands, places };
+  }
+
+  #smooth(line, column) {
+    return this.#look.smoothing > 0 ? smoothed(line.x, column, this.#look.smoothing, line.extent) : column;
   }
 
   /** What was recorded, faintly, below all smoothed lines; the more lines, the fainter. */
@@ -148,10 +158,8 @@ export class Chart {
     const [from, to] = this.#look.zoom ?? [-Infinity, Infinity];
     const found = [];
     for (const line of this.#lines) {
-      const columns = line.low
-        ? [line.low, line.high]
-        : [this.#look.smoothing > 0 ? smoothed(line.x, line.y, this.#look.smoothing) : line.y];
-      for (const column of columns) {
+      const columns = line.low ? [line.low, line.high] : [line.y];
+      for (const column of columns.map((each) => this.#smooth(line, each))) {
         column.forEach((value, index) => {
           if (value !== null && line.x[index] >= from && line.x[index] <= to) found.push(value);
         });
@@ -169,8 +177,9 @@ export class Chart {
       grid: { stroke: colour("grid"), width: 1 },
     };
     const isTime = look.x === "time";
-    const xValues = (_, splits) =>
-      splits.map((value) => (value === null ? "" : look.x === "relative" ? duration(value) : compact(value)));
+    const xMark = { time: timeMark, relative: duration }[look.x] ?? compact;
+    const xValues = (_plot, splits, _axis, _space, apart) =>
+      splits.map((value) => (value === null ? "" : xMark(value, apart)));
     return {
       width: Math.max(120, this.#host.clientWidth),
       height: Math.max(120, this.#host.clientHeight),
@@ -183,7 +192,7 @@ export class Chart {
         y: { distr: look.logY ? 3 : 1, range: () => [this.#yRange.low, this.#yRange.high] },
       },
       axes: [
-        { ...axis, size: 26, gap: 4, space: 64, ...(isTime ? {} : { values: xValues }) },
+        { ...axis, size: 26, gap: 4, space: 64, values: xValues },
         {
           ...axis,
           size: 52,

@@ -8,9 +8,17 @@ import { colourOf } from "./palette.js";
 import { recall, remember } from "./settings.js";
 import { legendChips } from "./table.js";
 import { listenToTheme } from "./theme.js";
+import { moved } from "./zoom.js";
 
 const DEFAULTS = { x: "step", by: "auto", smoothing: 0, logX: false, logY: false, leavesOut: true, text: "" };
 const NAMES_EVERY = 2500;
+/** What can be done to the zoom, with its sign, its name and its keys. */
+const MOVES = [
+  ["left", "‹", "Move left", ["ArrowLeft"]],
+  ["right", "›", "Move right", ["ArrowRight"]],
+  ["out", "−", "Zoom out", ["-"]],
+  ["in", "+", "Zoom in", ["+", "="]],
+];
 const CLOSED_AT_FIRST = ["hooks", "system", "memory", "throughput"];
 
 export class ChartBoard {
@@ -20,6 +28,7 @@ export class ChartBoard {
   #look;
   #layout;
   #metrics = [];
+  #recorded = [];
   #panels = new Map();
   #zoom = null;
   #lines = new Map();
@@ -66,7 +75,16 @@ export class ChartBoard {
 
   /** The colour that a run is drawn in. @param {import("./run_book.js").Run} run */
   colourFor(run) {
-    return this.grouping === "run" || this.#look.x !== "step" ? colourOf(run.id) : groupColourOf(run, this.grouping);
+    return this.grouping === "run" ? colourOf(run.id) : groupColourOf(run, this.grouping);
+  }
+
+  /** Keys that zoom all charts. @param {KeyboardEvent} event */
+  press(event) {
+    const move = MOVES.find(([, , , keys]) => keys.includes(event.key));
+    if (event.key === "Escape") this.#zoomTo(null);
+    else if (move) this.#move(move[0]);
+    else return;
+    event.preventDefault();
   }
 
   destroy() {
@@ -79,7 +97,7 @@ export class ChartBoard {
   #begin() {
     this.#zoom = null;
     this.#lines.clear();
-    this.#panels.forEach((panel) => (panel.isStale = true));
+    this.#panels.forEach((panel) => panel.forget());
     this.#askNames();
     this.#reload();
   }
@@ -89,7 +107,12 @@ export class ChartBoard {
     if (!ids.length) return this.#showNames([]);
     try {
       const answer = await this.#names.ask("metrics", { run: ids });
-      if (answer) this.#showNames([...new Set(answer.metrics.map((metric) => metric.name))].filter(this.#accepts));
+      if (!answer) return;
+      const recorded = [...new Set(answer.metrics.map((metric) => metric.name))];
+      const isOther = JSON.stringify(recorded) !== JSON.stringify(this.#recorded);
+      this.#recorded = recorded;
+      if (isOther && this.tools.hasChildNodes()) this.#showTools();
+      this.#showNames(this.#recorded.filter(this.#accepts));
     } catch (error) {
       fill(this.body, empty("The metrics cannot be listed", error.message));
     }
@@ -110,7 +133,7 @@ export class ChartBoard {
       if (isNew) {
         this.#zoom = null;
         this.#lines.clear();
-        this.#panels.forEach((panel) => ((panel.isStale = true), panel.zoomTo(null)));
+        this.#panels.forEach((panel) => panel.forget());
         this.#reload();
       } else this.#redraw();
     };
@@ -134,14 +157,12 @@ export class ChartBoard {
       "aria-label": "Smoothing",
       oninput: () => change({ smoothing: Number(slider.value) }),
     });
-    const known = ["step", "time", "relative"];
-    const others = this.#metrics.filter((name) => !known.includes(name)).map((name) => [name, name]);
     fill(
       this.tools,
       search,
       select(
         "x",
-        [["step", "step"], ["relative", "time since start"], ["time", "time of day"], ...others],
+        this.#choicesOfX(),
         this.#look.x,
         (x) => change({ x }, true),
       ),
@@ -158,10 +179,29 @@ export class ChartBoard {
         (by) => change({ by }, true),
       ),
       h("label", { class: "field" }, h("span", {}, "smoothing"), slider),
+      h(
+        "span",
+        { class: "moves", role: "group", "aria-label": "Zoom" },
+        MOVES.map(([how, sign, title]) => button(sign, title, () => this.#move(how))),
+      ),
       toggle("log y", this.#look.logY, (logY) => change({ logY })),
       toggle("log x", this.#look.logX, (logX) => change({ logX })),
       toggle("leave out outliers", this.#look.leavesOut, (leavesOut) => change({ leavesOut })),
     );
+  }
+
+  /** Whatever was recorded, also what this board does not draw; and what was chosen before, for other runs. */
+  #choicesOfX() {
+    const known = ["step", "time", "relative", "elapsed"];
+    const others = this.#recorded.filter((name) => !known.includes(name) && !/(^|\/)hooks\//.test(name));
+    const lost = ![...known, ...others].includes(this.#look.x);
+    return [
+      ["step", "step"],
+      ["relative", "time since start"],
+      ["time", "time of day"],
+      ...others.map((name) => [name, name]),
+      ...(lost ? [[this.#look.x, `${this.#look.x} (not recorded)`]] : []),
+    ];
   }
 
   #showSections() {
@@ -253,7 +293,10 @@ export class ChartBoard {
       if (!panel) continue;
       panel.isSeen = entry.isIntersecting;
       if (panel.isSeen && panel.isStale) panel.load();
-      else if (panel.isSeen) panel.draw();
+      else if (panel.isSeen) {
+        panel.draw();
+        panel.catchUp();
+      }
     }
   }
 
@@ -273,9 +316,17 @@ export class ChartBoard {
     for (const panel of this.#panels.values()) panel.zoomTo(zoom);
   }
 
+  #move(how) {
+    const extents = [...this.#panels.values()].map((panel) => panel.isSeen && panel.extent).filter(Boolean);
+    if (!extents.length) return;
+    const isLog = this.#look.logX && this.#look.x !== "time";
+    const lows = extents.map(([low]) => low).filter((low) => !isLog || low > 0);
+    this.#zoomTo(moved(this.#zoom, [Math.min(...lows), Math.max(...extents.map(([, high]) => high))], how, isLog));
+  }
+
   #noteLines(lines) {
     const before = this.#lines.size;
-    for (const line of lines) this.#lines.set(line.key, line);
+    for (const line of lines) this.#lines.set(line.chip?.key ?? line.key, line.chip ?? line);
     if (this.#lines.size === before && this.legend.hasChildNodes()) return;
     const chips = legendChips([...this.#lines.values()].slice(0, 24));
     fill(this.legend, this.grouping === "run" ? [] : chips);

@@ -2,19 +2,28 @@
 
 import { Question } from "./api.js";
 import { Chart } from "./chart.js";
-import { h } from "./dom.js";
+import { h, later } from "./dom.js";
 import { download, downloadTable } from "./download.js";
 import { whole } from "./format.js";
-import { askForMetric, linesOf, tableOf } from "./metric_lines.js";
+import { askForMetric, isThinned, linesOf, tableOf } from "./metric_lines.js";
 
 /** Of all lines of a chart together: more would not be seen, and would make the page slow. */
 const MOST_POINTS = 40_000;
+/** Of a line in a file: as many as the server gives. */
+const MOST_IN_FILE = 20_000;
+/** How much more than what is in sight is asked for at each side, so that lines and their smoothing go on there. */
+const MARGIN = 0.25;
 
 export class ChartPanel {
   #question = new Question();
+  #finer = new Question();
   #chart = null;
   #found = null;
+  /** The finer points of a part of x, and the zoom that they are for. */
+  #part = null;
+  #partOf = null;
   #zoom = null;
+  #refineSoon = later(() => this.#refine(), 150);
   isSeen = false;
   isStale = true;
 
@@ -27,36 +36,43 @@ export class ChartPanel {
     this.name = name;
     this.owner = owner;
     this.note = h("span", { class: "note" });
+    this.why = h("p", { class: "why", hidden: true });
     this.host = h("div", { class: "chart", role: "img", "aria-label": `Chart of ${name}` });
     const actions = [
       ...(owner.buttons?.(this) ?? []),
       button("PNG", "Save as a picture", () => this.#savePicture()),
-      button("CSV", "Save the points as a table", () =>
-        downloadTable(tableOf(this.#found, name, owner.look().x), `${name}.csv`),
-      ),
+      button("CSV", "Save the points as a table", () => this.#saveTable()),
     ];
     this.element = h(
       "article",
       { class: "panel", data: { metric: name } },
       h("header", {}, h("h3", { title: name }, name), this.note, h("span", { class: "actions" }, actions)),
+      this.why,
       this.host,
     );
   }
 
+  /** Have nothing to draw until something else is read: what is there is over another x, or of other groups. */
+  forget() {
+    this.#found = this.#part = this.#partOf = this.#zoom = null;
+    this.isStale = true;
+    this.element.classList.add("old");
+    for (const name of ["points", "inSight", "lines", "kind"]) delete this.element.dataset[name];
+  }
+
   /** Ask for the points, and draw them. */
   async load() {
-    const ids = this.owner.ids();
-    const look = this.owner.look();
     this.isStale = false;
-    if (!ids.length) return;
+    if (!this.owner.ids().length) return;
     try {
-      const maxPoints = Math.round(Math.max(200, Math.min(this.host.clientWidth * 1.5, MOST_POINTS / ids.length)));
-      const found = await askForMetric(this.#question, this.name, ids, { x: look.x, by: look.by, maxPoints });
+      const found = await this.#ask(this.#question, null, this.#width);
       if (found === null) return;
       this.#found = found;
+      this.#partOf = null;
       this.draw();
+      if (this.#zoom) await this.#refine();
     } catch (error) {
-      this.note.textContent = error.message;
+      this.#say(error.message);
     }
   }
 
@@ -64,25 +80,80 @@ export class ChartPanel {
   draw() {
     if (!this.#found || !this.element.isConnected) return;
     const look = this.owner.look();
-    const lines = linesOf(this.#found, this.owner.book, look.x);
+    const lines = this.#lines();
+    this.element.classList.remove("old");
     this.#chart ??= new Chart(this.host, this.owner.onZoom);
     this.#chart.show(lines, { ...look, zoom: this.#zoom });
     this.element.dataset.points = String(this.#chart.points);
+    this.element.dataset.inSight = String(this.#chart.pointsInSight);
     this.element.dataset.lines = String(lines.length);
     this.element.dataset.kind = this.#found.kind;
-    this.note.textContent = this.#notes(lines);
+    this.#say(this.#notes(lines));
+    this.why.textContent = `No band: ${this.#found.problem}.`;
+    this.why.hidden = !this.#found.problem;
     this.owner.onLines?.(lines);
   }
 
-  /** @param {[number, number] | null} zoom */
+  /** Show a part of x; it is drawn with what is there, and then with the finer points of the part. */
   zoomTo(zoom) {
     this.#zoom = zoom;
+    if (zoom === null) {
+      this.#part = this.#partOf = null;
+      this.#finer.cancel();
+    }
     this.draw();
+    this.catchUp();
+  }
+
+  /** Ask for the finer points of what is in sight, where they are not there; nobody waits for those out of sight. */
+  catchUp() {
+    if (this.isSeen && this.#zoom && this.#partOf !== this.#zoom) this.#refineSoon();
   }
 
   destroy() {
     this.#question.cancel();
+    this.#finer.cancel();
     this.#chart?.destroy();
+  }
+
+  /** From where to where there is something to see; null where there is nothing. @returns {[number, number] | null} */
+  get extent() {
+    const drawn = (this.#found?.rows ?? []).filter((row) => row.x.length);
+    if (!drawn.length) return null;
+    return [Math.min(...drawn.map((row) => row.x[0])), Math.max(...drawn.map((row) => row.x[row.x.length - 1]))];
+  }
+
+  get #width() {
+    return Math.round(Math.max(200, Math.min(this.host.clientWidth * 1.5, MOST_POINTS / this.owner.ids().length)));
+  }
+
+  #ask(question, part, maxPoints) {
+    const { x, by } = this.owner.look();
+    return askForMetric(question, this.name, this.owner.ids(), { x, by, maxPoints, part });
+  }
+
+  async #refine() {
+    const zoom = this.#zoom;
+    if (!zoom || !this.#found || !isThinned(this.#found)) return;
+    const margin = (zoom[1] - zoom[0]) * MARGIN;
+    const most = Math.min(MOST_IN_FILE, Math.round(this.#width * (1 + 2 * MARGIN)));
+    try {
+      const part = await this.#ask(this.#finer, [zoom[0] - margin, zoom[1] + margin], most);
+      if (part === null || this.#zoom !== zoom) return;
+      this.#part = part;
+      this.#partOf = zoom;
+      this.draw();
+    } catch (error) {
+      this.#say(error.message);
+    }
+  }
+
+  /** The lines as finely as they are there; smoothing goes by the whole line, so that it is the same in each part. */
+  #lines() {
+    const all = linesOf(this.#found, this.owner.book);
+    if (!this.#part) return all;
+    const extents = new Map(all.map((line) => [line.key, line.x[line.x.length - 1] - line.x[0]]));
+    return linesOf(this.#part, this.owner.book).map((line) => ({ ...line, extent: extents.get(line.key) }));
   }
 
   #notes(lines) {
@@ -94,8 +165,21 @@ export class ChartPanel {
     return notes.join(" · ");
   }
 
+  #say(text) {
+    this.note.textContent = text;
+  }
+
   async #savePicture() {
     if (this.#chart) download(await this.#chart.png(this.name), `${this.name}.png`);
+  }
+
+  async #saveTable() {
+    try {
+      const found = await this.#ask(new Question(), this.#zoom, MOST_IN_FILE);
+      downloadTable(tableOf(found, this.name, this.owner.look().x, this.#zoom), `${this.name}.csv`);
+    } catch (error) {
+      this.#say(error.message);
+    }
   }
 }
 

@@ -56,6 +56,16 @@ export function clock(time) {
   return time ? new Date(time * 1000).toLocaleTimeString("en-GB") : "–";
 }
 
+/** A time on an axis whose marks are so many seconds apart; at midnight it is the day that matters. */
+export function timeMark(time, apart) {
+  const date = new Date(time * 1000);
+  const isMidnight = date.getHours() + date.getMinutes() + date.getSeconds() === 0;
+  if (apart >= 86400 || (isMidnight && apart >= 60)) return date.toLocaleDateString("sv-SE").slice(5);
+  const text = date.toLocaleTimeString("en-GB");
+  if (apart >= 60) return text.slice(0, 5);
+  return apart >= 1 ? text : `${text.slice(3)}.${String(date.getMilliseconds()).padStart(3, "0")}`;
+}
+
 export function dateTime(time) {
   if (!time) return "–";
   const date = new Date(time * 1000);
@@ -74,6 +84,13 @@ export function milliseconds(value) {
   if (value === null || value === undefined || typeof value === "string") return number(value);
   if (value >= 1000) return `${number(value / 1000, 3)} s`;
   return value < 0.1 ? `${number(value * 1000, 3)} µs` : `${number(value, 3)} ms`;
+}
+
+/** A share in percent. @param {number | string | null | undefined} share */
+export function percent(share) {
+  if (typeof share !== "number" || !Number.isFinite(share)) return "–";
+  const points = share * 100;
+  return points !== 0 && points < 0.01 ? "< 0.01 %" : `${number(points, points < 1 ? 2 : 3)} %`;
 }
 
 function minus(text) {

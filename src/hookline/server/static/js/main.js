@@ -2,6 +2,7 @@
 
 import { empty, fill, h } from "./dom.js";
 import { ago } from "./format.js";
+import { mayRead } from "./login.js";
 import { Router, address } from "./router.js";
 import { RunBook } from "./run_book.js";
 import { Selection } from "./selection.js";
@@ -26,7 +27,8 @@ const KEYS = [
   ["/", "find"],
   ["j, k", "next and previous sample"],
   ["t", "light or dark"],
-  ["drag", "zoom all charts; double click shows everything"],
+  ["drag", "zoom all charts; double click or Esc shows everything"],
+  ["+, −, ←, →", "zoom in and out, move along x"],
   ["?", "these keys"],
 ];
 
@@ -103,4 +105,8 @@ fill(root, empty("Reading the runs …"));
 showLive(false);
 show();
 book.listen(() => view ?? show());
-book.follow(showLive);
+if (await mayRead())
+  book.follow((isLive) => {
+    showLive(isLive);
+    if (!isLive) mayRead(); // the token may be another one since
+  });

@@ -12,26 +12,39 @@ export const GROUPINGS = {
 };
 
 /**
+ * @typedef {{kind: "lines" | "bands", by: string, rows: any[], problem: string}} Found what is to be drawn; the problem
+ *   says why the runs of a group are drawn one by one
+ */
+
+/**
  * Ask for a metric.
  * @param {import("./api.js").Question} question
  * @param {string} name
  * @param {string[]} ids
- * @param {{x: string, by: string, maxPoints: number}} how
- * @returns {Promise<{kind: string, rows: any[]} | null>}
+ * @param {{x: string, by: string, maxPoints: number, part?: [number, number] | null}} how the part of x, or all of it
+ * @returns {Promise<Found | null>}
  */
-export async function askForMetric(question, name, ids, { x, by, maxPoints }) {
+export async function askForMetric(question, name, ids, { x, by, maxPoints, part = null }) {
   const keys = GROUPINGS[by];
-  if (keys.length && x === "step") {
-    const answer = await question.ask("bands", { run: ids, name, by: keys, max_points: maxPoints });
-    return answer && { kind: "bands", rows: answer.bands };
+  const asked = { run: ids, name, x: x === "relative" ? "elapsed" : x, max_points: maxPoints };
+  if (part) [asked.first_x, asked.last_x] = part;
+  let problem = "";
+  if (keys.length) {
+    const answer = await question.ask("bands", { ...asked, by: keys });
+    if (!answer?.problem) return answer && { kind: "bands", by, rows: answer.bands, problem };
+    problem = answer.problem;
   }
-  const asked = x === "relative" ? "time" : x;
-  const answer = await question.ask("series", { run: ids, name, x: asked, max_points: maxPoints });
-  return answer && { kind: "lines", rows: answer.lines };
+  const answer = await question.ask("series", asked);
+  return answer && { kind: "lines", by, rows: answer.lines, problem };
 }
 
-/** @returns {import("./chart.js").Line[]} */
-export function linesOf(found, book, x) {
+/** Whether there are points that were not sent. @param {Found} found */
+export function isThinned(found) {
+  return found.rows.some((row) => row.points > row.x.length);
+}
+
+/** @param {Found} found @returns {import("./chart.js").Line[]} */
+export function linesOf(found, book) {
   const hasSeveralAxes = new Set(found.rows.map((row) => row.axis)).size > 1;
   const suffix = (row) => (hasSeveralAxes ? ` · ${row.axis}` : "");
   const labels = found.rows.map((row) => groupLabel(row.key ?? []));
@@ -39,7 +52,7 @@ export function linesOf(found, book, x) {
     found.rows.some((other, index) => labels[index] === groupLabel(row.key) && other.key[0] !== row.key[0]);
   return found.kind === "bands"
     ? found.rows.map((row) => band(row, (isTwice(row) ? `${row.key[0]} · ` : "") + groupLabel(row.key), suffix(row)))
-    : found.rows.map((row) => line(row, suffix(row), book, x));
+    : found.rows.map((row) => line(row, suffix(row), book, found.by));
 }
 
 /** The colour of a group of runs. @param {(string | null)[]} key what its runs have in common */
@@ -77,28 +90,33 @@ export function groupLabel(key) {
   return (key.length > 1 ? key.slice(1) : key).filter((part) => part !== null).join(" · ") || "ungrouped";
 }
 
-function line(row, suffix, book, x) {
+/** A run; where its group could not be drawn as a band it has the colour of the group. */
+function line(row, suffix, book, by) {
   const run = book.byId.get(row.run);
-  const begin = x === "relative" ? (run?.started ?? row.x[0] ?? 0) : 0;
-  const label = (run ? shortName(run) : row.run) + suffix;
+  const key = run && by !== "run" ? GROUPINGS[by].map((name) => run[name]) : null;
+  const chip = key && { key: JSON.stringify(key), label: groupLabel(key), colour: groupColour(key) };
   return {
     key: row.run + suffix,
-    label,
-    colour: colourOf(row.run + suffix),
-    x: begin ? row.x.map((value) => value - begin) : row.x,
+    label: (run ? shortName(run) : row.run) + suffix,
+    colour: chip ? chip.colour : colourOf(row.run + suffix),
+    chip,
+    x: row.x,
     y: row.y,
     row,
   };
 }
 
-/** The points as a table, for a file. @param {{kind: string, rows: any[]}} found */
-export function tableOf(found, name, x) {
+/** The points as a table, for a file. @param {Found} found @param {[number, number] | null} part of x, or all of it */
+export function tableOf(found, name, x, part = null) {
+  const [first, last] = part ?? [-Infinity, Infinity];
+  const isIn = (row) => row[2] >= first && row[2] <= last;
+  const over = x === "relative" ? "elapsed" : x;
   if (found.kind === "bands") {
     const rows = found.rows.flatMap((row) =>
-      row.x.map((step, i) => [
+      row.x.map((value, i) => [
         groupLabel(row.key),
         row.axis,
-        step,
+        value,
         row.mean[i],
         row.std[i],
         row.min[i],
@@ -106,10 +124,8 @@ export function tableOf(found, name, x) {
         row.n[i],
       ]),
     );
-    return [["group", "axis", "step", `${name} mean`, "std", "min", "max", "n"], ...rows];
+    return [["group", "axis", over, `${name} mean`, "std", "min", "max", "n"], ...rows.filter(isIn)];
   }
-  return [
-    ["run", "axis", x === "relative" ? "time" : x, name],
-    ...found.rows.flatMap((row) => row.x.map((value, i) => [row.run, row.axis, value, row.y[i]])),
-  ];
+  const rows = found.rows.flatMap((row) => row.x.map((value, i) => [row.run, row.axis, value, row.y[i]]));
+  return [["run", "axis", over, name], ...rows.filter(isIn)];
 }

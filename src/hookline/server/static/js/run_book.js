@@ -13,6 +13,8 @@ export class RunBook {
   byId = new Map();
   /** @type {Run[]} the latest first */
   all = [];
+  /** @type {string[]} what there is to say about the store */
+  notes = [];
   isKnown = false;
   #listeners = new Set();
 
@@ -45,8 +47,9 @@ export class RunBook {
     return source;
   }
 
-  /** @param {{whole: boolean, changed: Run[], removed: string[]}} news */
-  take({ whole, changed, removed }) {
+  /** @param {{whole: boolean, changed: Run[], removed: string[], notes: string[]}} news */
+  take({ whole, changed, removed, notes }) {
+    this.notes = notes;
     const ids = new Set([...removed, ...changed.map((run) => run.id)]);
     if (whole) {
       const kept = new Set(changed.map((run) => run.id));

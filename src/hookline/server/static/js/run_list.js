@@ -46,7 +46,7 @@ export class RunList {
     const focused = this.#list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const chosen = new Set(this.#app.selection.ids);
     const found = this.#app.book.all.filter((run) =>
-      `${run.id} ${run.name} ${run.arm} ${run.status}`.toLowerCase().includes(this.#text),
+      `${run.id} ${run.name} ${run.arm} ${run.status} ${run.tags.join(" ")}`.toLowerCase().includes(this.#text),
     );
     fill(this.#title, "Runs", h("span", { class: "count" }, `${chosen.size} of ${this.#app.book.all.length}`));
     const groups = new Map();
@@ -94,6 +94,7 @@ export class RunList {
       box,
       swatch,
       h("span", {}, shortName(run)),
+      run.problems.length > 0 && h("i", { class: "warn", title: run.problems.join("\n") }, "!"),
       h("i", { class: "dot", data: { status: run.status }, title: run.status }),
     );
   }

@@ -5,10 +5,11 @@
  * @param {number[]} x rising
  * @param {(number | null)[]} y
  * @param {number} strength from 0 (none) below 1
+ * @param {number} [extent] of x, where the points are only a part of the line; that of the points by default
  * @returns {(number | null)[]}
  */
-export function smoothed(x, y, strength) {
-  const span = x.length < 3 ? 0 : (x[x.length - 1] - x[0]) * strength ** 3 * 0.08;
+export function smoothed(x, y, strength, extent = x[x.length - 1] - x[0]) {
+  const span = x.length < 3 ? 0 : extent * strength ** 3 * 0.08;
   if (!(span > 0)) return y;
   const places = y.flatMap((value, index) => (value === null ? [] : [index]));
   const before = faded(places, x, y, span);

@@ -10,6 +10,7 @@ import { whole } from "../format.js";
 import { groupColour } from "../metric_lines.js";
 import { reward } from "../rewards.js";
 import { address } from "../router.js";
+import { RunProblems } from "../run_problems.js";
 import { statusBadge } from "../status_badge.js";
 import { legendChips } from "../table.js";
 import { listenToTheme } from "../theme.js";
@@ -18,6 +19,7 @@ export class ExperimentView {
   #app;
   #project;
   #metric = "";
+  #stage = null;
   #curve = "";
   #found = null;
   #names = [];
@@ -28,6 +30,8 @@ export class ExperimentView {
   constructor(app) {
     this.#app = app;
     this.#project = app.router.parameters.get("project");
+    this.#stage = app.router.parameters.get("stage");
+    this.problems = new RunProblems(app, () => (this.#found?.runs ?? []).map((id) => app.book.byId.get(id)));
     this.tools = h("div", { class: "toolbar" });
     this.arms = h("section", {});
     this.curves = h("section", {});
@@ -37,6 +41,7 @@ export class ExperimentView {
       "div",
       { class: "page experiment" },
       this.tools,
+      this.problems.element,
       this.arms,
       this.curves,
       this.scores,
@@ -45,7 +50,7 @@ export class ExperimentView {
     const refresh = throttled(() => this.element.isConnected && this.#load(), 2000);
     this.#ends.push(
       app.book.listen(
-        (changed) => [...changed].some((id) => id.startsWith(`${this.#project}/`) || !this.#project) && refresh(),
+        (changed) => [...changed].some((id) => !this.#project || id.startsWith(`${this.#project.split("@")[0]}/`)) && refresh(),
       ),
       listenToTheme(() => this.#panel?.draw()),
     );
@@ -54,6 +59,7 @@ export class ExperimentView {
 
   destroy() {
     this.#ends.forEach((end) => end());
+    this.problems.destroy();
     this.#question.cancel();
     this.#panel?.destroy();
   }
@@ -63,13 +69,15 @@ export class ExperimentView {
       const { experiments } = await ask("experiments");
       if (!experiments.length) return this.#showNothing();
       if (!experiments.some((each) => each.project === this.#project)) this.#project = experiments[0].project;
-      const found = await this.#question.ask("experiment", { project: this.#project, metric: this.#metric });
+      const asked = { project: this.#project, metric: this.#metric, stage: this.#stage };
+      const found = await this.#question.ask("experiment", asked);
       if (!found) return;
-      const { metrics } = await ask("metrics", { run: found.runs.slice(0, 100) });
+      this.#found = found;
+      const { metrics } = this.#ids.length ? await ask("metrics", { run: this.#ids.slice(0, 100) }) : { metrics: [] };
       this.#names = [...new Set(metrics.filter((each) => each.points > each.runs).map((each) => each.name))].filter(
         (name) => !name.includes("hooks/"),
       );
-      this.#found = found;
+      this.problems.show();
       this.#show(experiments);
     } catch (error) {
       fill(this.arms, empty("The experiment cannot be read", error.message));
@@ -100,9 +108,21 @@ export class ExperimentView {
         change((value) => {
           this.#project = value;
           this.#metric = this.#curve = "";
-          this.#app.router.set({ project: value });
+          this.#stage = null;
+          this.#app.router.set({ project: value, stage: null });
         }),
       ),
+      found.stages.length > 1 &&
+        select(
+          "stage",
+          found.stages.map((name) => [name, name]),
+          found.stage,
+          change((value) => {
+            this.#stage = value;
+            this.#metric = this.#curve = ""; // the metrics of another stage may be others
+            this.#app.router.set({ stage: value });
+          }),
+        ),
       found.metrics.length > 0 &&
         select(
           "metric",
@@ -132,17 +152,18 @@ export class ExperimentView {
     this.#showPredictions(found);
   }
 
-  /** The stage that tables and curves are about: the last one. */
-  get #stage() {
-    return this.#found.stages.at(-1) ?? null;
+  /** The runs of the stage that is shown. */
+  get #ids() {
+    const { runs, stage } = this.#found;
+    return runs.filter((id) => (this.#app.book.byId.get(id)?.stage ?? null) === stage);
   }
 
   #colour(arm) {
-    return groupColour([this.#found.name, arm, this.#stage]);
+    return groupColour([this.#found.name, arm, this.#found.stage]);
   }
 
   #showArms(found) {
-    const about = this.#stage === null ? null : h("span", { class: "count" }, `after the stage ${this.#stage}`);
+    const about = found.stage === null ? null : h("span", { class: "count" }, `after the stage ${found.stage}`);
     const differ = found.differences.length > 0 && [h("h3", {}, "Differences"), differenceTable(found)];
     const problems = found.problems.map((problem) =>
       h("p", { class: "message", data: { status: "stalled" } }, problem),
@@ -157,7 +178,11 @@ export class ExperimentView {
   }
 
   #showCurves(found) {
-    if (!this.#names.length) return void fill(this.curves);
+    if (!this.#names.length) {
+      this.#panel?.destroy();
+      this.#panel = null;
+      return void fill(this.curves);
+    }
     const preferred =
       [this.#curve, found.metric, "reward", "val/loss", "loss"].find((name) => this.#names.includes(name)) ??
       this.#names[0];
@@ -165,12 +190,12 @@ export class ExperimentView {
     this.#panel?.destroy();
     this.#panel = new ChartPanel(preferred, {
       book: this.#app.book,
-      ids: () =>
-        this.#found.runs.filter((id) => (this.#app.book.byId.get(id)?.stage ?? null) === this.#stage).slice(0, 200),
+      ids: () => this.#ids.slice(0, 200),
       look: () => ({ x: "step", by: "arm", smoothing: 0, logX: false, logY: false, leavesOut: true }),
       onZoom: (zoom) => this.#panel.zoomTo(zoom),
       onLines: (lines) => fill(this.legend, legendChips(lines)),
     });
+    this.#panel.isSeen = true;
     this.legend = h("div", { class: "legend" });
     const choose = select(
       "metric",
@@ -191,7 +216,7 @@ export class ExperimentView {
   }
 
   #showScores(found) {
-    const own = found.benchmarks.filter((score) => score.stage === this.#stage);
+    const own = found.benchmarks.filter((score) => score.stage === found.stage);
     const names = [...new Set(own.map((score) => score.benchmark))];
     const tables = names.map((name) => {
       const scores = own.filter((score) => score.benchmark === name);
@@ -201,9 +226,9 @@ export class ExperimentView {
   }
 
   async #showPredictions(found) {
-    if (!found.benchmarks.length) return void fill(this.predictions);
+    if (!found.benchmarks.length || !this.#ids.length) return void fill(this.predictions);
     const answer = await ask("samples", {
-      run: found.runs.slice(0, 100),
+      run: this.#ids.slice(0, 100),
       axis: "final",
       order: "reward",
       limit: 6,
@@ -219,7 +244,7 @@ export class ExperimentView {
         sample.expected !== null && h("p", { class: "under" }, "expected ", h("b", {}, sample.expected)),
       ),
     );
-    const parameters = new URLSearchParams([...found.runs.slice(0, 100).map((id) => ["run", id]), ["axis", "final"]]);
+    const parameters = new URLSearchParams([...this.#ids.slice(0, 100).map((id) => ["run", id]), ["axis", "final"]]);
     fill(
       this.predictions,
       h("h2", {}, "Predictions"),

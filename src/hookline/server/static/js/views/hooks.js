@@ -1,13 +1,14 @@
-// What runs beside the training: what each subscriber costs, where records go, what happened, what was logged.
+// What runs beside the training: what each subscriber costs, in which order they run, where records go, what happened.
 
 import { Question } from "../api.js";
 import { Chart } from "../chart.js";
 import { empty, fill, h, later, select, throttled } from "../dom.js";
 import { bytes, clock, dateTime, milliseconds, whole } from "../format.js";
-import { colourOf } from "../palette.js";
+import { costLines, costTable } from "../hook_costs.js";
+import { orderTables } from "../hook_order.js";
 import { shortName } from "../run_book.js";
 import { RunList } from "../run_list.js";
-import { barCell, end, legendChips, numberTable } from "../table.js";
+import { end, legendChips, numberTable } from "../table.js";
 import { listenToTheme } from "../theme.js";
 import { isGrave, timeline } from "../timeline.js";
 
@@ -19,11 +20,13 @@ export class HooksView {
   #level = "";
   #text = "";
   #history = [];
+  #orderShown = "";
   #chart = null;
   #zoom = null;
   #questions = {
     hooks: new Question(),
     history: new Question(),
+    order: new Question(),
     sinks: new Question(),
     events: new Question(),
     logs: new Question(),
@@ -42,6 +45,7 @@ export class HooksView {
       h("header", {}, h("h3", {}, "Time spent in all, milliseconds over steps"), this.legend),
       this.chartHost,
     );
+    this.order = h("div");
     this.sinks = h("div");
     this.events = h("div");
     this.logs = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Log lines" });
@@ -73,6 +77,7 @@ export class HooksView {
     );
     const parts = [
       [h("h2", {}, "What subscribers cost"), this.costs, this.curve],
+      [h("h2", {}, "The order in which they run"), this.order],
       [h("h2", {}, "Sinks"), this.sinks],
       [h("h2", {}, "Events"), this.events],
       [h("h2", {}, "Log ", this.logCount), h("div", { class: "toolbar" }, search, level), this.logs],
@@ -105,10 +110,15 @@ export class HooksView {
 
   #load() {
     const run = this.#app.selection.ids;
-    if (!run.length)
-      return void [this.costs, this.sinks, this.events, this.logs].forEach((part) => fill(part, empty("Choose runs")));
+    if (!run.length) {
+      this.curve.hidden = true;
+      this.#orderShown = "";
+      const parts = [this.costs, this.order, this.sinks, this.events, this.logs];
+      return void parts.forEach((part) => fill(part, empty("Choose runs")));
+    }
     this.#ask("hooks", "hooks", { run }, this.costs, (answer) => this.#showCosts(answer.hooks));
     this.#ask("history", "hooks", { run, history: "yes" }, this.costs, (answer) => this.#showHistory(answer.hooks));
+    this.#ask("order", "order", { run }, this.order, (answer) => this.#showOrder(answer.order));
     this.#ask("sinks", "sinks", { run }, this.sinks, (answer) => this.#showSinks(answer.sinks));
     this.#ask("events", "events", { run, limit: 300 }, this.events, (answer) => this.#showEvents(answer));
     this.#loadLogs();
@@ -134,54 +144,34 @@ export class HooksView {
   }
 
   #showCosts(hooks) {
-    if (!hooks.length)
-      return void fill(
-        this.costs,
-        h(
-          "p",
-          { class: "muted" },
-          "No costs were recorded yet: they are reported about once a minute.",
-        ),
-      );
-    const several = new Set(hooks.map((row) => row.run)).size > 1;
-    const most = Math.max(...hooks.map((row) => Number(row.total_ms) || 0), 1e-9);
-    const rows = hooks.map((row) => {
-      const times = [row.total_ms, row.mean_ms, row.p95_ms, row.max_ms].map((time) => end(milliseconds(time)));
-      return h(
-        "tr",
-        { data: { hook: row.name } },
-        h("th", { scope: "row" }, row.name, several && h("span", { class: "under" }, this.#runName(row.run))),
-        barCell((Number(row.total_ms) || 0) / most),
-        times,
-        end(whole(row.calls)),
-        end(row.errors ? h("b", { class: "bad" }, whole(row.errors)) : "0"),
-      );
-    });
-    fill(this.costs, numberTable(["subscriber", "", ">total", ">mean", ">p95", ">most", ">calls", ">errors"], rows));
+    if (hooks.length) return void fill(this.costs, costTable(hooks, (id) => this.#runName(id)));
+    const text = "No costs were recorded yet: they are when a run ends, and about once a minute while it goes on.";
+    fill(this.costs, h("p", { class: "muted" }, text));
   }
 
   #showHistory(hooks) {
     this.#history = hooks;
-    this.curve.hidden = new Set(hooks.map((row) => row.step)).size < 2;
     this.#drawHistory();
   }
 
+  #showOrder(order) {
+    const told = JSON.stringify(order);
+    if (told === this.#orderShown) return; // what was unfolded stays so
+    this.#orderShown = told;
+    const text = "No order was recorded: these runs have no subscribers, or have not started to train.";
+    fill(this.order, order.length ? orderTables(order, (id) => this.#runName(id)) : h("p", { class: "muted" }, text));
+  }
+
   #drawHistory() {
-    if (this.curve.hidden) return;
-    const several = new Set(this.#history.map((row) => row.run)).size > 1;
-    const lines = new Map();
-    for (const row of this.#history) {
-      const key = several ? `${row.name} · ${this.#runName(row.run)}` : row.name;
-      if (!lines.has(key)) lines.set(key, { key, label: key, colour: colourOf(key, "hook"), x: [], y: [] });
-      lines.get(key).x.push(row.step);
-      lines.get(key).y.push(typeof row.total_ms === "number" ? row.total_ms : null);
-    }
-    fill(this.legend, legendChips([...lines.values()].slice(0, 8)));
+    const lines = costLines(this.#history, (id) => this.#runName(id));
+    this.curve.hidden = !lines.length;
+    if (!lines.length) return;
+    fill(this.legend, legendChips(lines.slice(0, 8)));
     this.#chart ??= new Chart(this.chartHost, (zoom) => {
       this.#zoom = zoom;
       this.#drawHistory();
     });
-    this.#chart.show([...lines.values()], {
+    this.#chart.show(lines, {
       x: "step",
       logX: false,
       logY: false,
@@ -233,7 +223,8 @@ export class HooksView {
       ),
     );
     const left = total > rows.length && h("p", { class: "muted" }, `The latest ${rows.length} of ${whole(total)}`);
-    const table = numberTable(["time", ">step", "event", "", "run"], rows, { class: "scroll tall" });
+    const attributes = { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Events" };
+    const table = numberTable(["time", ">step", "event", "", "run"], rows, attributes);
     fill(this.events, timeline(events), table, left);
   }
 

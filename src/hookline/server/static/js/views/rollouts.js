@@ -8,6 +8,7 @@ import { histogram } from "../histogram.js";
 import { advantage, reward, rewardBars } from "../rewards.js";
 import { shortName } from "../run_book.js";
 import { RunList } from "../run_list.js";
+import { RunProblems } from "../run_problems.js";
 
 const PAGE = 40;
 const ORDERS = [
@@ -47,6 +48,7 @@ export class RolloutsView {
       order: "-step",
     };
     this.list = new RunList(app);
+    this.problems = new RunProblems(app);
     this.tools = h("form", { class: "toolbar filters", onsubmit: (event) => event.preventDefault() });
     this.spread = h("div", { class: "spread" });
     this.index = h("div", { class: "samples", role: "listbox", "aria-label": "Samples", tabindex: "0" });
@@ -57,7 +59,13 @@ export class RolloutsView {
       "div",
       { class: "with-side" },
       this.list.element,
-      h("section", { class: "rollouts" }, this.tools, h("div", { class: "split" }, left, this.detail)),
+      h(
+        "section",
+        { class: "rollouts" },
+        this.problems.element,
+        this.tools,
+        h("div", { class: "split" }, left, this.detail),
+      ),
     );
     const refresh = throttled(() => this.element.isConnected && this.#refresh(), 2000);
     this.#ends.push(
@@ -69,6 +77,7 @@ export class RolloutsView {
 
   destroy() {
     this.list.destroy();
+    this.problems.destroy();
     this.#ends.forEach((end) => end());
     [this.#page, this.#bars, this.#beside].forEach((question) => question.cancel());
   }

@@ -5,17 +5,26 @@ import { empty, fill, h, later, select } from "../dom.js";
 import { ago, dateTime, duration, number, whole } from "../format.js";
 import { address } from "../router.js";
 import { isOver, shortName } from "../run_book.js";
+import { problemLines } from "../run_problems.js";
 import { recall, remember } from "../settings.js";
 import { statusBadge } from "../status_badge.js";
 
 const STATUSES = ["running", "stalled", "finished", "stopped", "failed", "killed"];
 const PAGE = 200;
+const MOST_TAGS = 24;
+const GROUPINGS = {
+  none: () => "",
+  project: (run) => run.project,
+  arm: (run) => `${run.project}${run.arm ? ` · ${run.arm}` : ""}`,
+  group: (run) => `${run.project}${run.group ? ` · ${run.group}` : ""}`,
+};
 const COLUMNS = ["", "run", "status", "progress", "latest metrics", "started", "took"];
 
 export class RunsView {
   #app;
-  #text = "";
-  #status = null;
+  #text;
+  #status;
+  #tags;
   #grouping = recall("runs.grouping", "project");
   #limit = PAGE;
   #rows = new Map();
@@ -25,6 +34,11 @@ export class RunsView {
 
   constructor(app) {
     this.#app = app;
+    this.#text = app.router.parameters.get("find") ?? "";
+    this.#status = app.router.parameters.get("status");
+    this.#tags = app.router.parameters.getAll("tag");
+    this.notes = h("div", { class: "notes", role: "note" });
+    this.tags = h("div", { class: "chips tags", role: "group", "aria-label": "Tags" });
     this.chips = h("div", { class: "chips", role: "group", "aria-label": "Status" });
     this.compare = h("div", { class: "actions-bar" });
     this.body = h("tbody");
@@ -33,10 +47,11 @@ export class RunsView {
       type: "search",
       placeholder: "Find by name, tag, experiment, arm",
       "aria-label": "Find runs",
+      value: this.#text,
       data: { find: "" },
       oninput: later(() => {
-        this.#text = this.search.value.toLowerCase();
-        this.show();
+        this.#text = this.search.value;
+        this.#filtered();
       }, 120),
     });
     const grouping = select(
@@ -45,6 +60,7 @@ export class RunsView {
         ["none", "not at all"],
         ["project", "by project"],
         ["arm", "by arm"],
+        ["group", "by group"],
       ],
       this.#grouping,
       (value) => {
@@ -68,7 +84,9 @@ export class RunsView {
     this.element = h(
       "section",
       { class: "page" },
+      this.notes,
       h("div", { class: "toolbar" }, this.search, this.chips, grouping, this.compare),
+      this.tags,
       this.table,
       this.more,
     );
@@ -85,7 +103,12 @@ export class RunsView {
 
   show() {
     const all = this.#app.book.all;
+    fill(
+      this.notes,
+      this.#app.book.notes.map((note) => h("p", { class: "message" }, note)),
+    );
     this.#showChips(all);
+    this.#showTags(all);
     const found = all.filter((run) => (!this.#status || run.status === this.#status) && this.#matches(run));
     const entries = this.#entries(found.slice(0, this.#limit));
     const order = entries.map(([key]) => key).join("\n");
@@ -118,12 +141,7 @@ export class RunsView {
   #entries(runs) {
     const groups = new Map();
     for (const run of runs) {
-      const key =
-        this.#grouping === "project"
-          ? run.project
-          : this.#grouping === "arm"
-            ? `${run.project}${run.arm ? ` · ${run.arm}` : ""}`
-            : "";
+      const key = (GROUPINGS[this.#grouping] ?? GROUPINGS.project)(run);
       groups.set(key, [...(groups.get(key) ?? []), run]);
     }
     const entries = [];
@@ -182,20 +200,22 @@ export class RunsView {
       },
       shortName(run),
     );
-    const under = [run.experiment === null ? run.id.slice(run.project.length + 1) : run.arm, run.stage, ...run.tags]
+    const under = [run.experiment === null ? run.id.slice(run.project.length + 1) : run.arm, run.stage]
       .filter(Boolean)
       .join(" · ");
+    const tags = run.tags.map((tag) => this.#tag(tag));
     return h(
       "tr",
       { data: { run: run.id, status: run.status } },
       h("td", { class: "pick" }, box),
-      h("td", { class: "who" }, name, h("div", { class: "under" }, under)),
       h(
         "td",
-        {},
-        statusBadge(run.status),
-        run.problems.length ? h("span", { class: "warn", title: run.problems.join("\n") }, "⚠") : null,
+        { class: "who" },
+        name,
+        h("div", { class: "tags" }, h("span", { class: "under" }, under), tags),
+        problemLines(run),
       ),
+      h("td", {}, statusBadge(run.status)),
       h("td", { class: "how-far" }, progress(run)),
       h("td", { class: "metrics" }, metrics(run)),
       h(
@@ -224,6 +244,52 @@ export class RunsView {
     this.show();
   }
 
+  /** A tag, which can be clicked to see only the runs that have it, and again to see the others. */
+  #tag(tag, count = null) {
+    const isOn = this.#tags.includes(tag);
+    return h(
+      "button",
+      {
+        type: "button",
+        class: "chip tag",
+        "aria-pressed": String(isOn),
+        title: isOn ? `Runs without ${tag} too` : `Only runs with ${tag}`,
+        onclick: () => {
+          this.#tags = this.#tags.includes(tag) ? this.#tags.filter((each) => each !== tag) : [...this.#tags, tag];
+          this.#rows.clear(); // their tags look otherwise now
+          this.#order = "";
+          this.#filtered();
+        },
+      },
+      tag,
+      count !== null && h("b", {}, count),
+    );
+  }
+
+  /** The tags that most runs have, and those that are chosen. */
+  #showTags(all) {
+    const counts = new Map(this.#tags.map((tag) => [tag, 0]));
+    for (const run of all) for (const tag of run.tags) counts.set(tag, (counts.get(tag) ?? 0) + 1);
+    const isChosen = (tag) => Number(this.#tags.includes(tag));
+    const shown = [...counts]
+      .sort(([a, m], [b, n]) => isChosen(b) - isChosen(a) || n - m || (a < b ? -1 : 1))
+      .slice(0, MOST_TAGS);
+    const key = JSON.stringify([shown, this.#tags]);
+    if (this.tags.dataset.key === key) return;
+    this.tags.dataset.key = key;
+    this.tags.hidden = !shown.length;
+    fill(
+      this.tags,
+      shown.map(([tag, count]) => this.#tag(tag, count)),
+    );
+  }
+
+  /** What is looked for has changed; it stands in the address, which can be copied. */
+  #filtered() {
+    this.#app.router.set({ find: this.#text, status: this.#status, tag: this.#tags });
+    this.show();
+  }
+
   #showChips(all) {
     const chip = (status, text, count) =>
       h(
@@ -235,7 +301,7 @@ export class RunsView {
           "aria-pressed": String(this.#status === status),
           onclick: () => {
             this.#status = this.#status === status ? null : status;
-            this.show();
+            this.#filtered();
           },
         },
         text,
@@ -264,10 +330,14 @@ export class RunsView {
   }
 
   #matches(run) {
+    if (!this.#tags.every((tag) => run.tags.includes(tag))) return false;
     const text = [run.id, run.name, run.experiment, run.arm, run.group, run.stage, ...run.tags, run.status]
       .join(" ")
       .toLowerCase();
-    return this.#text.split(/\s+/).every((word) => text.includes(word));
+    return this.#text
+      .toLowerCase()
+      .split(/\s+/)
+      .every((word) => text.includes(word));
   }
 }
 

@@ -3,6 +3,7 @@
 import { ChartBoard } from "../chart_board.js";
 import { h } from "../dom.js";
 import { RunList } from "../run_list.js";
+import { RunProblems } from "../run_problems.js";
 
 const SYSTEM =
   /^(system|memory|throughput|gpu|perf|time)\/|(_per_second|step_time|seconds_per_step|_mib|_gib|utilization)/;
@@ -19,11 +20,18 @@ export class SystemView {
     });
     this.list = new RunList(app, (run) => this.board.colourFor(run));
     this.board.onLook = () => this.list.show();
+    this.problems = new RunProblems(app);
     this.element = h("div", { class: "with-side" }, this.list.element, this.board.element);
+    this.board.element.prepend(this.problems.element);
+  }
+
+  press(event) {
+    this.board.press(event);
   }
 
   destroy() {
     this.list.destroy();
+    this.problems.destroy();
     this.board.destroy();
   }
 }

@@ -1,0 +1,132 @@
+"""`StatusRuns`: runs of programs that only post where they are; what they say becomes records of an ordinary run.
+
+A message with an ``Idempotency-Key`` that was taken before is not taken again, as long as the server runs. How long a
+program may say nothing is not known: it counts as stalled when it is silent for long, and as killed after ten times
+that.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from hookline.core.errors import OptionError
+from hookline.record.reader import FINAL
+from hookline.record.records import AnyRecord, Event, Metrics, Status, encode
+from hookline.server.received_names import check_name
+from hookline.server.received_runs import ReceivedRuns
+from hookline.server.status_messages import Told, told
+
+PROJECT = "status"
+ORIGIN = "status"
+"""No sender's: theirs have 32 digits. So nobody can claim such a run, and its program cannot write to theirs."""
+FILE = "main-0000-0-status-000000.jsonl"
+_REMEMBERED = 10_000
+
+
+class Kept(msgspec.Struct):
+    """In which run a status was kept, and how many records it made."""
+
+    project: str
+    run: str
+    records: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a run has said, as far as it must not be said again."""
+
+    status: str | None = None
+    counts: tuple[int | None, int | None] = (None, None)
+    step: int = 0
+    latest: tuple[int, dict[str, Any]] | None = None
+
+
+@dataclass(slots=True)
+class StatusRuns:
+    """Keeps status messages."""
+
+    received: ReceivedRuns
+    clock: Callable[[], float] = time.time
+    _known: "OrderedDict[tuple[str, str], _Known]" = field(default_factory=OrderedDict)
+    _keys: "OrderedDict[tuple[str, str, str], int]" = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, body: bytes, *, project: str | None, run: str | None, key: str | None) -> Kept:
+        """Keep what a body says.
+
+        Raises:
+            OptionError: It cannot be understood, or does not say which run it is about.
+            ConflictError: The run is somebody else's.
+        """
+        messages = told(body)
+        project = check_name("project", project or messages[0].project or PROJECT)
+        run = _run(run or messages[0].run)
+        with self._lock:
+            once = (project, run, key) if key else None
+            if once is not None and once in self._keys:
+                return Kept(project, run, self._keys[once])
+            known = self._known.setdefault((project, run), _Known())
+            records = [record for message in messages for record in self._records(message, known)]
+            lines = b"".join(encode(record) + b"\n" for record in records)
+            self._write(project, run, lines)
+            self._remember(project, run, once, len(records))
+        return Kept(project, run, len(records))
+
+    def _write(self, project: str, run: str, lines: bytes) -> None:
+        facts = {"id": run, "name": run, "project": project, "started": self.clock(), "source": "status messages"}
+        document = msgspec.json.encode(facts) + b"\n"
+        try:
+            self.received.tell(project, run, origin=ORIGIN, file=FILE, facts=document, lines=lines)
+        except BaseException:
+            self._known.pop((project, run), None)  # it was not said after all
+            raise
+
+    def _remember(self, project: str, run: str, once: tuple[str, str, str] | None, count: int) -> None:
+        self._known.move_to_end((project, run))
+        if once is not None:
+            self._keys[once] = count
+        for memory in (self._known, self._keys):
+            while len(memory) > _REMEMBERED:
+                memory.popitem(last=False)
+
+    def _records(self, message: Told, known: _Known) -> Iterator[AnyRecord]:
+        at = message.time or self.clock()
+        known.step = known.step if message.step is None else message.step
+        yield from _statuses(message, known, at)
+        if message.event is not None:
+            yield Event(time=at, name=message.event, step=message.step, data=message.data)
+        latest = known.step, message.values
+        if message.values and not (message.is_heartbeat and known.latest == latest):
+            known.latest = latest
+            yield Metrics(time=at, step=known.step, values=message.values, axis=message.axis)
+
+
+def _statuses(message: Told, known: _Known, at: float) -> Iterator[Status]:
+    counts = message.num_steps, message.num_epochs
+    begins = message.num_steps is not None and counts != known.counts
+    if begins:
+        known.counts = counts
+    data = {name: value for name, value in message.data.items() if name not in ("report", "num_steps", "num_epochs")}
+    data |= {"num_steps": counts[0], "num_epochs": counts[1]} if begins else {}
+    word = message.status or known.status or "running"
+    changes = message.status is not None and (message.status != known.status or message.status in FINAL)
+    says = bool(message.message) and not message.values
+    if message.event is None and (begins or changes or (says and not message.is_heartbeat)):
+        known.status = word
+        yield Status(time=at, status=word, message=message.message, step=message.step, data=data)
+    if message.is_heartbeat:
+        yield Status(time=at, status="heartbeat", step=message.step)
+
+
+def _run(name: str | None) -> str:
+    if not name:
+        raise OptionError(
+            "Which run is this about? Give ?run=<name> in the address, or 'run', 'run_id', 'job_id' or "
+            "'experiment_name' in the message."
+        )
+    return check_name("run", name)

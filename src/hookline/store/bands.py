@@ -1,0 +1,173 @@
+"""`Band`: a metric over the runs of a group as mean, spread and range along x, thinned out without losing a peak.
+
+Over steps, runs are aligned as `aggregate` does it: a step has the values of the runs that recorded the metric there.
+Over anything else no two runs have the same x, so runs are compared where both have been: at every x at which one of
+them recorded something, each run that had begun and not ended counts with the value on the straight line between its
+two points around there. Values that are not finite are left out then.
+
+That makes sense where x only grows in each run, and where runs of a group share some of it. Where they do not there is
+no band, and `Bands.problem` says why.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from hookline.store.aggregate import aggregate_query, checked_keys
+from hookline.store.conditions import Conditions
+from hookline.store.run_info import RunInfo
+from hookline.store.series import Chart, RawLine, cut, raw_lines, thinned
+from hookline.store.store import Store
+
+Key = tuple[str | None, ...]
+_NUMBERS = ("mean", "std", "min", "max")
+
+
+@dataclass(slots=True)
+class Band:
+    """A line with its spread.
+
+    Attributes:
+        key: What the runs of the group have in common.
+        points: How many places there are along x; ``x`` has them all, or a selection.
+        not_finite: How many of them have no mean that can be drawn.
+        std: The standard deviation of a sample; NaN for a single run.
+        n: How many runs there are at each place.
+    """
+
+    key: Key
+    axis: str
+    points: int = 0
+    not_finite: int = 0
+    x: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    std: list[float] = field(default_factory=list)
+    min: list[float] = field(default_factory=list)
+    max: list[float] = field(default_factory=list)
+    n: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Bands:
+    """The bands of a metric, or why there are none."""
+
+    bands: list[Band] = field(default_factory=list)
+    problem: str = ""
+
+
+def bands(store: Store, runs: Sequence[RunInfo], chart: Chart, by: str | Sequence[str]) -> Bands:
+    """A metric of groups of runs, group by group.
+
+    Raises:
+        OptionError: Runs cannot be grouped by that.
+    """
+    keys = checked_keys(by)
+    if chart.x == "step":
+        return Bands(list(_over_steps(store, runs, chart, keys)))
+    groups: dict[tuple[Key, str], list[RawLine]] = {}
+    by_id = {info.id: _key(info, keys) for info in runs}
+    for line in raw_lines(store, runs, chart):
+        if not line.rises:
+            return Bands(
+                problem=f"{chart.x} does not only grow in {line.run}, so its values are no places to compare at"
+            )
+        if len(line.xs):
+            groups.setdefault((by_id[line.run], line.axis), []).append(line)
+    found = Bands()
+    for (key, axis), lines in sorted(groups.items(), key=lambda item: _sortable(item[0])):
+        if len(lines) > 1 and not _overlap(lines):
+            return Bands(problem=_apart(key, chart.x))
+        found.bands.append(_band(key, axis, _resampled(lines, chart), chart))
+    return found
+
+
+def _over_steps(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[str]) -> Iterator[Band]:
+    import numpy as np
+
+    conditions = Conditions()
+    conditions.names("name", chart.names)
+    conditions.equal("axis", chart.axis)
+    conditions.add("value IS NOT NULL")
+    groups = ", ".join(f'"{name}"' for name in (*keys, "axis"))
+    query = (
+        f"SELECT *, dense_rank() OVER (ORDER BY {groups}) AS place FROM ({aggregate_query(keys, 1, str(conditions))}) "
+        "ORDER BY place, step"
+    )
+    with store.snapshot(runs, "metrics runs") as cursor:
+        found = cursor.execute(query, conditions.parameters).fetchnumpy()
+    starts = np.unique(found["place"], return_index=True)[1].tolist()
+    for begin, end in pairwise([*starts, len(found["place"])]):
+        own = {name: np.ma.filled(found[name][begin:end].astype(np.float64), np.nan) for name in _NUMBERS}
+        own |= {"x": found["step"][begin:end].astype(np.float64), "n": found["n"][begin:end]}
+        *key, axis = (_text(found[name], begin) for name in (*keys, "axis"))
+        yield _band(tuple(key), str(axis), own, chart)
+
+
+def _overlap(lines: list[RawLine]) -> bool:
+    """Whether two of the lines share a part of x."""
+    spans = sorted((line.xs[0], line.xs[-1]) for line in lines)
+    return any(later[0] <= earlier[1] for earlier, later in pairwise(spans))
+
+
+def _apart(key: Key, x: str) -> str:
+    name = " · ".join(part for part in key if part is not None) or "the group"
+    if x == "time":
+        return f"the runs of {name} were not running at the same time: choose the time since their start"
+    return f"the runs of {name} have no part of {x} in common"
+
+
+def _resampled(lines: list[RawLine], chart: Chart) -> dict[str, Any]:
+    """Mean, spread and range of lines at every x of one of them; of long ones at those of their peaks."""
+    import numpy as np
+
+    places = []
+    for line in lines:
+        part = cut(line.xs, chart.first_x, chart.last_x)
+        xs, ys = line.xs[part], line.ys[part]
+        places.append(xs[thinned(xs, ys, _GRID * chart.max_points)])
+    grid = np.unique(np.concatenate(places))
+    values = np.array([np.interp(grid, line.xs, line.ys, left=np.nan, right=np.nan) for line in lines])
+    there = np.isfinite(values)
+    n = there.sum(axis=0)
+    held = n > 0  # between runs that follow one another there is nothing
+    grid, values, there, n = grid[held], values[:, held], there[:, held], n[held]
+    filled = np.where(there, values, 0.0)
+    mean = filled.sum(axis=0) / n
+    squares = np.where(there, (values - mean) ** 2, 0.0).sum(axis=0)
+    std = np.where(n > 1, np.sqrt(squares / np.maximum(n - 1, 1)), np.nan)
+    low, high = np.where(there, values, np.inf).min(axis=0), np.where(there, values, -np.inf).max(axis=0)
+    return {"x": grid, "mean": mean, "std": std, "min": low, "max": high, "n": n}
+
+
+def _band(key: Key, axis: str, columns: dict[str, Any], chart: Chart) -> Band:
+    import numpy as np
+
+    kept = cut(columns["x"], chart.first_x, chart.last_x)
+    columns = {name: column[kept] for name, column in columns.items()}
+    drawable = np.isfinite(columns["mean"])
+    heights = np.where(drawable, columns["mean"], 0.0)
+    chosen = thinned(columns["x"], heights, chart.max_points)
+    shown = {name: column[chosen].tolist() for name, column in columns.items()}
+    return Band(key, axis, points=len(heights), not_finite=int((~drawable).sum()), **shown)
+
+
+_GRID = 2
+"""How many times as many places as are drawn a run of a band gives at most."""
+
+
+def _key(info: RunInfo, keys: list[str]) -> Key:
+    values = (getattr(info, name) for name in keys)
+    return tuple(None if value is None else str(value) for value in values)
+
+
+def _sortable(group: tuple[Key, str]) -> list[tuple[bool, str]]:
+    """By what groups have in common, those that lack it last, as the database sorts."""
+    return [(part is None, part or "") for part in (*group[0], group[1])]
+
+
+def _text(column: Any, place: int) -> str | None:
+    import numpy as np
+
+    value = column[place]
+    return None if value is None or value is np.ma.masked else str(value)

@@ -1,0 +1,101 @@
+"""The table of runs in a real browser: tags, what is missing from a record, notes; and stages of experiments."""
+
+import json
+import re
+
+import pytest
+from page_looks import has_sideways_scroll, panel
+from page_runs import HOSTILE, append, ended, event, finished_run, live_run, repeats, row, rows
+
+from hookline.record.records import Metrics
+
+pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+from playwright.sync_api import expect
+
+SHOWN = "tr[data-run]"
+
+
+def write_line(directory, line):
+    with next((directory / "journal").iterdir()).open("ab") as file:
+        file.write(line)
+
+
+def test_tags_are_chips_that_filter_and_stand_in_the_address(root, show):
+    finished_run(root, "both", tags=["nightly", "long"])
+    finished_run(root, "one", tags=["nightly"])
+    finished_run(root, "none")
+    page = show("runs")
+    expect(page.locator(SHOWN)).to_have_count(3)
+    page.locator('tr[data-run="p/one"]').get_by_role("button", name="nightly").click()
+    expect(page.locator(SHOWN)).to_have_count(2)
+    page.get_by_role("group", name="Tags").get_by_role("button", name=re.compile("long")).click()
+    expect(page.locator(SHOWN)).to_have_count(1)
+    page.reload()
+    expect(page.locator(SHOWN)).to_have_attribute("data-run", "p/both")
+    for tag in ("nightly", "long"):
+        page.get_by_role("group", name="Tags").get_by_role("button", name=re.compile(tag)).click()
+    expect(page.locator(SHOWN)).to_have_count(3)
+
+
+def test_what_is_missing_from_a_run_is_said_beside_it_in_every_view_of_it(root, show):
+    more = [event("records_lost", count=12), Metrics(time=1.0, step=10, values={"loss": 1.0})]
+    directory = finished_run(root, more=more)
+    write_line(directory, b"no record\n" + b'{"kind":"metr')
+    page = show("runs")
+    problems = page.locator(f"{SHOWN} .problem")
+    expect(problems.first).to_contain_text("is cut off in the middle of a line")
+    page.get_by_role("button", name="r0", exact=True).click()
+    for words in ("is cut off", "1 line is no record", "12 records could not be written", "the clock went back"):
+        expect(page.locator(".details .message").filter(has_text=words)).to_be_visible()
+    expect(problems).to_have_count(3)  # once it was read; the third says how many more there are
+    page.keyboard.press("2")
+    expect(page.locator(".missing")).to_contain_text("r0: main-")
+    expect(page.locator(".missing")).to_contain_text("12 records could not be written")
+
+
+def test_page_says_that_the_index_was_deleted_and_made_anew(root, show):
+    finished_run(root)
+    page = show("runs")
+    expect(page.locator(SHOWN)).to_have_count(1)
+    expect(page.locator(".notes .message")).to_have_count(0)
+    (root / ".hookline" / "index.duckdb").unlink()
+    expect(page.locator(".notes .message")).to_contain_text("The index was made anew from the journals: it was deleted")
+
+
+def test_hostile_tags_and_problems_are_only_text_and_fit_a_narrow_screen(root, show, page):
+    page.set_viewport_size({"width": 360, "height": 740})
+    directory = finished_run(root, tags=[HOSTILE, "x" * 64], more=rows([1.0], name=HOSTILE))
+    append(directory, row(4, loss=2.0), ended(4))
+    (directory / "run.json").write_text(HOSTILE)
+    live_run(root, "tagged", tags=[HOSTILE, "x" * 64])
+    show("runs")
+    expect(page.locator(f"{SHOWN} .tag").first).to_have_text(HOSTILE)
+    expect(page.locator(f"{SHOWN} .problem")).to_contain_text("run.json cannot be read")
+    page.locator(".tag").first.click()
+    assert (page.evaluate("window.hacked"), page.locator("#view script, #view img").count()) == (None, 0)
+    assert not has_sideways_scroll(page)
+    page.goto(page.url.split("#")[0] + "#/charts?run=p/r0")
+    expect(page.locator(".missing")).to_contain_text("run.json cannot be read")
+    assert not has_sideways_scroll(page)
+
+
+def write_result(root, key, stage, **metrics):
+    result = {"run_key": key, "metrics": metrics, "artifacts": None, "evals": [], "stage": stage, "returned": ["score"]}
+    (root / "sweep" / f"{key}-{stage}" / "result.json").write_text(json.dumps(result))
+
+
+def test_stage_of_an_experiment_is_chosen(root, show):
+    for place, stage in enumerate(("sft", "grpo")):
+        repeats(root, number=2, stage=stage)
+        for arm in ("low", "high"):
+            for repeat in range(2):
+                write_result(root, f"{arm}-r{repeat}", stage, score=1.0 + place)
+    page = show("experiment")
+    arm = page.locator('tr[data-arm="low"]')
+    expect(arm).to_contain_text("2 ± 0")
+    expect(page.get_by_role("heading", name="Arms")).to_contain_text("after the stage grpo")
+    page.get_by_label("stage").select_option("sft")
+    expect(arm).to_contain_text("1 ± 0")
+    expect(page.get_by_role("heading", name="Arms")).to_contain_text("after the stage sft")
+    expect(page.locator(".curves .legend, .toolbar .legend")).to_contain_text("low · sft")
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "2")

@@ -1,0 +1,221 @@
+"""Receiving runs: what is sent is kept as an ordinary run, once, in order, whatever happens in between."""
+
+import errno
+import itertools
+import json
+import os
+import threading
+
+import pytest
+from page_runs import finished_run
+from sending import FILE, ORIGIN, OTHER, READ, TOKENS, WRITE, ask, beat, claim, home, put, rows_of, status_of
+
+import hookline as hl
+from hookline.server.tokens import Tokens
+from hookline.store.liveness import Liveness
+from hookline.store.store import open_store
+
+TWO = rows_of(2)
+
+
+@pytest.fixture
+def receiving(root, serve):
+    """A server that takes runs, and lets everybody look."""
+    return serve(root, tokens=Tokens(WRITE))
+
+
+def status(root, run="p/r0", *, later=0.0, stall_seconds=300.0):
+    """The word for a run, some time after its last sign of life."""
+    sign = (root / run / "received.json").stat().st_mtime
+    listed = open_store(root).list(Liveness(stall_seconds, clock=lambda: sign + later))
+    return {info.id: info.status for info in listed}[run]
+
+
+def test_received_run_is_listed_and_read_like_one_that_was_recorded_here(root, receiving):
+    assert claim(receiving, facts={"name": "far", "config": {"lr": 0.1}}).facts == (200, {"files": {}})
+    assert put(receiving, status_of("running", num_steps=5) + TWO).status == 200
+    assert [record.step for record in hl.read(root / "p" / "r0")] == [0, 1, 2]
+    [run] = hl.runs(root)
+    assert (run.name, run.step, run.num_steps, run.config, run.status) == ("far", 2, 5, {"lr": 0.1}, "running")
+    assert hl.runs(root).sql("SELECT count(*) AS n FROM metrics").rows() == [{"n": 2}]
+
+
+def test_append_goes_on_where_the_claim_says_and_repeats_are_harmless(root, receiving):
+    claim(receiving)
+    assert put(receiving, TWO).facts == (200, {"offset": len(TWO)})
+    assert put(receiving, TWO).facts == (200, {"offset": len(TWO)})
+    more = rows_of(1, first=3)
+    assert put(receiving, TWO + more).facts == (200, {"offset": len(TWO + more)})
+    assert put(receiving, more, len(TWO)).facts == (200, {"offset": len(TWO + more)})
+    assert put(receiving, b"", 0).facts == (200, {"offset": len(TWO + more)})
+    assert claim(receiving).json == {"files": {FILE: len(TWO + more)}}
+    assert (root / "p" / "r0" / "journal" / FILE).read_bytes() == TWO + more
+
+
+def test_append_that_does_not_fit_is_refused_and_changes_nothing(root, receiving):
+    assert put(receiving, TWO).facts == (409, {"unclaimed": True})
+    claim(receiving)
+    assert put(receiving, TWO, 7).facts == (409, {"offset": 0})
+    put(receiving, TWO)
+    assert put(receiving, rows_of(2, first=5)).facts == (409, {"conflict": True})
+    assert put(receiving, TWO, 7).facts == (409, {"conflict": True})
+    assert (root / "p" / "r0" / "journal" / FILE).read_bytes() == TWO
+
+
+def test_torn_line_that_a_crash_left_is_not_held_and_cut_off_by_the_next_append(root, receiving):
+    claim(receiving)
+    put(receiving, TWO)
+    path = root / "p" / "r0" / "journal" / FILE
+    for torn in (b'{"kind":"metrics","st', b"\0" * 5000, b'{"kind"' + b"\0" * 100):
+        with path.open("ab") as file:
+            file.write(torn)
+        assert claim(receiving).json["files"][FILE] == len(TWO)
+    assert put(receiving, rows_of(1, first=3), len(TWO)).status == 200
+    assert path.read_bytes() == rows_of(3)
+
+
+def test_run_belongs_to_the_origin_that_claimed_it_first(root, receiving):
+    claim(receiving, facts={"name": "mine"})
+    for refused in (
+        claim(receiving, origin=OTHER, facts={"name": "yours"}),
+        put(receiving, TWO, origin=OTHER),
+        beat(receiving, origin=OTHER),
+        put(receiving, b"x", file="git.diff", origin=OTHER),
+    ):
+        assert refused.facts == (409, {"taken": True})
+    assert json.loads((root / "p" / "r0" / "run.json").read_text()) == {"name": "mine"}
+
+
+def test_run_that_was_recorded_here_is_never_touched(root, receiving):
+    directory = finished_run(root)
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert claim(receiving).facts == (409, {"taken": True})
+    assert put(receiving, TWO).facts == (409, {"unclaimed": True})
+    assert ask(receiving, "POST", "/api/status", body='{"status": "running"}', project="p", run="r0").status == 409
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_files_beside_the_journal_are_replaced_whole(root, receiving):
+    claim(receiving)
+    for content in (b"a longer difference", b"short"):
+        assert put(receiving, content, file="git.diff").facts == (200, {"offset": len(content)})
+    assert (root / "p" / "r0" / "git.diff").read_bytes() == b"short"
+    assert put(receiving, b"x", 3, file="git.diff").status == 400
+
+
+def test_names_of_arms_are_accepted_as_they_are(root, receiving):
+    assert claim(receiving, "lr=0.1, größe-r0", "my project").status == 200
+    assert [run.id for run in hl.runs(root)] == ["my project/lr=0.1, größe-r0"]
+
+
+def test_beating_run_is_running_and_one_that_stops_is_killed(root, receiving):
+    claim(receiving)
+    put(receiving, status_of("running", num_steps=5) + TWO)
+    assert (status(root, later=60), status(root, later=400), status(root, later=4000)) == (
+        *("running", "stalled", "killed"),
+    )
+    assert beat(receiving, 10.0).status == 200
+    assert (status(root, later=29), status(root, later=31)) == ("running", "killed")
+    assert beat(receiving, 1.0).status == 200
+    assert (status(root, later=14), status(root, later=16)) == ("running", "killed")
+    put(receiving, status_of("finished"), len(status_of("running", num_steps=5) + TWO))
+    assert status(root, later=1000) == "finished"
+
+
+def test_beating_run_that_makes_no_progress_is_stalled_whatever_its_clock_says(root, receiving):
+    claim(receiving)
+    put(receiving, TWO + status_of("heartbeat", time=1300.0))
+    beat(receiving, 10.0)
+    assert (status(root, stall_seconds=200), status(root, stall_seconds=400)) == ("stalled", "running")
+
+
+def test_beats_and_appends_move_the_last_sign_of_life(root, receiving):
+    claim(receiving)
+    path = root / "p" / "r0" / "received.json"
+    for sign in (lambda: beat(receiving), lambda: put(receiving, TWO), lambda: claim(receiving)):
+        os.utime(path, (1000.0, 1000.0))
+        assert sign().status == 200
+        assert path.stat().st_mtime > 1_000_000.0
+    assert json.loads(path.read_text())["every_seconds"] == 5.0
+
+
+def test_restarted_server_goes_on_with_the_same_senders(root, serve):
+    first = serve(root, tokens=TOKENS)
+    claim(first)
+    put(first, TWO)
+    first.stop()
+    second = serve(root, tokens=TOKENS)
+    assert put(second, rows_of(1, first=3), len(TWO)).facts == (200, {"offset": len(rows_of(3))})
+    assert beat(second).status == 200
+
+
+def test_two_servers_on_one_root_write_each_line_once(root, serve):
+    servers = [serve(root, tokens=TOKENS) for _ in range(2)]
+    assert [claim(server).status for server in servers] == [200, 200]
+    wanted, whole = 40, rows_of(40)
+    ends = [0, *(index + 1 for index, byte in enumerate(whole) if byte == 10)]
+    refused = []
+
+    def send(server):
+        for begin, end in itertools.pairwise(ends):
+            answer = put(server, whole[begin:end], begin)
+            if answer.status != 200:
+                refused.append(answer.body)
+
+    senders = [threading.Thread(target=send, args=(server,)) for server in servers for _ in range(2)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert refused == []
+    assert len(list(hl.read(root / "p" / "r0"))) == wanted
+
+
+def test_two_origins_that_claim_at_once_do_not_both_get_the_run(root, serve):
+    servers = [serve(root, tokens=TOKENS) for _ in range(2)]
+    got = []
+    claims = [
+        threading.Thread(target=lambda s=server, o=origin: got.append(claim(s, origin=o).status))
+        for server in servers
+        for origin in (ORIGIN, OTHER)
+    ]
+    for each in claims:
+        each.start()
+    for each in claims:
+        each.join()
+    assert sorted(got) == [200, 200, 409, 409]
+
+
+def test_run_that_was_deleted_is_claimed_again_from_the_beginning(root, receiving):
+    claim(receiving)
+    put(receiving, TWO)
+    for path in sorted((root / "p" / "r0").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (root / "p" / "r0").rmdir()
+    assert put(receiving, rows_of(1, first=3), len(TWO)).facts == (409, {"unclaimed": True})
+    assert claim(receiving).json == {"files": {}}
+
+
+def test_full_disk_is_told_and_leaves_no_piece_of_a_line(root, receiving, monkeypatch):
+    claim(receiving)
+    write = os.pwrite
+
+    def full(descriptor, data, offset):
+        if offset:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:10], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    answer = put(receiving, TWO)
+    monkeypatch.undo()
+    assert (answer.status, (root / "p" / "r0" / "journal" / FILE).read_bytes()) == (507, b"")
+    assert put(receiving, TWO).status == 200
+
+
+def test_reading_is_free_on_this_machine_unless_a_read_token_is_given(root, serve):
+    finished_run(root)
+    assert ask(serve(root, tokens=Tokens(WRITE)), "GET", "/api/runs", token=None).status == 200
+    guarded = serve(root, tokens=TOKENS)
+    asked = {token: ask(guarded, "GET", "/api/runs", token=token).status for token in (None, READ, WRITE, "other")}
+    assert asked == {None: 401, READ: 200, WRITE: 403, "other": 401}
+    assert ask(guarded, "PUT", home(), token=READ, body="{}", origin=ORIGIN).status == 403

@@ -1,0 +1,228 @@
+"""``hookline serve`` as users start it: its tokens, what can be seen of them, and that it may be killed at any time."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sysconfig
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from sending import FILE, READ, WRITE, ask, claim, put, rows_of
+from typer.testing import CliRunner
+
+import hookline as hl
+from hookline.cli import app
+from hookline.cli.serve import sinks_line
+from hookline.cli.token_handover import without_tokens
+from hookline.core.errors import ConfigError, OptionError
+from hookline.server.tokens import KEPT, Given, Tokens, from_file, kept, settle
+
+SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, directory, *options, **environment):
+        command = [SCRIPT, "serve", "runs", "--port", "0", "--json", *options]
+        self.process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+        said = self.process.stdout.readline()
+        assert said, self.process.stderr.read()
+        self.facts = json.loads(said)
+        self.url = self.facts["url"]
+
+    def end(self, with_signal=signal.SIGINT):
+        self.process.send_signal(with_signal)
+        return self.process.communicate(timeout=30)
+
+
+def test_token_on_the_command_line_works_and_is_seen_by_nobody(tmp_path):
+    served = Served(tmp_path, "--token", WRITE, f"--read-token={READ}")
+    proc = Path(f"/proc/{served.process.pid}")
+    seen = proc.joinpath("cmdline").read_bytes() + proc.joinpath("environ").read_bytes()
+    statuses = claim(served).status, ask(served, "GET", "/api/runs", token=READ).status
+    ask(served, "PUT", f"/api/{WRITE}", token=READ)
+    out, errors = served.end()
+    assert (statuses, served.process.returncode, errors) == ((200, 200), 0, "")
+    assert [token for token in (WRITE, READ) if token.encode() in seen or token in json.dumps(served.facts) + out] == []
+    assert not (tmp_path / "runs" / KEPT).exists()
+
+
+def test_server_killed_while_it_writes_goes_on_with_the_same_token_and_loses_nothing(tmp_path):
+    first = Served(tmp_path)
+    token = first.facts["made"]["write"]
+    whole = rows_of(20_000)
+    claim(first, token=token)
+    cuts = [0, *(whole.index(b"\n", place) + 1 for place in range(9000, len(whole), 9000)), len(whole)]
+    taken = threading.Semaphore(0)
+
+    def send():
+        for begin, end in itertools.pairwise(cuts):
+            try:
+                assert put(first, whole[begin:end], begin, token=token).status == 200
+            except (OSError, EOFError):
+                return
+            taken.release()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for _ in range(20):
+        assert taken.acquire(timeout=30)
+    first.process.kill()
+    first.process.communicate()
+    sender.join()
+    with (tmp_path / "runs" / "p" / "r0" / "journal" / FILE).open("ab") as file:
+        file.write(b'{"kind":"metrics","torn')  # as when it is killed between two pages
+    second = Served(tmp_path)
+    held = claim(second, token=token).json["files"][FILE]
+    assert put(second, whole[held:], held, token=token).json == {"offset": len(whole)}
+    second.end()
+    assert (second.facts["made"], 0 < held < len(whole)) == ({}, True)
+    assert (tmp_path / "runs" / "p" / "r0" / "journal" / FILE).read_bytes() == whole
+    assert [run.id for run in hl.runs(tmp_path / "runs")] == ["p/r0"]
+
+
+def test_address_that_others_reach_has_two_tokens_and_says_what_a_trainer_needs(tmp_path):
+    served = Served(tmp_path, "--host", "0.0.0.0", HOOKLINE_WRITE_TOKEN=WRITE)
+    made = served.facts["made"]
+    port = served.url.rsplit(":", 1)[1].strip("/")
+    loopback = f"http://127.0.0.1:{port}/"
+    statuses = [ask(loopback, "GET", "/api/runs", token=token).status for token in (None, made["read"])]
+    sent = claim(loopback).status
+    served.end()
+    assert (list(made), statuses, sent) == (["read"], [401, 200], 200)
+    [sink] = yaml.safe_load(served.facts["sinks"])["sinks"]
+    assert (sink["hookline"]["token"], sink["hookline"]["url"].endswith(f":{port}")) == ("${HOOKLINE_TOKEN}", True)
+
+
+def test_tokens_that_were_made_are_kept_for_their_owner_alone(tmp_path):
+    first = settle(tmp_path, Given(), needs_read=False)
+    assert (first.made, first.tokens.read, first.is_kept) == (("write",), None, True)
+    assert (tmp_path / KEPT).stat().st_mode & 0o777 == 0o600
+    second = settle(tmp_path, Given(), needs_read=True)
+    assert (second.made, second.tokens.write) == (("read",), first.tokens.write)
+    third = settle(tmp_path, Given(), needs_read=True)
+    assert (third.made, third.tokens) == ((), second.tokens)
+    assert settle(tmp_path, Given(), needs_read=False).tokens.read is None
+    assert [path.name for path in tmp_path.iterdir()] == [KEPT]
+
+
+def test_given_tokens_come_before_kept_ones(tmp_path):
+    settle(tmp_path, Given(), needs_read=True)
+    settled = settle(tmp_path, Given(write=WRITE), needs_read=True)
+    assert (settled.tokens.write, settled.tokens.read) == (WRITE, kept(tmp_path).read)
+    assert settle(tmp_path, Given(WRITE, READ), needs_read=False).tokens == Tokens(WRITE, READ)
+
+
+def test_two_servers_that_start_at_once_have_the_same_tokens(tmp_path):
+    settled = []
+    starts = threading.Barrier(8)
+
+    def start():
+        starts.wait()
+        settled.append(settle(tmp_path, Given(), needs_read=True).tokens)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(settled)) == 1
+
+
+def test_kept_tokens_that_others_can_read_or_that_are_a_link_are_refused(tmp_path):
+    settle(tmp_path, Given(), needs_read=False)
+    (tmp_path / KEPT).chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        settle(tmp_path, Given(), needs_read=False)
+    (tmp_path / KEPT).rename(tmp_path / "aside")
+    (tmp_path / KEPT).symlink_to("aside")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        settle(tmp_path, Given(), needs_read=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        (f"{WRITE}\n", Given(WRITE)),
+        (f'{{"write": "{WRITE}", "read": "{READ}"}}', Given(WRITE, READ)),
+        (f'{{"read": "{READ}"}}', Given(None, READ)),
+        ("", Given()),
+    ],
+)
+def test_file_of_tokens_holds_one_or_both(tmp_path, text, given):
+    (tmp_path / "tokens").write_text(text)
+    assert from_file(tmp_path / "tokens") == given
+
+
+@pytest.mark.parametrize("text", [f'{{"write": "{WRITE}", "x": 1}}', f'{{"write": ["{WRITE}"]}}', f'{{"{WRITE}'])
+def test_file_of_tokens_that_holds_something_else_is_refused_without_repeating_it(tmp_path, text):
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(ConfigError, match="something else") as caught:
+        from_file(tmp_path / "tokens")
+    assert WRITE not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "words"),
+    [
+        ("short", None, "16 to 1024"),
+        (WRITE, "short", "16 to 1024"),
+        ("x" * 15 + " ", None, "space"),
+        (WRITE, WRITE, "same"),
+        ("é" * 20, None, "letters"),
+    ],
+)
+def test_tokens_that_are_no_secrets_are_refused_without_repeating_them(write, read, words):
+    with pytest.raises(OptionError, match=words) as caught:
+        Tokens(write, read)
+    assert not [token for token in (write, read) if token and token in str(caught.value)]
+    assert WRITE not in repr(Tokens(WRITE, READ))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--token", "short"], "16 to 1024"),
+        (["--token", WRITE, "--read-token", WRITE], "are the same"),
+        (["--token-file", "nowhere"], "cannot be read"),
+        (["--host", "203.0.113.1", "--token", WRITE, "--read-token", READ], "cannot be served"),
+    ],
+)
+def test_serve_that_cannot_be_says_why_and_repeats_no_token(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
+    assert (done.exit_code, words in done.output, WRITE in done.output) == (1, True, False)
+
+
+def test_command_line_is_the_same_without_its_tokens():
+    given = [
+        "python",
+        "hookline",
+        "serve",
+        "--token",
+        WRITE,
+        "r",
+        f"--read-token={READ}",
+        "--port",
+        "1",
+        "--token-file",
+        "x",
+    ]
+    assert list(without_tokens(given)) == ["python", "hookline", "serve", "r", "--port", "1", "--token-file", "x"]
+
+
+def test_line_for_a_trainer_is_yaml():
+    parsed = yaml.safe_load(sinks_line("http://box:8765"))
+    assert parsed == {"sinks": [{"hookline": {"url": "http://box:8765", "token": "${HOOKLINE_TOKEN}"}}]}

@@ -1,0 +1,156 @@
+"""Status messages of programs that know nothing of hookline: each kind becomes records of an ordinary run."""
+
+import json
+
+import pytest
+from sending import ORIGIN, WRITE, ask, claim, tree
+
+import hookline as hl
+from hookline.record.reader import Parcel
+from hookline.record.records import Event, Metrics, Status
+from hookline.record.segment import File
+from hookline.server.tokens import Tokens
+from hookline.sinks.run_facts import RunFacts
+from hookline.sinks.standing import Standing
+from hookline.sinks.status_formats import FORMATS, Message
+
+
+@pytest.fixture
+def monitor(root, serve):
+    return serve(root, tokens=Tokens(WRITE))
+
+
+def post(server, *messages, headers=None, **query):
+    body = "\n".join(message if isinstance(message, str) else json.dumps(message) for message in messages)
+    return ask(server, "POST", "/api/status", body=body, headers=headers, **query)
+
+
+def recorded(root, run="status/night"):
+    """The records of a run, without their times."""
+    records = list(hl.read(root / run))
+    assert all(record.time > 0 for record in records)
+    for record in records:
+        record.time = 0.0
+    return records
+
+
+def test_plain_messages_become_a_run_with_its_progress(root, monitor):
+    first = {"run": "night", "status": "running", "step": 3, "max_step": 10, "metrics": {"loss": 0.5}}
+    assert post(monitor, first).facts == (200, {"project": "status", "run": "night", "records": 2})
+    post(monitor, {"step": 6, "metrics": {"loss": float("nan"), "val": {"acc": 1}}}, run="night")
+    post(monitor, {"run": "night", "status": "done", "message": "all well"})
+    [run] = hl.runs(root)
+    assert (run.id, run.status, run.message) == ("status/night", "finished", "all well")
+    assert (run.step, run.num_steps, run.metrics["val/acc"]) == (6, 10, 1)
+    assert [type(record).__name__ for record in recorded(root)] == ["Status", "Metrics", "Metrics", "Status"]
+
+
+def test_tao_lines_become_statuses_and_metrics(root, monitor):
+    lines = [
+        {"date": "11/15/2026", "time": "1:2:3", "status": "STARTED", "verbosity": "INFO", "message": "Starting."},
+        {"status": "RUNNING", "verbosity": "INFO", "graphical": {"loss": 0.5}, "step": 1, "max_step": 4, "epoch": 1},
+        {"status": "RUNNING", "verbosity": "INFO", "kpi": {"val_acc": 0.9}, "step": 1, "max_step": 4},
+        {"status": "FAILURE", "verbosity": "ERROR", "message": "no memory"},
+    ]
+    assert post(monitor, *lines, run="night", project="tao").status == 200
+    told = [
+        (type(record).__name__, getattr(record, "status", None) or record.values)
+        for record in recorded(root, "tao/night")
+    ]
+    assert told == [
+        ("Status", "running"),
+        ("Status", "running"),
+        ("Metrics", {"loss": 0.5}),
+        ("Metrics", {"val_acc": 0.9}),
+        ("Status", "failed"),
+    ]
+    [run] = hl.runs(root)
+    assert (run.status, run.message, run.num_steps) == ("failed", "no memory", 4)
+
+
+def test_trainer_status_of_kubeflow_becomes_progress_and_metrics(root, monitor):
+    metrics = [{"name": "currentStep", "value": "40"}, {"name": "totalSteps", "value": "80"}]
+    metrics += [{"name": "loss", "value": "0.25"}, {"name": "mode", "value": "fast"}]
+    told = {"progressPercentage": 50, "metrics": metrics, "lastUpdatedTime": "2026-11-15T12:00:00Z"}
+    assert post(monitor, {"trainerStatus": told}, run="job").status == 200
+    [run] = hl.runs(root)
+    assert (run.step, run.num_steps, run.metrics) == (40, 80, {"loss": 0.25, "mode": "fast"})
+    post(monitor, {"trainerStatus": {"progressPercentage": 100}}, run="job")
+    assert hl.runs(root).latest().status == "finished"
+
+
+RECORDS = [
+    Status(time=1000.0, status="running", step=0, data={"num_steps": 10}),
+    Metrics(time=1001.0, step=1, values={"loss": 0.5}),
+    Metrics(time=1001.5, step=1, axis="eval", values={"val/loss": 0.7}),
+    Event(time=1002.0, name="checkpoint", step=1, data={"path": "x"}),
+    None,
+    Status(time=1003.0, status="finished", step=2, message="done"),
+]
+
+
+@pytest.mark.parametrize("dialect", list(FORMATS))
+def test_what_the_status_sink_posts_is_understood_in_each_format(root, monitor, dialect):
+    standing, sender = Standing(), RunFacts("night", "night", "lab")
+    for number, record in enumerate(RECORDS):
+        if record is not None:
+            standing.note(Parcel(record, File(root, "main", 0, "main-0000-1-abc", 0), 0, 0))
+        payload = FORMATS[dialect](Message(str(number), 1000.0 + number, record, standing, sender, ""))
+        if payload is not None:
+            assert post(monitor, payload, run="night", project="lab").status == 200
+    [run] = hl.runs(root)
+    assert (run.id, run.status, run.num_steps, run.step) == ("lab/night", "finished", 10, 2)
+    assert {"loss": 0.5, "val/loss": 0.7}.items() <= run.metrics.items()
+
+
+def test_message_with_the_same_key_is_kept_once(root, monitor):
+    for _ in range(3):
+        answer = post(monitor, {"run": "night", "metrics": {"a": 1}}, headers={"Idempotency-Key": "k1"})
+        assert answer.json["records"] == 1
+    assert len(recorded(root)) == 1
+
+
+def test_heartbeats_that_say_nothing_new_record_no_metrics_again(root, monitor):
+    alive = {"kind": "heartbeat", "run": "night", "status": "running", "step": 3, "metrics": {"loss": 0.5}}
+    for _ in range(3):
+        post(monitor, alive)
+    names = [type(record).__name__ for record in recorded(root)]
+    assert (names.count("Metrics"), names.count("Status")) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"status": "running"}', "?run=<name>"),
+        ('{"run": "../x", "status": "running"}', "no name"),
+        ('{"run": "x", "project": "a/b", "status": "running"}', "no name"),
+        ('{"run": "x"}', "says nothing"),
+        ('{"run": "x", "loss": 0.5}', "says nothing"),
+        ('{"run": "x", "status": "running", "step": 1e300}', "53 bits"),
+        ("[1]", "JSON object"),
+        ("[]", "0 messages"),
+        ("", "0 messages"),
+        ("{", "no JSON"),
+        ("\xff", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ('{"run": "x", "status": "a", "metrics": ' + '{"a":' * 150 + "1" + "}" * 151, "nested"),
+    ],
+)
+def test_message_that_cannot_be_kept_is_refused_with_the_reason(root, monitor, body, words):
+    answer = ask(monitor, "POST", "/api/status", body=body.encode("latin-1"))
+    assert (answer.status, words in answer.json["error"]) == (400, True)
+    assert tree(root) == {}
+
+
+def test_run_of_a_sender_takes_no_status_messages_and_the_other_way_round(root, monitor):
+    claim(monitor, "sent", "status")
+    assert post(monitor, {"run": "sent", "status": "running"}).facts == (409, {"taken": True})
+    post(monitor, {"run": "told", "status": "running"})
+    assert claim(monitor, "told", "status", origin=ORIGIN).facts == (409, {"taken": True})
+
+
+def test_data_that_looks_like_a_report_does_not_break_the_listing(root, monitor):
+    odd = {"kind": "status", "run": "night", "status": "running", "data": {"report": {}, "metrics": 5, "epoch": "x"}}
+    assert post(monitor, odd).status == 200
+    assert post(monitor, {"run": "night", "status": 7, "message": [1], "step": "2", "metrics": [1]}).status == 200
+    assert [run.status for run in hl.runs(root)] == ["running"]
