@@ -1,0 +1,79 @@
+"""``hookline demo`` as users start it: interrupted, taken up, served."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
+TINY = ("--repeats", "1", "--sft-steps", "3", "--grpo-steps", "4")
+
+
+@contextmanager
+def started(*arguments):
+    """The program, and the lines of all that it writes, as they come."""
+    command = [SCRIPT, "demo", *TINY, *arguments]
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def lines_until(process, pattern):
+    """What it writes up to the first line that matches, which is the gate to what the test does next."""
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if re.search(pattern, line):
+            return "".join(seen)
+    raise AssertionError(f"{pattern!r} never came:\n{''.join(seen)}")
+
+
+def interrupted(process):
+    """What it still writes after Ctrl-C, and how it ends."""
+    process.send_signal(signal.SIGINT)
+    return process.stdout.read(), process.wait(timeout=60)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_demo_interrupted_goes_on_where_it_was_and_serves_the_page_meanwhile(tmp_path):
+    with started("--processes", "2") as process:
+        lines_until(process, r"completed \w+-r0-s0")
+        rest, status = interrupted(process)
+    assert status == 128 + signal.SIGINT
+    assert re.search(r"Stopped by SIGINT\. [12] of 4 runs are complete and kept\. Run the same command again", rest)
+    kept = {path: path.read_bytes() for path in Path("runs/demo-1").glob("*-s0/result.json") if is_complete(path)}
+    assert kept
+
+    with started("--processes", "1", "--serve", "--port", "0") as process:
+        beginning = lines_until(process, "To watch:")
+        url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?project=demo-1", beginning)[1]
+        assert f"taken up with {len(kept)} of 4 runs complete" in beginning
+        with urllib.request.urlopen(url) as page:
+            assert b"<title>" in page.read()
+        seen = lines_until(process, "until Ctrl-C")
+        with urllib.request.urlopen(f"{url}api/runs") as runs:
+            assert b"close-r0-s1" in runs.read()
+        _, status = interrupted(process)
+    assert status == 0
+    assert "demo-1: 2 arms, 4 runs, stage grpo" in seen
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert [path.name for path in Path("runs").glob("demo-*")] == ["demo-1"]
+
+
+def is_complete(path):
+    return '"status": "completed"' in path.read_text()
