@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,18 +14,41 @@ from destinations.http_server import StatusServer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
+    "async_hook.py": ["12 steps made, 0 answers", "scores by step: {4: 0.25, 8: 0.125, 12: 0.083}"],
     "bare_loop.py": ["step 100: loss", "y = 3.0", "early stopping: val/loss has not improved"],
     "callbacks_and_hooks.py": [
         "stopped at step 48: the loss is flat at 0.509",
         "rows sent: [10, 20, 30, 40]",
         "best loss 0.5091",
     ],
+    "class_callbacks.py": [
+        "step 4: the loss jumped to 3.0",
+        "order: ['smooth', 'spikes']",
+        "step 5: average 1.127",
+        "step 7: average 1.026",
+    ],
+    "conditional_and_stateful_hooks.py": ["stopped at step 98: 0.97 in advanced", "9 looks, average reward 0.40"],
     "custom_loggers_and_hooks.py": [
         "sums: 19808 parameters, 20 steps",
         "step 4: validation loss",
         "step 5: loss",
         "ended after 16 steps: the loss is below 0.9",
     ],
+    "custom_sink.py": ["loss: 100 rows, the last at step 100", "tokens: 100 rows, the last at step 100"],
+    "early_stop_on_reward.py": ["step 75: reward 0.81", "stopped at step 98: early stopping: reward/mean reached"],
+    "experiment_arms.py": [
+        "exp-1/short/short-r0: 0.65",
+        "exp-1/long/long-r2: 1.00",
+        "| long | 1 ± 0 | 3",
+        "best arm: long",
+    ],
+    "function_hooks.py": [
+        "60 steps from step 0",
+        "step 20: loss 0.387",
+        "ended at step 60",
+        "60 rows, largest loss 1.000",
+    ],
+    "grpo_logging.py": ["of 40 answers were right", "40 outputs in the table", "rewards: ['brevity', 'correctness']"],
     "hosts/accelerate_loop.py": ["Accelerator: ended after 13 steps: the loss is below 0.01"],
     "hosts/huggingface.py": ["Trainer: ended after", "the loss is below 2.0"],
     "hosts/keras_model.py": ["Sequential: ended after", "the loss is below 0.01"],
@@ -37,6 +61,8 @@ EXPECTED = {
 WITH_CONFIG = ("custom_loggers_and_hooks.py", "tao_sft_example.py")
 HOSTS = [name for name in EXPECTED if name.startswith("hosts/")]
 SHARED = "hosts/one_callback.py"
+PACKAGES = ("plugin",)
+"""Directories of examples that are packages, with tests of their own."""
 NOBODY = "http://127.0.0.1:9/status"
 """A port at which nobody listens."""
 
@@ -59,9 +85,21 @@ def run_example(name: str, endpoint: str = NOBODY) -> str:
     return done.stdout
 
 
+def there(kind: str) -> set[str]:
+    """The files of a kind, without those of packages."""
+    names = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob(f"*.{kind}")}
+    return {name for name in names if name.partition("/")[0] not in PACKAGES}
+
+
 def test_examples_are_all_run():
-    there = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
-    assert there - {SHARED} == set(EXPECTED)
+    assert there("py") - {SHARED} == set(EXPECTED)
+
+
+def test_examples_are_all_in_the_table_of_the_readme():
+    linked = set(re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text()))
+    assert linked - {name for name in linked if name.startswith(PACKAGES)} == there("py") | there("yaml") | there(
+        "ipynb"
+    )
 
 
 @pytest.mark.parametrize("name", EXPECTED)

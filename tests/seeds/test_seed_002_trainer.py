@@ -1,6 +1,6 @@
 """Seed 002's document, section by section: each of its code blocks is executed, and trains with a real `Trainer`.
 
-The blocks stand as in the document, but for the import root and for `DreamTrainerConfig`, which is `TrainerConfig`.
+The blocks stand as in the document, but for the import root.
 """
 
 import functools
@@ -87,14 +87,14 @@ def rows_of(trainer: hl.Trainer, name: str) -> list[tuple[int, Any]]:
 # Basic Usage
 
 ADDING = """
-from hookline import TrainerConfig
+from hookline import DreamTrainerConfig
 from hookline.callbacks import (
     LoggerCallback,
     ProgressBar,
     CallbackCollection
 )
 
-config = TrainerConfig(
+config = DreamTrainerConfig(
     # ... other settings ...
     callbacks=CallbackCollection([
         LoggerCallback(),  # Logs metrics to console/WandB

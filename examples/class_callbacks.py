@@ -1,0 +1,77 @@
+"""Callbacks as classes: several moments, a metric in the step's row, a checkpoint of their state, and their order.
+
+Prints the order in which they run, a warning when the loss jumps, and what a resumed run still knows.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hookline as hl
+
+
+class Smooth(hl.Callback):
+    """Records a moving average of the loss, and goes on with it after a restart."""
+
+    priority = 10  # before the others, which use what it records
+
+    def __init__(self, weight: float = 0.9) -> None:
+        self.weight = weight
+        self.value: float | None = None
+
+    def on_step_end(self, loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]) -> None:
+        """Log into the row of this step."""
+        before = metrics["loss"] if self.value is None else self.value
+        self.value = self.weight * before + (1 - self.weight) * metrics["loss"]
+        loop.log(smooth_loss=self.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.value = state["value"]
+
+
+class Spikes(hl.Callback):
+    """Speaks up when the loss is far above its average, and says at the end how often it was."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        self.factor, self.seen = factor, 0
+
+    def on_step_end(self, loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]) -> None:
+        """Compare with what `Smooth` has just logged."""
+        if metrics["loss"] > self.factor * (loop.get_metric("smooth_loss") or 0):
+            self.seen += 1
+            print(f"step {loop.step}: the loss jumped to {metrics['loss']}")
+
+    def on_train_end(self, loop: hl.LoopState, artifacts: hl.LoopArtifacts) -> None:
+        """Another moment of the same callback."""
+        print(f"{self.seen} spikes in {loop.step} steps")
+
+
+def train(losses: list[float], *, resume: Path | None = None) -> hl.Run:
+    """A step for each loss that was not there before the checkpoint, and a checkpoint at the end."""
+    callbacks = hl.CallbackCollection([Spikes(), Smooth()])
+    with hl.run("classes", callbacks=callbacks, summary=False) as run:
+        if resume is not None:
+            run.load_checkpoint(resume)
+        for loss in run.steps(losses):
+            run.log(loss=loss)
+        run.save_checkpoint()
+    return run
+
+
+def main() -> None:
+    """Train, and go on from the checkpoint."""
+    losses = [1.0, 0.9, 0.8, 3.0, 0.7]
+    first = train(losses)
+    print(f"order: {first.callbacks.plan()['on_step_end']}")
+    again = train([*losses, 0.6, 0.6], resume=first.checkpoints[-1].path)
+    for run in (first, again):
+        print(f"step {run.step}: average {run.metrics['smooth_loss']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

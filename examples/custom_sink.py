@@ -1,0 +1,72 @@
+"""A sink of your own: rows of the record go into an SQLite table, off the training thread, each of them once.
+
+Prints how many rows arrived, and what SQL makes of them.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hookline as hl
+from hookline.record.reader import Parcel
+from hookline.record.records import Metrics
+from hookline.record.sink import register_sink
+
+
+@register_sink("sqlite")
+@dataclass
+class SqliteSink(hl.Sink):
+    """Writes every number to the table ``metrics``.
+
+    A batch that failed comes again: it is one transaction, and a row has the id of its record as a key.
+    """
+
+    path: str = "metrics.db"
+    name: str | None = None
+    _table: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def open(self, run_dir: Path, state: Any) -> Any:
+        """Called on the thread that delivers, which is the one that uses the connection."""
+        self._table = sqlite3.connect(run_dir / self.path)
+        self._table.execute(
+            "CREATE TABLE IF NOT EXISTS metrics (id TEXT, step INT, name TEXT, value REAL, UNIQUE (id, name))"
+        )
+        return state
+
+    def write(self, parcels: Sequence[Parcel]) -> Any:
+        """Deliver a batch; what is returned is given to `open` the next time."""
+        rows = [
+            (str(parcel.id), parcel.record.step, name, value)
+            for parcel in parcels
+            if isinstance(parcel.record, Metrics)
+            for name, value in parcel.record.values.items()
+            if isinstance(value, int | float)
+        ]
+        with self._table:
+            self._table.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?)", rows)
+        return {"rows": len(rows)}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+
+def main() -> None:
+    """Record a run, and ask the table."""
+    with hl.run("tabled", sinks=[{"sqlite": {"path": "metrics.db"}}], summary=False) as run:
+        for step in run.steps(100):
+            run.log(loss=1.0 / (step + 1), tokens=8 * (step + 1))
+    table = sqlite3.connect(Path(run.dir or ".") / "metrics.db")
+    for name, count, last in table.execute(
+        "SELECT name, count(*), max(step) FROM metrics WHERE name NOT LIKE 'hooks/%' GROUP BY name ORDER BY name"
+    ):
+        print(f"{name}: {count} rows, the last at step {last}")
+    table.close()
+
+
+if __name__ == "__main__":
+    main()
