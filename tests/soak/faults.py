@@ -1,0 +1,308 @@
+"""What is done to the training and to everything around it. One class a fault; each says what it did."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from hookline.record.segment import files
+from hookline.store.index import DATABASE, FOLDER
+from soak.disk import SmallDisk
+from soak.layout import Layout
+from soak.observer import Observer
+from soak.server import Server
+from soak.supervisor import Supervisor
+
+FORGETFUL = ("csv", "jsonl", "tensorboard", "trackio", "mlflow", "status", "prometheus", "hookline")
+"""Sinks that are complete and exact again after their cursor was lost: they begin anew, or know what they have."""
+TORN = b'{"kind":"metrics","time":1.0,"step":99999999,"val'
+
+
+@dataclass
+class Arena:
+    """Everything that can be broken."""
+
+    layout: Layout
+    supervisor: Supervisor
+    servers: dict[str, Server]
+    disk: SmallDisk
+    observer: Observer
+    rng: random.Random
+
+    def kill(self, *, with_courier: bool = False) -> None:
+        """Kill the training, perhaps with the process that delivers for it, and leave it down."""
+        couriers = self.supervisor.children(b"courier_process") if with_courier else []
+        self.supervisor.signal(signal.SIGKILL)
+        for pid in couriers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.supervisor.wait_for_end()
+
+
+class Fault:
+    """Something bad that begins, lasts for some seconds, and ends.
+
+    Attributes:
+        seconds: The shortest and the longest that it lasts.
+        waits_for_steps: Whether it comes only once the session has completed steps.
+        is_alone: Whether no other fault comes meanwhile.
+    """
+
+    name = ""
+    seconds = (0.0, 0.0)
+    waits_for_steps = True
+    is_alone = False
+
+    def begin(self, arena: Arena) -> str:
+        """Do it, and say what was done."""
+        raise NotImplementedError
+
+    def hold(self, arena: Arena) -> None:
+        """Called again and again while it lasts."""
+
+    def may_end(self, arena: Arena) -> bool:
+        """Whether it has done what it is for; it does not last much longer than planned for that."""
+        return True
+
+    def end(self, arena: Arena) -> None:
+        """Make it good again."""
+
+
+class Kill(Fault):
+    name = "kill -9"
+
+    def begin(self, arena):
+        arena.kill()
+        return "the training"
+
+
+class KillAtStart(Fault):
+    name = "kill -9 at the start"
+    seconds = (0.2, 1.5)
+    waits_for_steps = False
+    is_alone = True
+
+    def begin(self, arena):
+        arena.kill()
+        arena.supervisor.keep_going()
+        return "the training, and again while it takes itself up"
+
+    def end(self, arena):
+        arena.kill()
+
+
+class Terminate(Fault):
+    name = "SIGTERM"
+
+    def begin(self, arena):
+        arena.supervisor.signal(signal.SIGTERM)
+        return "the training"
+
+
+class Freeze(Fault):
+    name = "SIGSTOP"
+    seconds = (1.0, 4.0)
+    is_alone = True
+
+    def begin(self, arena):
+        arena.supervisor.signal(signal.SIGSTOP)
+        return "the training"
+
+    def end(self, arena):
+        arena.supervisor.signal(signal.SIGCONT)
+
+
+class ServerDown(Fault):
+    seconds = (1.0, 8.0)
+    waits_for_steps = False
+
+    def __init__(self, server: str) -> None:
+        self.server, self.name = server, f"{server} down"
+
+    def begin(self, arena):
+        arena.servers[self.server].kill()
+        return f"kill -9 of the server of {self.server}"
+
+    def end(self, arena):
+        if arena.servers[self.server].process is None:
+            arena.servers[self.server].start()
+
+
+class ServerFrozen(Fault):
+    seconds = (1.0, 5.0)
+    waits_for_steps = False
+
+    def __init__(self, server: str) -> None:
+        self.server, self.name = server, f"{server} hangs"
+
+    def begin(self, arena):
+        arena.servers[self.server].freeze()
+        return f"SIGSTOP to the server of {self.server}"
+
+    def end(self, arena):
+        arena.servers[self.server].thaw()
+
+
+class WandbKilled(Fault):
+    name = "wandb's process"
+
+    def begin(self, arena):
+        pids = arena.supervisor.children(b"wandb-core")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return f"kill -9 of {len(pids)} of them"
+
+
+class CourierKilled(Fault):
+    name = "courier's process"
+
+    def begin(self, arena):
+        pids = arena.supervisor.children(b"courier_process")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return f"kill -9 of {len(pids)} of them"
+
+
+class DiskFull(Fault):
+    name = "disk full"
+    seconds = (2.0, 6.0)
+    is_alone = True
+
+    def begin(self, arena):
+        arena.disk.fill()
+        return "a ballast file takes all room"
+
+    def hold(self, arena):
+        arena.disk.fill()
+
+    def may_end(self, arena):
+        """It lasts until records are lost, or the session ends because it cannot save a checkpoint."""
+        return arena.supervisor.has_lost() or arena.supervisor.pid is None
+
+    def end(self, arena):
+        arena.disk.free()
+
+
+class DiskFullAtStart(DiskFull):
+    name = "disk full at the start"
+
+    def begin(self, arena):
+        arena.kill()
+        arena.disk.fill()
+        return "kill -9, and no room when the training takes itself up"
+
+    def may_end(self, arena):
+        """It lasts until records are lost."""
+        return arena.supervisor.has_lost()
+
+
+class IndexCorrupted(Fault):
+    name = "index corrupted"
+    waits_for_steps = False
+
+    def begin(self, arena):
+        arena.observer.close()
+        path = arena.layout.root / FOLDER / DATABASE
+        if not path.exists():
+            return "there is none yet"
+        size = path.stat().st_size
+        begin = arena.rng.randrange(max(1, size // 2))
+        with path.open("r+b") as file:
+            file.seek(begin)
+            file.write(arena.rng.randbytes(max(1, min(size - begin, 65536))))
+        if arena.rng.random() < 0.5:
+            os.truncate(path, size // 2)
+        return f"random bytes in {path.name}"
+
+
+class IndexRemoved(Fault):
+    name = "index removed"
+    waits_for_steps = False
+
+    def begin(self, arena):
+        shutil.rmtree(arena.layout.root / FOLDER, ignore_errors=True)
+        return "deleted while it is open"
+
+
+class FilesTorn(Fault):
+    """What a crash in the middle of a write leaves behind the last line of each file."""
+
+    name = "files torn"
+
+    def begin(self, arena):
+        arena.supervisor.is_paused = True
+        try:
+            arena.kill(with_courier=True)
+            torn = [path for path in _written(arena.layout.run_dir) if _is_idle(path)]
+            for path in torn:
+                _tear(path)
+        finally:
+            arena.supervisor.is_paused = False
+        return f"kill -9, half a line behind {', '.join(path.name for path in torn)}"
+
+
+class CursorLost(Fault):
+    name = "cursor lost"
+
+    def begin(self, arena):
+        name = arena.rng.choice([name for name in FORGETFUL if name in arena.layout.sinks])
+        arena.supervisor.is_paused = True
+        try:
+            arena.kill(with_courier=True)
+            path = arena.layout.run_dir / "sinks" / f"{name}.json"
+            if not path.exists():
+                return f"kill -9; {name} has none yet"
+            path.write_bytes(path.read_bytes()[:17])
+        finally:
+            arena.supervisor.is_paused = False
+        return f"kill -9, and all but 17 bytes of {path.name}"
+
+
+class CheckpointDamaged(Fault):
+    name = "checkpoint damaged"
+
+    def begin(self, arena):
+        arena.supervisor.is_paused = True
+        try:
+            arena.kill()
+            saved = sorted(arena.layout.run_dir.glob("checkpoints/step-*/learner.pt"))
+            if len(saved) < 2:
+                return "kill -9; there is no second one to go back to"
+            os.truncate(saved[-1], saved[-1].stat().st_size // 2)
+        finally:
+            arena.supervisor.is_paused = False
+        return f"kill -9, and half of {saved[-1].parent.name}"
+
+
+def _written(run_dir: Path) -> list[Path]:
+    """Files that are only appended to, of which a kill may leave the end in pieces."""
+    found = [run_dir / "metrics.csv", run_dir / "records.jsonl", *(run_dir / "tensorboard").rglob("events.*")]
+    journal = [file.path for file in files(run_dir / "journal") if file.name == "main"]
+    found += [*(run_dir / "sinks").glob("*.passed"), *journal[-1:]]
+    return [path for path in found if path.exists()]
+
+
+def _is_idle(path: Path) -> bool:
+    """Whether nobody is delivering any more: a courier's process of an earlier session may be."""
+    import fcntl
+
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def _tear(path: Path) -> None:
+    """Write half a line behind the last one; a segment of a killed writer has zeros there."""
+    with path.open("r+b") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1 if path.parent.name == "journal" else len(data)
+        file.seek(end)
+        file.write(TORN)
