@@ -1,0 +1,131 @@
+"""Options of the bridges that their own tests leave at the default: where a run lies, and where it is delivered to."""
+
+import json
+import os
+import warnings
+
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+from hookline.core.errors import OptionError
+from hookline.integrations.ingest import detect
+
+OPTIONS = {"project": "warmups", "sinks": ["csv"], "summary": False}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(torch):
+    """Every bridge here trains with torch."""
+
+
+def check(directory, root):
+    """The run lies in its project, and its rows were delivered to the sink."""
+    assert directory.parent == root / "warmups"
+    assert (directory / "metrics.csv").read_text().count("\n") >= 2
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_keras_callback_project_sinks_and_config_are_those_of_its_run(tmp_path):
+    np = pytest.importorskip("numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its imports use what others deprecate
+        keras = pytest.importorskip("keras")
+        from hookline.integrations.keras import HooklineCallback
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callback = HooklineCallback(root=tmp_path, config={"units": 1}, **OPTIONS)
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), batch_size=2, verbose=0, callbacks=[callback])
+    check(callback.loop.dir, tmp_path)
+    assert json.loads((callback.loop.dir / "run.json").read_text())["config"] == {"units": 1}
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+def test_lightning_callback_project_and_sinks_are_those_of_its_run(torch, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning = pytest.importorskip("lightning.pytorch")
+        from hookline.integrations.lightning import HooklineCallback
+
+    class Layer(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callback = HooklineCallback(root=tmp_path, **OPTIONS)
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **quiet)
+    trainer.fit(Layer(), torch.utils.data.DataLoader(torch.ones(2, 2), batch_size=1))
+    check(callback.loop.dir, tmp_path)
+
+
+def test_lightning_logger_project_and_sinks_are_those_of_its_run(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("lightning.pytorch")
+        from hookline.integrations.lightning import HooklineLogger
+    logger = HooklineLogger(root=tmp_path, **OPTIONS)
+    logger.log_metrics({"loss": 0.5}, step=1)
+    logger.finalize("success")
+    check(logger.experiment.dir, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["attach", "callback"])
+def test_transformers_bridge_project_and_sinks_are_those_of_its_run(torch, tmp_path, how):
+    transformers = pytest.importorskip("transformers")
+    from hookline.integrations.transformers import HooklineCallback, attach
+    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+
+    tokenizer = character_tokenizer()
+    ids = torch.tensor(tokenizer("12+12=24")["input_ids"])
+    callback = HooklineCallback(root=tmp_path, **OPTIONS) if how == "callback" else None
+    settings = {"max_steps": 1, "logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    trainer = transformers.Trainer(
+        tiny_causal_lm(tokenizer, hidden_size=16, heads=2),
+        transformers.TrainingArguments(
+            str(tmp_path / "out"), save_strategy="no", dataloader_pin_memory=False, **settings
+        ),
+        train_dataset=[{"input_ids": ids, "labels": ids}],
+        callbacks=[callback] if callback else None,
+    )
+    callback = callback or attach(trainer, root=tmp_path, **OPTIONS)
+    trainer.train()
+    check(callback.loop.dir, tmp_path)
+
+
+def test_accelerate_tracker_project_root_and_sinks_are_those_of_its_run(tmp_path):
+    pytest.importorskip("accelerate")
+    from hookline.integrations.accelerate import HooklineTracker
+
+    tracker = HooklineTracker("tracked", root=tmp_path, **OPTIONS)
+    tracker.log({"loss": 0.5}, step=1)
+    directory = tracker.tracker.dir
+    tracker.finish()
+    check(directory, tmp_path)
+
+
+def test_ray_train_callback_delivery_and_drain_seconds_are_those_of_its_courier(tmp_path):
+    pytest.importorskip("ray")
+    from hookline.integrations.ray import HooklineTrainCallback
+
+    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}):
+        with pytest.raises(OptionError, match=f"^{next(iter(option))}="):
+            HooklineTrainCallback(root=tmp_path, **option)
+    with HooklineTrainCallback(root=tmp_path, sinks=["csv"], delivery="process", drain_seconds=30) as recorded:
+        recorded.after_report(None, [{"loss": 0.5}], None)
+    assert (recorded.dir / "metrics.csv").read_text().count("\n") == 2
+
+
+def test_detect_step_column_makes_a_table_of_any_csv(tmp_path):
+    (tmp_path / "losses.csv").write_text("tokens,loss\n1000,0.5\n")
+    (found,) = detect(tmp_path / "losses.csv", step_column="tokens")
+    assert found.path == tmp_path / "losses.csv"
+    with pytest.raises(OptionError, match="step_column"):
+        detect(tmp_path / "losses.csv", step_column="steps")

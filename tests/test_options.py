@@ -1,0 +1,251 @@
+"""No option is documented and never tried: each parameter of what users build or call is given somewhere in the tests.
+
+Looked at are the functions and classes that public modules offer, the settings that files hold, and the options of
+commands. A parameter counts as tried where a call gives it to its owner, by name or by place; and where a file of
+tests that mentions the owner, or the name it is registered by, gives something under that name: tests build things
+through functions of their own, in YAML and by command lines. That it does what it says is for those tests to show.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+from source_code import ROOT, Class, Function, Package
+
+from hookline.cli import app
+
+UNTRIED: dict[str, str] = {}
+"""Options that no test gives, and why not."""
+
+TYPER_S_OWN = ("--help", "--install-completion", "--show-completion")
+
+MADE = (
+    *("Band", "Bands", "Candidate", "Cost", "Failure", "ImportedRun", "ManifestRow", "PlannedRun", "Result", "Rollout"),
+    *("Row", "RunInfo", "RunResult", "Series", "Taken"),
+)
+"""Data that hookline makes and users only read."""
+
+MADE_BY = {
+    "AccelerateRun": "hookline.integrations.accelerate.run",
+    "ExperimentStore": "hookline.experiment.Experiment",
+    "FunctionCallback": "hookline.on",
+    "JaxRun": "hookline.integrations.jax.run",
+    "LogContext": "the loops, or FakeLoop in a test",
+    "LoggedReward": "hookline.rewards.logged and wrap",
+    "Run": "hookline.run",
+    "Runs": "hookline.runs",
+    "TorchRun": "hookline.integrations.torch.run",
+    "Validation": "Run.validate",
+}
+"""Classes that users have without building them: what they give is given to something else, which is looked at."""
+
+BEHIND = {"WorkerConfig": {"SFTPolicyWorker", "main"}, "TextReward": {"library"}}
+"""What tests use instead of the name of a class that only files name, or only subclasses are built of."""
+
+
+@dataclass
+class Options:
+    """What users may give to a class or function: the names, in order, and those that can be given by place."""
+
+    place: str
+    words: set[str]
+    names: list[str]
+    by_place: list[str] = field(default_factory=list)
+
+    @property
+    def bridge(self) -> set[str]:
+        """The framework that it is for, which a file that means it mentions; several call theirs the same."""
+        return set(re.findall(r"^hookline\.integrations\.(\w+)", self.place)) - {"foreign", "ingest"}
+
+
+def public_options(package: Package) -> list[Options]:
+    """The options of everything that a public module offers, and of settings that files hold."""
+    offered = {package.home(name, each) for name, module in package.modules.items() for each in module.offered()}
+    files = {place for place, owner in package.classes.items() if _is_settings(owner, package)}
+    found = (options_of(place, package) for place in sorted(offered | files) if not place.startswith("hookline.server"))
+    return [options for options in found if options is not None and options.names]
+
+
+def options_of(place: str, package: Package) -> Options | None:
+    if place in package.functions:
+        return _of_function(place, package.functions[place], skip=0)
+    owner = package.classes.get(place)
+    if owner is None or owner.node.name.endswith("Error") or owner.node.name in (*MADE, *MADE_BY):
+        return None
+    for each in package.lineage(owner):
+        if "__init__" in each.methods():
+            found = _of_function(place, each.methods()["__init__"], skip=1)
+            break
+        if _has_fields(each):
+            found = Options(place, set(), names := _fields(owner, package), names)
+            break
+    else:
+        return None
+    found.words |= {owner.node.name, *_registered(owner), *_sections(owner, package), *BEHIND.get(owner.node.name, ())}
+    return found
+
+
+def _of_function(place: str, function: Function, *, skip: int) -> Options:
+    placed = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][skip:]
+    by_name = [each.arg for each in function.args.kwonlyargs]
+    only_placed = {each.arg for each in function.args.posonlyargs}
+    names = [name for name in (*placed, *by_name) if name not in only_placed and not name.startswith("_")]
+    return Options(place, {place.rpartition(".")[2]}, names, placed)
+
+
+def _has_fields(owner: Class) -> bool:
+    """Whether its fields are what its constructor takes."""
+    decorated = any(ast.unparse(each).startswith("dataclass") for each in owner.node.decorator_list)
+    struct = any(base.endswith("Struct") for base in owner.bases)
+    return decorated or struct
+
+
+def _fields(owner: Class, package: Package) -> list[str]:
+    lines = [node for each in reversed([*package.lineage(owner)]) for node in each.node.body]
+    fields = [node for node in lines if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    own = [node for node in fields if "ClassVar" not in ast.unparse(node.annotation)]
+    given = [node for node in own if node.value is None or "init=False" not in ast.unparse(node.value)]
+    return list(dict.fromkeys(node.target.id for node in given if not node.target.id.startswith("_")))
+
+
+def _is_settings(owner: Class, package: Package) -> bool:
+    return any(base.endswith(".CheckedStruct") for each in package.lineage(owner) for base in each.bases)
+
+
+def _registered(owner: Class) -> Iterator[str]:
+    """The names that it is registered by."""
+    for each in owner.node.decorator_list:
+        if isinstance(each, ast.Call) and ast.unparse(each.func).startswith("register"):
+            yield ast.literal_eval(each.args[0])
+
+
+def _sections(owner: Class, package: Package) -> Iterator[str]:
+    """The keys in files under which it stands: ``data`` for ``data: DataOptions``."""
+    for each in package.classes.values():
+        for node in each.node.body if _has_fields(each) else ():
+            if isinstance(node, ast.AnnAssign) and re.search(rf"\b{owner.node.name}\b", ast.unparse(node.annotation)):
+                yield ast.unparse(node.target)
+
+
+class TestFile:
+    """What a file of tests says: the names and texts in it, the keywords and places of its calls."""
+
+    __test__ = False
+
+    def __init__(self, text: str) -> None:
+        self.tree = ast.parse(text)
+
+    @cached_property
+    def words(self) -> set[str]:
+        """Every name, and every word of a text."""
+        return {word for name in self._names() for word in re.findall(r"\w+", name)}
+
+    def _names(self) -> Iterator[str]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+            elif isinstance(node, ast.alias):
+                yield node.name
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+    @cached_property
+    def given(self) -> set[str]:
+        """Names that something is given under: keywords, keys of dicts, ``name:`` and ``name=`` in texts."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.keyword) and node.arg:
+                found.add(node.arg)
+            elif isinstance(node, ast.Dict):
+                found |= {
+                    key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                }
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= set(re.findall(r"\b(\w+)(?::|=)", node.value))
+        return found
+
+    @cached_property
+    def texts(self) -> set[str]:
+        """The words of texts, as a shell tells them apart."""
+        texts = [node.value for node in ast.walk(self.tree) if isinstance(node, ast.Constant)]
+        return {word for text in texts if isinstance(text, str) for word in re.split(r"[\s=]", text)}
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """How many arguments a call gives by place, at most, by the last word of what is called."""
+        found: dict[str, int] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                word = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+                found[word] = max(found.get(word, 0), len(node.args))
+        return found
+
+    def tries(self, options: Options) -> set[str]:
+        """The options of an owner that this file gives."""
+        by_place = max((self.places.get(word, 0) for word in options.words), default=0)
+        if not options.bridge <= self.words:
+            return set()
+        by_name = self.given if options.words & self.words else set()
+        return {*options.by_place[:by_place], *by_name} & set(options.names)
+
+
+def untried(options: list[Options], files: list[TestFile]) -> list[str]:
+    found = []
+    for each in options:
+        tried = set().union(*(file.tries(each) for file in files))
+        found += [f"{each.place}({name})" for name in each.names if name not in tried]
+    return found
+
+
+def command_options(command: click.Command, path: str = "hookline") -> Iterator[tuple[str, str]]:
+    """Every command with each of its options, as people type it."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            yield from (
+                (path, spelt) for spelt in (*parameter.opts, *parameter.secondary_opts) if spelt.startswith("--")
+            )
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from command_options(inner, f"{path} {name}")
+
+
+@pytest.fixture(scope="module")
+def files() -> list[TestFile]:
+    tests = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+    return [TestFile(path.read_text(encoding="utf-8")) for path in tests]
+
+
+def test_every_public_option_is_tried_by_a_test(files):
+    assert sorted({*untried(public_options(Package()), files)} - set(UNTRIED)) == []
+
+
+def test_every_option_of_a_command_is_tried_by_a_test(files):
+    missing = []
+    for command, option in command_options(typer.main.get_command(app)):
+        words = set(command.split()[1:])
+        if option not in TYPER_S_OWN and not any(words <= file.words and option in file.texts for file in files):
+            missing.append(f"{command} {option}")
+    assert missing == []
+
+
+def test_option_that_no_test_gives_is_noticed(tmp_path):
+    (tmp_path / "made.py").write_text(
+        "__all__ = ['Timer', 'train']\n"
+        "@register('timer')\nclass Timer:\n    def __init__(self, budget, *, margin=0, clock=None): ...\n"
+        "def train(model, steps=1): ...\n"
+    )
+    files = [
+        TestFile("Timer('8h')\ntrain(model)\n"),
+        TestFile("load({'timer': {'margin': 3}})\nother(clock=2)\n"),
+        TestFile("unrelated(clock=3, steps=2)\n"),
+    ]
+    options = public_options(Package(tmp_path))
+    assert untried(options, files) == ["made.train(steps)"]
+    assert untried(options, files[:1]) == ["made.Timer(margin)", "made.Timer(clock)", "made.train(steps)"]

@@ -1,0 +1,64 @@
+"""Each line that is marked must be reported, and no other."""
+
+from typing import Any
+
+import hookline as hl
+
+
+class WrongLoop(hl.Callback):
+    def on_train_start(self, loop: int) -> None: ...  # error
+
+
+class WrongStep(hl.Callback):
+    def on_step_start(self, loop: hl.LoopState, step_idx: str) -> None: ...  # error
+
+
+class WrongArtifacts(hl.Callback):
+    def on_train_end(self, loop: hl.LoopState, artifacts: hl.ManifestRow) -> None: ...  # error
+
+
+class WrongMetrics(hl.Callback):
+    def on_log(self, loop: hl.LoopState, step: int, metrics: list[float]) -> None: ...  # error
+
+
+class WrongContext(hl.Callback):
+    def on_run_start(self, ctx: hl.LoopState) -> None: ...  # error
+
+
+class WrongReturn(hl.Callback):
+    def on_step_end(self, loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]) -> float:  # error
+        return 1.0
+
+
+class WrongAsyncReturn(hl.Callback):
+    async def on_validation_end(self, loop: hl.LoopState) -> int:  # error
+        return 1
+
+
+class TooMany(hl.Callback):
+    def on_train_start(self, loop: hl.LoopState, step_idx: int) -> None: ...  # error
+
+
+class WrongOptions(hl.Callback):
+    priority = "high"  # error
+    critical = 1.5  # error
+
+    def state_dict(self) -> list[int]:  # error
+        return []
+
+
+class WrongUse(hl.Callback):
+    def on_train_start(self, loop: hl.LoopState) -> None:
+        loop.request_stop(3)  # error
+        loop.stop()  # error
+        loop.step.upper()  # error
+
+
+class WrongWithSomeLeftOff(hl.Callback):
+    def on_step_end(self, loop: hl.LoopState, step_idx: str) -> None: ...  # error
+    def on_log(self, step: int) -> None: ...  # error
+
+
+def fire(callbacks: hl.CallbackCollection, loop: hl.LoopState) -> None:
+    callbacks.on_step_start(loop, "3")  # error
+    callbacks.on_train_end(loop)  # error
