@@ -1,20 +1,22 @@
 # make demo    set up what is needed and show what hookline does
 # make test    set up everything and run the tests
 # make check   lint, formatting, types
+# make docs    build the documentation into build/site
 # make bench   side-by-side measurements
+# make soak    ten minutes of abuse, and an audit of what is left
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 SYSTEM_PACKAGES := chromium
 
-.PHONY: demo test check format bench system clean
+.PHONY: demo test check format bench docs soak system clean
 
-demo: $(VENV)/.core
+demo: $(VENV)/.demo
 	$(BIN)/hookline demo
 
 test: $(VENV)/.dev system
-	$(BIN)/pytest
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,6 +27,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/recording.py
@@ -34,6 +40,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/experiment.py
 	$(BIN)/python benchmarks/integrations.py
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/serve.py
+
+# Training with all sinks on while everything around it is broken, and an exact audit. As root it fills a disk, too.
+soak: $(VENV)/.dev
+	PYTHONPATH=tests:tests/contract $(BIN)/python -m soak --minutes 10
 
 # Programs of the system that tests use. Without root those tests are skipped and say so.
 system:
@@ -51,6 +62,11 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 # torch comes first and pinned: a resolver left to itself brings several GB of CUDA packages.
+$(VENV)/.demo: $(VENV)/.core
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[hf,experiment,ui]'
+	touch $@
+
 $(VENV)/.dev: $(VENV)/.core
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'

@@ -67,7 +67,7 @@ def make(root: Path) -> None:
     """Record everything below a root."""
     logging.getLogger("hookline").setLevel(logging.CRITICAL)
     arms = [hl.Arm("baseline", {"clip": 0.2, "skill": 0.88}), hl.Arm("wide-clip", {"clip": 0.28, "skill": 0.96})]
-    arms += [hl.Arm("no-std", {"clip": 0.2, "skill": 0.80, "scale_rewards": False})]
+    arms += [hl.Arm("no-std", {"clip": 0.2, "skill": 0.80, "scale_rewards": False}, tags=["ablation"])]
     hl.Experiment(
         "sorting-grpo",
         arms,
@@ -87,7 +87,8 @@ def train_alone(
     name: str, root: str, *, steps: int, until: int | None = None, at_the_end: Callable[[], object] = lambda: None
 ) -> None:
     """A run that belongs to no experiment; it may come to its end early."""
-    with hl.run(name, project="warmup", root=root, summary=False, sinks=["csv"], callbacks=[SlowObserver()]) as run:
+    parts: dict[str, Any] = {"sinks": ["csv"], "callbacks": [SlowObserver()], "tags": ["sft", "nightly"]}
+    with hl.run(name, project="warmup", root=root, summary=False, **parts) as run:
         drawn = random.Random(5)  # noqa: S311 - made-up data
         for step in run.steps(steps):
             run.log(loss=2.4 * math.exp(-step / 60) + 0.35 + drawn.gauss(0, 0.03), lr=3e-4 * (1 - step / steps))
@@ -137,11 +138,15 @@ def _train_arm(ctx: Any, run: Any) -> None:
 
 
 def _fail(root: Path) -> None:
-    with contextlib.suppress(MemoryError), hl.run("grpo-large", project="warmup", root=root, summary=False) as run:
+    with contextlib.suppress(MemoryError), _large(root) as run:
         for step in run.steps(300):
             run.log(loss=1.0 / (1 + step / 30), reward=0.2 + step / 400)
             if step == 120:
                 raise MemoryError("tried to allocate 2.50 GiB; 1.20 GiB are free")
+
+
+def _large(root: Path) -> Any:
+    return hl.run("grpo-large", project="warmup", root=root, summary=False, tags=["nightly"])
 
 
 def _samples(step: int, skill: float, drawn: random.Random) -> list[dict[str, Any]]:

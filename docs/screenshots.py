@@ -30,12 +30,12 @@ PICTURES = [
     ("charts-dark", f"charts?{EXPERIMENT}", '.panel[data-metric="reward"][data-points]', "dark", WIDE),
     ("rollouts", "rollouts?run=sorting-grpo/wide-clip-r0", ".cards .card", "light", WIDE),
     ("experiment", "experiment", ".panel[data-points]", "light", WIDE),
-    ("hooks", "hooks?{some}", "table", "light", WIDE),
+    ("hooks", "hooks?{some}", "tr[data-hook]", "light", WIDE),
     ("system", f"system?{EXPERIMENT}", ".panel[data-points]", "dark", WIDE),
     ("runs-narrow", "runs", "tr[data-run]", "light", NARROW),
     ("charts-narrow", f"charts?{EXPERIMENT}", ".panel[data-points]", "dark", NARROW),
     ("rollouts-narrow", "rollouts?run=sorting-grpo/wide-clip-r0", ".cards .card", "light", NARROW),
-    ("hooks-narrow", "hooks?run=sorting-grpo/wide-clip-r0", "table", "light", NARROW),
+    ("hooks-narrow", "hooks?run=sorting-grpo/wide-clip-r0", "tr[data-hook]", "light", NARROW),
 ]
 
 
