@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hookline.rl.hooks  # noqa: F401 - they register themselves
 from hookline.core.registry import REGISTRY
 from hookline.core.subscriber import OPTION_NAMES
 from hookline.record.sink import SINKS

@@ -24,3 +24,9 @@ def is_drawn(page, metric):
 
 def has_sideways_scroll(page):
     return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+
+def wait_until(page, condition):
+    """Look again with each picture that the browser draws; what the page's policy forbids to evaluate is not needed."""
+    look = f"const look = () => (({condition}) ? done() : requestAnimationFrame(look)); look();"
+    page.evaluate(f"() => new Promise((done) => {{ {look} }})")

@@ -28,6 +28,8 @@ from page_runs import (
 pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
 from playwright.sync_api import expect
 
+from hookline.server.tokens import Tokens
+
 TRAINER = """
 import sys, hookline as hl
 with hl.run("victim", project="p", summary=False) as run:
@@ -239,4 +241,27 @@ def test_page_says_when_the_server_is_gone(root, serve, browser):
     expect(page.locator("#live")).to_have_text("live")
     server.stop()
     expect(page.locator("#live")).to_have_text("reconnecting")
+    page.close()
+
+
+def test_page_goes_on_after_a_proxy_answered_for_the_server(root, serve, browser):
+    finished_run(root)
+    server, page, refused = serve(root), browser.new_page(), []
+
+    def answer(route):
+        refused.append(route.request.url)
+        route.fulfill(status=502) if len(refused) == 1 else route.continue_()
+
+    page.route("**/api/stream", answer)
+    page.goto(f"{server.url}#/runs")
+    expect(page.locator("tr[data-run]")).to_have_count(1, timeout=15_000)
+    assert len(refused) == 2
+    page.close()
+
+
+def test_page_says_why_reading_is_refused(root, serve, browser):
+    server, page = serve(root, tokens=Tokens("w" * 32)), browser.new_page()
+    page.set_extra_http_headers({"X-Forwarded-For": "10.0.0.1"})
+    page.goto(f"{server.url}#/runs")
+    expect(page.get_by_role("alert")).to_contain_text("--read-token")
     page.close()

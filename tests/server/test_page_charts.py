@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_looks import is_drawn, panel
+from page_looks import is_drawn, panel, wait_until
 from page_runs import (
     append,
     finished_run,
@@ -136,7 +136,7 @@ def test_zoom_into_a_thinned_line_draws_the_finer_points_and_zooming_out_goes_ba
         drag(page, "loss", 0.49, 0.51)
     [part] = asked.value.json()["lines"]
     assert (part["points"] < 2000, len(part["x"]) == part["points"], max(part["y"])) == (True, True, 50.0)
-    page.wait_for_function("document.querySelector('[data-metric=loss]').dataset.inSight > 400")
+    wait_until(page, "document.querySelector('[data-metric=loss]').dataset.inSight > 400")
     panel(page, "loss").locator(".u-over").dblclick(position={"x": 100, "y": 50})
     expect(panel(page, "loss")).to_have_attribute("data-in-sight", str(whole))
 

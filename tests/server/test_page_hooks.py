@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
 
-from page_looks import has_sideways_scroll
+from page_looks import has_sideways_scroll, wait_until
 from page_runs import HOSTILE, append, begun, event, live_run
 from playwright.sync_api import expect
 
@@ -105,4 +105,4 @@ def test_hooks_view_is_usable_narrow_dark_and_by_keyboard(root, show, page):
     table = page.get_by_role("region", name="What subscribers cost")
     table.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.activeElement.scrollLeft > 0")
+    wait_until(page, "document.activeElement.scrollLeft > 0")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
@@ -86,10 +87,11 @@ class LiveBars:
             console=console,
             auto_refresh=not self._draws_itself,
             refresh_per_second=DRAWS_PER_SECOND,
-            redirect_stdout=shares_terminal and (console.is_jupyter or _is_terminal(sys.stdout)),
-            redirect_stderr=shares_terminal and (console.is_jupyter or _is_terminal(sys.stderr)),
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
-        self._streams = Streams()
+        shared = [name for name in ("stdout", "stderr") if console.is_jupyter or _is_terminal(getattr(sys, name))]
+        self._streams = Streams(console, shared if shares_terminal else ())
         self._live.start(refresh=True)
         self._streams.redirect()
 
@@ -102,9 +104,11 @@ class LiveBars:
 
     def close(self) -> None:
         """Leave the last bars where they are, and give standard output and error back."""
-        self._streams.restore()
-        with contextlib.suppress(OSError):  # the terminal is gone
-            self._live.stop()
+        try:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._live.stop()
+        finally:
+            self._streams.restore()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now, progress = self._clock(), self._progress
@@ -263,20 +267,24 @@ def clock_face(seconds: float) -> str:
 
 
 class Streams:
-    """What stands in for ``sys.stdout`` and ``sys.stderr``, and for the handlers that hold on to these."""
+    """What stands in for ``sys.stdout`` and ``sys.stderr``, and for the handlers that hold on to these.
 
-    def __init__(self) -> None:
-        self._before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-        self._replaced: list[tuple[str, Any, Any]] = []
-        self._handlers: list[tuple[logging.StreamHandler[Any], Any, Any]] = []
+    Live bars of rich give the streams back a moment before they are drawn for the last time: what another thread writes
+    in that moment is drawn over. So the streams are given back here, behind that.
+    """
+
+    def __init__(self, console: Console, names: Iterable[str]) -> None:
+        self._console = console
+        self._before = {name: getattr(sys, name) for name in names}
+        self._replaced: list[tuple[str, Any, FileProxy]] = []
+        self._handlers: list[tuple[logging.StreamHandler[Any], Any, FileProxy]] = []
 
     def redirect(self) -> None:
-        """Lead the handlers of `logging` to what has taken the streams' places since."""
-        self._replaced = [
-            (name, stream, getattr(sys, name))
-            for name, stream in self._before.items()
-            if getattr(sys, name) is not stream
-        ]
+        """Put those in place, and lead the handlers of `logging` to them."""
+        for name, stream in self._before.items():
+            if not isinstance(stream, FileProxy):  # of other bars, which are drawn around these
+                self._replaced.append((name, stream, FileProxy(self._console, stream)))
+                setattr(sys, name, self._replaced[-1][2])
         for handler in _stream_handlers():
             for _, stream, proxy in self._replaced:
                 if handler.stream is stream:
@@ -287,12 +295,18 @@ class Streams:
         _in_use.add(self)
 
     def restore(self) -> None:
-        """Lead them back."""
+        """Put the streams back, and lead the handlers to them."""
         _in_use.discard(self)
         for handler, stream, proxy in self._handlers:
             if handler.stream is proxy:
                 handler.setStream(stream)
+        for name, stream, proxy in self._replaced:
+            if getattr(sys, name) is proxy:
+                setattr(sys, name, stream)
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+                proxy.flush()
         self._handlers.clear()
+        self._replaced.clear()
 
     def abandon(self) -> None:
         """Put all back in a forked child, without a flush: that takes a lock, which a thread left behind may hold."""

@@ -3,18 +3,29 @@
 
 import { h } from "./dom.js";
 
+const ASKED = "/api/openapi.json";
+
 let shown = false;
 
 /** Whether reading is allowed; where it is not, the token is asked for. */
 export async function mayRead() {
   try {
-    const response = await fetch("/api/openapi.json", { method: "HEAD" });
-    if (response.status !== 401) return true;
+    const { status } = await fetch(ASKED, { method: "HEAD" });
+    if (status === 403) await sayRefused();
+    if (status !== 401) return status !== 403;
   } catch {
     return true; // nobody answers: that is said elsewhere
   }
   askForToken();
   return false;
+}
+
+/** Show why reading is not allowed, where no token would help. */
+async function sayRefused() {
+  if (shown) return;
+  shown = true;
+  const { error } = await (await fetch(ASKED)).json();
+  document.body.append(h("dialog", { class: "login", open: true }, h("p", { role: "alert" }, error)));
 }
 
 /** Show the field for the token; asked for again, it stays. */

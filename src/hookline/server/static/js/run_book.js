@@ -8,6 +8,8 @@
  *   problems: string[], metrics: Record<string, number | string | null>}} Run
  */
 
+const RETRY_MS = 3000;
+
 export class RunBook {
   /** @type {Map<string, Run>} */
   byId = new Map();
@@ -24,15 +26,25 @@ export class RunBook {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Follow the server's stream; a connection that breaks is made again by the browser. */
+  /** Follow the server's stream. A connection that breaks is made again by the browser, one that was refused by us. */
   follow(liveChanged) {
-    let source = this.#connect(liveChanged);
+    let source, waiting;
+    const close = () => {
+      clearTimeout(waiting);
+      source?.close();
+    };
+    const connect = () => {
+      close();
+      source = this.#connect(liveChanged);
+      source.addEventListener("error", () => {
+        // After an answer such as 502 of a proxy, behind which the server is being started, the browser gives up.
+        if (source.readyState === EventSource.CLOSED) waiting = setTimeout(connect, RETRY_MS);
+      });
+    };
+    connect();
     // A browser opens few connections to a server: tabs that nobody looks at must not hold on to theirs.
-    document.addEventListener("visibilitychange", () => {
-      source.close();
-      if (!document.hidden) source = this.#connect(liveChanged);
-    });
-    addEventListener("pagehide", () => source.close());
+    document.addEventListener("visibilitychange", () => (document.hidden ? close() : connect()));
+    addEventListener("pagehide", close);
   }
 
   #connect(setLive) {
