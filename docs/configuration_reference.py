@@ -19,9 +19,9 @@ PAGE = Path(__file__).with_name("configuration.md")
 INTRO = """\
 # All settings
 
-Made from the code by `docs/configuration_reference.py`. What is checked in a file is checked in Python, too: a
-setting that does not exist is an error that names the closest one. `${NAME}` in an address, a header or a token of a
-sink is taken from the environment.
+Made from the code by `docs/configuration_reference.py`. In a file, a setting that does not exist is an error that names
+the closest one; so it is for classes of settings such as `TrainerConfig` in Python. `${NAME}` in an address, a header
+or a token of a sink is taken from the environment.
 
 Every subscriber takes these options besides its own: """
 SECTIONS: dict[str, tuple[str, dict[str, str]]] = {

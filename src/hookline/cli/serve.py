@@ -48,7 +48,7 @@ def serve(
 ) -> None:
     """Take runs that other machines send, and show them, live, in a browser. Ctrl-C ends it.
 
-    Sending needs the write token. Looking needs the read token, unless only this machine reaches the server and
+    Sending needs the write token. Viewing needs the read token, unless only this machine reaches the server and
     nobody gave one. Tokens that nobody gives are made, shown once, and kept in the directory for the next start.
     """
     given = handed_over(Given(token, read_token)).or_else(from_environment(os.environ))
@@ -97,7 +97,7 @@ def _say(facts: dict[str, Any]) -> None:
     out = console()
     count = facts["runs"]
     out.print(f"{count} {'run' if count == 1 else 'runs'} in {facts['root']} at {facts['url']}", soft_wrap=True)
-    out.print(f"Looking needs {'the read token' if facts['reading_needs_token'] else 'no token on this machine'}.")
+    out.print(f"Viewing needs {'the read token' if facts['reading_needs_token'] else 'no token on this machine'}.")
     if facts["made"]:
         out.print(f"These tokens are new, and kept in {facts['token_file']}:", soft_wrap=True)
         for name, token in facts["made"].items():
