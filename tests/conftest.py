@@ -2,6 +2,11 @@
 
 import logging
 import os
+import signal
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would the programs that tests send one to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch or numpy is imported: more threads are slower in parallel tests, and change results.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -61,6 +61,13 @@ def test_alert_that_fires_is_an_event_of_the_record(tmp_path):
     assert events == [(2, {"metric": "loss", "value": 2.5, "severity": "warning", "message": message})]
 
 
+def test_alert_metric_never_seen_is_warned_about_with_the_names_seen(caplog):
+    with hl.run(root=None, callbacks=[Alert("losss", above=3), Alert("loss", above=3)], summary=False) as run:
+        for _ in run.steps(2):
+            run.log(loss=1.0, accuracy=0.5)
+    assert [r.getMessage() for r in caplog.records] == ["alert never saw 'losss'. Metrics seen: accuracy, loss."]
+
+
 def test_alert_with_stop_ends_the_run():
     with hl.run(root=None, callbacks=[Alert(stop=True)], strict=True, summary=False) as run:
         for loss in run.steps([1.0, math.nan, 1.0]):

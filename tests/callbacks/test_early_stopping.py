@@ -49,9 +49,9 @@ def test_early_stopping_goes_on_while_the_metric_improves():
 @pytest.mark.parametrize(
     ("values", "arguments", "reason"),
     [
-        ([1, 2], {"patience": 1}, "has not improved on 1 for 1 look"),
+        ([1, 2], {"patience": 1}, "has not improved on 1 for 1 check"),
         ([math.nan], {}, "is nan"),
-        ([math.nan], {"patience": 1, "check_finite": False}, "has not improved on nothing finite for 1 look"),
+        ([math.nan], {"patience": 1, "check_finite": False}, "has not improved on nothing finite for 1 check"),
         ([0.25], {"stopping_threshold": 0.5}, "reached 0.25"),
     ],
 )
@@ -94,12 +94,12 @@ def test_early_stopping_metric_of_every_step_is_not_waited_for():
     assert ([value.waited_for for value in late], loop.stop_reason) == ([True, False, False], None)
     late[1].here = late[2].here = True
     loop.run_steps(1)
-    assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 looks"
+    assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 checks"
 
 
 def test_early_stopping_metric_of_some_steps_stops_on_the_spot():
     loop, _ = late_losses(EarlyStoppingCallback("loss", patience=2), every=5)
-    assert (loop.step, loop.stop_reason) == (11, "early stopping: loss has not improved on 1 for 2 looks")
+    assert (loop.step, loop.stop_reason) == (11, "early stopping: loss has not improved on 1 for 2 checks")
 
 
 def test_early_stopping_state_counts_values_on_a_device():
@@ -107,7 +107,7 @@ def test_early_stopping_state_counts_values_on_a_device():
     loop, _ = late_losses(callback, every=1)
     assert callback.state_dict() == {"best": 1.0, "waited": 2}
     loop.run_steps(1)
-    assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 looks"
+    assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 checks"
 
 
 def test_early_stopping_state_goes_on_after_a_resume():

@@ -18,8 +18,8 @@ SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 def program(tmp_path):
     """Run the installed program in an empty directory, with a wide terminal and further places to import from."""
 
-    def run(*arguments, imports=()):
-        environment = {**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(map(str, imports))}
+    def run(*arguments, imports=(), columns=200):
+        environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": os.pathsep.join(map(str, imports))}
         return subprocess.run(
             [SCRIPT, *map(str, arguments)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
         )

@@ -1,6 +1,10 @@
 """The program itself: version, help, and how errors end it."""
 
+import pytest
+import typer.main
+
 import hookline
+from hookline.cli import app
 
 
 def test_version_option_prints_the_version_only(program):
@@ -30,3 +34,49 @@ def test_usage_error_unknown_command_exits_with_two(cli):
     result = cli("hooks", "shw")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "No such command 'shw'" in result.stderr
+
+
+def commands(command, path=()):
+    """Every command and group below one, with the words that start it."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+def test_help_of_every_command_shows_flags_without_values_and_arguments_in_capitals(cli):
+    for path, _ in commands(typer.main.get_command(app)):
+        shown = cli(*path, "--help").stdout
+        usage = next(line for line in shown.splitlines() if "Usage:" in line)
+        arguments = usage.partition("[OPTIONS]")[2].strip()
+        assert ("<bool>" in shown, "{" in usage) == (False, False), path
+        assert arguments == arguments.upper(), path
+
+
+@pytest.mark.parametrize(
+    ("path", "usage"),
+    [
+        ("runs show", "RUN"),
+        ("runs verify", "[RUN]..."),
+        ("runs sync", "[RUN]"),
+        ("runs compare", "A B [C]..."),
+        ("hooks check", "FILE"),
+        ("run", "FILE [PATH=VALUE]..."),
+        ("serve", "[ROOT]"),
+        ("runs", "COMMAND [ARGS]..."),
+    ],
+)
+def test_help_usage_line_of(path, usage, cli):
+    shown = cli(*path.split(), "--help").stdout
+    line = next(line for line in shown.splitlines() if "Usage:" in line)
+    assert line.rstrip().endswith(f" {path} [OPTIONS] {usage}")
+
+
+def test_usage_error_missing_argument_is_named_as_in_the_help(cli):
+    assert "Missing argument 'FILE'" in cli("hooks", "check").stderr
+
+
+def test_serve_on_an_address_of_another_machine_says_that_it_is_not_ours(cli):
+    result = cli("serve", "--host", "192.0.2.1")
+    assert result.exit_code == 1
+    assert "host='192.0.2.1': this machine does not have that address." in result.stderr
+    assert "another port" not in result.stderr

@@ -68,6 +68,13 @@ def test_demo_directory_that_cannot_be_written_is_one_line_and_status_2(cli, roo
     assert re.fullmatch(r"Error: \S+/demo-1 cannot be written: .*\. Give another --root\.\n", result.stderr)
 
 
+def test_quick_demo_directory_that_cannot_be_written_asks_for_another_root(cli):
+    result = cli("demo", "--quick", "--root", "/proc/hookline")
+    assert result.exit_code == 2
+    assert re.search(r"^Error: /proc/hookline cannot be written: .*\. Give another --root\.$", result.stderr, re.M)
+    assert "None" not in result.stderr
+
+
 def test_demo_without_torch_says_what_to_install_and_what_needs_none(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     result = cli("demo")

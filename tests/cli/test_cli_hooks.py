@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hookline.cli.catalogue import meanings, plain
 from hookline.core.registry import REGISTRY
 from hookline.core.subscriber import OPTION_NAMES
 
@@ -118,8 +119,21 @@ def test_show_callback_json_has_arguments_moments_and_options(cli):
     assert shown["path"] == "hookline.callbacks.early_stopping:EarlyStoppingCallback"
     assert shown["moments"] == ["on_log", "on_train_end"]
     assert shown["arguments"][:2] == [
-        {"name": "monitor", "type": "str", "required": False, "default": "'val/loss'"},
-        {"name": "mode", "type": "Optional[Literal['min', 'max']]", "required": False, "default": "None"},
+        {
+            "name": "monitor",
+            "type": "str",
+            "required": False,
+            "default": "'val/loss'",
+            "meaning": "The metric; val_loss and val/loss are the same.",
+        },
+        {
+            "name": "mode",
+            "type": "Optional[Literal['min', 'max']]",
+            "required": False,
+            "default": "None",
+            "meaning": 'Whether smaller ("min") or larger ("max") is better; '
+            "by default as the metric's name suggests.",
+        },
     ]
     assert set(shown["options"]) == OPTION_NAMES
     assert shown["options"]["name"] == "'early_stopping'"
@@ -128,7 +142,11 @@ def test_show_callback_json_has_arguments_moments_and_options(cli):
 def test_show_callback_text_has_docstring_and_moments(cli):
     shown = cli("hooks", "show", "early_stopping").stdout
     assert "callback from hookline: hookline.callbacks.early_stopping:EarlyStoppingCallback" in shown
-    assert "monitor: The metric; ``val_loss`` and ``val/loss`` are the same." in shown
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith(" monitor ")]
+    assert row[:3] == ["monitor", "str", "'val/loss'"]
+    assert " ".join(row[3:]) == "The metric; val_loss and val/loss are the same."
+    assert ("`" in shown, "Args:" in shown) == (False, False)
+    assert "\nAsks for a stop after patience " in shown
     assert "on_log(loop, step, metrics)\n      After a row of metrics was written" in shown
     assert "Optional[Literal['min', 'max']]   None" in shown
     assert "priority=0" in shown
@@ -145,7 +163,38 @@ def test_show_hook_class_path_in_the_current_directory_is_found(program, here):
 def test_show_function_that_says_what_it_returns_is_shown_as_that(program, here):
     shown = json.loads(program("hooks", "show", "my_module:loud_alarm", "--json").stdout)
     assert (shown["kind"], shown["docstring"]) == ("hook", "An alarm for the deaf.")
-    assert shown["arguments"] == [{"name": "frequency", "type": "int", "required": False, "default": "5"}]
+    assert shown["arguments"] == [
+        {"name": "frequency", "type": "int", "required": False, "default": "5", "meaning": ""}
+    ]
+
+
+def test_show_every_registered_name_has_each_meaning_in_the_table_and_no_markup(cli):
+    for name in REGISTRY.names():
+        shown, document = cli("hooks", "show", name), json.loads(cli("hooks", "show", name, "--json").stdout)
+        said = "\n    " in document["docstring"].partition("Args:")[2]
+        assert any(argument["meaning"] for argument in document["arguments"]) == said, name
+        assert ("``" in shown.stdout, "Args:" in shown.stdout) == (False, False), name
+
+
+def test_docstring_with_parts_behind_the_arguments_keeps_them_and_its_example():
+    text = """Counts.
+
+    So that one
+    knows.
+
+    Args:
+        n: How far
+            it counts: to ``n``.
+        **more (int): Others.
+
+    Raises:
+        ValueError: Never.
+
+    >>> Counter(3)
+    3
+    """
+    assert meanings(text) == {"n": "How far it counts: to n.", "**more": "Others."}
+    assert plain(text) == ("Counts.\n\nSo that one knows.\n\nRaises:\n    ValueError: Never.\n\n>>> Counter(3)\n3")
 
 
 def test_show_function_that_says_nothing_is_an_error(program, here):
@@ -191,6 +240,14 @@ def test_check_malformed_yaml_names_file_and_line(cli, here):
     result = cli("hooks", "check", "broken.yaml")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: broken.yaml:3: not valid YAML: ")
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_check_and_plan_of_a_python_file_say_what_is_wanted_and_how_a_class_is_tested(command, cli, here):
+    result = cli("hooks", command, "my_module.py")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "my_module.py: this is Python, and a YAML or JSON file" in result.stderr
+    assert "hookline.testing.check_callback" in result.stderr
 
 
 def test_check_misspelt_name_suggests_the_right_one(cli, here):

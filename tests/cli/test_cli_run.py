@@ -171,9 +171,15 @@ def test_dry_run_as_json_has_stages_and_moments_in_the_order_in_which_they_fire(
     assert not (files / "runs").exists()
 
 
+def test_run_of_a_file_that_is_not_there_and_has_no_others_beside_it_suggests_none(cli):
+    result = cli("run", "nope.yaml")
+    assert (result.exit_code, result.stderr) == (2, "Error: nope.yaml: there is no such configuration file.\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["ex.yaml"], "ex.yaml: there is no such configuration file. Did you mean 'exp.yaml'?"),
         (["no.yaml"], "no.yaml: there is no such configuration file."),
         (["exp.yaml", "repeat=2"], "command line: repeat: unknown key. Did you mean 'repeats'?"),
         (["exp.yaml", "oops"], "command line: 'oops' is no override: give train.epochs=3 or --train.epochs 3."),

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 import hookline as hl
 from hookline.record.reader import last_status
 
@@ -32,12 +34,13 @@ def killed_run(tmp_path):
 
 def test_sync_of_a_killed_run_by_id_delivers_everything_once(tmp_path, cli):
     run_dir = killed_run(tmp_path)
-    first, second = cli("runs", "sync", run_dir.name), cli("runs", "sync", run_dir)
+    first, second = cli("runs", "sync", run_dir.name[-8:]), cli("runs", "sync", run_dir)
     with (run_dir / "metrics.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
     assert (first.exit_code, second.exit_code, steps) == (0, 0, list(range(1, 501)))
     kinds = [json.loads(line)["kind"] for line in (run_dir / "records.jsonl").read_text().splitlines()]
     assert (kinds.count("metrics"), kinds.count("status")) == (500, 2)
+    assert f"default/{run_dir.name}\n" in first.stdout
     assert "csv" in first.stdout
     assert "ok" in first.stdout
 
@@ -53,9 +56,9 @@ def test_sync_as_json_is_one_document(tmp_path, cli):
     with hl.run("done", root=tmp_path / "runs", sinks=["csv"], summary=False) as run:
         for _ in run.steps(3):
             run.log(loss=1.0)
-    result = cli("runs", "sync", run.dir.name, "--json")
+    result = cli("runs", "sync", "latest", "--json")
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["run"], len(document["sinks"])) == (0, run.dir.name, 1)
+    assert (result.exit_code, document["run"], len(document["sinks"])) == (0, f"default/{run.dir.name}", 1)
     assert {key: document["sinks"][0][key] for key in ("name", "status", "delivered", "behind_bytes")} == {
         "name": "csv",
         "status": "ok",
@@ -110,5 +113,50 @@ def test_sync_without_sinks_says_that_there_is_nothing_to_deliver(tmp_path, cli)
 def test_sync_of_an_unknown_run_names_the_closest(tmp_path, cli):
     with hl.run("done", summary=False) as run:
         pass
-    result = cli("runs", "sync", run.dir.name[:-1])
-    assert (result.exit_code, f"Did you mean '{run.dir.name}'?" in result.stderr) == (1, True)
+    result = cli("runs", "sync", f"{run.dir.name}0")
+    assert (result.exit_code, f"Did you mean '{run.dir.name}'?" in result.stderr) == (2, True)
+
+
+def left_behind(name, **options):
+    """The directory of a run that is over and delivered nothing."""
+    with hl.run(name, sinks=["csv"], summary=False, **options) as run:
+        run.outlets.close()
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    return run.dir
+
+
+def test_sync_without_a_run_delivers_what_any_left_behind_and_says_which(cli):
+    waiting = [left_behind("one"), left_behind("two", project="other")]
+    with hl.run("done", sinks=["csv"], summary=False) as done:
+        pass
+    with hl.run("alive", sinks=["csv"], summary=False) as alive:
+        alive.outlets.close()
+        alive.log(loss=1.0, step=1)
+        first = cli("runs", "sync")
+    assert (first.exit_code, [len((run / "metrics.csv").read_text().splitlines()) for run in waiting]) == (0, [4, 4])
+    assert [f"{run.parent.name}/{run.name}\n" in first.stdout for run in (*waiting, done.dir, alive.dir)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_sync_without_a_run_where_nothing_waits_says_so_and_exits_with_zero(tmp_path, cli):
+    with hl.run("done", sinks=["csv"], summary=False):
+        pass
+    told, document = cli("runs", "sync"), cli("runs", "sync", "--json")
+    assert (told.exit_code, told.stdout) == (0, f"Nothing waits to be delivered in {tmp_path / 'runs'}.\n")
+    assert json.loads(document.stdout) == {"root": str(tmp_path / "runs"), "runs": []}
+
+
+def test_runs_by_the_name_that_one_was_given_are_found_and_of_several_none_is_taken(tmp_path, cli):
+    only, *same = (left_behind(name) for name in ("w", "twice", "twice"))
+    found = hl.runs()
+    assert found["w"].directory == only
+    with pytest.raises(hl.UnknownNameError, match="There are several runs 'twice'") as error:
+        found["twice"]
+    assert all(f"default/{run.name}" in str(error.value) for run in same)
+    with pytest.raises(hl.UnknownNameError, match=r"Did you mean 'twice'\?"):
+        found["twise"]

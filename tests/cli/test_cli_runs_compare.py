@@ -26,6 +26,11 @@ def test_compare_shows_settings_that_differ_and_none_that_do_not(cli):
     assert "train.steps" not in result.stdout
 
 
+def test_compare_by_the_names_that_runs_were_given_finds_them(cli):
+    two_runs()
+    assert cells(cli("runs", "compare", "low", "high"), "name") == ["name", "low", "high"]
+
+
 def test_compare_shows_last_and_best_with_the_difference_to_the_first(cli):
     first, second = two_runs()
     result = cli("runs", "compare", first, second)

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from pathlib import Path
 
+import pytest
 from finished_runs import change_facts, journal_file, record
 
 import hookline as hl
@@ -89,7 +91,47 @@ def test_list_without_runs_says_so(tmp_path, cli):
 def test_list_of_a_root_that_is_not_there_exits_with_two(cli):
     result = cli("runs", "list", "--root", "nowhere")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "nowhere: there is no such directory" in result.stderr
+    assert f"There are no runs here yet: there is no such directory as {Path('nowhere').resolve()}." in result.stderr
+    assert "hookline demo --quick, or give another directory (--root)" in result.stderr
+
+
+def test_list_of_a_root_that_is_a_file_says_so(cli):
+    Path("taken").write_text("")
+    result = cli("runs", "list", "--root", "taken")
+    assert (result.exit_code, "taken is a file" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_list_on_a_narrow_terminal_has_a_line_a_run_and_whole_names(columns, cli, monkeypatch):
+    names = ["line-search", "a-rather-long-name"]
+    directories = [record(name) for name in names]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = [line for line in cli("runs", "list").stdout.splitlines() if line.strip()]
+    assert (len(lines), max(map(len, lines)) <= columns) == (4, True)
+    for line, name, directory in zip(lines[:1:-1], names, directories, strict=True):
+        run, shown, status, step = line.split()[:4]
+        assert (shown, status, step) == (name, "finished", "3/3")
+        assert f"default/{directory.name}".endswith(run.removeprefix("…"))
+    assert ("last metrics" in lines[0]) == (columns == 100)
+
+
+def test_list_on_a_narrow_terminal_cuts_the_name_of_a_metric_and_not_its_value(cli, monkeypatch):
+    with hl.run("named", summary=False) as run:
+        for _ in run.steps(1):
+            run.log(**{"validation/of/everything/in/the/world/loss": 0.125})
+    monkeypatch.setenv("COLUMNS", "90")
+    lines = cli("runs", "list").stdout.splitlines()
+    (row,) = [line for line in lines if run.dir.name in line]
+    assert row.rstrip().endswith("/loss 0.125")
+    assert "…" in row
+
+
+def test_list_of_a_narrow_terminal_without_unicode_cuts_with_dots(tmp_path, program, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record("a-name-that-leaves-no-room-for-whole-ids-in-eighty-columns")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    result = program("runs", "list", columns=100)
+    assert (result.returncode, result.stdout.isascii(), ".." in result.stdout) == (0, True, True)
 
 
 def test_list_by_an_unknown_status_names_the_closest(cli):

@@ -46,6 +46,19 @@ def test_show_has_a_part_for_everything_that_was_recorded(cli):
     ]
 
 
+def test_show_says_where_a_run_was_resumed(cli):
+    for attempt in range(3):  # the first has no checkpoint
+        with hl.run("job", resume="auto", summary=False) as run:
+            for _ in run.steps(4):
+                if attempt == 1:
+                    run.request_checkpoint()
+                if attempt < 2:
+                    run.request_stop("preempted")
+    events = cli("runs", "show", run.dir.name).stdout.partition("\nEvents")[2].splitlines()
+    said = [line.split("  ")[2] for line in events if "began" in line or "resume" in line]
+    assert said == ["began again at step 0", "resumed at step 1"]
+
+
 class Broken(hl.Callback):
     def on_step_end(self, loop, step_idx, batch, metrics):
         raise ValueError("no room")
@@ -101,12 +114,12 @@ def test_show_of_a_failed_run_says_why_and_what_is_damaged(cli):
     assert f"hookline runs verify {directory}" in result.stdout
 
 
-@pytest.mark.parametrize("way", ["id", "name", "part", "directory", "relative", "latest"])
+@pytest.mark.parametrize("way", ["id", "name", "given name", "part", "directory", "relative", "latest"])
 def test_show_finds_a_run_by(way, tmp_path, cli):
     record("other", project="elsewhere")
     directory = record("meant")
     ways = {"id": f"default/{directory.name}", "name": directory.name, "part": f"lt/{directory.name[:-2]}"}
-    ways |= {"directory": directory, "relative": os.path.relpath(directory), "latest": "latest"}
+    ways |= {"given name": "meant", "directory": directory, "relative": os.path.relpath(directory), "latest": "latest"}
     result = cli("runs", "show", ways[way])
     assert (result.exit_code, result.stdout.split()[0]) == (0, "meant"), result.stderr
 
@@ -128,6 +141,43 @@ def test_show_of_an_unknown_run_names_the_closest(cli):
     result = cli("runs", "show", f"{directory.name}0")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"Did you mean '{directory.name}'?" in result.stderr
+
+
+def test_show_of_a_name_that_several_have_takes_none_and_lists_their_ids(cli):
+    ids = [f"default/{record('twice').name}", f"other/{record('twice', project='other').name}"]
+    result = cli("runs", "show", "twice")
+    assert (result.exit_code, result.stdout, all(run in result.stderr for run in ids)) == (2, "", True)
+
+
+def test_show_of_a_name_that_is_part_of_other_ids_is_the_run_of_that_name(cli):
+    record("other")
+    record("default")
+    assert cli("runs", "show", "default").stdout.startswith("default  finished")
+
+
+@pytest.mark.parametrize(("given", "meant"), [("lates", "latest"), ("warn", "warm")])
+def test_show_of_a_misspelt_word_or_name_suggests_it(given, meant, cli):
+    record("warm")
+    assert f"Did you mean '{meant}'?" in cli("runs", "show", given).stderr
+
+
+def test_show_where_nothing_was_recorded_says_how_to_begin(tmp_path, cli):
+    result = cli("runs", "show", "latest")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"There are no runs here yet: there is no such directory as {tmp_path / 'runs'}." in result.stderr
+
+
+def test_show_of_hooks_at_80_columns_breaks_no_word(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with hl.run("costly", summary=False) as run:
+        for name in ("progress_bar", "a_subscriber_with_a_name_that_goes_on"):
+            run.recorder.metrics(Cost(name, 1_234_567, 0.5, 0.1, 0.2, 0.3, errors=2).as_metrics(), 1)
+    lines = cli("runs", "show", "latest").stdout.splitlines()
+    rows = [line.split() for line in lines[lines.index("Hooks") :]]
+    assert ["progress_bar", "1,234,567", "500.0", "ms"] in [row[:4] for row in rows]
+    assert max(map(len, lines[lines.index("Hooks") :])) <= 80
+    (header,) = [row for row in rows if row[:1] == ["hook"]]
+    assert (header[:3], header[-1], "max" in header) == (["hook", "calls", "total"], "errors", False)
 
 
 def test_show_of_the_latest_goes_by_the_start_and_not_by_the_name(cli):

@@ -25,6 +25,7 @@ class Configured(hl.Callback):
         threshold: float = 0.5,
         patience: int = 3,
         mode: Literal["min", "max"] = "min",
+        way: Literal["min", "max"] | None = None,
         limit: float | None = None,
         names: list[str] | None = None,
         verbose: bool = False,
@@ -200,7 +201,8 @@ def test_argument_that_fits_its_type_is_given(argument, given, received):
         ("threshold", None, "float"),
         ("patience", 2.5, "int"),
         ("patience", True, "int"),
-        ("mode", "minimum", "Literal"),
+        ("mode", "minimum", "minimum' was given: give 'min' or 'max'."),
+        ("way", "up", "'up' was given: give 'min', 'max' or None."),
         ("limit", "none", "float | None"),
         ("names", "a", "list[str] | None"),
         ("names", ["a", 1], "list[str] | None"),
@@ -210,7 +212,7 @@ def test_argument_that_fits_its_type_is_given(argument, given, received):
 )
 def test_argument_of_a_wrong_type_is_refused_with_what_is_accepted(argument, given, accepted):
     message = refusal(["progress_bar", {"use": f"{HERE}:Configured", "with": {argument: given}}])
-    assert message.startswith(f"callbacks[1].with.{argument}: {given!r} was given, ")
+    assert message.startswith(f"callbacks[1].with.{argument}: {given!r} was given")
     assert accepted in message
 
 

@@ -182,6 +182,7 @@ def test_experiment_asked_to_stop_saves_and_goes_on_later(script, undisturbed, t
     stopped = start(script, "function", directory, executor, strikes)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith("stopped "), stopped.stdout
+    assert stopped.stderr.count("SIGTERM: stopping after this step.") == 1, stopped.stderr
     assert not (directory / "m,learning_rate=0.01-r1" / "result.json").exists()
     again = start(script, "function", directory, executor, strikes)
     assert again.stdout.startswith("completed "), again.stderr

@@ -1,10 +1,12 @@
 """`initialize` and `shutdown`: a set-up takes the place of the one before, whole or not at all."""
 
+import dataclasses
 import io
 import json
 import logging
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -12,8 +14,10 @@ import hookline as hl
 import hookline.logging as hookline_logging
 from hookline.core.errors import ConfigError, OptionError
 from hookline.logging import CSVHandler
+from hookline.record.delivery import Delivery
 from hookline.record.reader import read
 from hookline.record.records import LogLine, Metrics, Rewards, Sample
+from hookline.record.sink import Sink
 
 
 def to_csv(filename, **more):
@@ -233,6 +237,42 @@ def test_initialize_with_a_run_records_each_line_once_whether_loggers_propagate_
         hookline_logging.shutdown()
     names = [each.logger for each in read(run.dir) if isinstance(each, LogLine)]
     assert names == ["hookline.training", "hookline.model", "x"]
+
+
+@dataclasses.dataclass(eq=False)
+class TalkativeSink(Sink):
+    """Logs whatever it does, and fails to write."""
+
+    name: str | None = None
+    said: ClassVar[int] = 0
+
+    def _say(self, *_):
+        self.said += 1
+        logging.getLogger("talkative").warning("from the sink")
+
+    open = beat = close = _say
+
+    def write(self, parcels):
+        self._say()
+        raise OSError("full")
+
+
+def test_initialize_with_a_run_leaves_out_what_sinks_log_while_they_deliver():
+    with hl.run("lines", summary=False) as run:
+        hookline_logging.initialize(to_stream(io.StringIO()), run=run)
+        delivery = Delivery(run.dir, "talkative", TalkativeSink())
+        run.log(loss=1.0, step=1)
+        delivery.round()
+        delivery.close(0)
+        delivery.run()
+        logging.getLogger("mine").warning("after it")
+        hookline_logging.shutdown()
+    lines = [(each.logger, each.message) for each in read(run.dir) if isinstance(each, LogLine)]
+    assert delivery.sink.said >= 3
+    assert lines == [
+        ("hookline", "talkative lags: OSError: full. Its records are kept and delivered later."),
+        ("mine", "after it"),
+    ]
 
 
 def test_initialize_with_a_run_records_data_whatever_the_levels_are():

@@ -106,6 +106,9 @@ def test_resume_of_an_unknown_run_is_an_error_with_the_closest():
         pass
     with pytest.raises(hl.UnknownNameError, match=f"Did you mean '{run.dir.name}'"), hl.run(resume=run.dir.name + "0"):
         pass
+    for misspelt, meant in (("atuo", "auto"), ("lst", "last")):
+        with pytest.raises(hl.UnknownNameError, match=f"Did you mean '{meant}'"), hl.run(resume=misspelt):
+            pass
     with pytest.raises(hl.OptionError, match="root=None"):
         hl.run(root=None, resume="auto")
 
@@ -127,11 +130,31 @@ def test_resume_takes_up_the_run_at_its_last_checkpoint(reference):
     assert ["first" in row.metrics for row in second.history] == [True] * 6 + [False] * 4
 
 
-def test_resume_auto_without_an_unfinished_run_begins_a_new_one():
+def test_resume_auto_without_an_unfinished_run_begins_a_new_one(caplog):
     for _ in range(2):
         with hl.run("job", resume="auto", summary=False) as run:
             list(run.steps(2))
     assert len(list(run.dir.parent.iterdir())) == 2
+    assert ([event.name for event in records(run.dir, Event)], caplog.messages) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "Give save= and load= (or call run.checkpoint_with), and the callback 'checkpoint'."),
+        ({"save": print, "load": print}, "Give the callback 'checkpoint', or let it save sooner."),
+    ],
+)
+def test_resume_auto_without_a_checkpoint_says_that_it_begins_again_and_repeats_no_row(caplog, options, advice):
+    for steps in (3, 2):
+        with hl.run("job", resume="auto", summary=False, **options) as run:
+            for i in run.steps(9):
+                run.log(loss=i)
+                if run.step + 1 == steps:
+                    run.request_stop("preempted")
+    assert caplog.messages == [f"'job' has no checkpoint: it begins again at step 0. {advice}"]
+    assert [row.step for row in run.history] == [1, 2]
+    assert [event.data for event in records(run.dir, Event) if event.name == "resume"] == [{"steps": {"*": -1}}]
 
 
 KILLED = """

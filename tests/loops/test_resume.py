@@ -573,7 +573,7 @@ def test_resume_auto_begins_goes_on_and_begins_again(tmp_path):
     assert third.output_dir != first.output_dir
 
 
-def test_resume_auto_of_a_run_without_a_checkpoint_begins_it_anew(tmp_path):
+def test_resume_auto_of_a_run_without_a_checkpoint_begins_it_anew_and_says_so(tmp_path, caplog):
     whole = uninterrupted(tmp_path / "whole")
     with pytest.raises(Broken):
         trainer_in(tmp_path, At(4, fail)).fit()
@@ -581,6 +581,7 @@ def test_resume_auto_of_a_run_without_a_checkpoint_begins_it_anew(tmp_path):
     again.fit()
     assert outcome(again) == whole
     assert len(list((tmp_path / "default").iterdir())) == 1
+    assert "'train' has no checkpoint: it begins again at step 0." in caplog.text
 
 
 def test_resume_of_the_same_trainer_in_a_run_without_a_checkpoint_is_an_error(tmp_path):

@@ -233,9 +233,31 @@ def test_run_summary_is_printed_with_costs_and_failures(capsys):
         for _ in run.steps(5):
             run.log(loss=0.125)
     printed = capsys.readouterr().err
-    assert "trial completed after 5 steps" in printed
+    assert "trial finished after 5 steps" in printed
     assert "loss 0.125" in printed
     assert "DISABLED: fail failed at on_step_end, step 3: ValueError: broken observer" in printed
+
+
+def test_run_summary_without_callbacks_says_how_it_ended_and_where_it_is_recorded(capsys):
+    with hl.run("plain") as run:
+        for _ in run.steps(3):
+            run.log(loss=0.5)
+    headline, metrics, where = capsys.readouterr().err.splitlines()
+    assert headline.startswith("plain finished after 3 steps in ")
+    assert (metrics, where) == ("  loss 0.5", f"recorded in {run.dir}")
+
+
+def test_run_summary_of_what_is_neither_recorded_nor_watched_is_not_printed(capsys):
+    with hl.run(root=None) as run:
+        list(run.steps(3))
+    assert capsys.readouterr().err == ""
+
+
+def test_run_summary_after_ctrl_c_has_the_word_of_the_record(capsys):
+    with pytest.raises(KeyboardInterrupt), hl.run("plain") as run:
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.startswith("plain stopped after 0 steps")
+    assert [record.status for record in hl.read(run.dir)][-1] == "stopped"
 
 
 def test_run_summary_shows_names_with_brackets_as_they_are(capsys):
@@ -258,9 +280,14 @@ def test_run_draws_no_batch_that_it_does_not_use():
 
 def test_run_outside_of_with_is_an_error():
     run = run_with()
-    for call in (lambda: run.steps(3), lambda: run.epochs(3)):
-        with pytest.raises(hl.OptionError, match="with hl.run"):
-            call()
+    words = r"must be called inside `with hl\.run\(\.\.\.\) as run:`\. This run"
+    for name in ("steps", "epochs"):
+        with pytest.raises(hl.OptionError, match=rf"run\.{name}\(\) {words} has not started\."):
+            getattr(run, name)(3)
+    with run:
+        pass
+    with pytest.raises(hl.OptionError, match=f"{words} is over: it finished"):
+        run.steps(3)
 
 
 def test_run_built_in_one_thread_and_driven_in_another_logs_into_its_rows():

@@ -252,7 +252,7 @@ def test_early_stopping_waits_five_epochs_for_an_improvement_of_min_delta():
     early_stopping = EarlyStoppingCallback(monitor="val_loss", mode="min", patience=5, min_delta=0.001)
     run = validate_each_epoch(early_stopping, losses=[1.0, 0.5, *[0.4995] * 10])
     assert (run.step, run.state) == (7, "stopped")
-    assert run.stop_reason == "early stopping: val_loss has not improved on 0.5 by more than 0.001 for 5 looks"
+    assert run.stop_reason == "early stopping: val_loss has not improved on 0.5 by more than 0.001 for 5 checks"
 
 
 def test_early_stopping_while_the_metric_improves_does_not_stop():

@@ -231,7 +231,7 @@ def test_early_stopping_callback_waits_five_epochs_and_stops():
     early_stopping = execute(EARLY_STOPPING)["early_stopping"]
     trainer = train(early_stopping, epochs=20, val_losses=[1.0, 0.5, *[0.4995] * 18])
     assert (trainer.epoch + 1, trainer.state) == (7, "stopped")
-    assert trainer.stop_reason == "early stopping: val_loss has not improved on 0.5 by more than 0.001 for 5 looks"
+    assert trainer.stop_reason == "early stopping: val_loss has not improved on 0.5 by more than 0.001 for 5 checks"
 
 
 LEARNING_RATE = """

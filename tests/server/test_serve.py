@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import threading
+import time
 
 import pytest
 from page_runs import finished_run
@@ -219,3 +220,14 @@ def test_reading_is_free_on_this_machine_unless_a_read_token_is_given(root, serv
     asked = {token: ask(guarded, "GET", "/api/runs", token=token).status for token in (None, READ, WRITE, "other")}
     assert asked == {None: 401, READ: 200, WRITE: 403, "other": 401}
     assert ask(guarded, "PUT", home(), token=READ, body="{}", origin=ORIGIN).status == 403
+
+
+def test_received_run_gets_time_to_return_to_a_server_that_was_away(root, serve):
+    claim(first := serve(root, tokens=Tokens(WRITE)))
+    put(first, status_of("running") + rows_of(1))
+    beat(first, 1.0)
+    first.stop()
+    long_ago = time.time() - 300
+    os.utime(root / "p" / "r0" / "received.json", (long_ago, long_ago))
+    assert [run.status for run in hl.runs(root)] == ["killed"]
+    assert [run.status for run in serve(root, tokens=Tokens(WRITE)).runs] == ["running"]

@@ -197,7 +197,7 @@ def test_tokens_that_are_no_secrets_are_refused_without_repeating_them(write, re
         (["--token", "short"], "16 to 1024"),
         (["--token", WRITE, "--read-token", WRITE], "are the same"),
         (["--token-file", "nowhere"], "cannot be read"),
-        (["--host", "203.0.113.1", "--token", WRITE, "--read-token", READ], "cannot be served"),
+        (["--host", "203.0.113.1", "--token", WRITE, "--read-token", READ], "does not have that address"),
     ],
 )
 def test_serve_that_cannot_be_says_why_and_repeats_no_token(tmp_path, monkeypatch, arguments, words):

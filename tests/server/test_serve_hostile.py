@@ -1,19 +1,24 @@
 """What a server that receives refuses: wrong names, links, bodies without end, senders without a token, other pages."""
 
+import contextlib
 import gzip
 import http.client
 import json
 import os
 import socket
+import threading
+import tracemalloc
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from page_runs import finished_run
-from sending import FILE, ORIGIN, READ, TOKENS, WRITE, ask, claim, home, put, rows_of, tree
+from sending import FILE, ORIGIN, READ, TOKENS, WRITE, ask, claim, home, put, rows_of, status_of, tree
 
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, OptionError
 from hookline.server import WebServer
-from hookline.server.request_body import MOST_UNPACKED_BYTES, Bodies
+from hookline.server.received_runs import check_lines
+from hookline.server.request_body import MOST_UNPACKED_BYTES, Bodies, Body
 from hookline.server.tokens import Tokens
 
 NAMES = [
@@ -111,8 +116,16 @@ def test_other_kinds_of_authorization_are_none(hostile):
 
 @pytest.mark.usefixtures("unchanged")
 def test_refusals_never_repeat_a_token(hostile):
-    for path in (home(".."), f"/api/{WRITE}", "/api/status"):
-        answer = ask(hostile, "PUT", path, body=WRITE, token=READ)
+    asked = [
+        *(("PUT", path, WRITE, READ) for path in (home(".."), f"/api/{WRITE}", "/api/status")),
+        *(("PUT", path, WRITE, WRITE) for path in (home(f".{WRITE}"), f"/api/{WRITE}", f"{home('taken')}/{READ}")),
+        *(("POST", "/api/status", body, WRITE) for body in (WRITE, json.dumps(WRITE), json.dumps([READ]))),
+        ("POST", "/api/status", json.dumps({"status": "running", "run": f"/{WRITE}"}), WRITE),
+        ("GET", f"/api/run?id={WRITE}", None, READ),
+    ]
+    for method, path, body, token in asked:
+        answer = ask(hostile, method, path, body=body, token=token, origin=ORIGIN, offset=0)
+        assert (400 <= answer.status < 500, answer.json["error"] != "") == (True, True)
         assert (WRITE in answer.body.decode() or READ in answer.body.decode()) is False
 
 
@@ -183,7 +196,7 @@ def test_bodies_beyond_the_limits_are_refused(hostile):
     assert put(hostile, iter([large]), run="taken").status == 413
     assert claim(hostile, "new", facts={"x": "y" * (4 << 20)}).status == 413
     bomb = gzip.compress(b"\n" * (MOST_UNPACKED_BYTES + 1))
-    assert len(bomb) < 20_000
+    assert len(bomb) < 100_000
     assert put(hostile, bomb, run="taken", headers={"Content-Encoding": "gzip"}).status == 413
 
 
@@ -208,6 +221,65 @@ def test_body_packed_with_gzip_is_unpacked(hostile, home_root):
     answer = put(hostile, gzip.compress(lines), run="packed", headers={"Content-Encoding": "gzip"})
     assert answer.facts == (200, {"offset": len(lines)})
     assert (home_root / "p" / "packed" / "journal" / FILE).read_bytes() == lines
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("number", ["1000000", "999999999", "1" * 30])
+def test_numbers_of_files_that_no_journal_reaches_are_refused(hostile, number):
+    assert put(hostile, rows_of(1), run="taken", file=f"main-0000-1-abc-{number}.jsonl").status == 400
+
+
+def test_numbers_of_files_with_a_gap_are_told_in_few_words(root, serve):
+    server = serve(root, tokens=Tokens(WRITE))
+    claim(server)
+    put(server, rows_of(1) + status_of("finished"), file="main-0000-1-abc-999999.jsonl")
+    answer = ask(server, "GET", "/api/runs", token=None)
+    assert (answer.status, len(answer.body) < 5000) == (200, True)
+
+
+def test_line_of_many_megabytes_is_taken_packed(root, serve):
+    server = serve(root, tokens=Tokens(WRITE))
+    claim(server)
+    line = rows_of(1)[:-1] + b" " * (40 << 20) + b"\n"
+    answer = put(server, gzip.compress(line, 1), headers={"Content-Encoding": "gzip"})
+    assert answer.facts == (200, {"offset": len(line)})
+
+
+def test_body_that_is_unpacked_and_checked_takes_up_little_more_than_its_size():
+    lines = b'{"text":"' + "\N{ROCKET}".encode() + b"x" * (8 << 20) + b'","rows":[' + b"[]," * 400_000 + b"0]}\n"
+    body = Body(Bodies(), gzip.compress(lines, 1))
+    tracemalloc.start()
+    try:
+        unpacked = body.unpacked("gzip", MOST_UNPACKED_BYTES)
+        check_lines(unpacked)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (unpacked == lines, body.held, peak < 3 * len(lines)) == (True, len(lines), True)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"),
+    [
+        (b'{"a":[' * 50 + b"]}" * 50, False),
+        (b'{"a":[' * 50 + b"{}" + b"]}" * 50, True),
+        (b'{"a":"' + b"[{" * 500 + b'"}', False),
+        (b'{"a":"\\"' + b"[" * 500 + b'\\\\"}', False),
+        (b"[" + b"[]," * 500 + b"{}]", False),
+        (b"[" * 500, True),
+    ],
+)
+def test_depth_of_a_line_is_that_of_its_brackets_outside_texts(line, is_refused):
+    with pytest.raises(OptionError, match="nested") if is_refused else contextlib.nullcontext():
+        check_lines(line + b"\n")
+
+
+def test_letters_of_several_bytes_are_checked_across_pieces():
+    for first in range(3):
+        lines = b"x" * first + "\N{ROCKET}".encode() * 100_000
+        check_lines(lines + b"\n")
+        with pytest.raises(OptionError, match=f"byte {len(lines):,}:"):
+            check_lines(lines + b"\xf0\n")
 
 
 def half_a_request(server, announced=100):
@@ -240,6 +312,76 @@ def test_connection_that_asks_for_nothing_is_let_go(hostile):
         with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
             connection.sendall(begun)
             assert connection.recv(1000) == b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /api/runs HTTP/1.1\r\nHost: 127"])
+def test_connection_that_asks_for_nothing_more_is_let_go(hostile, begun):
+    assert let_go_after_an_answer(hostile, begun) == 401
+
+
+def let_go_after_an_answer(server, begun=b"GET"):
+    """Ask for something once, and begin to ask again; the status of the answer, once the connection was closed."""
+    address = urllib.parse.urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=4) as connection:
+        connection.sendall(b"GET /api/openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        answer.read()
+        connection.sendall(begun)
+        assert connection.recv(1000) == b""
+        return answer.status
+
+
+@pytest.fixture
+def slow_write(monkeypatch):
+    """Has whoever writes to a journal wait: the events say that somebody does, and let them go on."""
+    waits, goes_on, write = threading.Event(), threading.Event(), os.pwrite
+
+    def gated(descriptor, data, offset):
+        waits.set()
+        assert goes_on.wait(30)
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", gated)
+    yield waits, goes_on
+    goes_on.set()
+
+
+def test_connection_that_waits_for_an_answer_is_kept(root, serve, slow_write):
+    waits, goes_on = slow_write
+    server = serve(root, tokens=Tokens(WRITE), bodies=Bodies(chunk_seconds=0.1))
+    claim(server)
+    with ThreadPoolExecutor(1) as sender:
+        answer = sender.submit(put, server, rows_of(1))
+        assert waits.wait(30)
+        let_go_after_an_answer(server)  # by now the other one has been looked at as often
+        goes_on.set()
+        assert answer.result().status == 200
+
+
+def test_bodies_count_until_they_are_written(root, serve, slow_write):
+    waits, goes_on = slow_write
+    bodies, lines = Bodies(in_all_bytes=1000), rows_of(8)
+    assert 500 < len(lines) < 1000
+    server = serve(root, tokens=Tokens(WRITE), bodies=bodies)
+    assert [claim(server, run).status for run in ("r0", "r1")] == [200, 200]
+    with ThreadPoolExecutor(1) as sender:
+        answer = sender.submit(put, server, lines)
+        assert waits.wait(30)
+        refused = put(server, lines, run="r1").status
+        goes_on.set()
+        assert (refused, answer.result().status) == (503, 200)
+    assert put(server, lines, run="r1").status == 200
+
+
+def test_bodies_count_as_large_as_they_are_unpacked(root, serve):
+    server = serve(root, tokens=Tokens(WRITE), bodies=Bodies(in_all_bytes=100_000))
+    claim(server)
+    packed = {"Content-Encoding": "gzip"}
+    answer = put(server, gzip.compress(b"\n" * 100_000), headers=packed)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
+    for _ in range(2):  # what was held is given back
+        assert put(server, gzip.compress(b"\n" * 90_000), headers=packed).status == 200
 
 
 def test_too_much_at_a_time_is_put_off(root, serve):
@@ -311,6 +453,13 @@ def test_server_on_every_address_is_called_by_the_one_that_was_reached(root, ser
     port = urllib.parse.urlsplit(serve(root, host="0.0.0.0", tokens=TOKENS).url).port
     for host, status in (("127.0.0.2", 200), ("127.0.0.3", 421), (socket.gethostname(), 200), ("0.0.0.0.evil", 421)):
         answer = ask(f"http://127.0.0.2:{port}/", "GET", "/api/runs", token=READ, headers={"Host": host})
+        assert (host, answer.status) == (host, status)
+
+
+def test_server_on_every_address_of_both_kinds_is_called_by_the_one_that_was_reached(root, serve):
+    port = urllib.parse.urlsplit(serve(root, host="::", tokens=TOKENS).url).port
+    for host, status in (("127.0.0.5", 200), ("[::ffff:127.0.0.5]", 200), ("127.0.0.6", 421), ("[::2]", 421)):
+        answer = ask(f"http://127.0.0.5:{port}/", "GET", "/api/runs", token=READ, headers={"Host": host})
         assert (host, answer.status) == (host, status)
 
 

@@ -1,6 +1,7 @@
 """Status messages of programs that know nothing of hookline: each kind becomes records of an ordinary run."""
 
 import json
+import shutil
 
 import pytest
 from sending import ORIGIN, WRITE, ask, claim, tree
@@ -9,6 +10,9 @@ import hookline as hl
 from hookline.record.reader import Parcel
 from hookline.record.records import Event, Metrics, Status
 from hookline.record.segment import File
+from hookline.server import status_runs
+from hookline.server.received_runs import ReceivedRuns
+from hookline.server.status_runs import StatusRuns
 from hookline.server.tokens import Tokens
 from hookline.sinks.run_facts import RunFacts
 from hookline.sinks.standing import Standing
@@ -127,6 +131,10 @@ def test_heartbeats_that_say_nothing_new_record_no_metrics_again(root, monitor):
         ('{"run": "x"}', "says nothing"),
         ('{"run": "x", "loss": 0.5}', "says nothing"),
         ('{"run": "x", "status": "running", "step": 1e300}', "53 bits"),
+        ('[{"run": "a", "status": "running"}, {"run": "b", "status": "failed"}]', "about 2 runs"),
+        ('[{"run": "a", "status": "x"}, {"run": "a", "status": "y", "project": "p"}, {"project": "q"}]', "nothing"),
+        ('[{"run": "a", "message": "x", "project": "p"}, {"message": "y", "project": "q"}]', "?project=<name>"),
+        ('{"run": "x", "trainerStatus": {"metrics": [{"name": "currentStep", "value": "1e300"}]}}', "53 bits"),
         ("[1]", "JSON object"),
         ("[]", "0 messages"),
         ("", "0 messages"),
@@ -140,6 +148,68 @@ def test_message_that_cannot_be_kept_is_refused_with_the_reason(root, monitor, b
     answer = ask(monitor, "POST", "/api/status", body=body.encode("latin-1"))
     assert (answer.status, words in answer.json["error"]) == (400, True)
     assert tree(root) == {}
+
+
+def test_messages_that_name_no_run_are_about_the_one_that_is_named(root, monitor):
+    lines = [{"message": "hello"}, {"run": "night", "metrics": {"a": 1}}, {"message": "bye"}]
+    assert post(monitor, *lines).facts == (200, {"project": "status", "run": "night", "records": 3})
+    lines = [{"run": "a", "message": "x"}, {"run": "b", "message": "y"}]
+    assert post(monitor, *lines, run="night").facts == (200, {"project": "status", "run": "night", "records": 2})
+
+
+@pytest.mark.parametrize("ends", ["by a server that is no more", "by another server"])
+def test_message_about_a_finished_run_does_not_undo_its_end(root, serve, ends):
+    first, second = serve(root, tokens=Tokens(WRITE)), serve(root, tokens=Tokens(WRITE))
+    asked = second if ends == "by a server that is no more" else first
+    post(first, {"run": "night", "status": "running", "step": 3, "max_step": 10, "metrics": {"loss": 0.5}})
+    post(first if asked is second else second, {"run": "night", "status": "done", "step": 7})
+    post(asked, {"run": "night", "message": "uploaded"})
+    post(asked, {"run": "night", "max_step": 10, "metrics": {"size": 2}})
+    [run] = hl.runs(root)
+    assert (run.status, run.message, run.num_steps) == ("finished", "", 10)
+    assert [record.status for record in recorded(root) if isinstance(record, Status)] == ["running"] + ["finished"] * 3
+    assert [record.step for record in recorded(root) if isinstance(record, Metrics)] == [3, 7]
+
+
+def test_end_that_lies_far_back_is_found_again(root, serve):
+    first = serve(root, tokens=Tokens(WRITE))
+    post(first, {"run": "night", "status": "done", "step": 7})
+    post(first, *({"step": step, "metrics": {"long-" * 30: step}} for step in range(3000)), run="night")
+    post(serve(root, tokens=Tokens(WRITE)), {"run": "night", "message": "uploaded"})
+    assert [record.status for record in recorded(root) if isinstance(record, Status)] == ["finished"] * 2
+
+
+def test_run_that_was_deleted_begins_anew(root, monitor):
+    post(monitor, {"run": "night", "status": "done", "step": 7})
+    shutil.rmtree(root / "status" / "night")
+    assert post(monitor, {"run": "night", "message": "again", "metrics": {"a": 1}}).status == 200
+    assert recorded(root) == [Metrics(step=0, values={"a": 1})]
+
+
+def test_names_that_are_no_text_are_kept_as_far_as_they_are(root, monitor):
+    answer = post(monitor, '{"run": "night", "status": "running", "metrics": {"\\ud800": 1, "a": {"\\udfff": 2}}}')
+    assert answer.status == 200
+    assert recorded(root)[-1] == Metrics(step=0, values={"?": 1, "a/?": 2})
+
+
+@pytest.mark.parametrize("count", ["Infinity", "-inf", "nan", "NaN", "many", "", None, [1], True])
+def test_counts_of_kubeflow_that_are_none_are_left_out(root, monitor, count):
+    metrics = [{"name": name, "value": count} for name in ("currentStep", "totalSteps", "totalEpochs")]
+    assert post(monitor, {"run": "night", "trainerStatus": {"metrics": metrics}}).status == 200
+    assert recorded(root) == [Status(status="running")]
+
+
+def test_message_that_could_not_be_written_is_said_by_the_next(root, monkeypatch):
+    statuses = StatusRuns(ReceivedRuns(root))
+    told = {"project": "status", "run": "night", "key": None}
+
+    def broken(record):
+        raise ValueError("no text")
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="no text"):
+        patch.setattr(status_runs, "encode", broken)
+        statuses.take(b'{"status": "running", "max_step": 10}', **told)
+    assert statuses.take(b'{"status": "running", "max_step": 10}', **told).records == 1
 
 
 def test_run_of_a_sender_takes_no_status_messages_and_the_other_way_round(root, monitor):

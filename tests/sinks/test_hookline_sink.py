@@ -1,21 +1,29 @@
 """The hookline sink: a server ends up with the run's journals as they are, whatever happens in between."""
 
+import base64
 import importlib.util
 import json
+import logging
+import random
 import shutil
 
 import pytest
+from destinations.http_server import ANSWERS
 from destinations.journal_server import TOKEN, JournalServer
 
 import hookline as hl
+import hookline.logging as hookline_logging
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.record import run_directory
 from hookline.record.courier import sync
 from hookline.record.delivery import Delivery, Pace
 from hookline.record.recorder import Recorder
+from hookline.record.records import LogLine
 from hookline.record.sink import make_sink
+from hookline.server import receive_api, request_body
 from hookline.sinks import HooklineSink
 from hookline.sinks.hookline import pieces, wire_name
+from hookline.sinks.left_out import MOST_FACTS_BYTES, MOST_PACKED_BYTES
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
 
@@ -298,6 +306,112 @@ def test_server_that_holds_other_bytes_refuses_and_keeps_them(server, run_dir, t
     assert journals(received(server)) == journals(run_dir)
 
 
+def noise(size):
+    """Text that hardly gets smaller when it is packed."""
+    return base64.b64encode(random.Random(0).randbytes(size * 3 // 4)).decode()
+
+
+def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server, run_dir, recorder, deliver, caplog):
+    log_steps(recorder, 1)
+    recorder.event("table", step=1, rows=noise(12 << 20))
+    log_steps(recorder, 2)
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    assert (delivery.progress.status, delivery.is_done()) == ("ok", True)
+    before, left_out, behind = hl.read(received(server))
+    assert [before.step, behind.step] == [1, 2]
+    sizes = {name: len(text) for name, text in journals(run_dir).items()}
+    assert {name: len(text) for name, text in journals(received(server)).items()} == sizes
+    assert (left_out.name, left_out.step) == ("left_out", 1)
+    assert left_out.data == {"kind": "event", "name": "table", "bytes": max(sizes.values())}
+    told = [record.getMessage() for record in caplog.records if record.name == "hookline"]
+    assert [f"{max(sizes.values()):,} bytes, is more than {server.url} takes" in line for line in told] == [True]
+
+
+def test_status_or_broken_line_that_is_too_large_is_left_out_but_the_word_is_kept(
+    server, run_dir, recorder, deliver, monkeypatch
+):
+    monkeypatch.setattr("hookline.sinks.left_out.MOST_PACKED_BYTES", 2000)
+    monkeypatch.setattr("hookline.sinks.hookline.PIECE_BYTES", 1000)
+    recorder.journal.append(b'{"kind":"metr' + noise(4000).encode())
+    recorder.event("fits", text="a" * 4000)
+    recorder.status("finished", rows=noise(4000))
+    deliver(run_dir, HooklineSink(server.url))
+    fits, status = hl.read(run_dir)
+    broken, same, word = hl.read(received(server), writer="main")
+    assert (broken.name, broken.data) == ("left_out", {"kind": "unknown", "bytes": 4014})
+    assert (same, word.status, word.time) == (fits, "finished", status.time)
+    assert word.data["left_out"]["kind"] == "status"
+
+
+def test_limits_are_those_of_the_server():
+    assert (MOST_PACKED_BYTES, MOST_FACTS_BYTES) == (request_body.MOST_BYTES, receive_api.MOST_FACTS_BYTES)
+
+
+def test_configuration_that_is_too_large_is_left_out_of_the_description(server, caplog):
+    with hl.run(
+        "sft", project="sums", config={"prompts": "x" * (5 << 20)}, sinks=[HooklineSink(server.url)], summary=False
+    ) as run:
+        run.log(loss=1.0, step=1)
+    assert [state.status for state in run.sinks()] == ["ok"]
+    homes = run.dir, received(server, f"sums/{run.dir.name}")
+    here, there = (json.loads((home / "run.json").read_text()) for home in homes)
+    size = len(json.dumps(here.pop("config")))
+    assert there == here | {"left_out": {"config": size}}
+    told = [record.getMessage() for record in caplog.records if "run.json" in record.getMessage()]
+    assert ["it is left out there" in line for line in told] == [True]
+
+
+@pytest.mark.parametrize("content", [b"secret-one\nsecret-two\n", b"", b"  \n", b"secret two", "sécret".encode()])
+def test_token_file_that_holds_no_token_is_refused_and_never_repeated(
+    server, content, run_dir, recorder, deliver, tmp_path, caplog
+):
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    delivery = deliver(run_dir, HooklineSink(server.url, token_file=path))
+    assert (delivery.progress.status, delivery.progress.error.startswith(f"{path} holds no token")) == ("refused", True)
+    kept = caplog.text + (run_dir / "sinks" / "hookline.json").read_text()
+    assert [word for word in ("cret", "two") if word in kept.replace(str(tmp_path), "")] == []
+    path.write_text(TOKEN + "\n")
+    rounds(delivery)
+    assert delivery.progress.status == "ok"
+
+
+def test_token_of_the_environment_that_changed_to_none_is_refused_and_never_repeated(
+    server, run_dir, recorder, deliver, monkeypatch, caplog
+):
+    monkeypatch.setenv("HOOKLINE_TOKEN", "secret-one\nsecret-two")
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    assert (delivery.progress.status, "cannot be sent" in delivery.progress.error) == ("refused", True)
+    assert "secret" not in caplog.text + (run_dir / "sinks" / "hookline.json").read_text()
+
+
+@pytest.mark.parametrize("code", [421, 418, 451])
+def test_answer_that_this_is_not_taken_is_told_in_the_words_of_the_server(
+    server, code, run_dir, recorder, deliver, monkeypatch
+):
+    monkeypatch.setitem(ANSWERS, "unwilling", code)
+    server.fail("unwilling")
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    assert delivery.progress.status == "refused"
+    assert f"answers {code}" in delivery.progress.error
+    assert "to sums/a-run: " in delivery.progress.error
+    assert "skip_rejected" not in delivery.progress.error
+
+
+def test_requests_that_are_logged_are_not_recorded_and_delivered_in_turn(server, deliver):
+    with hl.run("sft", project="sums", summary=False) as run:
+        hookline_logging.initialize({"version": 1, "root": {"level": "INFO"}}, run=run)
+        try:
+            delivery = deliver(run.dir, HooklineSink(server.url))
+            logging.getLogger("httpx").info("HTTP is mine, too")
+            rounds(delivery)
+        finally:
+            hookline_logging.shutdown()
+        assert delivery.is_done()
+    lines = [each.message for each in hl.read(run.dir) if isinstance(each, LogLine)]
+    assert [line for line in lines if "HTTP" in line] == ["HTTP is mine, too"]
+
+
 def test_wrong_token_is_an_error_at_the_start_that_says_what_to_do(server, tmp_path):
     sink = HooklineSink(server.url, token="some-other-token-of-somebody")
     with pytest.raises(RefusedError, match="401 Unauthorized. Give the write token of its `hookline serve`"):
@@ -426,6 +540,7 @@ def test_name_that_the_server_takes_is_kept(name):
 
 def test_names_that_the_server_does_not_take_become_different_ones_that_it_takes(server, tmp_path, deliver):
     odd = ["a\\b", ".hidden", "..", "tab\there", " x", "cafe\u0301", "café", "n" * 400, "n" * 401, "ü" * 200, "\ud800"]
+    odd.append("a\ufffdb")
     assert len({wire_name(name) for name in odd}) == len(odd)
     for number, name in enumerate(odd):
         run_dir = run_directory.create(tmp_path / "runs", "p", {"project": name, "git": None}, run_id=f"run-{number}")

@@ -157,6 +157,26 @@ def test_hole_in_a_journal_is_said(tmp_path):
     assert losses(runs(tmp_path)) == [3.0]
 
 
+def test_files_that_are_missing_are_said_however_large_their_numbers_are(tmp_path):
+    directory = finished_run(tmp_path)
+    for number in (2, 5, 999_999_999):
+        append(directory, ended(3), number=number)
+    assert problems_of(tmp_path) == (
+        "main-0000-1-abc-000001.jsonl is missing",
+        "main-0000-1-abc-000003.jsonl to 000004.jsonl are missing: 2 files",
+        "main-0000-1-abc-000006.jsonl to 999999998.jsonl are missing: 999,999,993 files",
+    )
+
+
+def test_files_that_are_missing_in_many_places_are_said_in_few_words(tmp_path):
+    directory = finished_run(tmp_path)
+    for number in range(2, 52, 2):
+        append(directory, ended(3), number=number)
+    *first, last = problems_of(tmp_path)
+    assert [said.endswith("is missing") for said in first] == [True] * 10
+    assert last == "and 15 more of the files are missing"
+
+
 def test_clock_that_jumps_back_is_said_and_nothing_is_lost(tmp_path):
     directory = make_run(tmp_path)
     rows = [row(1, loss=1.0, time=9000.0), row(2, loss=2.0, time=9001.0), row(3, loss=3.0, time=5401.0)]

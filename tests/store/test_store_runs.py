@@ -34,6 +34,35 @@ def status_at(root, now, host="here"):
     return Runs(open_store(root), liveness)[0].status
 
 
+def received_run(root, *, sign):
+    """A run of another machine that promised a sign of life every five seconds, and gave the last one then."""
+    directory = make_run(root, host="there")
+    append(directory, begun(time=sign), row(1, loss=1.0, time=sign))
+    (directory / "received.json").write_text('{"origin": "a", "every_seconds": 5.0}')
+    for path in (directory / "received.json", journal(directory)):
+        os.utime(path, (sign, sign))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("sign", "since", "words"),
+    [
+        (1000.0, None, {1010: "running", 1016: "killed"}),  # nobody was away
+        (1000.0, 900.0, {1010: "running", 1016: "killed"}),
+        (1000.0, 1060.0, {1061: "running", 1104: "running", 1106: "killed"}),  # the sender may still wait
+        (1065.0, 1060.0, {1079: "running", 1081: "killed"}),  # it was heard again, and died
+        (1000.0, 9000.0, {9001: "stalled", 9046: "killed"}),  # silent for hours
+    ],
+)
+def test_received_run_that_is_silent_is_killed_but_gets_time_to_return_after_an_outage(tmp_path, sign, since, words):
+    received_run(tmp_path, sign=sign)
+    given = {} if since is None else {"since": since}
+    said = {
+        now: Runs(open_store(tmp_path), Liveness(clock=lambda now=now: float(now), **given))[0].status for now in words
+    }
+    assert said == words
+
+
 def test_run_info_of_an_experiment_says_what_was_run_and_how_far_it_is(tmp_path):
     directory = make_run(tmp_path, "fast-r1", "sweep", experiment=EXPERIMENT, config={"lr": 0.1}, tags=["a", "b"])
     append(

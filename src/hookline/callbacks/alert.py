@@ -1,7 +1,8 @@
 """Raises an alert when a metric breaks a rule: a line of logging, an event in the record, and what else is asked for.
 
 A rule is looked at whenever a row with the metric is written. A value that is still on its way from a
-device is not waited for: it is looked at when it is there, at the end of training at the latest.
+device is not waited for: it is looked at when it is there, at the end of training at the latest. A metric that never
+came is warned about at the end.
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hookline.callbacks.unseen_metric import warn_of_unseen
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError, closest
 from hookline.core.registry import register
@@ -77,6 +79,7 @@ class Alert(Callback):
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         self._look(loop, leave=0)
+        warn_of_unseen(self.metric, loop, who=self.name)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
         self._look(loop, leave=0)

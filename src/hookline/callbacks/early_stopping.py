@@ -6,20 +6,18 @@ for by a metric of every step: its values are looked at as they arrive. One that
 at on the spot, so that no further step is made.
 """
 
-import logging
 import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
 from hookline.callbacks.direction import direction
+from hookline.callbacks.unseen_metric import warn_of_unseen
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
 from hookline.core.values import Deferred, find_metric, plain
-
-logger = logging.getLogger("hookline")
 
 MOST_WAITING = 256
 """How many values may wait for a device before the oldest, by then long computed, is read."""
@@ -27,12 +25,12 @@ MOST_WAITING = 256
 
 @register("early_stopping")
 class EarlyStoppingCallback(Callback):
-    """Asks for a stop after ``patience`` looks without an improvement of more than ``min_delta``.
+    """Asks for a stop after ``patience`` checks without an improvement of more than ``min_delta``.
 
     Args:
         monitor: The metric; ``val_loss`` and ``val/loss`` are the same.
         mode: Whether smaller ("min") or larger ("max") is better; by default as the metric's name suggests.
-        patience: How many looks in a row may bring no improvement; one that is NaN is such a look.
+        patience: How many checks in a row may bring no improvement; one that finds NaN brings none.
         min_delta: How much better a value must be to count as an improvement.
         check_finite: Stop at once when the metric is NaN or infinite; otherwise that is no improvement.
         stopping_threshold: Stop at once when the metric is at least this good.
@@ -74,9 +72,8 @@ class EarlyStoppingCallback(Callback):
             self._reason = None
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
-        if self.best is None and find_metric(loop.metrics, self.monitor) is None:
-            seen = ", ".join(sorted(loop.metrics)) or "none"
-            logger.warning("early_stopping never saw %r. Metrics seen: %s.", self.monitor, seen)
+        if self.best is None:
+            warn_of_unseen(self.monitor, loop, who=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         self._look(wait=True)
@@ -105,8 +102,8 @@ class EarlyStoppingCallback(Callback):
         if self.waited >= self.patience:
             best = "nothing finite" if self.best is None else f"{self.best:g}"
             by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-            looks = "look" if self.waited == 1 else "looks"
-            return f"has not improved on {best}{by} for {self.waited} {looks}"
+            checks = "check" if self.waited == 1 else "checks"
+            return f"has not improved on {best}{by} for {self.waited} {checks}"
         return None
 
     def _better(self, value: float, than: float, margin: float, *, or_equal: bool = False) -> bool:

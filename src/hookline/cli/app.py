@@ -7,14 +7,14 @@ error and exit status 1, without a traceback; a command line that cannot be unde
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import hookline
 from hookline.cli import bench, demo, hooks, run, runs, serve, sql, ui
+from hookline.cli.plain_help import CommandGroup, PlainGroup
 from hookline.core.errors import HooklineError
 
 
-class _ErrorsAsMessages(TyperGroup):
+class _ErrorsAsMessages(PlainGroup):
     """Commands whose intended errors end the program with a message."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -26,7 +26,7 @@ class _ErrorsAsMessages(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_ErrorsAsMessages, no_args_is_help=True, pretty_exceptions_show_locals=False)  # may be tokens
+app = CommandGroup(cls=_ErrorsAsMessages, pretty_exceptions_show_locals=False)  # may be tokens
 app.add_typer(hooks.app, name="hooks")
 app.add_typer(runs.app, name="runs")
 app.command("demo")(demo.demo)

@@ -5,7 +5,7 @@ A package's callback that cannot be imported is part of the list, with its error
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,11 @@ from hookline.core.registry import REGISTRY
 from hookline.core.subscriber import OPTION_NAMES, Subscriber
 
 Factory = Callable[..., Any]
+
+_ARGS = re.compile(r"^Args:\n((?:(?:[ \t]+.*)?(?:\n|\Z))+)", re.MULTILINE)
+"""The part of a docstring that is about arguments, up to the next line that is not indented."""
+_ENTRY = re.compile(r"^(\**\w+)(?: *\([^)\n]*\))?:[ \t]*(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
+"""One argument in it: its name, and its text with the lines below it that are indented."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a constructor; type and default are source text."""
+    """One argument of a constructor; type and default are source text, the meaning is what its docstring says."""
 
     name: str
     type: str
     required: bool
     default: str | None
+    meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,30 @@ def offers() -> list[Offer]:
     """Everything that goes by a name, sorted; what cannot be imported with its error."""
     installed = REGISTRY.installed()
     return [_offer(name, installed.get(name, "hookline")) for name in REGISTRY.names()]
+
+
+def plain(docstring: str) -> str:
+    r"""A docstring for people: without backticks, each paragraph on one line, and without what is said of arguments.
+
+    >>> plain("Counts to\n``n``.\n\nArgs:\n    n: How far.")
+    'Counts to n.'
+    """
+    prose = _ARGS.sub("", inspect.cleandoc(docstring)).replace("`", "")
+    paragraphs = [text.strip("\n") for text in prose.split("\n\n") if text.strip()]
+    return "\n\n".join(text if "\n " in text or text[0] in " >" else " ".join(text.split()) for text in paragraphs)
+
+
+def meanings(docstring: str) -> dict[str, str]:
+    r"""What a docstring says of each argument, in its part ``Args``.
+
+    >>> meanings("Counts.\n\nArgs:\n    n: How far ``n``\n        goes.\n    *more: Others.")
+    {'n': 'How far n goes.', '*more': 'Others.'}
+    """
+    part = _ARGS.search(inspect.cleandoc(docstring))
+    if part is None:
+        return {}
+    entries = _ENTRY.findall(inspect.cleandoc(part[1]))
+    return {name: " ".join(text.split()).replace("`", "") for name, text in entries}
 
 
 def describe(name: str) -> Description:
@@ -130,10 +160,11 @@ def _arguments(factory: Factory) -> list[Argument]:
         parameters = inspect.signature(factory).parameters
     except ValueError:  # some built-ins have no signature
         return []
-    return [_argument(parameter) for parameter in parameters.values()]
+    said = meanings(factory.__doc__ or "") or meanings(inspect.getdoc(factory.__init__) or "")
+    return [_argument(parameter, said) for parameter in parameters.values()]
 
 
-def _argument(parameter: inspect.Parameter) -> Argument:
+def _argument(parameter: inspect.Parameter, said: Mapping[str, str]) -> Argument:
     stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" * (parameter.kind is parameter.VAR_KEYWORD)
     has_default = parameter.default is not parameter.empty
     return Argument(
@@ -141,6 +172,7 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         type=_annotation(parameter.annotation),
         required=not has_default and not stars,
         default=repr(parameter.default) if has_default else None,
+        meaning=said.get(f"{stars}{parameter.name}") or said.get(parameter.name, ""),
     )
 
 

@@ -51,7 +51,8 @@ def demo(
 ) -> None:
     """Train a tiny model on sums by SFT, then GRPO: two arms, two repeats, two minutes. Interrupted, run it again."""
     if quick:
-        quick_demo(root)
+        with wrong_input(as_json=as_json):
+            quick_demo(root)
         return
     _require_packages()
     from hookline.demo.study import next_experiment

@@ -12,17 +12,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hookline.cli.catalogue import Description, Offer, describe, first_sentence, offers
+from hookline.cli.catalogue import Description, Offer, describe, first_sentence, offers, plain
 from hookline.cli.new import new
 from hookline.cli.output import AsJson, console, foreign_code, indented, print_json, table
+from hookline.cli.plain_help import CommandGroup
 from hookline.cli.plan import places, plan_table
 from hookline.core.callback import MOMENTS
 from hookline.core.collection import CallbackCollection, load_callbacks
-from hookline.core.errors import HooklineError
+from hookline.core.errors import ConfigError, HooklineError
 
 File = Annotated[Path, typer.Argument(help="A YAML or JSON file with a list of callbacks.", show_default=False)]
 
-app = typer.Typer(no_args_is_help=True, help="List, explain, check and create callbacks and hooks.")
+app = CommandGroup(help="List, explain, check and create callbacks and hooks.")
 
 
 @app.command("list")
@@ -94,6 +95,11 @@ app.command("new")(new)
 @contextmanager
 def _loaded(file: Path) -> Iterator[CallbackCollection]:
     """The collection that a file describes, built from modules beside us too, and closed afterwards."""
+    if file.suffix == ".py":
+        raise ConfigError(
+            f"{file}: this is Python, and a YAML or JSON file with a list of callbacks is wanted. "
+            "A class is tested with hookline.testing.check_callback."
+        )
     _make_current_directory_importable()
     with foreign_code():
         collection = load_callbacks(file)
@@ -117,8 +123,8 @@ def _remark(offer: Offer) -> str:
 def _print_description(out: Console, description: Description) -> None:
     out.print(description.name, style="bold")
     out.print(f"{description.kind} from {description.source}: {description.path}", soft_wrap=True)
-    if description.docstring:
-        out.print(f"\n{description.docstring}")
+    if said := plain(description.docstring):
+        out.print(f"\n{said}")
     _print_arguments(out, description)
     _print_moments(out, description)
     options = ", ".join(f"{name}={default}" for name, default in description.options.items())
@@ -131,9 +137,11 @@ def _print_arguments(out: Console, description: Description) -> None:
         out.print("\nNo arguments\n", style="bold")
         return
     out.print("\nArguments", style="bold")
-    listing = table("name", "type", "default", whole=("name",))
+    said = ("meaning",) if any(argument.meaning for argument in description.arguments) else ()
+    listing = table("name", "type", "default", *said, whole=("name",))
     for argument in description.arguments:
-        listing.add_row(argument.name, argument.type, "required" if argument.required else argument.default or "")
+        default = "required" if argument.required else argument.default or ""
+        listing.add_row(argument.name, argument.type, default, *([argument.meaning] if said else []))
     out.print(listing)
 
 
@@ -145,4 +153,4 @@ def _print_moments(out: Console, description: Description) -> None:
         out.print("  known once it is built")
     for name in description.moments if description.kind == "callback" else ():
         out.print(f"  {MOMENTS[name].signature()}", style="cyan")
-        out.print(indented(first_sentence(MOMENTS[name].doc), 6))
+        out.print(indented(first_sentence(MOMENTS[name].doc).replace("`", ""), 6))

@@ -11,9 +11,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
+
+_UNLIMITED = 100_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -45,6 +49,22 @@ def table(*columns: str, whole: Collection[str] = (), numbers: Collection[str] =
         justify: JustifyMethod = "right" if column in numbers else "left"
         made.add_column(column, no_wrap=column in whole, justify=justify, overflow="fold")
     return made
+
+
+def width_of(out: Console, listing: Table) -> int:
+    """How many columns of a terminal a table takes where there is room."""
+    return Measurement.get(out, out.options.update(max_width=_UNLIMITED), listing).maximum
+
+
+def cut_front(out: Console, text: str, width: int) -> str:
+    """A text with an ellipsis for its beginning where it is too long: names differ mostly in their ends."""
+    if cell_len(text) <= width:
+        return text
+    mark = ".." if out.options.ascii_only else "…"
+    kept = text
+    while kept and cell_len(kept) > width - len(mark):
+        kept = kept[1:]
+    return mark + kept
 
 
 def foreign_code() -> contextlib.AbstractContextManager[Any]:

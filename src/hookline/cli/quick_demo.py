@@ -18,7 +18,7 @@ def quick_demo(root: Path) -> None:
     """Train, and say what happened."""
     out, terminal = console(), Console(stderr=True, highlight=False)
     _introduce(out)
-    with _one_line_logs(terminal):
+    with _one_line_logs(terminal), _told_of_the_root(root):
         run = train([ProgressBar(console=terminal)], root=root)
     _explain(out, run)
 
@@ -51,6 +51,19 @@ def _explain(out: Console, run: hl.Run) -> None:
     out.print("  hookline hooks list            what there is to add to a loop")
     out.print("  hookline hooks new my-hook     a hook of your own, as a package with tests")
     out.print("  hookline demo                  SFT and GRPO as an experiment of two arms")
+
+
+@contextmanager
+def _told_of_the_root(root: Path) -> Iterator[None]:
+    """Say where a directory cannot be written what helps on a command line, which always records."""
+    try:
+        yield
+    except hl.ConfigError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise hl.ConfigError(
+            f"{root.resolve()} cannot be written: {error.__cause__.strerror}. Give another --root."
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Which run a command is about: its id, a part of it that no other has, its directory, or ``latest``.
+"""Which run a command is about: its id, its name, a part of its id, its directory, or ``latest``.
+
+A name or a part counts where it means one run; where it means several, none is chosen, and they are named.
 
 Only names and ``run.json`` are looked at, so this is cheap enough to complete ids in a shell.
 """
@@ -9,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hookline.core.errors import ConfigError, UnknownNameError, closest
+from hookline.core.errors import UnknownNameError, closest
 from hookline.record.run_directory import FACTS
 from hookline.store.catalogue import Place, places, read_facts
 from hookline.store.runs import Runs, runs
+from hookline.store.store import no_runs_yet
 
 LATEST = "latest"
 _SHOWN = 8
@@ -26,10 +29,13 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     return ids or [place.directory.name for place in known if place.directory.name.startswith(incomplete)]
 
 
-_HELP = "An id, a part of it that no other run has, a directory, or 'latest'."
+_HELP = "An id, a name or a part of an id that no other run has, a directory, or 'latest'."
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_HELP, show_default=False, autocompletion=complete)]
 OptionalRuns = Annotated[
     list[str] | None, typer.Argument(metavar="[RUN]...", help=_HELP, show_default=False, autocompletion=complete)
+]
+OptionalRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help=_HELP, show_default=False, autocompletion=complete)
 ]
 Root = Annotated[Path, typer.Option(help="Where runs are recorded.")]
 
@@ -55,7 +61,7 @@ def all_places(root: Path) -> list[Place]:
         ConfigError: There is no such root.
     """
     if not root.is_dir():
-        raise ConfigError(f"{root}: there is no such directory. Give the one that runs are recorded in with --root.")
+        raise no_runs_yet(root.resolve())
     return list(places(root.resolve()))
 
 
@@ -68,15 +74,18 @@ def among(known: Sequence[Place], reference: str, root: Path) -> Place:
     if reference == LATEST:
         return latest(known, root)
     exact = [place for place in known if reference in (place.id, place.directory.name)]
-    found = exact or [place for place in known if reference and reference in place.id]
+    if len(exact) == 1:
+        return exact[0]
+    names = [] if exact else [_name(place) for place in known]
+    found = exact or [place for place, name in zip(known, names, strict=True) if name == reference]
+    found = found or [place for place in known if reference and reference in place.id]
     if len(found) == 1:
         return found[0]
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        names = ", ".join(place.id for place in found[:_SHOWN])
-        raise UnknownNameError(f"{reference!r} may be several runs: {names}{more}. Give more of the id.")
-    names_known = [place.id for place in known] + [place.directory.name for place in known]
-    raise UnknownNameError(f"There is no run {reference!r} in {root.resolve()}. {_hint(reference, names_known)}")
+        ids = ", ".join(place.id for place in found[:_SHOWN])
+        raise UnknownNameError(f"{reference!r} may be several runs: {ids}{more}. Give more of the id.")
+    raise UnknownNameError(f"There is no run {reference!r} in {root.resolve()}. {_hint(reference, known, names)}")
 
 
 def latest(known: Iterable[Place], root: Path) -> Place:
@@ -107,7 +116,16 @@ def _started(place: Place) -> float:
     return float(started) if isinstance(started, int | float) else 0.0
 
 
-def _hint(reference: str, names: list[str]) -> str:
+def _name(place: Place) -> str:
+    """What a run was called by who started it."""
+    name: Any = read_facts(place.facts)[0].get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _hint(reference: str, known: Sequence[Place], names: Iterable[str]) -> str:
     """The closest name; not all of a thousand."""
-    said = closest(reference, names)
-    return said if said.startswith(("Did", "There")) else "See them with: hookline runs list"
+    if not known:
+        return "There are none."
+    ids = [name for place in known for name in (place.id, place.directory.name)]
+    said = closest(reference, {LATEST, *ids, *filter(None, names)})
+    return said if said.startswith("Did") else "See them with: hookline runs list"

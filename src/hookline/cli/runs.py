@@ -11,7 +11,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline.cli.import_runs import import_command
 from hookline.cli.output import AsJson, console, print_json, table
-from hookline.cli.run_reference import Root
+from hookline.cli.plain_help import CommandGroup
+from hookline.cli.run_reference import OptionalRun, Root, all_places, locate
+from hookline.cli.run_words import one_line
 from hookline.cli.runs_compare import compare_command
 from hookline.cli.runs_delete import delete_command
 from hookline.cli.runs_export import export_command
@@ -19,11 +21,13 @@ from hookline.cli.runs_list import list_command
 from hookline.cli.runs_show import show_command
 from hookline.cli.runs_tail import tail_command
 from hookline.cli.runs_verify import verify_command
+from hookline.cli.wrong_input import wrong_input
 from hookline.record import run_directory
 from hookline.record.courier import sync as deliver
 from hookline.record.delivery import SinkState, sink_states
+from hookline.store.catalogue import Place
 
-app = typer.Typer(no_args_is_help=True, help="Look at recorded runs, and look after them.")
+app = CommandGroup(help="Look at recorded runs, and look after them.")
 app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("compare")(compare_command)
@@ -33,23 +37,38 @@ app.command("delete")(delete_command)
 app.command("verify")(verify_command)
 app.command("import")(import_command)
 
-Reference = Annotated[str, typer.Argument(help="A run's directory, or its id.", show_default=False)]
-Seconds = Annotated[float, typer.Option(min=0.0, help="How long to try at most.")]
+Seconds = Annotated[float, typer.Option(min=0.0, help="How long to try at most, for each run.")]
 
 
 @app.command()
-def sync(run: Reference, *, root: Root = Path("runs"), seconds: Seconds = 300.0, as_json: AsJson = False) -> None:
-    """Deliver to its sinks what a run that is over left behind; the exit status is 1 if something still waits."""
-    directory = run_directory.locate(root, run)
-    before = sink_states(directory)
-    with _bar(before) as show:
-        states = deliver(directory, seconds=seconds, progress=show)
+def sync(
+    run: OptionalRun = None, *, root: Root = Path("runs"), seconds: Seconds = 300.0, as_json: AsJson = False
+) -> None:
+    """Deliver to its sinks what a run that is over left behind, or without one what any run left behind.
+
+    The exit status is 1 if something still waits.
+    """
+    with wrong_input(as_json=as_json):
+        chosen = [place for place in all_places(root) if _waits(place)] if run is None else [locate(root, run)]
+    delivered = []
+    for place in chosen:
+        with _bar(sink_states(place.directory)) as show:
+            delivered.append(deliver(place.directory, seconds=seconds, progress=show))
+        if not as_json:
+            _print(place, delivered[-1])
+    documents = [{"run": place.id, "sinks": states} for place, states in zip(chosen, delivered, strict=True)]
     if as_json:
-        print_json({"run": directory.name, "sinks": states})
-    else:
-        _print(directory, states)
-    if any(state.behind_bytes or state.status != "ok" for state in states):
+        print_json(documents[0] if run is not None else {"root": str(root.resolve()), "runs": documents})
+    elif not chosen:
+        console().print(f"Nothing waits to be delivered in {root.resolve()}.", soft_wrap=True)
+    if any(state.behind_bytes or state.status != "ok" for states in delivered for state in states):
         raise typer.Exit(1)
+
+
+def _waits(place: Place) -> bool:
+    """Whether a run that is over left something behind; a live one delivers itself."""
+    is_behind = any(state.behind_bytes for state in sink_states(place.directory))
+    return is_behind and not run_directory.is_alive(place.directory)
 
 
 @contextmanager
@@ -67,10 +86,11 @@ def _bar(states: list[SinkState]) -> Iterator[Callable[[list[SinkState]], None]]
         yield show
 
 
-def _print(directory: Path, states: list[SinkState]) -> None:
+def _print(place: Place, states: list[SinkState]) -> None:
     if not states:
-        console().print(f"{directory.name} has no sinks: there is nothing to deliver.")
+        console().print(f"{one_line(place.id)} has no sinks: there is nothing to deliver.", soft_wrap=True)
         return
+    console().print(one_line(place.id), style="bold", soft_wrap=True)
     listing = table("sink", "state", "records", "bytes waiting", "what is wrong", numbers=("records", "bytes waiting"))
     for state in states:
         style = {"ok": "", "lagging": "yellow"}.get(state.status, "red")

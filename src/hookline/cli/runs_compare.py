@@ -26,7 +26,7 @@ Compared = Annotated[
     list[str],
     typer.Argument(
         metavar="A B [C]...",
-        help="Two or more runs: ids, parts of them, directories, or 'latest'.",
+        help="Two or more runs: ids, names, parts of ids, directories, or 'latest'.",
         show_default=False,
         autocompletion=complete,
     ),

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from hookline.cli.output import AsJson, console, indented, print_json, table
+from hookline.cli.output import AsJson, console, indented, print_json, table, width_of
 from hookline.cli.run_checkpoints import SavedCheckpoint, saved_checkpoints
 from hookline.cli.run_reference import Root, RunArgument, locate, opened
 from hookline.cli.run_results import Metric, Outcome, better_way, outcomes
@@ -32,8 +33,8 @@ from hookline.cli.sparkline import marks_for, sparkline
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.timing import duration
 from hookline.record.delivery import SinkState
-from hookline.record.reader import MAIN
-from hookline.record.records import BOOKKEEPING, clean
+from hookline.record.reader import EVERY_AXIS, MAIN, resumed_steps
+from hookline.record.records import BOOKKEEPING, Event, clean
 from hookline.store.index import quoted
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs
@@ -253,11 +254,7 @@ def _print_hooks(out: Console, view: _View) -> None:
         return
     out.print("\nHooks", style="bold")
     if view.hooks:
-        columns = ("calls", "total", "mean", "p95", "max", "share", "errors")
-        listing = table("hook", *columns, numbers=columns)
-        for hook in view.hooks:
-            listing.add_row(*_cost_cells(hook), style="red" if hook["disabled"] else "yellow" if hook["errors"] else "")
-        out.print(listing)
+        out.print(_costs(out, view.hooks))
     for failed in view.hook_errors:
         step = "" if failed["step"] is None else f", step {failed['step']:,}"
         word = ("  DISABLED ", "bold red") if failed["disabled"] else "  "
@@ -265,12 +262,36 @@ def _print_hooks(out: Console, view: _View) -> None:
         out.print(Text.assemble(word, where, (one_line(failed["error"] or ""), "red")), soft_wrap=True)
 
 
-def _cost_cells(hook: dict[str, Any]) -> list[str]:
-    times = [_milliseconds(hook[f"{name}_ms"]) for name in ("total", "mean", "p95", "max")]
-    share = "" if hook["share"] is None else f"{hook['share']:.2%}"
-    errors = f"{hook['errors']:,}" if hook["errors"] else ""
+def _costs(out: Console, hooks: list[dict[str, Any]]) -> Table:
+    """What each subscriber cost; on a narrow terminal without the columns that can be done without best."""
+    rows = [_cost_cells(hook) for hook in hooks]
+    left_out = [name for name in ("share", "errors") if not any(row[name] for row in rows)]
+    for name in ("max", "mean", "p95", "share"):
+        listing = _cost_table(hooks, rows, left_out)
+        if width_of(out, listing) <= out.width:
+            return listing
+        left_out.append(name)
+    return _cost_table(hooks, rows, left_out)
+
+
+def _cost_table(hooks: list[dict[str, Any]], rows: list[dict[str, str]], left_out: list[str]) -> Table:
+    columns = [name for name in rows[0] if name not in left_out]
+    listing = table(*columns, whole=columns, numbers=columns[1:])
+    for hook, row in zip(hooks, rows, strict=True):
+        style = "red" if hook["disabled"] else "yellow" if hook["errors"] else ""
+        listing.add_row(*(row[name] for name in columns), style=style)
+    return listing
+
+
+def _cost_cells(hook: dict[str, Any]) -> dict[str, str]:
     name = hook["name"] if hook["writer"] == MAIN else f"{hook['writer']}: {hook['name']}"
-    return [one_line(name), f"{hook['calls'] or 0:,}", *times, share, errors]
+    return {
+        "hook": one_line(name),
+        "calls": f"{hook['calls'] or 0:,}",
+        **{name: _milliseconds(hook[f"{name}_ms"]) for name in ("total", "mean", "p95", "max")},
+        "share": "" if hook["share"] is None else f"{hook['share']:.2%}",
+        "errors": f"{hook['errors']:,}" if hook["errors"] else "",
+    }
 
 
 def _print_order(out: Console, order: list[dict[str, Any]]) -> None:
@@ -318,10 +339,24 @@ def _print_events(out: Console, events: list[dict[str, Any]], count: int) -> Non
     out.print(f"\nEvents{f' (the last {_EVENTS} of {count:,})' if count > _EVENTS else ''}", style="bold")
     for event in events[-_EVENTS:]:
         step = "" if event["step"] is None else f"  step {event['step']:,}"
-        said = event["message"] or _facts_text(event["data"])
+        name, said = _event_words(event)
         style = "bold red" if any(word in event["name"] for word in _LOUD) else ""
         when = f"  {clock_text(event['time'])}{step}  "
-        out.print(Text.assemble((when, "dim"), (one_line(event["name"]), style), f"  {one_line(said)}"), soft_wrap=True)
+        out.print(Text.assemble((when, "dim"), (one_line(name), style), f"  {one_line(said)}"), soft_wrap=True)
+
+
+def _event_words(event: dict[str, Any]) -> tuple[str, str]:
+    """An event's name and what it says; of a resume, where it went on."""
+    data = json.loads(event["data"])
+    is_mark = event["name"] == "resume" and isinstance(data, dict)
+    steps = resumed_steps(Event(name="resume", data=data)) if is_mark else {}
+    if steps.get(EVERY_AXIS, 0) < 0:
+        return "began again at step 0", ""
+    if EVERY_AXIS in steps:
+        return f"resumed at step {steps[EVERY_AXIS]:,}", ""
+    if steps:
+        return f"resumed at {', '.join(f'{axis} step {max(step, 0):,}' for axis, step in steps.items())}", ""
+    return event["name"], event["message"] or _facts_text(event["data"])
 
 
 def _facts_text(data: str) -> str:

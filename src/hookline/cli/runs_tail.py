@@ -36,7 +36,9 @@ _LOUD = ("error", "alert", "failed", "not_finite", "hang", "lost")
 
 RunOrLatest = Annotated[
     str,
-    typer.Argument(metavar="[RUN]", help="An id, a part of it, a directory, or 'latest'.", autocompletion=complete),
+    typer.Argument(
+        metavar="[RUN]", help="An id, a name, a part of an id, a directory, or 'latest'.", autocompletion=complete
+    ),
 ]
 Names = Annotated[str | None, typer.Option(help="Only these, e.g. loss,reward; * stands for anything.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many lines of what is there.")]

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hookline.core.binding import bind
 from hookline.core.callback import MOMENTS
@@ -229,7 +230,16 @@ def _checked(value: Any, hint: Any, source: Source, path: str) -> Any:
     try:
         return msgspec.convert(value, hint, strict=True)
     except msgspec.ValidationError as error:
-        wanted = hint.__name__ if isinstance(hint, type) else str(hint)
-        raise source.error(path, f"{value!r} was given, {wanted} is accepted ({error}).") from None
+        raise source.error(path, f"{value!r} was given{_accepted(hint, error)}.") from None
     except TypeError:
         return value
+
+
+def _accepted(hint: Any, error: Exception) -> str:
+    """The words for what would fit: the values, where it is one of a few, and otherwise the type."""
+    parts = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    if hint is not NoneType and all(part is NoneType or get_origin(part) is Literal for part in parts):
+        *others, last = (repr(value) for part in parts for value in get_args(part) or (None,))
+        return f": give {', '.join(others)} or {last}" if others else f": give {last}"
+    wanted = hint.__name__ if isinstance(hint, type) else str(hint)
+    return f", {wanted} is accepted ({error})"

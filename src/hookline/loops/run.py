@@ -156,6 +156,13 @@ class Run(Session):
         """Whether its checkpoints hold more than counters: somebody said how they are written."""
         return self._save is not None
 
+    @property
+    def how_to_be_taken_up(self) -> str:
+        """What to do so that there is a checkpoint when it is taken up."""
+        if self.can_be_taken_up:
+            return super().how_to_be_taken_up
+        return "Give save= and load= (or call run.checkpoint_with), and the callback 'checkpoint'."
+
     def validate(self, name: str = "val") -> Validation:
         """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch."""
         return Validation(self, name)
@@ -282,9 +289,8 @@ class Run(Session):
 
     def _require_running(self, what: str) -> None:
         if self.state != "running":
-            raise OptionError(
-                f"run.{what}() belongs into the body of: with hl.run(...) as run. This run is {self.state}."
-            )
+            how = "has not started" if self.state == "created" else f"is over: it {self.ending}"
+            raise OptionError(f"run.{what}() must be called inside `with hl.run(...) as run:`. This run {how}.")
 
 
 run = Run

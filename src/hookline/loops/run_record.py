@@ -113,11 +113,14 @@ def _latest(run: "Session", root: str | Path) -> tuple[Path, Path]:
 
 
 def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Recorder) -> None:
-    """Go on from a checkpoint; what was recorded past it is done again."""
+    """Go on from a checkpoint; what was recorded past it is done again. A run that is new has nothing to mark."""
     if saved is None:
         if run.step:
             raise CheckpointError(f"{directory} has no checkpoint to go back to from step {run.step}: begin a new run.")
-        recorder.resume(-1)
+        if recorder.journal.session:  # rows of an earlier session are there, and will be made again
+            recorder.resume(-1)
+            if run.rank == 0:
+                logger.warning("%r has no checkpoint: it begins again at step 0. %s", run.name, run.how_to_be_taken_up)
         return
     run.load_checkpoint(saved)
     row = run.resumed_row

@@ -113,6 +113,16 @@ class Session(Loop):
         return self.output_dir
 
     @property
+    def ending(self) -> str:
+        """How it ended, in the word that the record has for it: "finished", "stopped" or "failed"."""
+        return "stopped" if self._interrupted else {"completed": "finished"}.get(self.state, self.state)
+
+    @property
+    def how_to_be_taken_up(self) -> str:
+        """What to do so that there is a checkpoint when it is taken up."""
+        return "Give the callback 'checkpoint', or let it save sooner."
+
+    @property
     def other_axes(self) -> dict[str, int]:
         """The steps of axes in the record that do not count what `step` counts."""
         return {}
@@ -150,7 +160,7 @@ class Session(Loop):
         finally:
             self._signals.restore()
             self.seconds = time.perf_counter() - self._began
-        if self._prints_summary and self.rank == 0 and (len(self.callbacks) or self.outlets):
+        if self._prints_summary and self.rank == 0 and (self.dir is not None or len(self.callbacks)):
             from hookline.loops.summary import print_summary
 
             print_summary(self)
@@ -332,8 +342,7 @@ class Session(Loop):
                 if self.agreement.reductions:
                     logger.warning("log(reduce=...) after the last step: the processes do not meet any more.")
                 self._ended = True
-                word = "stopped" if self._interrupted else {"completed": "finished"}.get(self.state, self.state)
-                run_record.end(self, word)
+                run_record.end(self, self.ending)
 
     def _state(self, step: int) -> dict[str, Any]:
         """What a checkpoint holds of the loop itself."""

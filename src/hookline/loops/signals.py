@@ -22,6 +22,8 @@ class StopSignals:
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    are_announced = True
+    """Whether it is said that a stop was asked for; a process whose parent has said it need not say it again."""
 
     def __init__(self, request_stop: Callable[[str], None]) -> None:
         self._request_stop = request_stop
@@ -45,7 +47,8 @@ class StopSignals:
         if not self._asked:
             self._asked = True
             self._request_stop(name)
-            logger.warning("%s: stopping after this step. Send it again to stop at once.", name)
+            if self.are_announced:
+                logger.warning("%s: stopping after this step. Send it again to stop at once.", name)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:

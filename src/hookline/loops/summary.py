@@ -81,9 +81,9 @@ def cost_table(costs: Costs) -> "Table":
 def _headline(run: "Session") -> str:
     from rich.markup import escape
 
-    colour = {"completed": "green", "stopped": "yellow"}.get(run.state, "red")
+    colour = {"finished": "green", "stopped": "yellow"}.get(run.ending, "red")
     reason = f" ({escape(run.stop_reason)})" if run.stop_reason else ""
-    how = f"[{colour}]{run.state}[/]{reason}"
+    how = f"[{colour}]{run.ending}[/]{reason}"
     return f"[bold]{escape(run.name)}[/] {how} after {run.step} steps in {duration(run.seconds)}"
 
 

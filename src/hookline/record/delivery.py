@@ -116,6 +116,23 @@ def sink_states(run_dir: Path) -> list[SinkState]:
     return found
 
 
+_here = threading.local()
+
+
+def is_in_sink() -> bool:
+    """Whether this thread is at work in a sink: what it logs comes of delivering, and must not make more to deliver."""
+    return getattr(_here, "is_in_sink", False)
+
+
+@contextlib.contextmanager
+def _in_sink() -> Iterator[None]:
+    _here.is_in_sink = True
+    try:
+        yield
+    finally:
+        _here.is_in_sink = False
+
+
 class Delivery:
     """Feeds one sink, from a thread of its own or one round at a time."""
 
@@ -168,7 +185,8 @@ class Delivery:
             else:
                 self._pass_what_is_no_record()
             if self.beats and not self._closing.is_set():
-                self.sink.beat()
+                with _in_sink():
+                    self.sink.beat()
         except BaseException as error:  # also SystemExit: the thread must live on
             return self._note_fault(error)
         finally:
@@ -190,7 +208,8 @@ class Delivery:
         if self._reader is None:
             self._hold()
             self._shut()
-            state = clean(self.sink.open(self.run_dir, self.progress.state))
+            with _in_sink():
+                state = clean(self.sink.open(self.run_dir, self.progress.state))
             if state != self.progress.state or not self.progress.was_saved:
                 self.progress.state = state
                 self.progress.save()
@@ -232,7 +251,8 @@ class Delivery:
         return parcels
 
     def _write(self, parcels: list[Parcel]) -> None:
-        state = clean(self.sink.write(parcels))
+        with _in_sink():
+            state = clean(self.sink.write(parcels))
         progress = self.progress
         progress.state = state
         progress.delivered += len(parcels)
@@ -277,7 +297,8 @@ class Delivery:
 
     def _shut(self) -> None:
         try:
-            self.sink.close()
+            with _in_sink():
+                self.sink.close()
         except Exception:
             logger.warning("%s could not be closed.", self.name, exc_info=True)
 

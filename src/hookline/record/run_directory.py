@@ -74,7 +74,7 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
     for directory in (Path(reference).resolve(), home / str(reference)):
         if (directory / FACTS).is_file():
             return taken_up(directory)
-    known = [path.parent.name for path in home.glob(f"*/{FACTS}")]
+    known = ["auto", "last", *(path.parent.name for path in home.glob(f"*/{FACTS}"))]
     raise UnknownNameError(
         f"resume={str(reference)!r}: there is no such run in {home}. {closest(str(reference), known)}"
     )

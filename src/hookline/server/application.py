@@ -90,7 +90,9 @@ def application(
         Mount("/static", _Static(directory=STATIC)),
     ]
     handlers = {HTTPException: _told, HooklineError: _refused, OSError: _not_written, Exception: _failed}
-    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    made = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    made.state.tokens = None if receiving is None else receiving.tokens
+    return made
 
 
 class _Static(StaticFiles):
@@ -109,18 +111,23 @@ def _page(request: Request) -> Response:
 def _told(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = f"There is nothing at {request.url.path!r:.80}." if status == 404 else str(error)
-    return json_response({"error": what}, status)
+    return _error(request, what, status)
 
 
 def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, ConflictError):
-        return json_response({"error": str(error), **error.facts}, 409)
+        return _error(request, str(error), 409, **error.facts)
     if isinstance(error, BodyError):
-        answer = json_response({"error": str(error)}, error.status)
+        answer = _error(request, str(error), error.status)
         answer.headers.update({"Retry-After": "2"} if error.status == 503 else {})
         return answer
     status = 404 if isinstance(error, UnknownNameError) else 503 if isinstance(error, QueryTimeoutError) else 400
-    return json_response({"error": str(error)}, status)
+    return _error(request, str(error), status)
+
+
+def _error(request: Request, what: str, status: int, **facts: object) -> Response:
+    tokens: Tokens | None = request.app.state.tokens
+    return json_response({"error": what if tokens is None else tokens.hidden(what), **facts}, status)
 
 
 def _not_written(request: Request, error: Exception) -> Response:

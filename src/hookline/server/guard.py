@@ -73,7 +73,7 @@ class Guard:
     def _came_to(self, scope: Scope, host: str) -> bool:
         """Whether the host is the address of this machine that the connection leads to: no name can pretend that."""
         server = scope.get("server")
-        return self._access is not None and server is not None and host == str(server[0]).lower()
+        return self._access is not None and server is not None and _address(host) == _address(str(server[0]).lower())
 
     def _known_names(self) -> str:
         if self._access is None:
@@ -85,6 +85,11 @@ def _refused(refusal: Refusal) -> Response:
     answer = json_response({"error": refusal.error}, refusal.status)
     answer.headers.update(refusal.headers or {})
     return answer
+
+
+def _address(host: str) -> str:
+    """An address of IPv4 as it is mostly written, also where it reached a server on IPv6."""
+    return host.removeprefix("::ffff:")
 
 
 def host_name(host: str) -> str:

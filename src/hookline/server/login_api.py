@@ -34,8 +34,8 @@ def login_route(access: Access, bodies: Bodies) -> Route:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise BodyError(415, 'Send {"token": "..."} with Content-Type: application/json.')
         try:
-            body = await bodies.take(request, _MOST_BYTES)
-            given = msgspec.json.decode(body, type=Login)
+            async with bodies.take(request, _MOST_BYTES) as body:
+                given = msgspec.json.decode(body.sent, type=Login)
         except ClientDisconnect:
             return Response(status_code=400)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # what it says could have the token in it

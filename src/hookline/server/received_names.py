@@ -13,7 +13,7 @@ from hookline.core.errors import OptionError
 
 LONGEST_NAME = 200
 _MOST_BYTES = 255
-_FILE = re.compile(r"(?P<name>[^-]{1,100})-[0-9]{1,9}-[0-9]{1,10}-[0-9a-z]{1,32}-[0-9]{1,9}\.jsonl")
+_FILE = re.compile(r"(?P<name>[^-]{1,100})-[0-9]{1,9}-[0-9]{1,10}-[0-9a-z]{1,32}-[0-9]{1,6}\.jsonl")
 WHOLE_FILES = ("git.diff", "result.json")
 """Files beside the journal that are sent whole, and replace what was there."""
 

@@ -13,6 +13,7 @@
 Nothing here is fast by being clever: each call opens the few files it needs. All of it may be called from any thread.
 """
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -20,7 +21,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,16 +112,46 @@ class ReceivedRuns:
                     _write_received(home, Received(origin, held.received, every_seconds))
             self._note_life(home)
 
-    def tell(self, project: str, run: str, *, origin: str, file: str, facts: bytes, lines: bytes) -> None:
-        """Add lines at the end of a run that the server itself keeps for somebody; it is made if need be."""
+    def tell(self, project: str, run: str, *, origin: str, file: str, facts: bytes, lines: bytes) -> int:
+        """Add lines at the end of a run that the server itself keeps for somebody; it is made if need be.
+
+        How many bytes are held then.
+        """
         with self._home(project, run, make=True) as home:
             with _locked(home):
                 self._take(home, project, run, origin)
                 if _kind(home, FACTS) is None:
                     _replace(home, FACTS, facts)
             with _opened(home, JOURNAL, _DIRECTORY) as journal:
-                append_lines(journal, file, None, lines)
+                held = append_lines(journal, file, None, lines)
             self._note_life(home)
+        return held
+
+    def held(self, project: str, run: str, *, origin: str, file: str) -> int:
+        """How many bytes of a file of a run's journal are held.
+
+        Raises:
+            ConflictError: The run is somebody else's, or there is no such file.
+        """
+        with self._file(project, run, origin, file) as found:
+            return _held(found)[0]
+
+    def lines_back(self, project: str, run: str, *, origin: str, file: str) -> Generator[bytes, None, None]:
+        """The lines of a file of a run's journal, the last one first.
+
+        Raises:
+            ConflictError: The run is somebody else's, or there is no such file.
+        """
+        with self._file(project, run, origin, file) as found:
+            yield from _lines_back(found)
+
+    @contextlib.contextmanager
+    def _file(self, project: str, run: str, origin: str, file: str) -> Iterator[int]:
+        """A descriptor of a file of a run's journal, to read it."""
+        with self._home(project, run) as home:
+            self._check_owner(home, project, run, origin)
+            with _opened(home, JOURNAL, _DIRECTORY) as journal, _opened(journal, file, _FOR_READING) as found:
+                yield found
 
     @contextlib.contextmanager
     def _home(self, project: str, run: str, *, make: bool = False) -> Iterator[int]:
@@ -184,11 +215,20 @@ def check_lines(lines: bytes) -> None:
         raise OptionError("The last line has no end: send whole lines.")
     if b"\0" in lines:
         raise OptionError("There is a zero byte in the lines: a journal has none; send what stands before it.")
-    try:
-        lines.decode()
-    except UnicodeDecodeError as error:
-        raise OptionError(f"The lines are no UTF-8 at byte {error.start:,}: a journal is.") from None
+    _check_text(lines)
     check_lines_depth(lines)
+
+
+def _check_text(lines: bytes) -> None:
+    """Refuse what is no UTF-8, piece by piece: as a text, the whole could take up four times as much."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(lines), _CHUNK):
+        before = len(decoder.getstate()[0])
+        try:
+            decoder.decode(lines[begin : begin + _CHUNK], begin + _CHUNK >= len(lines))
+        except UnicodeDecodeError as error:
+            place = begin - before + error.start
+            raise OptionError(f"The lines are no UTF-8 at byte {place:,}: a journal is.") from None
 
 
 def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> int:
@@ -204,7 +244,7 @@ def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> i
         if offset > held:
             raise ConflictError(f"{file} is held up to byte {held:,}: go on there, not at {offset:,}.", offset=held)
         known = min(held - offset, len(lines))
-        if not _holds(descriptor, offset, lines[:known]):
+        if not _holds(descriptor, offset, memoryview(lines)[:known]):
             raise ConflictError(f"{file} holds other bytes from {offset:,} on than what was sent.", conflict=True)
         if known < len(lines):
             if size > held:
@@ -239,8 +279,20 @@ def _held(descriptor: int) -> tuple[int, int]:
     return 0, size
 
 
-def _holds(descriptor: int, offset: int, data: bytes) -> bool:
-    return not data or os.pread(descriptor, len(data), offset) == data
+def _holds(descriptor: int, offset: int, data: memoryview) -> bool:
+    pieces = ((begin, data[begin : begin + _CHUNK]) for begin in range(0, len(data), _CHUNK))
+    return all(os.pread(descriptor, len(piece), offset + begin) == piece for begin, piece in pieces)
+
+
+def _lines_back(descriptor: int) -> Iterator[bytes]:
+    """The whole lines of a file, the last one first."""
+    begin, rest = _held(descriptor)[0], b""
+    while begin:
+        begin, end = max(0, begin - _CHUNK), begin
+        rest, *lines = (os.pread(descriptor, end - begin, begin) + rest).split(b"\n")
+        yield from filter(None, reversed(lines))
+    if rest:
+        yield rest
 
 
 def _held_files(journal: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.record.records import clean, finite_back
+from hookline.record.records import clean, finite_back, text
 from hookline.server.json_depth import check_depth
 from hookline.server.parameters import LARGEST
 
@@ -142,12 +142,13 @@ def _of_kubeflow(status: Mapping[str, Any], message: Mapping[str, Any]) -> Told:
     listed = status.get("metrics")
     pairs = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     metrics = {str(each.get("name")): _number(each.get("value")) for each in pairs}
-    counts = {name: metrics.pop(key, None) for name, key in _COUNTS.items()}
-    own = _common(message) | {name: int(count) for name, count in counts.items() if isinstance(count, int | float)}
+    counts = {name: _whole(metrics, (key,)) for name, key in _COUNTS.items()}
+    own = _common(message) | {name: count for name, count in counts.items() if count is not None}
+    values = {name: value for name, value in metrics.items() if name not in _COUNTS.values()}
     percent = status.get("progressPercentage")
     is_done = isinstance(percent, int | float) and percent >= 100
     own["time"] = _time(status.get("lastUpdatedTime"))
-    return Told(**own, status="finished" if is_done else "running", values=_values(metrics))
+    return Told(**own, status="finished" if is_done else "running", values=_values(values))
 
 
 _COUNTS = {"step": "currentStep", "num_steps": "totalSteps", "num_epochs": "totalEpochs"}
@@ -160,7 +161,7 @@ def _values(given: Any, prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             values |= _values(value, f"{prefix}{name}/")
         elif isinstance(value, str | bool | int | float):
-            values[f"{prefix}{name}"] = clean(value[:_LONGEST_TEXT] if isinstance(value, str) else value)
+            values[text(f"{prefix}{name}")] = clean(value[:_LONGEST_TEXT] if isinstance(value, str) else value)
     return values
 
 

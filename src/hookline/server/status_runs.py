@@ -3,22 +3,26 @@
 A message with an ``Idempotency-Key`` that was taken before is not taken again, as long as the server runs. How long a
 program may say nothing is not known: it counts as stalled when it is silent for long, and as killed after ten times
 that.
+
+What a run has said before is in its journal. It is read again where this server did not write the end of it: after a
+restart, or where another server on the same root took a message.
 """
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from hookline.core.errors import OptionError
 from hookline.record.reader import FINAL
-from hookline.record.records import AnyRecord, Event, Metrics, Status, encode
+from hookline.record.records import AnyRecord, Event, Metrics, Status, clean, decode, encode
 from hookline.server.received_names import check_name
-from hookline.server.received_runs import ReceivedRuns
+from hookline.server.received_runs import ConflictError, ReceivedRuns
 from hookline.server.status_messages import Told, told
 
 PROJECT = "status"
@@ -26,6 +30,7 @@ ORIGIN = "status"
 """No sender's: theirs have 32 digits. So nobody can claim such a run, and its program cannot write to theirs."""
 FILE = "main-0000-0-status-000000.jsonl"
 _REMEMBERED = 10_000
+_STATUS = b'{"kind":"status"'
 
 
 class Kept(msgspec.Struct):
@@ -44,6 +49,8 @@ class _Known:
     counts: tuple[int | None, int | None] = (None, None)
     step: int = 0
     latest: tuple[int, dict[str, Any]] | None = None
+    held: int = 0
+    """How much of the journal this is from."""
 
 
 @dataclass(slots=True)
@@ -64,35 +71,48 @@ class StatusRuns:
             ConflictError: The run is somebody else's.
         """
         messages = told(body)
-        project = check_name("project", project or messages[0].project or PROJECT)
-        run = _run(run or messages[0].run)
+        project = check_name("project", project or _only("projects", [each.project for each in messages]) or PROJECT)
+        run = _run(run or _only("runs", [each.run for each in messages]))
         with self._lock:
             once = (project, run, key) if key else None
             if once is not None and once in self._keys:
                 return Kept(project, run, self._keys[once])
-            known = self._known.setdefault((project, run), _Known())
+            known = self._recalled(project, run)
             records = [record for message in messages for record in self._records(message, known)]
-            lines = b"".join(encode(record) + b"\n" for record in records)
-            self._write(project, run, lines)
-            self._remember(project, run, once, len(records))
+            known.held = self._write(project, run, b"".join(encode(record) + b"\n" for record in records))
+            self._remember(project, run, known)  # only now: before, it has not been said
+            self._remember_key(once, len(records))
         return Kept(project, run, len(records))
 
-    def _write(self, project: str, run: str, lines: bytes) -> None:
+    def _recalled(self, project: str, run: str) -> _Known:
+        """What a run has said so far, to go on from."""
+        place = {"origin": ORIGIN, "file": FILE}
+        try:
+            held = self.received.held(project, run, **place)
+            known = self._known.get((project, run))
+            if known is not None and known.held == held:
+                return replace(known)
+            with contextlib.closing(self.received.lines_back(project, run, **place)) as lines:
+                return _known_from(lines)
+        except ConflictError:  # there is no such run yet; or it is somebody else's, which writing to it will say
+            return _Known()
+
+    def _write(self, project: str, run: str, lines: bytes) -> int:
         facts = {"id": run, "name": run, "project": project, "started": self.clock(), "source": "status messages"}
         document = msgspec.json.encode(facts) + b"\n"
-        try:
-            self.received.tell(project, run, origin=ORIGIN, file=FILE, facts=document, lines=lines)
-        except BaseException:
-            self._known.pop((project, run), None)  # it was not said after all
-            raise
+        return self.received.tell(project, run, origin=ORIGIN, file=FILE, facts=document, lines=lines)
 
-    def _remember(self, project: str, run: str, once: tuple[str, str, str] | None, count: int) -> None:
+    def _remember(self, project: str, run: str, known: _Known) -> None:
+        self._known[project, run] = known
         self._known.move_to_end((project, run))
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    def _remember_key(self, once: tuple[str, str, str] | None, count: int) -> None:
         if once is not None:
             self._keys[once] = count
-        for memory in (self._known, self._keys):
-            while len(memory) > _REMEMBERED:
-                memory.popitem(last=False)
+        while len(self._keys) > _REMEMBERED:
+            self._keys.popitem(last=False)
 
     def _records(self, message: Told, known: _Known) -> Iterator[AnyRecord]:
         at = message.time or self.clock()
@@ -121,6 +141,44 @@ def _statuses(message: Told, known: _Known, at: float) -> Iterator[Status]:
         yield Status(time=at, status=word, message=message.message, step=message.step, data=data)
     if message.is_heartbeat:
         yield Status(time=at, status="heartbeat", step=message.step)
+
+
+def _known_from(lines: Iterable[bytes]) -> _Known:
+    """What a run has said, from the lines of its journal, the last one first; no more are read than need be."""
+    known, has_step = _Known(), False
+    for line in lines:
+        if known.status is not None and has_step:
+            break
+        record = _decoded(line) if not has_step or line.startswith(_STATUS) else None
+        if record is None:
+            continue
+        step = getattr(record, "step", None)
+        if step is not None and not has_step:
+            known.step, has_step = step, True
+        if isinstance(record, Metrics) and known.latest is None:
+            known.latest = record.step, clean(record.values)
+        if isinstance(record, Status) and record.status != "heartbeat" and known.status is None:
+            known.status = record.status
+            known.counts = record.data.get("num_steps"), record.data.get("num_epochs")
+    return known
+
+
+def _decoded(line: bytes) -> AnyRecord | None:
+    try:
+        return decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def _only(what: str, names: Iterable[str | None]) -> str | None:
+    """The one name that messages give; those that give none are about the same."""
+    given = sorted({name for name in names if name})
+    if len(given) > 1:
+        raise OptionError(
+            f"The messages are about {len(given):,} {what}, such as {given[0]!r:.80} and {given[1]!r:.80}: send those "
+            f"of each by themselves, or give ?{what[:-1]}=<name> in the address."
+        )
+    return given[0] if given else None
 
 
 def _run(name: str | None) -> str:

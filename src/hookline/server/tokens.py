@@ -68,6 +68,12 @@ class Tokens:
         """Whether a token is the one to read with."""
         return self.read is not None and is_same(token, self.read)
 
+    def hidden(self, text: str) -> str:
+        """A text without the tokens: what is refused is told in words that may be logged."""
+        for token in (self.write, self.read):
+            text = text.replace(token, "<token>") if token else text
+        return text
+
 
 @dataclass(frozen=True, slots=True)
 class Given:

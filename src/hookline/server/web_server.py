@@ -5,10 +5,12 @@ any address.
 """
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,10 @@ from typing import TYPE_CHECKING, Self
 import hookline.store
 from hookline.core.errors import ConfigError, MissingExtraError
 from hookline.server.tokens import Tokens
-from hookline.store.liveness import STALL_SECONDS
+from hookline.store import Runs
+from hookline.store.liveness import STALL_SECONDS, Liveness
+from hookline.store.query import check_seconds
+from hookline.store.store import open_store
 
 if TYPE_CHECKING:
     from hookline.server.request_body import Bodies
@@ -64,7 +69,7 @@ class WebServer:
         except ImportError as error:
             raise MissingExtraError("The web page", "ui") from error
         _check_reach(host, tokens, allow_hosts)
-        self.runs = hookline.store.runs(root, stall_seconds=stall_seconds)
+        self.runs = _runs(root, stall_seconds, receives=tokens is not None)
         self._socket = _bound(host, port)
         bodies = bodies or Bodies()
         receiving = None if tokens is None else Receiving(tokens, host_names(host, allow_hosts), bodies)
@@ -115,6 +120,14 @@ class WebServer:
         self.stop()
 
 
+def _runs(root: str | Path, stall_seconds: float, *, receives: bool) -> Runs:
+    """The runs; those that are received have a while to come back to a server that was away."""
+    if not receives:
+        return hookline.store.runs(root, stall_seconds=stall_seconds)
+    check_seconds("stall_seconds", stall_seconds)
+    return Runs(open_store(root), Liveness(stall_seconds, since=time.time()))
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address can be reached from this machine only."""
     if host == "localhost":
@@ -156,5 +169,10 @@ def _bound(host: str, port: int) -> socket.socket:
         made.listen(1024)
     except (OSError, OverflowError) as error:
         made.close()
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"host={host!r}: this machine does not have that address. Give one of its own; 127.0.0.1 is for itself "
+                "alone, 0.0.0.0 is every address that it has."
+            ) from error
         raise ConfigError(f"{host}:{port} cannot be served: {error}. Give another port, or 0 for any.") from error
     return made

@@ -18,7 +18,7 @@ from hookline.core.errors import OptionError
 from hookline.server.endpoint import json_response
 from hookline.server.parameters import Parameter, Values, read_parameters
 from hookline.server.received_runs import ReceivedRuns
-from hookline.server.request_body import MOST_BYTES, MOST_UNPACKED_BYTES, Bodies, unpacked
+from hookline.server.request_body import MOST_BYTES, MOST_UNPACKED_BYTES, Bodies, Body
 from hookline.server.status_runs import StatusRuns
 
 THREADS = 16
@@ -85,17 +85,16 @@ class WriteEndpoint:
         async def respond(request: Request) -> Response:
             values = self._values(request)
             try:
-                body = await desk.bodies.take(request, min(MOST_BYTES, self.most_bytes))
+                async with desk.bodies.take(request, min(MOST_BYTES, self.most_bytes)) as body:
+                    return json_response(await desk.do(lambda: self._done(desk, values, body, request.headers)))
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody is there to read it
-            encoding = request.headers.get("content-encoding", "")
-
-            def work() -> Any:
-                return self.take(desk, Sent(values, unpacked(body, encoding, self.most_bytes), request.headers))
-
-            return json_response(await desk.do(work))
 
         return Route(self.path, respond, methods=[self.method], name=f"{self.method} {self.path}")
+
+    def _done(self, desk: Desk, values: Values, body: Body, headers: Mapping[str, str]) -> Any:
+        content = body.unpacked(headers.get("content-encoding", ""), self.most_bytes)
+        return self.take(desk, Sent(values, content, headers))
 
     def _values(self, request: Request) -> Values:
         raw = request.scope.get("raw_path", b"").lower()

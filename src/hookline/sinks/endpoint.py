@@ -8,7 +8,8 @@
 Every message carries an ``Idempotency-Key`` that it keeps when it is sent again, so that a receiver can
 tell. What was accepted is not sent again by this process, also when a later message of its batch fails.
 
-``${NAME}`` in the address and in headers is taken from the environment when a message is sent.
+``${NAME}`` in the address and in headers is taken from the environment when a message is sent. A header or a token
+that cannot be sent is refused, and no error repeats it.
 """
 
 import email.utils
@@ -34,8 +35,13 @@ logger = logging.getLogger("hookline")
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _PLAIN_HEADERS = frozenset({"accept", "content-type", "user-agent"})
 _LONGEST_RETRY_AFTER = 600.0
-_PASSES = frozenset({408, 409, 425, 429})
-_ADDRESS = frozenset({404, 405, 410})
+PASSES = frozenset({408, 409, 425, 429})
+"""Answers below 500 that mean a fault which may pass."""
+ADDRESS = frozenset({404, 405, 410})
+"""Answers that mean a wrong address."""
+IN_TOKENS = re.compile(r"[!-~]+")
+"""What a token is made of."""
+_IN_HEADERS = re.compile(r"([!-~]+([ \t]+[!-~]+)*)?")
 
 
 class EndpointError(HooklineError, ConnectionError):
@@ -116,7 +122,7 @@ class HttpEndpoint:
             self._client = None
 
     def _headers(self, key: str) -> dict[str, str]:
-        named = {name: expanded(value, f"headers[{name!r}]") for name, value in self.headers.items()}
+        named = {name: _header(name, value) for name, value in self.headers.items()}
         if self.token_file is not None:
             named["Authorization"] = f"Bearer {_token(self.token_file)}"
         return {"Content-Type": "application/json"} | named | {"Idempotency-Key": key}
@@ -126,14 +132,14 @@ class HttpEndpoint:
         if answer.is_success:
             return
         said = f"{shown(self.url)} answers {code} {answer.reason_phrase}".rstrip()
-        if code >= 500 or code in _PASSES:
+        if code >= 500 or code in PASSES:
             self._not_before = self._clock() + retry_after(answer.headers.get("Retry-After"))
             raise EndpointError(said)
         if code in (401, 403):
             raise RefusedError(
                 f"{said}. Give the credentials in headers, e.g. {{'Authorization': 'Bearer ${{TOKEN}}'}}."
             )
-        if code in _ADDRESS or answer.is_redirect:
+        if code in ADDRESS or answer.is_redirect:
             raise RefusedError(f"{said}. Check the address of the endpoint.")
         reason = f"{said} to message {key}: {answer.text[:200]!r}"
         if not self._skips:
@@ -210,8 +216,26 @@ def retry_after(value: str | None) -> float:
     return min(_LONGEST_RETRY_AFTER, max(0.0, seconds))
 
 
+def _header(name: str, value: str) -> str:
+    """A header as it is sent. One that cannot be sent is not repeated: it may hold a secret, and errors are kept."""
+    given = expanded(value, f"headers[{name!r}]")
+    if not _IN_HEADERS.fullmatch(given):
+        raise RefusedError(
+            f"headers[{name!r}] cannot be sent: it has line breaks, spaces at an end or letters beyond ASCII. Check "
+            "what it is made of."
+        )
+    return given
+
+
 def _token(path: Path) -> str:
+    """The token in a file; what is none is not repeated either."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        token = path.read_bytes().strip().decode("ascii", "replace")
     except OSError as error:
         raise RefusedError(f"The token in {path} cannot be read: {error.strerror}.") from error
+    if not IN_TOKENS.fullmatch(token):
+        raise RefusedError(
+            f"{path} holds no token: it is empty, or has several lines, spaces or other characters that no token has. "
+            "Write the token into it, and nothing else."
+        )
+    return token

@@ -4,6 +4,8 @@ Guarantees:
 
 - The server ends up with the journal files as they are here, resume marks and rows that were done again
   included: what `hl.read` gives of its directory is what it gives of this one.
+- A record that is more than the server takes with one request is replaced there by a note of its size, and the rest
+  goes on; so is what is large in a ``run.json`` that is. Both stay here as they are, and it is said in a warning.
 - A batch counts as delivered when the server holds its bytes. A request whose answer was lost, a server
   that was restarted or that lost what it had: the next opening hears what is held, and goes on there.
 - A run keeps its place on the server, also when it is resumed or delivered later: its origin follows from
@@ -17,7 +19,7 @@ Other files of the run (checkpoints, what other sinks wrote) stay here.
 import hashlib
 import importlib.util
 import itertools
-import re
+import logging
 import time
 import unicodedata
 import uuid
@@ -34,9 +36,12 @@ from hookline.record.reader import JOURNAL, Cursor, Parcel, lines
 from hookline.record.run_directory import FACTS
 from hookline.record.segment import File, files
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.endpoint import EndpointError, expanded, require_url
+from hookline.sinks.endpoint import IN_TOKENS, EndpointError, expanded, require_url
 from hookline.sinks.journal_receiver import JournalReceiver
+from hookline.sinks.left_out import fitting_facts, fitting_lines
 from hookline.sinks.run_facts import RunFacts, read_facts
+
+logger = logging.getLogger("hookline")
 
 TOKEN = "${HOOKLINE_TOKEN}"  # noqa: S105 - where it is taken from
 """The write token, where none is given, and in what is written down of one that was given literally."""
@@ -45,7 +50,7 @@ BEAT_SECONDS = 5.0
 PIECE_BYTES = 4 << 20
 """How much of a file goes with one request; a line that is longer goes alone."""
 _NAME_BYTES = 180
-_IN_TOKENS = re.compile(r"[!-~]+")
+_NOT_IN_NAMES = "/\\\ufffd"
 _MOST_TWINS = 1000
 
 
@@ -93,6 +98,7 @@ class HooklineSink(Sink):
         self._state: dict[str, Any] = {}
         self._signed = float("-inf")
         self._has_beaten = False
+        self._told: set[str] = set()
 
     def check(self) -> None:
         if importlib.util.find_spec("httpx") is None:
@@ -113,7 +119,8 @@ class HooklineSink(Sink):
         origin = saved.get("origin") or _origin(run_dir, facts)
         self._receiver = self._opened(origin)
         project = wire_name(facts.project)
-        run, self._held = self._claim(project, _names(wire_name(facts.id), saved), _description(run_dir, facts))
+        names = _names(wire_name(facts.id), saved)
+        run, self._held = self._claim(project, names, self._fitting_description(run_dir, facts))
         self._run = f"{project}/{run}"
         self._state = {"origin": origin, "project": project, "run": run, "diff": saved.get("diff")}
         self._has_beaten = False  # the first one says how often there will be one
@@ -184,8 +191,24 @@ class HooklineSink(Sink):
         assert self._receiver is not None
         name = file.path.name
         for offset, data in pieces(file.path, self._held.get(name, 0), end):
-            self._held[name] = self._receiver.append(self._run, name, data, offset=offset)
+            fitting = fitting_lines(data)
+            self._held[name] = self._receiver.append(self._run, name, fitting, offset=offset)
             self._signed = self.clock()
+            if fitting != data:
+                self._tell(f"The record at byte {offset:,} of {name}, {len(data):,} bytes,")
+
+    def _fitting_description(self, run_dir: Path, facts: RunFacts) -> bytes:
+        description = _description(run_dir, facts)
+        fitting = fitting_facts(description)
+        if fitting != description:
+            self._tell(f"What is large in {FACTS}, {len(description):,} bytes,")
+        return fitting
+
+    def _tell(self, what: str) -> None:
+        """Say that something was left out, once."""
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("%s is more than %s takes: it is left out there, and stays in the run.", what, self.url)
 
     def _mend(self, journal: Path) -> None:
         """Send again what was delivered and is no longer held."""
@@ -217,7 +240,8 @@ def pieces(path: Path, begin: int, end: int | None = None) -> Iterator[tuple[int
 def wire_name(name: str) -> str:
     """A project's or run's name as the server takes it, different for different names."""
     whole = unicodedata.normalize("NFC", name)
-    plain = "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in whole).lstrip(" .").rstrip()
+    plain = "".join(sign if sign.isprintable() and sign not in _NOT_IN_NAMES else "_" for sign in whole)
+    plain = plain.lstrip(" .").rstrip()
     if plain == name and 0 < len(name.encode()) <= _NAME_BYTES:
         return name
     digest = hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=4).hexdigest()
@@ -254,7 +278,7 @@ def _is_reference(text: str) -> bool:
 
 
 def _require_token(token: str, what: str) -> None:
-    if not _IN_TOKENS.fullmatch(token):
+    if not IN_TOKENS.fullmatch(token):
         raise OptionError(
             f"{what}: it is empty, or has spaces or other characters that no token has. Give it as it is."
         )

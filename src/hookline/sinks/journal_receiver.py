@@ -4,11 +4,10 @@
 - Bytes of a journal go to an offset. What is held already is compared there and not written twice, so
   that a request whose answer was lost can be repeated.
 - Answers mean what they mean for every endpoint: credentials and addresses are refused, faults pass.
-  A conflict (the server holds other bytes) is refused; a gap (it holds less than it did) passes, because
-  whoever claims the run again hears where to go on.
+  What else the server will not have is refused, in its own words. A conflict (it holds other bytes) is
+  refused; a gap (it holds less than it did) passes, because whoever claims the run again hears where to go on.
 """
 
-import gzip
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +17,11 @@ from urllib.parse import quote
 import msgspec
 
 from hookline.core.errors import RefusedError
-from hookline.sinks.endpoint import EndpointError, HttpEndpoint, expanded, shown
+from hookline.sinks.endpoint import ADDRESS, PASSES, EndpointError, HttpEndpoint, expanded, shown
+from hookline.sinks.left_out import packed
 
 if TYPE_CHECKING:
     import httpx
-
-LEVEL = 1
-"""How hard gzip tries: journals become a fifth of their size, at 100 MB a second."""
-_WILL_NOT_HAVE = frozenset({400, 406, 411, 413, 414, 415, 422, 431})
 
 
 class JournalReceiver(HttpEndpoint):
@@ -100,7 +96,7 @@ class JournalReceiver(HttpEndpoint):
                 method,
                 url,
                 params={"origin": self.origin, **query},
-                content=gzip.compress(content, LEVEL, mtime=0),
+                content=packed(content),
                 headers=headers,
             )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
@@ -118,7 +114,7 @@ class JournalReceiver(HttpEndpoint):
                 f"{said}. Give the write token of its `hookline serve` as token='${{HOOKLINE_TOKEN}}', or a file that "
                 "holds it as token_file."
             )
-        if code in _WILL_NOT_HAVE:
+        if 400 <= code < 500 and code not in PASSES | ADDRESS:
             raise RefusedError(f"{said} to {key}: {answer.text[:300]}")
         if code != 409:  # which means one thing or another, by what was asked
             super()._judge(key, answer)

@@ -5,9 +5,10 @@ written do not show in its time either. So the byte behind what was read is look
 what lies there is told by the file's identity and, where that changed, by the bytes before the place that was reached.
 """
 
+import itertools
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from hookline.record.reader import Cursor
 from hookline.record.segment import File, files, first_zero
 
 _MARK_BYTES = 256
+_MOST_GAPS = 10
 _LINE_BYTES = 128 << 10
 
 
@@ -77,7 +79,7 @@ def grown(found: Iterable[File], before: dict[str, Seen]) -> list[File]:
 
 def damage(found: list[File], read: dict[str, Seen]) -> list[str]:
     """What is missing from the files of a run that has ended, in words."""
-    said = [f"{name} is missing" for name in _gaps(found)]
+    said = list(_missing(found))
     for file in found:
         known = read.get(file.path.name)
         wrong = _cut(file.path) or (_hole(file.path, known.offset) if known else "")
@@ -116,16 +118,28 @@ def _bytes(path: Path, offset: int, count: int) -> bytes:
         os.close(descriptor)
 
 
-def _gaps(found: list[File]) -> list[str]:
-    """The files that must have been there: each writer counts its files from zero."""
+def _missing(found: list[File]) -> Iterator[str]:
+    """What to say about files that must have been there, in few words however many they are."""
+    gaps = list(_gaps(found))
+    for writer, first, last in gaps[:_MOST_GAPS]:
+        if first == last:
+            yield f"{writer}-{first:06d}.jsonl is missing"
+        else:
+            yield f"{writer}-{first:06d}.jsonl to {last:06d}.jsonl are missing: {last - first + 1:,} files"
+    more = sum(last - first + 1 for _, first, last in gaps[_MOST_GAPS:])
+    if more:
+        yield f"and {more:,} more of the files are missing"
+
+
+def _gaps(found: list[File]) -> Iterator[tuple[str, int, int]]:
+    """The first and the last of the files that must have been there: each writer counts its files from zero."""
     numbers: dict[str, set[int]] = {}
     for file in found:
         numbers.setdefault(file.writer, set()).add(file.number)
-    return [
-        f"{writer}-{number:06d}.jsonl"
-        for writer, there in numbers.items()
-        for number in sorted(set(range(max(there))) - there)
-    ]
+    for writer, there in numbers.items():
+        for before, number in itertools.pairwise([-1, *sorted(there)]):
+            if number - before > 1:
+                yield writer, before + 1, number - 1
 
 
 def _cut(path: Path) -> str:

@@ -5,9 +5,12 @@ nothing for a while is stalled, one that does not was killed. The lock of a run 
 only the time tells when it recorded last.
 
 A run that is received from another machine was killed when it neither sent anything nor said that it lives for longer
-than it promised. Times of that machine are only compared with each other, so its clock may be wrong.
+than it promised. One that was last heard of before whoever receives was there is waited for a little longer: after an
+outage a sender tries again only now and then. Times of that machine are only compared with each other, so its clock
+may be wrong.
 """
 
+import math
 import os
 import socket
 import time
@@ -29,6 +32,8 @@ _LOST = 10
 """After so many times the time that makes a stall, a run of another machine counts as killed."""
 _BEATS, _SILENT_SECONDS = 3, 15.0
 """A received run may leave out so many signs of life, and be silent for so long in any case."""
+_RETURN_SECONDS = 45.0
+"""A sender waits half a minute between two attempts at most, and then for an answer."""
 WORDS = ("running", "stalled", "finished", "failed", "stopped", "killed")
 
 
@@ -40,11 +45,13 @@ class Liveness:
         stall_seconds: How long a run may complete nothing.
         clock: Seconds since 1970.
         host: This machine's name.
+        since: Since when runs can be received, by the clock; where nobody receives, they always could.
     """
 
     stall_seconds: float = STALL_SECONDS
     clock: Callable[[], float] = time.time
     host: str = socket.gethostname()
+    since: float = -math.inf
 
     def word(self, glance: Glance, directory: Path, facts: Mapping[str, Any]) -> str:
         """The word for a run of which ``run.json`` says the facts."""
@@ -71,11 +78,15 @@ class Liveness:
     def _received(self, glance: Glance, directory: Path, sign: Sign, limit: float) -> str:
         silent = self.clock() - sign.time
         promised = _LOST * limit if sign.every_seconds is None else max(_SILENT_SECONDS, _BEATS * sign.every_seconds)
-        if silent > promised:
+        if silent > promised and not self._may_return(sign):
             return "killed"
         since = glance.last_seen - glance.progress_time if glance.progress_time else 0.0
         idle = self.clock() - _came(directory, sign.time) + since
         return "stalled" if glance.hangs or idle > limit else "running"
+
+    def _may_return(self, sign: Sign) -> bool:
+        """Whether a sender that was silent over an outage may not have tried again yet."""
+        return sign.time < self.since and self.clock() - self.since <= _RETURN_SECONDS
 
 
 def _came(directory: Path, otherwise: float) -> float:

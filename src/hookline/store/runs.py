@@ -56,7 +56,8 @@ def runs(root: str | Path = "runs", *, stall_seconds: float = STALL_SECONDS) -> 
 class Runs(Sequence[RunInfo]):
     """Some runs of a store, as they were when they were listed; queries see what was recorded up to now.
 
-    Use `runs` to get one. ``runs["demo/2026-11-15-brave-otter-3"]`` is a run by its id, or by the end of it.
+    Use `runs` to get one. ``runs["demo/2026-11-15-brave-otter-3"]`` is a run by its id, by the end of it, or by
+    its name, where no other has that.
     """
 
     def __init__(self, store: Store, liveness: Liveness, tests: tuple[Test, ...] = ()) -> None:
@@ -378,13 +379,14 @@ class Runs(Sequence[RunInfo]):
     def _by_id(self, key: str) -> RunInfo:
         exact = [info for info in self._infos if info.id == key]
         found = exact or [info for info in self._infos if info.directory.name == key]
+        found = found or [info for info in self._infos if info.name == key]
         if len(found) == 1:
             return found[0]
         if found:
-            raise UnknownNameError(f"There are several runs {key!r}: {', '.join(info.id for info in found)}.")
-        raise UnknownNameError(
-            f"There is no run {key!r} in {self.root}. {closest(key, [info.id for info in self._infos])}"
-        )
+            ids = ", ".join(info.id for info in found)
+            raise UnknownNameError(f"There are several runs {key!r}: {ids}. Give the id of one.")
+        known = {name for info in self._infos for name in (info.id, info.name)}
+        raise UnknownNameError(f"There is no run {key!r} in {self.root}. {closest(key, known)}")
 
 
 def _patterns(names: Names) -> list[str]:

@@ -48,12 +48,22 @@ def open_store(root: str | Path) -> "Store":
     """
     path = Path(root).resolve()
     if not path.is_dir():
-        raise ConfigError(f"{root}: there is no such directory. Give the one that runs are recorded in, e.g. 'runs'.")
+        raise no_runs_yet(path)
     with _OPENING:
         store = _OPEN.get((path, os.getpid()))
         if store is None:
             store = _OPEN[path, os.getpid()] = Store(path)
         return store
+
+
+def no_runs_yet(root: Path) -> ConfigError:
+    """What is said where a root is no directory: mostly nothing was recorded yet."""
+    if root.exists():
+        return ConfigError(f"{root} is a file, and runs lie in a directory. Give another one (--root).")
+    return ConfigError(
+        f"There are no runs here yet: there is no such directory as {root}. "
+        "Start one with hl.run(...) or hookline demo --quick, or give another directory (--root)."
+    )
 
 
 class Store:

@@ -24,6 +24,7 @@ from hookline.core.errors import OptionError
 from hookline.experiment.executors.executor import Executor, Hear
 from hookline.experiment.job import Assignment, carry_out, lost_outcome
 from hookline.experiment.messages import Message, Outcome
+from hookline.loops.signals import StopSignals
 
 LOOK_SECONDS = 0.2
 """How long is waited before it is looked again whether somebody asked for a stop."""
@@ -200,6 +201,7 @@ def _send(line: Connection, data: bytes) -> None:
 def _work(line: Connection) -> None:
     """What a process does: one run."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    StopSignals.are_announced = False  # the experiment has said so
     sending = threading.Lock()
 
     def tell(message: Message | Outcome) -> None:
