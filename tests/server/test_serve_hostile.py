@@ -210,6 +210,7 @@ def test_bodies_beyond_the_limits_are_refused(hostile):
         (b"{}\n", "br", 415),
         (b"{}\n", "gzip, gzip", 415),
     ],
+    ids=["no gzip", "cut off", "twice", "brotli", "packed twice"],
 )
 def test_bodies_that_are_packed_wrongly_are_refused(hostile, body, encoding, status):
     assert put(hostile, body, run="taken", headers={"Content-Encoding": encoding}).status == status
