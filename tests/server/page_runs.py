@@ -75,4 +75,5 @@ def repeats(root, arms=("low", "high"), number=3, steps=30, stage=None, has_toke
             losses = [1.0 / (step + 1) + place + 0.1 * repeat for step in range(steps)]
             tokens = [row(step + 1, tokens=100.0 * step + repeat) for step in range(steps)] if has_tokens else []
             name = f"{arm}-r{repeat}" + (f"-{stage}" if stage else "")
-            finished_run(root, name, losses, "sweep", experiment=belongs, more=tokens)
+            began = NOW + 1e-5 * len(list(root.glob("*/*")))  # one after another, and almost at the same time
+            finished_run(root, name, losses, "sweep", experiment=belongs, more=tokens, started=began)

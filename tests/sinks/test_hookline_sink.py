@@ -398,7 +398,8 @@ def test_answer_that_this_is_not_taken_is_told_in_the_words_of_the_server(
     assert "skip_rejected" not in delivery.progress.error
 
 
-def test_requests_that_are_logged_are_not_recorded_and_delivered_in_turn(server, deliver):
+def test_requests_that_are_logged_are_not_recorded_and_delivered_in_turn(server, deliver, caplog):
+    caplog.set_level(logging.INFO, "httpx")  # which other libraries turn down
     with hl.run("sft", project="sums", summary=False) as run:
         hookline_logging.initialize({"version": 1, "root": {"level": "INFO"}}, run=run)
         try:
