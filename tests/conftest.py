@@ -16,6 +16,12 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import pytest
 
 
+@pytest.hookimpl(optionalhook=True)  # where tests run in one process, nobody asks
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: tests that wait for a process or a server leave theirs to another."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.fixture(scope="session")
 def torch():
     """torch, on one thread."""
