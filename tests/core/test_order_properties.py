@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 import hookline as hl
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
 
 
 class Base(hl.Callback):
@@ -220,7 +220,7 @@ class Changes(RuleBasedStateMachine):
 
 
 def test_collection_any_sequence_of_changes_keeps_members_and_constraints():
-    run_state_machine_as_test(Changes, settings=settings(SETTINGS, max_examples=100, stateful_step_count=25))
+    run_state_machine_as_test(Changes, settings=settings(SETTINGS, max_examples=300, stateful_step_count=25))
 
 
 @SETTINGS
