@@ -34,7 +34,8 @@ def killed_run(tmp_path):
 
 def test_sync_of_a_killed_run_by_id_delivers_everything_once(tmp_path, cli):
     run_dir = killed_run(tmp_path)
-    first, second = cli("runs", "sync", run_dir.name[-8:]), cli("runs", "sync", run_dir)
+    part = run_dir.name.split("-", 3)[-1]  # an id without its date: brave-otter-3
+    first, second = cli("runs", "sync", part), cli("runs", "sync", run_dir)
     with (run_dir / "metrics.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
     assert (first.exit_code, second.exit_code, steps) == (0, 0, list(range(1, 501)))
