@@ -53,7 +53,8 @@ def _row(param: Any) -> str:
 
 
 def _metavar(param: Any) -> str:
-    return str(param.metavar or param.name.upper())
+    name = str(param.metavar or param.name.upper())
+    return name if param.required or name.startswith("[") else f"[{name}]"
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from finished_runs import record
 
 import hookline as hl
 from hookline.record.reader import last_status
@@ -161,3 +162,22 @@ def test_runs_by_the_name_that_one_was_given_are_found_and_of_several_none_is_ta
     assert all(f"default/{run.name}" in str(error.value) for run in same)
     with pytest.raises(hl.UnknownNameError, match=r"Did you mean 'twice'\?"):
         found["twise"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("list", '"name": "second"'),
+        ("show latest", '"name": "second"'),
+        ("compare first second", '"name": "second"'),
+        ("tail latest", '"loss":1.0'),
+        ("verify", '"ok": true'),
+        ("sync latest", '"status": "ok"'),
+        ("delete latest --yes", "default/"),
+    ],
+)
+def test_runs_below_another_root_are_found_there(tmp_path, cli, command, said):
+    for name in ("first", "second"):
+        record(name, root="elsewhere", sinks=["csv"])
+    result = cli("runs", *command.split(), "--root", "elsewhere", "--json")
+    assert (result.exit_code, said in result.stdout) == (0, True), result.output

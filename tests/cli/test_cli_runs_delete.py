@@ -69,8 +69,16 @@ def test_delete_by_age_and_status_takes_only_runs_to_which_both_apply(tmp_path, 
     assert failed.exists() is False
 
 
-@pytest.mark.parametrize(("metric", "kept"), [("loss", [0.1, 0.5]), ("accuracy", [0.9, 0.5])])
-def test_delete_but_the_best_keeps_those_that_are_best_by_the_metric(metric, kept, tmp_path, cli):
+@pytest.mark.parametrize(
+    ("metric", "mode", "kept"),
+    [
+        ("loss", [], [0.1, 0.5]),
+        ("accuracy", [], [0.9, 0.5]),
+        ("loss", ["--mode", "max"], [0.9, 0.5]),
+        ("accuracy", ["--mode", "min"], [0.1, 0.5]),
+    ],
+)
+def test_delete_but_the_best_keeps_those_that_are_best_by_the_metric(metric, mode, kept, tmp_path, cli):
     made = {}
     for value in (0.5, 0.1, 0.9):
         with hl.run("one", summary=False) as run:
@@ -78,7 +86,7 @@ def test_delete_but_the_best_keeps_those_that_are_best_by_the_metric(metric, kep
                 run.log({metric: value})
         made[value] = run.dir.name
     without = record(losses=[])
-    result = cli("runs", "delete", "--keep-best", "2", "--by", metric, "--yes")
+    result = cli("runs", "delete", "--keep-best", "2", "--by", metric, *mode, "--yes")
     assert (result.exit_code, there(tmp_path)) == (0, {made[value] for value in kept})
     assert without.exists() is False
 
@@ -129,6 +137,7 @@ def test_delete_of_a_link_to_a_run_or_of_one_outside_the_root_is_refused(tmp_pat
         (["--yes"], "all runs are not deleted at once"),
         (["latest", "--json"], "nobody to ask"),
         (["--keep-best", "2"], "--keep-best and --by go together"),
+        (["--older-than", "1d", "--mode", "max"], "--mode max says which way --by goes"),
         (["--older-than", "month", "--yes"], "give a number and s, m, h, d or w"),
         (["--status", "faild", "--yes"], "Did you mean 'failed'?"),
     ],

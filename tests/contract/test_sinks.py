@@ -1,12 +1,11 @@
 """Every sink keeps the same promises. What arrived is read back with the destination's own tools."""
 
 import math
-import threading
-import time
 
 import pytest
 from destinations import DESTINATIONS
 from destinations.base import LEFT_OUT
+from waiting import wait_until
 
 import hookline as hl
 from hookline.record.delivery import Delivery, Pace, sink_states
@@ -220,13 +219,6 @@ def train(run, at=None):
         if run is not None:
             run.log(loss=losses[-1])
     return losses
-
-
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        threading.Event().wait(0.01)
 
 
 def finish_later(run_dir):

@@ -116,7 +116,8 @@ def test_read_missing_file_suggests_a_close_name_in_its_directory(tmp_path):
     write(tmp_path, "", "training.yaml")
     write(tmp_path, "", "notes.txt")
     assert "no such configuration file. Did you mean 'training.yaml'?" in refusal(read_config, tmp_path / "trainig.yml")
-    assert "no such configuration file. There are none." in refusal(read_config, tmp_path / "no" / "train.yaml")
+    missing = refusal(read_config, tmp_path / "no" / "train.yaml")
+    assert f"no such configuration file. {tmp_path / 'no'} has none." in missing
 
 
 def test_read_unknown_suffix_says_which_are_accepted(tmp_path):

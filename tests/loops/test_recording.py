@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -155,6 +156,36 @@ def test_resume_auto_without_a_checkpoint_says_that_it_begins_again_and_repeats_
     assert caplog.messages == [f"'job' has no checkpoint: it begins again at step 0. {advice}"]
     assert [row.step for row in run.history] == [1, 2]
     assert [event.data for event in records(run.dir, Event) if event.name == "resume"] == [{"steps": {"*": -1}}]
+
+
+def nothing(directory):
+    """Writes or reads a model of no size."""
+
+
+@pytest.mark.parametrize(
+    ("options", "lacking"),
+    [({}, ["save= and load="]), ({"save": nothing}, ["load="]), ({"save": nothing, "load": nothing}, [])],
+)
+def test_resume_from_a_checkpoint_whose_model_nobody_reads_says_so_once(caplog, options, lacking):
+    for steps in (3, 9):
+        with hl.run("job", resume="auto", callbacks=["checkpoint"], summary=False, **options) as run:
+            for _ in run.steps(9):
+                if run.step + 1 == steps:
+                    run.request_stop("preempted")
+    said = "\n".join(caplog.messages)
+    assert re.findall(r"^'job' goes on at step 3 .* Give (.*), or call.*$", said, re.MULTILINE) == lacking
+    assert len(caplog.messages) == len(lacking)
+
+
+def test_resume_from_a_checkpoint_that_is_read_inside_the_run_says_nothing(caplog):
+    read = []
+    for steps in (3, 9):
+        with hl.run("job", resume="auto", callbacks=["checkpoint"], summary=False) as run:
+            run.checkpoint_with(nothing, read.append)
+            for _ in run.steps(9):
+                if run.step + 1 == steps:
+                    run.request_stop("preempted")
+    assert (caplog.messages, read) == ([], [run.resumed_from])
 
 
 KILLED = """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import hookline as hl
 from hookline.record import run_directory
@@ -112,13 +113,6 @@ def start(tmp_path):
             if isinstance(delivery.sink, GatedSink):
                 delivery.sink.gate.set()
         each.close(1.0)
-
-
-def wait_until(holds, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        threading.Event().wait(0.01)
 
 
 def statuses(run_dir):

@@ -10,13 +10,12 @@ import math
 import runpy
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from destinations.http_server import StatusServer
+from waiting import wait_until
 
 import hookline as hl
 from hookline.record.delivery import Pace
@@ -125,13 +124,6 @@ def told(server: StatusServer) -> list[tuple[str, int]]:
 def drain() -> None:
     """Wait until everything was delivered, as the end of the process does."""
     assert all(each.drain(60) for each in outbox._OUTBOXES.values())
-
-
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        threading.Event().wait(0.01)
 
 
 # Custom Logger Functions

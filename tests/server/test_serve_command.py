@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sending import FILE, READ, WRITE, ask, claim, put, rows_of
+from sending import FILE, READ, WRITE, ask, beat, claim, put, rows_of
 from typer.testing import CliRunner
+from waiting import wait_until
 
 import hookline as hl
 from hookline.cli import app
@@ -104,6 +105,23 @@ def test_address_that_others_reach_has_two_tokens_and_says_what_a_trainer_needs(
     assert (list(made), statuses, sent) == (["read"], [401, 200], 200)
     [sink] = yaml.safe_load(served.facts["sinks"])["sinks"]
     assert (sink["hookline"]["token"], sink["hookline"]["url"].endswith(f":{port}")) == ("${HOOKLINE_TOKEN}", True)
+
+
+def test_name_of_a_proxy_that_is_allowed_is_answered(tmp_path):
+    served = Served(tmp_path, "--allow-host", "runs.example", "--token", WRITE, "--read-token", READ)
+    hosts = ("runs.example", "other.example")
+    statuses = [ask(served, "GET", "/api/runs", token=READ, headers={"Host": host}).status for host in hosts]
+    served.end()
+    assert statuses == [200, 421]
+
+
+def test_run_without_progress_is_stalled_after_the_seconds_that_were_given(tmp_path):
+    served = Served(tmp_path, "--stall-seconds", "0.1", "--token", WRITE)
+    claim(served)
+    put(served, rows_of(3))
+    beat(served, every_seconds=600)
+    wait_until(lambda: [run["status"] for run in ask(served, "GET", "/api/runs").json["runs"]] == ["stalled"])
+    served.end()
 
 
 def test_tokens_that_were_made_are_kept_for_their_owner_alone(tmp_path):

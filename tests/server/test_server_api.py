@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,6 +10,7 @@ import urllib.request
 import numpy as np
 import pytest
 from page_runs import append, ended, event, finished_run, line, live_run, make_run, repeats, row, rows, sample
+from waiting import wait_until
 
 from hookline.core.errors import ConfigError
 from hookline.server import WebServer
@@ -308,15 +308,8 @@ def test_journal_that_was_cut_and_index_that_was_deleted_show_what_there_is(root
     assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) == 3
     [journal] = (directory / "journal").iterdir()
     journal.write_bytes(journal.read_bytes()[:-150])
-    eventually(lambda: answer(server, "runs")["runs"][0]["problems"] != [])
+    wait_until(lambda: answer(server, "runs")["runs"][0]["problems"] != [])
     assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) < 3
-
-
-def eventually(condition):
-    """Ask again until there is an answer; the server lists runs at most so often."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
 
 
 def test_series_of_a_part_has_its_finer_points(root, serve):

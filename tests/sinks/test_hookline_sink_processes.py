@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 
 import pytest
 from destinations.journal_server import TOKEN, JournalServer
+from waiting import wait_until
 
 import hookline as hl
 from hookline.record.courier import sync
@@ -47,13 +46,6 @@ def train(server, delivery, last):
 def only_run(root):
     (run_dir,) = root.glob("sums/*/")
     return run_dir
-
-
-def wait_until(holds, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        threading.Event().wait(0.02)
 
 
 def steps(run_dir):

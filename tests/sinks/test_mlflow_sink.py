@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.record.delivery import Delivery, Pace
@@ -55,7 +56,8 @@ def uri(template, tmp_path, monkeypatch):
 def run_dir(tmp_path):
     directory = tmp_path / "runs" / "sums" / FACTS["id"]
     directory.mkdir(parents=True)
-    (directory / "run.json").write_text(json.dumps(FACTS | {"config": {"lr": 0.1, "model": {"layers": 2}}}))
+    given = {"config": {"lr": 0.1, "model": {"layers": 2}}, "tags": ["nightly", "long"]}
+    (directory / "run.json").write_text(json.dumps(FACTS | given))
     return directory
 
 
@@ -98,7 +100,8 @@ def test_run_carries_the_project_the_id_the_configuration_and_the_tags(run_dir, 
     assert client.get_experiment(run.info.experiment_id).name == "sums"
     assert (run.info.run_name, run.info.start_time, run.info.status) == (FACTS["id"], 1_000_500, "RUNNING")
     assert run.data.params == {"lr": "0.1", "model/layers": "2"}
-    assert {key: run.data.tags[key] for key in ("team", "mlflow.user")} == {"team": "sums", "mlflow.user": "ann"}
+    tags = {key: run.data.tags[key] for key in ("team", "mlflow.user", "hookline.tags")}
+    assert tags == {"team": "sums", "mlflow.user": "ann", "hookline.tags": "nightly, long"}
 
 
 def test_run_with_other_names_given_goes_by_those(run_dir, uri):
@@ -464,13 +467,6 @@ def is_healthy(port):
             return answer.status == 200
     except (urllib.error.URLError, OSError):
         return False
-
-
-def wait_until(holds, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        threading.Event().wait(0.1)
 
 
 def free_port():

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from destinations.http_server import StatusServer
+from waiting import wait_until
 
 import hookline as hl
 from hookline.core.errors import MissingExtraError, OptionError
@@ -87,13 +87,6 @@ EXPECTED = [
 
 def told(server):
     return [(body["phase"], body["step"]) for body in server.told("status")]
-
-
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        threading.Event().wait(0.01)
 
 
 def the_outbox():

@@ -120,12 +120,13 @@ def test_row_has_the_time_of_its_record(tmp_path):
 
 def test_run_is_described_by_what_is_known_of_it(record, tmp_path):
     facts = {"id": "2026-brave-otter", "project": "sums", "config": {"lr": 0.1}, "command": ["train.py", "--fast"]}
+    facts["tags"] = ["nightly", "fast", "x" * 65]  # the last is too long for W&B
     (tmp_path / "run.json").write_text(json.dumps(facts))
     record().log(loss=1.0, step=1)
     delivery = deliver(tmp_path, tags=("fast",), group="arms", entity="me")
     (run,) = records(tmp_path, "run")
     assert (run.project, run.entity, run.display_name) == ("sums", "me", "2026-brave-otter")
-    assert (run.run_group, list(run.tags)) == ("arms", ["fast"])
+    assert (run.run_group, list(run.tags)) == ("arms", ["fast", "nightly"])
     assert run.run_id == delivery.progress.state["id"] != "2026-brave-otter"
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert (config["lr"], config["hookline"]["command"]) == (0.1, "train.py --fast")

@@ -112,6 +112,8 @@ def _check(rule: _Rule, given: Sequence[str] | None, *, needs_answer: bool) -> N
         raise OptionError("Give runs, --older-than, --status or --keep-best: all runs are not deleted at once.")
     if (rule.keep_best is None) != (rule.by is None):
         raise OptionError("--keep-best and --by go together, e.g. --keep-best 3 --by val/loss.")
+    if rule.mode is not None and rule.by is None:
+        raise OptionError(f"--mode {rule.mode} says which way --by goes: give --keep-best and --by with it.")
     if needs_answer:
         raise OptionError("--json: give --yes or --dry-run with it; there is nobody to ask.")
 

@@ -71,7 +71,8 @@ def read_config_source(path: str | Path) -> Source:
     path = Path(path)
     if not path.exists():
         names = [each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES]
-        raise ConfigError(f"{path}: there is no such configuration file. {closest(path.name, names)}")
+        hint = closest(path.name, names) if names else f"{path.parent.resolve()} has none."
+        raise ConfigError(f"{path}: there is no such configuration file. {hint}")
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: the suffix {path.suffix!r} was given, {', '.join(SUFFIXES)} are accepted.")
     source = read_source(path)

@@ -10,6 +10,7 @@ SIGINT and SIGTERM end the iteration at the next step boundary.
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,8 @@ from hookline.core.metrics import MetricsRow
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
+
+logger = logging.getLogger("hookline")
 
 B = TypeVar("B")
 
@@ -147,6 +150,12 @@ class Run(Session):
         if begins_with is not None:
             load(begins_with)
 
+    def start(self) -> None:
+        """Fire `on_train_start`, once, and say where a checkpoint was taken up whose model nobody reads."""
+        if not self._train_started and self.resumed_from is not None and self.rank == 0:
+            self._say_what_is_not_read(self.resumed_from)
+        super().start()
+
     def close_steps(self) -> None:
         """Complete a step and an epoch that a ``break`` left open, as the end of the run does."""
         self._settle()
@@ -174,6 +183,15 @@ class Run(Session):
     def _load_files(self, directory: Path) -> None:
         if self._load is not None:
             self._load(directory)
+
+    def _say_what_is_not_read(self, path: Path) -> None:
+        if self._load is None and (self._save is not None or not self.can_be_taken_up):
+            lacking = "load=" if self._save is not None else "save= and load="
+            logger.warning(
+                "%r goes on at step %s from %s, but with the model as it is now: nobody said how checkpoints are "
+                "read. Give %s, or call run.checkpoint_with, unless a callback reads them.",
+                *(self.name, self.step, path, lacking),
+            )
 
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)

@@ -98,20 +98,6 @@ def taken_up(directory: Path) -> Path:
     return directory
 
 
-def locate(root: str | Path, reference: str | Path) -> Path:
-    """The run that is meant: its directory, or its id in any project.
-
-    Raises:
-        UnknownNameError: There is no such run.
-    """
-    home = Path(root)
-    for directory in (Path(reference), *sorted(home.glob(f"*/{Path(reference).name}"))):
-        if (directory / FACTS).is_file():
-            return directory.resolve()
-    known = [path.parent.name for path in home.glob(f"*/*/{FACTS}")]
-    raise UnknownNameError(f"There is no run {str(reference)!r} in {home.resolve()}. {closest(str(reference), known)}")
-
-
 def is_finished(directory: Path) -> bool:
     """Whether the run finished; one that was stopped, failed or was killed can be taken up."""
     last = last_status(directory)

@@ -66,7 +66,8 @@ class MlflowSink(Sink):
             ``mlflow.db`` in the root of the runs where that is not set either.
         experiment: MLflow's experiment; the run's project where none is given.
         run_name: What the run is called in MLflow; where none is given, its id, or its key in its experiment.
-        tags: More tags for the run; with ``mlflow.parentRunId`` it is nested there.
+        tags: More tags for the run, whose own are the tag ``hookline.tags``; with ``mlflow.parentRunId`` it is
+            nested there.
         samples: Whether samples are kept as well, as artifacts below ``samples/``, a file a batch.
         timeout_seconds: How long a request may take before it counts as failed.
         name: What the sink is called in its run.
@@ -164,6 +165,7 @@ class MlflowSink(Sink):
     def _created(self, experiment: str, facts: RunFacts) -> Any:
         own = self.tags or {}
         known = {KEY_TAG: facts.key, "hookline.run": facts.id} | _source(facts)
+        known |= {"hookline.tags": ", ".join(facts.tags)} if facts.tags else {}
         if facts.membership is not None:
             known |= {f"hookline.{name}": value for name, value in facts.membership.facts().items()}
             if PARENT_TAG not in own:

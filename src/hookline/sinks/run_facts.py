@@ -62,6 +62,7 @@ class RunFacts:
     user: str = ""
     command: str = ""
     commit: str = ""
+    tags: tuple[str, ...] = ()
     membership: Membership | None = None
 
     @property
@@ -91,6 +92,7 @@ def read_facts(run_dir: Path) -> RunFacts:
         user=str(known.get("user") or ""),
         command=" ".join(map(str, known.get("command") or ())),
         commit=str((known.get("git") or {}).get("commit") or ""),
+        tags=tuple(map(str, known.get("tags") or ())),
         membership=membership,
     )
 

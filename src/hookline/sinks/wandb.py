@@ -48,7 +48,7 @@ class WandbSink(Sink):
         group: What the run is grouped under; ``<experiment>/<arm>`` where none is given and it belongs to one.
         job_type: What kind of run of the group it is; its stage, or ``run``, where none is given and it belongs
             to an experiment.
-        tags: Words to find it by; the names of its experiment, arm and stage are added.
+        tags: Words to find it by; the run's own tags and the names of its experiment, arm and stage are added.
         directory: Where wandb keeps its files; the run's directory where none is given.
         samples_per_step: How many samples of a step are shown in a table; 0 for none.
         system_metrics: Whether wandb measures the machine, too.
@@ -141,7 +141,7 @@ class WandbSink(Sink):
             "name": self.run_name or facts.title,
             "group": self.group,
             "job_type": self.job_type,
-            "tags": self.tags or None,
+            "tags": self._tags(facts) or None,
             "config": {**config, "hookline": about},
             "allow_val_change": True,
         }
@@ -150,12 +150,16 @@ class WandbSink(Sink):
     def _placed(self, options: dict[str, Any], about: dict[str, Any], place: Membership) -> dict[str, Any]:
         """The options of a run that belongs to an experiment; stages are kinds, so that only repeats share a band."""
         about |= place.facts()
-        words = (place.experiment, place.arm, place.stage)
-        fitting = (word for word in words if word and len(word) <= _TAG_LENGTH)
         options["group"] = self.group or place.group_path
         options["job_type"] = self.job_type or place.stage or "run"
-        options["tags"] = tuple(dict.fromkeys((*self.tags, *fitting)))
         return options
+
+    def _tags(self, facts: RunFacts) -> tuple[str, ...]:
+        """What was asked for, and of what is known of the run what W&B takes for a tag."""
+        place = facts.membership
+        words = (*facts.tags, *((place.experiment, place.arm, place.stage) if place is not None else ()))
+        fitting = (word for word in words if word and len(word) <= _TAG_LENGTH)
+        return tuple(dict.fromkeys((*self.tags, *fitting)))
 
     def _new_id(self, run_id: str) -> str:
         readable = re.sub(r"[^\w.-]", "-", run_id)[:100]

@@ -236,6 +236,7 @@ class Runs(Sequence[RunInfo]):
         """What each subscriber cost, the dearest first: ``run, writer, name, calls, total_ms, ..., step, time``.
 
         The report of a run's end also says which are ``disabled``, and the ``share`` of the run's time that each took.
+        Counts begin anew with each session of a run: after a resume the last reports are those since it.
 
         Args:
             history: Every report by time, instead of the last of each subscriber.
