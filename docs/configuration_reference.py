@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import hookline.rl.hooks  # noqa: F401 - they register themselves
 from hookline.core.registry import REGISTRY
@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "hl.Experiment": "hookline.experiment.experiment:Experiment",
             "an arm": "hookline.experiment.arm:Arm",
             "a stage": "hookline.experiment.stage:Stage",
+            "the file": "hookline.experiment.files.experiment_file:ExperimentFile",
         },
     ),
     "Logging": (
@@ -133,7 +134,8 @@ def _meanings(kind: Callable[..., Any]) -> dict[str, str]:
 def _type(annotation: Any) -> str:
     if annotation is inspect.Parameter.empty:
         return ""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    text = plain if isinstance(plain, str) else inspect.formatannotation(plain)
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)
 
 

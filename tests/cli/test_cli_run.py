@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from hookline.cli import app
@@ -164,11 +165,60 @@ def test_dry_run_as_json_has_stages_and_moments_in_the_order_in_which_they_fire(
         "on_disk": "new",
     }
     (listeners,) = document["listeners"]
-    assert (listeners["arms"], list(listeners["moments"])) == (
+    assert (listeners["arms"], listeners["stages"], list(listeners["moments"])) == (
         ["low", "high"],
+        {"low": ["a", "b"], "high": ["a", "b"]},
         ["on_run_start", "on_step_end", "on_run_end"],
     )
     assert not (files / "runs").exists()
+
+
+def staged(directory):
+    """A file with two stages: two of its arms learn from rewards in the second, one with callbacks of its own."""
+    plain = yaml.safe_load(RL)
+    monitored = {**plain, "train": {**plain["train"], "callbacks": ["gradient_monitor"]}}
+    (directory / "staged.yaml").write_text(
+        f"""
+base:
+  sft: {json.dumps(yaml.safe_load(SFT))}
+  stages: {{grpo: {{rl: {json.dumps(plain)}}}}}
+arms:
+  plain:
+  monitored: {{stages: {{grpo: {{rl: {json.dumps(monitored)}}}}}}}
+  shown: {{stages: {{grpo: null}}}}
+stages: [sft, grpo]
+"""
+    )
+
+
+def test_dry_run_shows_who_listens_in_the_stages_that_differ(files, cli):
+    staged(files)
+    stopping = "base.sft.train.callbacks=[early_stopping]"
+    done = cli("run", "staged.yaml", stopping, "--dry-run")
+    said = [line.strip() for line in done.stdout.splitlines() if line.startswith(("Arms", "Nobody"))]
+    assert said == [
+        "Arms: plain (sft), monitored (sft), shown",
+        "Arms: plain (grpo)",
+        "Nobody listens to any moment.",
+        "Arms: monitored (grpo)",
+    ]
+    document = json.loads(cli("run", "staged.yaml", stopping, "--dry-run", "--json").stdout)
+    assert [(each["arms"], each["stages"]) for each in document["listeners"]] == [
+        (["plain", "monitored", "shown"], {"plain": ["sft"], "monitored": ["sft"], "shown": ["sft", "grpo"]}),
+        (["plain"], {"plain": ["grpo"]}),
+        (["monitored"], {"monitored": ["grpo"]}),
+    ]
+    assert list(document["listeners"][2]["moments"]) == ["on_train_start", "on_before_optimizer_step", "on_train_end"]
+
+
+def test_dry_run_shows_callbacks_that_the_settings_of_a_stage_bring(files, cli):
+    staged(files)
+    stages = "stages=[sft, {name: grpo, train.callbacks: [nan_guard]}]"
+    done = cli("run", "staged.yaml", stages, "--dry-run")
+    assert [line for line in done.stdout.splitlines() if line.startswith("Arms")] == [
+        "Arms: plain (sft), monitored (sft), shown (sft)",
+        "Arms: plain (grpo), monitored (grpo), shown (grpo)",
+    ]
 
 
 def test_run_of_a_file_that_is_not_there_and_has_no_others_beside_it_suggests_none(cli):

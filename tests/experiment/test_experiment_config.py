@@ -20,7 +20,12 @@ NUMBER = 3
 def train(ctx, run):
     for _ in run.steps(2):
         run.log(loss=run.config["lr"])
+    run.save_checkpoint()
     return {"score": run.config["lr"]}
+
+
+def finish(ctx, run):
+    return {"score": run.config["temperature"]}
 
 
 def one_argument(ctx):
@@ -40,6 +45,15 @@ base:
 FUNCTION = """
 base: {function: "my_arms:train", config: {lr: 1.0, steps: 5}}
 """
+STAGED = """
+base:
+  function: "my_arms:train"
+  config: {lr: 1.0}
+  stages: {late: {function: "my_arms:finish", config: {temperature: 0.5}}}
+stages: [early, late]
+"""
+GRPO = """{rl: {model: {tiny: {layers: 1}}, curriculum: {lessons: [{id: sort, environment: {sorting: {length: 2}}}]},
+      train: {max_steps: 2}}}"""
 
 
 @pytest.fixture
@@ -66,6 +80,11 @@ def rates(experiment):
 
 def configs(experiment):
     return {arm.name: arm.config for arm in experiment.arms}
+
+
+def trained(experiment):
+    """The settings of each run of a first repeat, by its arm and its stage."""
+    return {(run.arm, run.stage): run.recipe.config for run in experiment.plan() if run.repeat == 0}
 
 
 def error_of(load, text, *overrides):
@@ -162,10 +181,110 @@ stages:
     assert experiment.plan()[2].recipe.config.model.path == "some-model"
 
 
+def test_options_of_sft_are_set_by_their_path_and_inside_a_mapping(load):
+    arms = "arms: {low: {sft.max_length: 8}, high: {sft: {max_length: 9}, train.max_steps: 1}, given:}\n"
+    experiment = load(SFT + arms, "arms.given.sft.max_length=7")
+    assert {arm.name: arm.config.sft.max_length for arm in experiment.arms} == {"low": 8, "high": 9, "given": 7}
+    assert experiment.arms[1].config.train.max_steps == 1
+
+
+def test_arm_with_a_stage_trains_that_in_the_stage_and_itself_in_the_others(load):
+    arms = f"arms:\n  both: {{train.learning_rate: 1e-3, stages: {{grpo: {GRPO}}}}}\n  one:\nstages: [sft, grpo]\n"
+    made = trained(load(SFT + arms))
+    assert {key: type(config) for key, config in made.items()} == {
+        ("both", "sft"): WorkerConfig,
+        ("both", "grpo"): RLConfig,
+        ("one", "sft"): WorkerConfig,
+        ("one", "grpo"): WorkerConfig,
+    }
+    assert (made["both", "sft"].train.learning_rate, made["both", "grpo"].train.learning_rate) == (1e-3, None)
+
+
+def test_stages_of_the_base_are_those_of_all_arms_that_do_not_say_otherwise(load):
+    experiment = load(
+        STAGED
+        + """
+arms:
+  plain:
+  other: {lr: 2.0, stages: {late: {function: "my_arms:finish", config: {temperature: 0.1}}}}
+  itself: {stages: {late: null}}
+  whole: {function: "my_arms:train", config: {lr: 3.0}}
+grid: {lr: [4.0]}
+"""
+    )
+    assert trained(experiment) == {
+        ("plain", "early"): {"lr": 1.0},
+        ("plain", "late"): {"temperature": 0.5},
+        ("other", "early"): {"lr": 2.0},
+        ("other", "late"): {"temperature": 0.1},
+        ("itself", "early"): {"lr": 1.0},
+        ("itself", "late"): {"lr": 1.0},
+        ("whole", "early"): {"lr": 3.0},
+        ("whole", "late"): {"temperature": 0.5},
+        ("lr=4.0", "early"): {"lr": 4.0},
+        ("lr=4.0", "late"): {"temperature": 0.5},
+    }
+    assert {key[0] for key in trained(load(STAGED))} == {"base"}
+
+
+def test_settings_of_a_stage_go_on_top_of_what_trains_in_it(load):
+    text = SFT + f"  stages: {{grpo: {GRPO}}}\nstages: [sft, {{name: grpo, rollout.prompts: 3, train.max_steps: 9}}]\n"
+    made = trained(load(text))
+    assert (made["base", "grpo"].rollout.prompts, made["base", "grpo"].train.max_steps) == (3, 9)
+    assert made["base", "sft"].train.max_steps == 20
+
+
+def test_overrides_and_dotted_paths_reach_what_trains_in_stages(load):
+    text = STAGED.replace("late", "v1.5")
+    arms = """
+arms:
+  low: {stages: {early: {function: "my_arms:finish", config.temperature: 0.1}}}
+  high: {stages.early.function: "my_arms:finish", stages.early.config: {temperature: 0.2}, stages: {v1.5: null}}
+  own: {function: "my_arms:train", config: {lr: 1.0}, stages: {early: {function: "my_arms:finish"}}}
+"""
+    overrides = ["arms.low.stages.early.config.temperature=0.7", "arms.own.stages.early.config.temperature=0.8"]
+    assert trained(load(text + arms, *overrides)) == {
+        ("low", "early"): {"temperature": 0.7},
+        ("low", "v1.5"): {"temperature": 0.5},
+        ("high", "early"): {"temperature": 0.2},
+        ("high", "v1.5"): {"lr": 1.0},
+        ("own", "early"): {"temperature": 0.8},
+        ("own", "v1.5"): {"temperature": 0.5},
+    }
+    assert trained(load(STAGED, "base.stages.late.config.temperature=0.9"))["base", "late"] == {"temperature": 0.9}
+
+
+def test_stage_with_a_training_of_its_own_is_read_from_toml(load):
+    text = """
+stages = ["early", "late"]
+[arms.only]
+function = "my_arms:train"
+config = {lr = 1.0}
+[arms.only.stages.late]
+function = "my_arms:finish"
+config = {temperature = 0.5}
+"""
+    assert trained(load(text, name="a.toml")) == {
+        ("only", "early"): {"lr": 1.0},
+        ("only", "late"): {"temperature": 0.5},
+    }
+
+
 def test_function_arms_of_a_module_beside_the_file_run(load):
     experiment = load(FUNCTION + "arms: {low: {lr: 0.1}, high: {lr: 2.0}}\ncallbacks: [{use: 'my_arms:Silent'}]\n")
     result = experiment.run(report=False)
     assert {row.arm: row.mean for row in result.table("score")} == {"low": 0.1, "high": 2.0}
+
+
+def test_stages_of_arms_run_as_each_of_them_says(load):
+    arms = "arms: {plain: {}, other: {stages.late: {function: 'my_arms:finish', config: {temperature: 0.1}}}}\n"
+    result = load(STAGED + arms).run(report=False)
+    assert [(run.run_key, run.metrics["score"]) for run in result.runs] == [
+        ("plain-r0-s0", 1.0),
+        ("plain-r0-s1", 0.5),
+        ("other-r0-s0", 1.0),
+        ("other-r0-s1", 0.1),
+    ]
 
 
 WRONG = {
@@ -213,18 +332,18 @@ WRONG = {
     ),
     "a setting beside a whole configuration": (
         "arms:\n  low: {function: 'my_arms:train', lr: 1}\n",
-        "exp.yaml:2: arms.low.lr: unknown key. Known: answers, config, function. Its settings go inside config.",
-    ),
-    "options of sft": (
-        SFT + "arms:\n  low: {sft: {max_length: 8}}\n",
         (
-            "exp.yaml:8: arms.low.sft: is a whole configuration, with model, data and train. For an option of the "
-            "base give sft.max_length: ...."
+            "exp.yaml:2: arms.low.lr: unknown key. Known: answers, config, function, stages. "
+            "Its settings go inside config."
         ),
     ),
     "a base of no kind": (
         "base: {stf: {}}\n",
         "exp.yaml:1: base.stf: Nothing trains: give sft, rl or function. Did you mean 'sft'?",
+    ),
+    "a base of stages alone": (
+        "base: {stages: {late: {function: 'my_arms:finish'}}}\nstages: [early, late]\n",
+        "exp.yaml:1: base: Nothing trains: give sft, rl or function. Known: function, rl, sft.",
     ),
     "two arms of one name": (
         FUNCTION + "arms: {'lr=1': {lr: 2}}\ngrid: {lr: [1]}\n",
@@ -295,6 +414,74 @@ WRONG = {
         SFT.replace("max_steps: 20, ", "") + "arms:\n  a: {train.max_steps: 1}\n  b:\n",
         "exp.yaml:9: arms.b: arm 'b': How long to train? Give the TrainerConfig epochs= or max_steps=, or both.",
     ),
+    "a misspelt stages of an arm": (
+        SFT + "arms:\n  low: {stage: {}}\n",
+        "exp.yaml:8: arms.low.stage: unknown key. Did you mean 'stages'?",
+    ),
+    "a stage of an arm that there is not": (
+        STAGED + "arms:\n  low:\n    stages: {lade: {}}\n",
+        "exp.yaml:9: arms.low.stages.lade: there is no stage 'lade'. Did you mean 'late'?",
+    ),
+    "a stage of the base in a file without stages": (
+        STAGED.replace("stages: [early, late]", ""),
+        (
+            "exp.yaml:5: base.stages.late: there is no stage 'late'. The file has none: give it a list of them under "
+            "stages."
+        ),
+    ),
+    "stages of an arm as a list": (
+        STAGED + "arms:\n  low: {stages: [late]}\n",
+        (
+            "exp.yaml:8: arms.low.stages: ['late'] was given, a mapping is accepted, of a stage's name to what trains "
+            "in it."
+        ),
+    ),
+    "a stage of an arm as a word": (
+        STAGED + "arms:\n  low: {stages: {late: rl}}\n",
+        "exp.yaml:8: arms.low.stages.late: 'rl' was given, a mapping with one of sft, rl, function is accepted.",
+    ),
+    "nothing in a stage of an arm": (
+        STAGED + "arms:\n  low: {stages: {early: null}}\n",
+        "exp.yaml:8: arms.low.stages.early: Nothing trains: give sft, rl or function. Known: function, rl, sft.",
+    ),
+    "a kind in a stage of an arm": (
+        STAGED + "arms:\n  low: {stages: {late: {stf: {}}}}\n",
+        "exp.yaml:8: arms.low.stages.late.stf: Nothing trains: give sft, rl or function. Did you mean 'sft'?",
+    ),
+    "two kinds in a stage of an arm": (
+        STAGED + "arms:\n  low: {stages: {late: {function: 'my_arms:finish', rl: {}}}}\n",
+        "exp.yaml:8: arms.low.stages.late.function: rl is given already: one of sft, rl, function trains.",
+    ),
+    "stages in a stage of an arm": (
+        STAGED + "arms:\n  low: {stages: {late: {function: 'my_arms:finish', stages: {}}}}\n",
+        (
+            "exp.yaml:8: arms.low.stages.late.stages: unknown key. Known: answers, config, function. "
+            "Its settings go inside config."
+        ),
+    ),
+    "a key in a stage of the base": (
+        SFT + f"  stages:\n    grpo: {GRPO.replace('max_steps', 'max_stepps')}\nstages: [sft, grpo]\n",
+        "exp.yaml:9: base.stages.grpo.rl.train.max_stepps: unknown key. Did you mean 'max_steps'?",
+    ),
+    "a setting of a stage that what trains in it does not have": (
+        SFT + f"  stages: {{grpo: {GRPO}}}\nstages: [sft, {{name: grpo, grop.epsilon: 3}}]\n",
+        ("exp.yaml:9: stages[1].grop: unknown key. Did you mean 'grpo'?"),
+    ),
+    "a function of a stage": (
+        STAGED + "arms:\n  low: {stages: {late: {function: 'my_arms:finnish'}}}\n",
+        "exp.yaml:8: arms.low.stages.late.function: 'my_arms' has no 'finnish'. Did you mean 'finish'?",
+    ),
+    "a stage of an arm twice": (
+        STAGED + "arms:\n  low: {stages.late.config: {}, stages: {late: null}}\n",
+        "exp.yaml:8: arms.low.stages: is given twice, by its path and inside a mapping.",
+    ),
+    "no end in a stage of an arm": (
+        SFT + f"arms:\n  low: {{stages: {{grpo: {GRPO.replace('max_steps: 2', '')}}}}}\nstages: [sft, grpo]\n",
+        (
+            "exp.yaml:8: arms.low.stages.grpo: arm 'low' in stage 'grpo': Rollouts never end: give the RLConfig's "
+            "train max_steps."
+        ),
+    ),
     "rows that are not there": (
         SFT.replace('[{prompt: "1+1=", completion: "2"}]', "no.jsonl"),
         "exp.yaml:5: base.sft.data.train: no.jsonl: cannot be read: No such file or directory.",
@@ -328,3 +515,24 @@ def test_error_about_a_function_that_cannot_be_called_names_its_arm(load):
 )
 def test_error_about_an_override_names_the_command_line(load, override, message):
     assert error_of(load, SFT + "arms: {low: {train.learning_rate: 1}}\n", override) == f"command line: {message}"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "arms.low.stages.lade.config.temperature=1",
+            "arms.low.stages.lade: there is no stage 'lade'. Did you mean 'late'?",
+        ),
+        (
+            "arms.low.stages.late.config.temperatur=1",
+            "arms.low.stages.late.config: Nothing trains: give sft, rl or function. Known: function, rl, sft.",
+        ),
+        (
+            "arms.low.stages=late",
+            "arms.low.stages: 'late' was given, a mapping is accepted, of a stage's name to what trains in it.",
+        ),
+    ],
+)
+def test_error_about_an_override_of_a_stage_names_the_command_line(load, override, message):
+    assert error_of(load, STAGED + "arms: {low: {lr: 1}}\n", override) == f"command line: {message}"

@@ -1,6 +1,5 @@
 """A dry run for people, and as one JSON document."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from hookline.cli.plan import places, plan_table
 from hookline.core.collection import CallbackCollection
 
 if TYPE_CHECKING:
-    from hookline.experiment.display.dry_run import DryRun
+    from hookline.experiment.display.dry_run import DryRun, Listeners
 
 AFTER_TRAINING = ("on_benchmark_eval", "on_run_end", "on_group_end", "on_experiment_end")
 NAMED_ARMS = 5
@@ -25,7 +24,7 @@ def print_dry_run(planned: "DryRun") -> None:
     out.print(_runs(planned))
     for listeners in planned.listeners:
         if len(planned.listeners) > 1:
-            out.print(f"Arms: {_names(listeners.arms)}", style="bold", soft_wrap=True)
+            out.print(f"Arms: {_names(listeners, planned)}", style="bold", soft_wrap=True)
         print_moments(listeners.collection)
     out.print("Nothing was run, and nothing was written.", style="dim")
 
@@ -38,7 +37,9 @@ def print_moments(collection: CallbackCollection) -> None:
 
 def dry_run_document(planned: "DryRun") -> dict[str, Any]:
     """The same as JSON can hold it."""
-    listeners = [{"arms": each.arms, "moments": _in_order(each.collection)} for each in planned.listeners]
+    listeners = [
+        {"arms": each.arms, "stages": each.stages, "moments": _in_order(each.collection)} for each in planned.listeners
+    ]
     runs = [asdict(run) for run in planned.runs]
     return {"name": planned.name, "output_dir": str(planned.output_dir), "runs": runs, "listeners": listeners}
 
@@ -59,6 +60,12 @@ def _in_order(collection: CallbackCollection) -> dict[str, list[str]]:
     return {moment: plan[moment] for moment in sorted(plan, key=lambda moment: moment in AFTER_TRAINING)}
 
 
-def _names(arms: Sequence[str]) -> str:
-    rest = len(arms) - NAMED_ARMS
-    return ", ".join(arms[:NAMED_ARMS]) + (f" and {rest:,} more" if rest > 0 else "")
+def _names(listeners: "Listeners", planned: "DryRun") -> str:
+    """The arms, with their stages where the others of an arm have other listeners."""
+    every = {run.stage for run in planned.runs}
+    names = [
+        f"{arm} ({', '.join(stages)})" if stages and len(stages) < len(every) else arm
+        for arm, stages in listeners.stages.items()
+    ]
+    rest = len(names) - NAMED_ARMS
+    return ", ".join(names[:NAMED_ARMS]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -34,10 +34,19 @@ class RunOutlook:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who listens to the runs of some arms, which all have the same callbacks."""
+    """Who listens to the runs of some arms in some stages, which all have the same callbacks.
 
-    arms: list[str]
+    Attributes:
+        stages: The stages in which each arm has them; none where the experiment has none.
+    """
+
+    stages: dict[str, list[str]]
     collection: CallbackCollection
+
+    @property
+    def arms(self) -> list[str]:
+        """The names of the arms."""
+        return list(self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +95,21 @@ def _on_disk(key: str, store: ExperimentStore) -> str:
 
 
 def _listeners(experiment: Experiment, of_runs: RunSubscribers) -> list[Listeners]:
-    """The listeners of all arms, those of arms with the same callbacks together."""
+    """The listeners of all arms in all stages, those with the same callbacks together."""
     alike: dict[str, Listeners] = {}
-    for arm in experiment.arms:
-        own = _own_callbacks(arm.required_recipe())
-        same = alike.setdefault(repr(own), Listeners([], CallbackCollection()))
-        if not same.arms:
+    for planned in (planned for planned in experiment.plan() if planned.repeat == 0):
+        own = _own_callbacks(planned.recipe)
+        same = alike.setdefault(repr(own), Listeners({}, CallbackCollection()))
+        if not same.stages:
             same.collection.extend(collected([*RunSubscribers(own).copies(), *of_runs.copies(), of_runs.made()]))
             if any(getattr(benchmark, "every", None) for benchmark in experiment.benchmarks):
                 same.collection.add(BenchmarkCallback(experiment.benchmarks, _nothing))
-        same.arms.append(arm.name)
+        same.stages.setdefault(planned.arm, []).extend([] if planned.stage is None else [planned.stage])
     return list(alike.values())
 
 
 def _own_callbacks(recipe: Recipe) -> list[Any]:
-    """The callbacks that an arm brings itself."""
+    """The callbacks that what trains brings itself."""
     train = getattr(recipe.config, "train", recipe.config)
     settings = getattr(train, "callbacks", None)
     given = [settings or (), recipe.parts.get("callbacks") or ()]

@@ -6,7 +6,7 @@ is told at the place that the value came from: in the arm, in the base, or on th
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from hookline.loops.config_struct import COMMAND_LINE
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSource(Source):
-    """A file, with the paths that the command line set."""
+    """A file, with the paths that the command line set, or made on the way to what it set."""
 
     overrides: Sequence[str] = ()
 
@@ -26,7 +26,12 @@ class ExperimentSource(Source):
         at = parts_of(path)
         if any(at[: len(names)] == names for names in map(parts_of, self.overrides)):
             return COMMAND_LINE.error(path, message)
-        return Source.error(self, path, message)  # super() is lost in a data class with slots
+        return Source(self.data, self.file, self._lines_with(path)).error(path, message)
+
+    def _lines_with(self, path: str) -> Mapping[str, int]:
+        """The lines, with that of a path that is only the beginning of a dotted one in the file."""
+        beneath = (line for place, line in self.lines.items() if place.startswith(f"{path}."))
+        return self.lines if path in self.lines else {path: next(beneath, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,14 @@ def merged(layers: Sequence[Layer]) -> Any:
     return functools.reduce(_merge, (layer.tree() for layer in layers))
 
 
-def expanded(values: Mapping[Any, Any], source: Source, path: str) -> dict[Any, Any]:
+def expanded(values: Mapping[Any, Any], source: Source, path: str, *, names: Collection[str] = ()) -> dict[Any, Any]:
     """Settings by dotted paths as nested mappings.
 
     >>> expanded({"train.lr": 0.1, "train": {"steps": 5}}, Source({}), "arms.low")
     {'train': {'lr': 0.1, 'steps': 5}}
+
+    Args:
+        names: The keys of mappings by names, which may have dots.
 
     Raises:
         ConfigError: Two of them are about one setting.
@@ -86,14 +94,36 @@ def expanded(values: Mapping[Any, Any], source: Source, path: str) -> dict[Any, 
     made: dict[Any, Any] = {}
     for key, value in values.items():
         parts = key.split(".") if isinstance(key, str) else [key]
-        inner = expanded(value, source, f"{path}.{key}") if isinstance(value, Mapping) else value
-        _enter(made, parts, inner, source, f"{path}.{key}")
+        inside = expanded_each if key in names else _expanded
+        _enter(made, parts, inside(value, source, f"{path}.{key}"), source, f"{path}.{key}")
     return made
+
+
+def expanded_each(given: Any, source: Source, path: str) -> Any:
+    """Settings by names, each of them expanded; anything else as it is."""
+    if not isinstance(given, Mapping):
+        return given
+    return {name: _expanded(value, source, f"{path}.{name}") for name, value in given.items()}
+
+
+def first_missing(values: Any, path: str) -> str:
+    """The shortest part of a dotted path from its start that values do not have, or the path where they have it.
+
+    >>> first_missing({"arms": {"low": None}}, "arms.low.train.lr")
+    'arms.low.train'
+    """
+    parts = path.split(".")
+    lengths = (length for length in range(1, len(parts)) if not _has(values, tuple(parts[:length])))
+    return ".".join(parts[: next(lengths, len(parts))])
 
 
 def parts_of(path: str) -> tuple[str, ...]:
     """The parts of a path such as ``stages[1].train.callbacks[0]``; an index is one too."""
     return tuple(part for part in re.sub(r"\[(\d+)\]", r".\1", path).split(".") if part)
+
+
+def _expanded(value: Any, source: Source, path: str) -> Any:
+    return expanded(value, source, path) if isinstance(value, Mapping) else value
 
 
 def _enter(made: dict[Any, Any], parts: list[Any], value: Any, source: Source, path: str) -> None:

@@ -1,8 +1,8 @@
 """`FileArm`: an arm that a file describes: a configuration of SFT or RL or a function, with settings on top of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hookline.core.collection import CallbackCollection
 from hookline.core.config import checked_plan, import_object
@@ -10,6 +10,7 @@ from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError, HooklineError, MissingExtraError, closest
 from hookline.experiment.arm import Arm
 from hookline.experiment.files.config_layers import ExperimentSource, Layer, LayeredSource, merged
+from hookline.experiment.stage import Stage
 from hookline.loops.config_struct import to_struct
 from hookline.record.sink import make_sink
 
@@ -52,22 +53,42 @@ class StageChanges(dict[str, Any]):
 
 
 class FileArm(Arm):
-    """An arm made of layers of settings; the stages of the file put another one on top."""
+    """An arm made of layers of settings; the stages of the file put another one on top.
+
+    Raises:
+        ConfigError: Something in it is unknown or wrong; the message says where it stands.
+    """
 
     def __init__(
-        self, name: str, trained: Trained, layers: Sequence[Layer], source: ExperimentSource, path: str
+        self,
+        name: str,
+        trained: Trained,
+        layers: Sequence[Layer],
+        source: ExperimentSource,
+        path: str,
+        *,
+        stages: Mapping[str, "FileArm"] | None = None,
     ) -> None:
         self._trained, self._layers, self._source = trained, layers, source
         self.path = path
         """Where in the file it stands."""
         self._with_stage: dict[str, FileArm] = {}
-        config = trained.config(layers, source)
-        super().__init__(name, config, train=trained.function, answers=trained.answers)
+        try:
+            config = trained.config(layers, source)
+            super().__init__(name, config, train=trained.function, answers=trained.answers, stages=stages)
+        except (ConfigError, MissingExtraError):
+            raise
+        except HooklineError as error:
+            raise source.error(path, str(error)) from error
 
     @property
     def trained(self) -> Trained:
         """What trains it."""
         return self._trained
+
+    def in_stage(self, stage: Stage) -> "FileArm":
+        """What trains in a stage, which the file describes too."""
+        return cast("FileArm", super().in_stage(stage))
 
     def changed(self, name: str, changes: Mapping[str, Any]) -> Arm:
         """The arm in a stage, or as `Arm` says."""
@@ -79,20 +100,25 @@ class FileArm(Arm):
         return self._with_stage[changes.origin]
 
 
-def whole(given: Mapping[str, Any], path: str, source: ExperimentSource) -> tuple[Trained, Layer]:
+def whole(
+    given: Mapping[str, Any], path: str, source: ExperimentSource, *, besides: Sequence[str] = ()
+) -> tuple[Trained, Layer]:
     """What trains, from a mapping with one of the kinds in it, and the settings that it is given there.
+
+    Args:
+        besides: What may stand there too.
 
     Raises:
         ConfigError: It has none or several of them, or something else beside them.
     """
     kinds = [kind for kind in KINDS if kind in given]
     if not kinds:
-        key = next(iter(given), None)
+        key = next((key for key in given if key not in besides), None)
         raise source.error(path if key is None else f"{path}.{key}", f"{_MISSING} {_meant(key, KINDS)}".strip())
     if len(kinds) > 1:
         raise source.error(f"{path}.{kinds[1]}", f"{kinds[0]} is given already: one of {', '.join(KINDS)} trains.")
     kind = kinds[0]
-    accepted = ("function", "config", "answers") if kind == "function" else (kind, "answers")
+    accepted = [kind, *(["config"] if kind == "function" else []), "answers", *besides]
     for key in given:
         if key not in accepted:
             inside = "config" if kind == "function" else kind
@@ -125,6 +151,25 @@ def config_type(kind: str) -> Any:
     from hookline.loops.worker_config import WorkerConfig
 
     return WorkerConfig
+
+
+def check_keys(
+    given: Mapping[str, Any], kinds: Collection[str], path: str, source: Source, *, besides: Sequence[str]
+) -> None:
+    """Refuse settings that nothing of these kinds has; those of a function are its own matter.
+
+    Args:
+        besides: What can be given in their place, for the closest name.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if "function" in kinds:
+        return
+    known = {name for kind in kinds for name in config_type(kind).__struct_fields__}
+    for key in given:
+        if key not in known:
+            raise source.error(f"{path}.{key}", f"unknown key. {_meant(key, [*known, *besides])}")
 
 
 def check_callbacks(entries: Any, source: Source, path: str) -> None:
