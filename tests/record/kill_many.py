@@ -21,11 +21,11 @@ from hookline.record.segment import files
 KILLS_PER_RUN = 50
 
 
-def child(run_dir: Path, told: mmap.mmap, start: int) -> None:
+def child(run_dir: Path, told: mmap.mmap, start: int, ready: int) -> None:
     recorder = hl.Recorder(run_dir, segment_bytes=32 << 10)
     recorder.resume(train=start)
     told[:8] = start.to_bytes(8, "little")
-    told[8] = 1
+    os.write(ready, b".")
     step = start
     while True:
         step += 1
@@ -34,18 +34,18 @@ def child(run_dir: Path, told: mmap.mmap, start: int) -> None:
 
 
 def kill_one(run_dir: Path, told: mmap.mmap, start: int, rng: random.Random) -> int:
-    told[:9] = bytes(9)
+    told[:8] = bytes(8)
+    listening, ready = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            child(run_dir, told, start)
+            child(run_dir, told, start, ready)
         finally:
             os._exit(1)
-    while not told[8]:
-        pass
-    until = time.perf_counter() + rng.uniform(0, 0.004)
-    while time.perf_counter() < until:
-        pass
+    os.close(ready)
+    os.read(listening, 1)
+    os.close(listening)
+    time.sleep(rng.uniform(0, 0.004))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return int.from_bytes(told[:8], "little")

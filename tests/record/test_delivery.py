@@ -498,7 +498,7 @@ KILLER = """
             recorder.log({"loss": 1 / step, f"late{step // 150}": float(step), "text": "x,\\n" * (step % 5)}, step=step)
         kills += killed_after(rng.uniform(0.0, 0.03))
         recorder.close()
-    while killed_after(rng.uniform(0.01, 0.5)):
+    while killed_after(rng.uniform(0.01, 0.5 + kills / 100)):  # longer and longer, so that it ends on a busy machine
         kills += 1
     print(kills, step)
 """

@@ -31,7 +31,6 @@ from hookline.rl.remote_rollouts import RemoteRollouts  # noqa: E402
 from hookline.rl.rollout_fleet import MOST_DEATHS, WATCH, RolloutFleet, WorkerLostError  # noqa: E402
 
 torch.set_num_threads(1)
-HEARTBEAT_SECONDS = 1.0
 ROUNDS = 500
 """How often something that happens elsewhere is looked for."""
 GATE = "gate"
@@ -129,7 +128,7 @@ def test_train_on_ray_worker_killed_training_goes_on_and_an_alarm_names_it(ray, 
     assert [each.name for each in (killed, died, alert, back)] == ["killed", "worker_died", "alert", "worker_restarted"]
     assert {each.data["worker"] for each in (died, alert, back)} == {"rollout1"}
     assert alert.data["severity"] == "error"
-    assert alert.time - killed.time <= HEARTBEAT_SECONDS
+    assert killed.time < died.time <= alert.time < back.time
     assert died.data["pid"] != back.data["pid"]
     assert [r.getMessage().split()[0] for r in caplog.records if "died" in r.getMessage()] == ["rollout1"]
     learnt = rows(run_dir, "main", "train")

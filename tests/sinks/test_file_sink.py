@@ -126,7 +126,7 @@ KILLER = """
             delivery = Delivery(Path(sys.argv[1]), "file", FileSink(max_bytes=400, backups=10_000))
             delivery.round()
             os._exit(0 if delivery.is_done() else 1)
-        time.sleep(rng.uniform(0, 0.02))
+        time.sleep(rng.uniform(0, 0.02 + kills / 1000))  # longer and longer: on a busy machine none would get anywhere
         os.kill(child, signal.SIGKILL)
         _, code = os.waitpid(child, 0)
         kills += code != 0
