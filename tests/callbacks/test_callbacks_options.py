@@ -1,8 +1,10 @@
 """Options of callbacks that their own tests leave at the default: each changes what the callback does."""
 
 import math
+import threading
 
-from hookline.callbacks import NaNGuard
+import hookline as hl
+from hookline.callbacks import NaNGuard, ResourceMonitor
 from hookline.testing import FakeLoop
 
 
@@ -39,3 +41,17 @@ def test_nan_guard_check_parameters_false_names_the_loss_and_no_parameter(torch)
     named = "nan_guard: loss is nan; the first parameter that is not finite is weight"
     assert reason_with_a_spoilt_parameter(torch) == named
     assert reason_with_a_spoilt_parameter(torch, check_parameters=False) == "nan_guard: loss is nan"
+
+
+def test_resource_monitor_every_seconds_is_how_long_its_thread_waits(monkeypatch):
+    waits, wait = [], threading.Event.wait
+
+    def noted(event, timeout=None):
+        if threading.current_thread().name == "hookline-resource_monitor":
+            waits.append(timeout)
+        return wait(event, timeout)
+
+    monkeypatch.setattr(threading.Event, "wait", noted)
+    with hl.run(root=None, callbacks=[ResourceMonitor(every_seconds=3600)], strict=True, summary=False):
+        pass
+    assert waits == [3600]

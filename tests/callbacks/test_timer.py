@@ -33,6 +33,7 @@ def trained(timer, clock, *, steps=10, step_seconds=10.0):
         ({"seconds": 35}, 4, "timer: the budget of 35 s is used up"),
         ({"seconds": 30}, 3, "timer: the budget of 30 s is used up"),
         ({"duration": "1m", "margin": 35}, 3, "timer: the budget of 60 s less a margin of 35 s is used up"),
+        ({"hours": 0.01}, 4, "timer: the budget of 36 s is used up"),
         ({"hours": 1}, 10, None),
         ({}, 10, None),
     ],
