@@ -1,4 +1,6 @@
-"""Options of the bridges that their own tests leave at the default: where a run lies, and where it is delivered to."""
+"""Options of the bridges that their own tests leave at the default: what a run is called and configured with, where it
+lies and is delivered to, what is printed of it, and whether a callback that raises ends the training.
+"""
 
 import json
 import os
@@ -8,9 +10,12 @@ import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
+from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.integrations.ingest import detect
+from hookline.testing import RecordingCallback
 
+NAME = "first-try"
 OPTIONS = {"project": "warmups", "sinks": ["csv"], "summary": False}
 
 
@@ -19,14 +24,29 @@ def _one_thread(torch):
     """Every bridge here trains with torch."""
 
 
-def check(directory, root):
-    """The run lies in its project, and its rows were delivered to the sink."""
-    assert directory.parent == root / "warmups"
-    assert (directory / "metrics.csv").read_text().count("\n") >= 2
+class Failing(Callback):
+    """Raises when the epoch is over."""
+
+    def on_train_epoch_end(self, loop):
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    """Checks a run: it lies in its project and has its name, its rows were delivered, and no summary was printed."""
+
+    def check(directory, **facts):
+        assert directory.parent == tmp_path / "warmups"
+        told = json.loads((directory / "run.json").read_text())
+        assert {key: told[key] for key in ("name", *facts)} == {"name": NAME, **facts}
+        assert (directory / "metrics.csv").read_text().count("\n") >= 2
+        assert NAME not in capsys.readouterr().err
+
+    return check
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_keras_callback_project_sinks_and_config_are_those_of_its_run(tmp_path):
+def test_keras_callback_options_are_those_of_its_run(tmp_path, check):
     np = pytest.importorskip("numpy")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its imports use what others deprecate
@@ -34,15 +54,14 @@ def test_keras_callback_project_sinks_and_config_are_those_of_its_run(tmp_path):
         from hookline.integrations.keras import HooklineCallback
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    callback = HooklineCallback(root=tmp_path, config={"units": 1}, **OPTIONS)
+    callback = HooklineCallback(name=NAME, root=tmp_path, config={"units": 1}, **OPTIONS)
     model.fit(np.ones((2, 2)), np.ones((2, 1)), batch_size=2, verbose=0, callbacks=[callback])
-    check(callback.loop.dir, tmp_path)
-    assert json.loads((callback.loop.dir / "run.json").read_text())["config"] == {"units": 1}
+    check(callback.loop.dir, config={"units": 1})
 
 
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-def test_lightning_callback_project_and_sinks_are_those_of_its_run(torch, tmp_path):
+def test_lightning_callback_options_are_those_of_its_run(torch, tmp_path, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning.pytorch")
@@ -59,33 +78,36 @@ def test_lightning_callback_project_and_sinks_are_those_of_its_run(torch, tmp_pa
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    callback = HooklineCallback(root=tmp_path, **OPTIONS)
+    facts = {"name": NAME, "config": {"units": 1}}
+    callback = HooklineCallback([Failing()], root=tmp_path, strict=True, **facts, **OPTIONS)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **quiet)
-    trainer.fit(Layer(), torch.utils.data.DataLoader(torch.ones(2, 2), batch_size=1))
-    check(callback.loop.dir, tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Layer(), torch.utils.data.DataLoader(torch.ones(2, 2), batch_size=1))
+    check(callback.loop.dir, **facts)
 
 
-def test_lightning_logger_project_and_sinks_are_those_of_its_run(tmp_path):
+def test_lightning_logger_options_are_those_of_its_run(tmp_path, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("lightning.pytorch")
         from hookline.integrations.lightning import HooklineLogger
-    logger = HooklineLogger(root=tmp_path, **OPTIONS)
+    logger = HooklineLogger(NAME, root=tmp_path, **OPTIONS)
     logger.log_metrics({"loss": 0.5}, step=1)
     logger.finalize("success")
-    check(logger.experiment.dir, tmp_path)
+    check(logger.experiment.dir)
 
 
 @pytest.mark.parametrize("how", ["attach", "callback"])
-def test_transformers_bridge_project_and_sinks_are_those_of_its_run(torch, tmp_path, how):
+def test_transformers_bridge_options_are_those_of_its_run(torch, tmp_path, check, how):
     transformers = pytest.importorskip("transformers")
     from hookline.integrations.transformers import HooklineCallback, attach
     from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer()
     ids = torch.tensor(tokenizer("12+12=24")["input_ids"])
-    callback = HooklineCallback(root=tmp_path, **OPTIONS) if how == "callback" else None
+    options = {"callbacks": [Failing()], "name": NAME, "root": tmp_path, "strict": True, **OPTIONS}
+    callback = HooklineCallback(**options) if how == "callback" else None
     settings = {"max_steps": 1, "logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
     trainer = transformers.Trainer(
         tiny_causal_lm(tokenizer, hidden_size=16, heads=2),
@@ -95,20 +117,24 @@ def test_transformers_bridge_project_and_sinks_are_those_of_its_run(torch, tmp_p
         train_dataset=[{"input_ids": ids, "labels": ids}],
         callbacks=[callback] if callback else None,
     )
-    callback = callback or attach(trainer, root=tmp_path, **OPTIONS)
-    trainer.train()
-    check(callback.loop.dir, tmp_path)
+    callback = callback or attach(trainer, **options)
+    with pytest.raises(ZeroDivisionError) as raised:
+        trainer.train()
+    callback.loop.failed(raised.value)  # a callback that is not attached is not told
+    check(callback.loop.dir)
 
 
-def test_accelerate_tracker_project_root_and_sinks_are_those_of_its_run(tmp_path):
+def test_accelerate_tracker_options_are_those_of_its_run(tmp_path, check):
     pytest.importorskip("accelerate")
     from hookline.integrations.accelerate import HooklineTracker
 
-    tracker = HooklineTracker("tracked", root=tmp_path, **OPTIONS)
+    heard = RecordingCallback()
+    tracker = HooklineTracker(NAME, root=tmp_path, callbacks=[heard], **OPTIONS)
     tracker.log({"loss": 0.5}, step=1)
     directory = tracker.tracker.dir
     tracker.finish()
-    check(directory, tmp_path)
+    check(directory)
+    assert heard.names() == ["on_train_start", "on_log", "on_train_end"]
 
 
 def test_ray_train_callback_delivery_and_drain_seconds_are_those_of_its_courier(tmp_path):

@@ -201,7 +201,7 @@ def test_tune_callback_restored_experiment_goes_on_in_its_runs():
 
 
 def test_tune_callback_what_ends_a_trial_is_its_status():
-    callback = HooklineTuneCallback(project="mine")
+    callback = HooklineTuneCallback(project="mine", root="trials")
     ended, reached, pruned, open_ = Trial("a"), Trial("b", stop={"training_iteration": 2}), Trial("c"), Trial("d")
     for trial in (ended, reached, pruned, open_):
         callback.on_trial_start(0, [], trial)
@@ -218,7 +218,7 @@ def test_tune_callback_what_ends_a_trial_is_its_status():
         "c": ("stopped", "ended by Tune after 1 results"),
         "d": ("stopped", "the experiment ended"),
     }
-    assert {directory.parent.name for directory in callback.directories.values()} == {"mine"}
+    assert {directory.parent for directory in callback.directories.values()} == {Path("trials/mine").resolve()}
 
 
 def test_tune_callback_leaves_out_what_is_no_number_and_takes_sinks_by_name(caplog):
@@ -339,7 +339,8 @@ def test_train_workers_of_which_one_fails_go_on_from_their_checkpoint_and_both_r
 
 
 def test_train_callback_records_all_workers_and_goes_back_with_them(tmp_path):
-    with HooklineTrainCallback(root=tmp_path, sinks=["csv"]) as recorded:
+    facts = {"name": "fit", "project": "fits", "config": {"workers": 2}}
+    with HooklineTrainCallback(root=tmp_path, sinks=["csv"], **facts) as recorded:
         controller = pickle.loads(pickle.dumps(recorded))
         for step in (1, 2, 3):
             controller.after_report(None, [{"step": step, "a": {"b": step}}, {"step": step, "curve": [1]}], None)
@@ -354,6 +355,9 @@ def test_train_callback_records_all_workers_and_goes_back_with_them(tmp_path):
     assert (failure.step, failure.data) == (3, {"rank": 1, "error": "OSError: the node is gone"})
     assert [event.data["path"] for event in events(recorded.dir, "checkpoint")] == 2 * ["bucket/there"]
     assert list(recorded.dir.rglob("*.csv"))
+    assert recorded.dir.parent == tmp_path / "fits"
+    told = json.loads((recorded.dir / "run.json").read_text())
+    assert {key: told[key] for key in facts} == facts
 
 
 def test_train_callback_that_is_not_entered_or_entered_twice_is_an_error(tmp_path):

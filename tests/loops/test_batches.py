@@ -16,6 +16,7 @@ from torch.utils.data import (  # noqa: E402
     IterableDataset,
     TensorDataset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 
 from hookline.loops.batches import Batches  # noqa: E402
@@ -49,6 +50,13 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         return (torch.tensor([float(number)]) for number in range(self.count))
+
+
+class Marked(Numbers):
+    """Samples that say whether a worker loaded them: then they are larger by ten."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + (0 if get_worker_info() is None else 10)
 
 
 class Noisy(Numbers):
@@ -115,7 +123,7 @@ def test_batches_of_a_stream_come_in_its_order_whatever_the_settings_say():
 
 
 def test_batches_of_a_data_set_may_be_loaded_by_workers():
-    assert trained_on(Numbers(5), batch_size=2, shuffle=False, workers=1) == [[0, 1], [2, 3], [4]]
+    assert trained_on(Marked(5), batch_size=2, shuffle=False, workers=1) == [[10, 11], [12, 13], [14]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

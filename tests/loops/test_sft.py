@@ -427,6 +427,11 @@ def test_packed_dataset_has_each_example_once_in_full_rows():
     assert data.rows == PackedDataset(data.dataset).rows
 
 
+def test_packed_dataset_max_length_stands_above_that_of_the_examples():
+    data = SFTDataset([{"text": "1"}] * 4, tokenizer(), SFTOptions(max_length=12))  # of three tokens each
+    assert [PackedDataset(data, room).rows for room in (None, 6)] == [[[0, 1, 2, 3]], [[0, 1], [2, 3]]]
+
+
 def test_packed_dataset_rows_that_are_too_short_are_an_error():
     data = SFTDataset([{"text": "abc"}], tokenizer())
     with pytest.raises(OptionError, match="max_length=4: an example has 5 tokens. Give at least that"):

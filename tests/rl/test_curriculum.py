@@ -100,6 +100,14 @@ def test_curriculum_lesson_that_is_forgotten_is_active_again_and_its_dependents_
     assert told(course) == [("graduated", "one", 8)]
 
 
+@pytest.mark.parametrize(("margin", "rate", "state"), [(0.0, 0.85, "active"), (0.3, 0.65, "graduated")])
+def test_curriculum_regression_margin_decides_how_much_worse_is_forgotten(margin, rate, state):
+    course = curriculum(lesson("one", threshold=0.9), regression_margin=margin)
+    learn(course, "one")
+    course.record("one", rate, 2, n=10)
+    assert course.states() == {"one": state}
+
+
 def test_curriculum_low_threshold_can_be_forgotten_too():
     course = curriculum(lesson("one", threshold=0.1))
     course.record("one", 0.1, 1, n=10)

@@ -143,9 +143,12 @@ def test_held_out_of_a_small_space_gives_all_there_are():
     assert environment.size == len(tasks) + len({task.id for task in environment.sample(500, rng())})
 
 
-def test_held_out_share_is_about_the_share_asked_for():
-    environment = Sorting(held_out_share=0.2)
-    assert 1900 < len(environment.held_out(10_000, rng())) < 2100
+@pytest.mark.parametrize(
+    ("environment", "share"), [(Sorting(held_out_share=0.2), 0.2), (Arithmetic(held_out_share=0.5), 0.5)]
+)
+def test_held_out_share_is_about_the_share_asked_for(environment, share):
+    held_out = len(environment.held_out(environment.size, rng()))
+    assert held_out / environment.size == pytest.approx(share, abs=1 / environment.size**0.5)
 
 
 def test_held_out_tasks_are_the_same_in_another_process():
@@ -270,6 +273,12 @@ def test_reasoning_score_is_for_the_last_answer_and_for_the_format(completion, r
     (task,) = [environment._wrapped(Sorting().task(3142))]
     assert environment.score(task, completion) == rewards
     assert environment.succeeded(task, rewards) == (rewards["correct"] == 1.0)
+
+
+def test_reasoning_format_reward_is_what_a_completion_in_the_format_gets():
+    environment = Reasoning("sorting", format_reward=2)
+    (task,) = environment.sample(1, rng())
+    assert environment.score(task, "<reasoning>a</reasoning><answer>b</answer>")["format"] == 2.0
 
 
 def test_reasoning_of_many_tags_is_read_in_linear_time():

@@ -152,8 +152,11 @@ def test_greedy_in_a_batch_is_what_the_policy_gives_one_by_one(model, tokenizer)
 def test_completions_do_not_depend_on_the_batch_size(model, tokenizer, batch_size):
     sampling = Sampling(max_tokens=12, seed=5)
     whole = HFPolicy(model, tokenizer).generate(PROMPTS, 4, sampling)
+    rows = []
+    model.register_forward_pre_hook(lambda *called: rows.append(len(called[2]["input_ids"])), with_kwargs=True)
     split = HFPolicy(model, tokenizer, batch_size=batch_size).generate(PROMPTS, 4, sampling)
     assert tokens_of(split) == tokens_of(whole)
+    assert 1 <= max(rows) <= batch_size
 
 
 def test_seed_gives_the_same_completions_again_and_another_seed_others(policy):

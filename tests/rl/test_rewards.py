@@ -423,6 +423,10 @@ def test_function_that_raises_is_skipped_when_asked_and_the_others_go_on():
     assert sorted(rows[0].extra["reward_errors"]) == ["boom", "late"]
 
 
+def test_logged_on_error_skip_gives_none_instead_of_what_the_function_raises():
+    assert rewards.logged("boom", on_error="skip")(boom)(completions=["a", "b"]) == [None, None]
+
+
 def test_function_that_always_fails_is_said_now_and_then(caplog):
     (skipped,) = rewards.wrap([boom], on_error="skip")
     for _ in range(100):
@@ -587,14 +591,14 @@ def test_accuracy_counts_right_answers_sample_by_sample():
         trainer.evaluate(ROWS[:1], GOOD[:1])
     counted = rewards.accuracy(hl.read(run.dir))
     assert counted == rewards.Accuracy(right=3, wrong=2, unscored=1)
-    assert (counted.total, counted.value) == (5, 0.6)
+    assert (counted.total, counted.value, counted.unscored) == (5, 0.6, 1)
     assert rewards.accuracy(hl.read(run.dir), axis="eval").value == 1.0
 
 
 def test_accuracy_of_rewards_rows_and_nothing():
     assert rewards.accuracy([2.0, 0.0, None, math.nan, True]) == rewards.Accuracy(2, 1, 2)
-    rows = [{"rewards": {"exact": 0.5}}, {"rewards": {}}]
-    assert rewards.accuracy(rows, function="exact", above=0.4) == rewards.Accuracy(1, 0, 1)
+    rows = [{"rewards": {"exact": 0.5}}, {"rewards": {"exact": 0.4}}, {"rewards": {}}]
+    assert rewards.accuracy(rows, function="exact", above=0.4) == rewards.Accuracy(1, 1, 1)
     assert rewards.accuracy([]).value is None
     assert rewards.Accuracy(1, 2, 3) + rewards.Accuracy(1, 1, 1) == rewards.Accuracy(2, 3, 4)
 

@@ -8,6 +8,7 @@ from scripted_policy import ScriptedPolicy, curriculum, worker
 import hookline as hl
 from hookline import rl
 from hookline.rewards import library, logged, wrap
+from hookline.testing import RecordingCallback
 
 
 def advantages(**options):
@@ -27,10 +28,19 @@ def test_rollout_config_scale_advantages_false_leaves_them_in_units_of_the_rewar
     assert advantages()[-1] == pytest.approx(3.0 / 2.0, rel=0.2)
 
 
-def test_rollout_config_stop_reaches_the_policy():
+def test_rollout_config_sampling_reaches_the_policy():
     policy = ScriptedPolicy()
-    worker(policy, rollout={"stop": ["\n", ">"]}, max_steps=1).run()
-    assert {sampling.stop for _, _, sampling in policy.requests} == {("\n", ">")}
+    given = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 5, "stop": ["\n", ">"]}
+    worker(policy, rollout=given, max_steps=1).run()
+    ((_, _, sampling),) = policy.requests
+    assert {name: getattr(sampling, name) for name in given} == given | {"stop": ("\n", ">")}
+
+
+def test_evaluation_hook_start_step_leaves_out_the_first_steps():
+    hook = rl.EvaluationHook(frequency=2, n_examples=1, start_step=2)
+    seen = RecordingCallback()
+    worker(hooks=[hook], callbacks=[seen], max_steps=6).run()
+    assert [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"] == [4, 6]
 
 
 def test_rollout_worker_config_project_and_sinks_are_those_of_its_run(tmp_path):
@@ -93,12 +103,37 @@ def test_reward_expected_names_the_column_of_right_answers(make):
     assert [row["expected"] for row in kept.rows] == ["four"]
 
 
-def test_learner_optimizer_scheduler_and_hook_functions_are_those_given(torch):
+def tiny_model():
+    """A model that knows nothing, and its tokenizer."""
     pytest.importorskip("transformers")
     from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer("0123456789>x")
-    model = tiny_causal_lm(tokenizer, hidden_size=16, layers=1, heads=2)
+    return tiny_causal_lm(tokenizer, hidden_size=16, layers=1, heads=2), tokenizer
+
+
+def learnt(**options):
+    """The metrics of the second of two updates with one step's rollouts."""
+    model, tokenizer = tiny_model()
+
+    def ends_early(prompts, completions, **columns):
+        return [-float(len(completion)) for completion in completions]
+
+    environment = rl.environments.RewardDataset([{"prompt": "1>"}], [ends_early], held_out_share=0)
+    made = worker(rl.HFPolicy(model, tokenizer), environment=environment, rollout={"prompts": 1, "group_size": 8})
+    config = hl.TrainerConfig(max_steps=2, output_dir=None, summary=False, strict=True)
+    options["grpo"] = rl.GRPOConfig(updates=2, **options.get("grpo", {}))
+    return rl.GRPOLearner(model, made, pad_id=tokenizer.pad_token_id, config=config, **options).fit().metrics
+
+
+def test_learner_clip_and_temperature_are_those_of_its_loss(torch):
+    clipped, cold = learnt(grpo={"clip": 1e-7}), learnt(temperature=0.01)
+    assert clipped["clip_share"] > 0.5
+    assert cold["entropy"] < clipped["entropy"] / 2
+
+
+def test_learner_optimizer_scheduler_and_hook_functions_are_those_given(torch):
+    model, tokenizer = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
     heard = []

@@ -27,7 +27,7 @@ class Categories:
     """Which categories of metrics are recorded.
 
     Args:
-        reward_metrics: What `log_reward_metrics` is given.
+        reward_metrics: What `log_reward_metrics` and `log_reward` are given.
         generation_metrics: What `log_generation_metrics` is given.
         validation_metrics: What `log_validation_metrics` is given.
         resource_metrics: What `log_memory_usage` measures.
