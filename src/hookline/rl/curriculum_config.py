@@ -30,7 +30,8 @@ class CurriculumConfig(CheckedStruct):
         eval_n_examples: On how many tasks of each.
         window: How many of its latest results a lesson's success rate is the mean of.
         min_results: How many of them there have to be before a lesson is learnt, or forgotten.
-        regression_margin: How far below its threshold a learnt lesson counts as forgotten; at most half of the threshold.
+        regression_margin: How far below its threshold a learnt lesson counts as forgotten; at most half of
+            that.
         review_share: The share of draws that goes to learnt lessons while there are others; at 0 nobody notices
             that one was forgotten, since evaluations are only recorded.
     """
