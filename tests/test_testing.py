@@ -44,6 +44,17 @@ def test_fake_loop_stops_when_asked_and_takes_facts():
     assert isinstance(loop, hl.LoopState)
 
 
+def test_fake_loop_lets_exceptions_through_unless_it_is_told_not_to():
+    def fail(loop):
+        raise ValueError("bad")
+
+    loop = FakeLoop(callbacks=[hl.on("step_end", fail)], strict=False)
+    loop.run_steps(2)
+    assert loop.step == 2
+    with pytest.raises(ValueError, match="bad"):
+        FakeLoop(callbacks=[hl.on("step_end", fail)]).run_steps(2)
+
+
 def test_fake_loop_keeps_samples_to_look_at():
     loop = FakeLoop(step=4, callbacks=[hl.on("eval", lambda loop: loop.log_samples([{"completion": "4"}]))])
     loop.callbacks.on_eval(loop, 3, "val", {})

@@ -1,11 +1,13 @@
 """``hookline bench``: every figure is measured, and nothing is left behind."""
 
 import json
+import tempfile
 
 import pytest
 
 
-def test_bench_measures_everything_and_leaves_nothing_behind(tmp_path, cli):
+def test_bench_measures_everything_where_it_is_told_and_leaves_nothing_behind(tmp_path, cli, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))  # it writes nowhere else
     result = cli("bench", "--quick", "--json", "--dir", tmp_path)
     document = json.loads(result.stdout)
     measured = [(figure["benchmark"], figure["what"]) for figure in document["figures"]]

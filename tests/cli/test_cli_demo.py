@@ -50,8 +50,8 @@ def test_demo_after_a_complete_one_is_a_new_one_and_json_is_one_document(twice):
 
 def test_demo_record_has_both_stages_of_both_arms_with_rollouts_and_predictions(twice):
     runs = hookline.store.runs(twice[0] / "runs").filter(project="demo-2")
-    assert sorted((info.arm, info.stage) for info in runs) == [
-        (arm, stage) for arm in ("close", "exact") for stage in ("grpo", "sft")
+    assert sorted((info.arm, info.stage, info.step) for info in runs) == [
+        (arm, stage, steps) for arm in ("close", "exact") for stage, steps in (("grpo", 4), ("sft", 3))
     ]
     samples = runs.filter(arm="exact", stage="grpo").sql("SELECT axis, rewards FROM samples WHERE prompt LIKE '%+%='")
     assert {(row["axis"], *sorted(row["rewards"])) for row in samples} == {

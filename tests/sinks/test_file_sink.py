@@ -77,7 +77,8 @@ def test_file_that_is_there_is_appended_to(recorder, tmp_path):
     (tmp_path / "mine.log").write_text("from before\n")
     recorder.log(loss=0.1, step=1)
     deliver(tmp_path, FileSink(tmp_path / "mine.log"))
-    assert (tmp_path / "mine.log").read_text().startswith("from before\n")
+    before, line = (tmp_path / "mine.log").read_text().splitlines()
+    assert (before, line[24:]) == ("from before", 'metrics step=1 axis="train" loss=0.1')
 
 
 def test_file_with_other_kinds_from_now_on_has_every_record_once(recorder, tmp_path):

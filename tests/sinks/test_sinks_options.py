@@ -11,9 +11,41 @@ import pytest
 
 from hookline.record.delivery import Delivery, Pace
 from hookline.record.recorder import Recorder
+from hookline.record.sink import SINKS, make_sink, make_sinks
 from hookline.sinks import HooklineSink, PrometheusSink, StatusSink, WandbSink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
+NEEDED = {
+    "function": {"function": "builtins:print"},
+    "hookline": {"url": "http://host:8765"},
+    "status": {"endpoint": "http://host/status"},
+}
+"""Settings that have no default."""
+
+
+@pytest.mark.parametrize("kind", SINKS.names())
+def test_every_sink_goes_by_the_name_it_is_given(kind):
+    sink = make_sink({kind: {**NEEDED.get(kind, {}), "name": "mine"}})
+    assert (list(make_sinks([sink])), make_sink(sink.spec()).name) == (["mine"], "mine")
+
+
+@pytest.mark.parametrize("kind", ["hookline", "status"])
+def test_timeout_seconds_is_how_long_an_answer_is_waited_for(tmp_path, monkeypatch, kind):
+    httpx = pytest.importorskip("httpx")
+    given = {}
+
+    class Stopped(Exception):
+        pass
+
+    def client(**options):
+        given.update(options)
+        raise Stopped
+
+    monkeypatch.setattr(httpx, "Client", client)
+    sink = make_sink({kind: {**NEEDED[kind], "timeout_seconds": 0.5}})
+    with pytest.raises(Stopped):
+        sink.open(tmp_path, None)
+    assert given["timeout"] == 0.5
 
 
 def test_prometheus_host_is_the_interface_it_listens_on(tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import pickle
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from destinations.http_server import StatusServer
@@ -83,6 +85,10 @@ EXPECTED = [
     ("metrics", 6),
     ("training_complete", 6),
 ]
+
+
+def hooks_of(made):
+    return made.get_hooks() if isinstance(made, TAOStatusLogger) else made
 
 
 def told(server):
@@ -219,6 +225,45 @@ def test_headers_are_sent(server, monkeypatch):
     create_status_logger(server.url, headers={"Authorization": "Bearer ${TOKEN}"})({"loss": 1.0}, 1)
     assert the_outbox().drain(60)
     assert server.requests[0].headers["authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "hook"),
+    [
+        (create_training_hooks, "component_name", "pre_training_hook"),
+        (create_validation_hooks, "component_name", "pre_validation_hook"),
+        (TAOStatusLogger, "experiment_name", "pre_training_hook"),
+    ],
+)
+def test_name_headers_and_root_are_those_given(server, tmp_path, make, name, hook):
+    hooks = hooks_of(make(server.url, headers={"X-Run": "a"}, root=tmp_path / "elsewhere", **{name: "mine"}))
+    worker = SimpleNamespace()
+    hooks[hook](worker, {"total_steps": 5})
+    assert the_outbox().drain(60)
+    first = server.requests[0]
+    assert (first.headers["x-run"], first.body["component"]) == ("a", "mine")
+    assert len(list((tmp_path / "elsewhere" / ".outbox").iterdir())) == 1
+
+
+@pytest.mark.parametrize("make", [create_training_hooks, TAOStatusLogger])
+def test_end_of_training_waits_for_so_many_seconds_at_most(server, monkeypatch, make):
+    hooks = hooks_of(make(server.url, drain_seconds=3))
+    now = itertools.count()  # a second passes from each look at the clock to the next
+    server.fail("hanging")
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        hooks["post_training_hook"](SimpleNamespace(), {"final_step": 5})
+    server.heal()
+    assert next(now) == 4
+
+
+@pytest.mark.parametrize("make", [create_validation_hooks, TAOStatusLogger])
+def test_batches_of_a_validation_are_all_reported_where_no_time_has_to_pass(server, make):
+    hooks = hooks_of(make(server.url, heartbeat_seconds=0))
+    for batch in range(2):
+        hooks["post_per_step_validation_hook"](SimpleNamespace(), {"current_epoch": 0, "batch_index": batch})
+    assert the_outbox().drain(60)
+    assert [body["data"]["batch_index"] for body in server.bodies] == [0, 1]
 
 
 def test_batches_of_a_validation_are_reported_at_a_bounded_rate(server):
