@@ -128,8 +128,9 @@ def test_enhanced_logging_keeps_evaluations_apart(torch, tmp_path, run):
     assert [step for step, _ in named(rows, "eval_accuracy")] == [1, 2]
 
 
-def test_enhanced_logging_takes_functions_that_were_decorated_one_by_one(torch, tmp_path, run):
-    callback = EnhancedLoggingCallback(correctness="right")
+@pytest.mark.parametrize("make", [EnhancedLoggingCallback, OptimizedLoggingCallback])
+def test_logging_callback_takes_functions_that_were_decorated_one_by_one(torch, tmp_path, run, make):
+    callback = make(correctness="right")
     functions = [rewards.logged("right")(correctness_reward_func), rewards.logged(anti_repetition_reward_func)]
     grpo(torch, tmp_path, callback, functions, max_steps=2).train()
     _, samples = records(run)

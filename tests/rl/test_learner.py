@@ -542,15 +542,19 @@ def config(**train):
     )
 
 
-def test_train_with_functions_as_hooks_and_loggers_calls_them():
-    reports = []
+def test_train_calls_hooks_callbacks_and_functions_that_it_is_given():
+    reports, asked, heard, seen = [], [], [], RecordingCallback()
     rl.train(
         config(),
         model=tiny(),
         tokenizer=TOKENIZER,
+        hooks=[MetricsHook(1, lambda context: asked.append(context.step) or {})],
+        callbacks=[seen],
         custom_logger_fns=[lambda report, step: reports.append((step, "reward/mean" in report))],
+        hook_fns={"pre_training_hook": lambda worker, report: heard.append("pre_training_hook")},
     )
-    assert reports == [(1, True), (2, True)]
+    assert (reports, len(asked), heard) == ([(1, True), (2, True)], 2, ["pre_training_hook"])
+    assert seen.names().count("on_step_end") == 2
 
 
 @pytest.mark.parametrize(
