@@ -16,13 +16,14 @@ from pathlib import Path
 
 import hookline as hl
 from hookline.record.reader import lines
+from hookline.record.recorder import Recorder  # here: what is imported late, each child would import
 from hookline.record.segment import files
 
 KILLS_PER_RUN = 50
 
 
 def child(run_dir: Path, told: mmap.mmap, start: int, ready: int) -> None:
-    recorder = hl.Recorder(run_dir, segment_bytes=32 << 10)
+    recorder = Recorder(run_dir, segment_bytes=32 << 10)
     recorder.resume(train=start)
     told[:8] = start.to_bytes(8, "little")
     os.write(ready, b".")
