@@ -1,5 +1,6 @@
 # make demo    set up what is needed and show what hookline does
 # make test    set up everything and run the tests
+# make fast    the part of the tests that takes a minute; make repeat runs it twenty times
 # make check   lint, formatting, types
 # make docs    build the documentation into build/site
 # make bench   side-by-side measurements
@@ -10,13 +11,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 SYSTEM_PACKAGES := chromium
 
-.PHONY: demo test check format bench docs soak system clean
+FAST := tests/core tests/callbacks tests/logging tests/record tests/store
+
+.PHONY: demo test fast repeat check format bench docs soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hookline demo
 
 test: $(VENV)/.dev system
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
+
+fast: $(VENV)/.dev
+	$(BIN)/pytest $(FAST)
+
+repeat: $(VENV)/.dev
+	for _ in $$(seq 20); do $(BIN)/pytest -q $(FAST) || exit; done
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -18,8 +18,8 @@ import pytest
 
 @pytest.hookimpl(optionalhook=True)  # where tests run in one process, nobody asks
 def pytest_xdist_auto_num_workers():
-    """One more than there are cores: tests that wait for a process or a server leave theirs to another."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than there are cores: tests that wait for a process or a server leave theirs to another."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.fixture(scope="session")
