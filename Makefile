@@ -48,6 +48,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/grpo.py
 	$(BIN)/python benchmarks/experiment.py
 	$(BIN)/python benchmarks/integrations.py
+	$(BIN)/python benchmarks/logging_plan.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/serve.py
 

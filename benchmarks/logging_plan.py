@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     lines = measure(given.rounds, given.steps, given.batch_sizes)
     if given.json:
-        print(json.dumps([asdict(each) for each in lines]))
+        print(json.dumps({"cases": [asdict(each) for each in lines]}))
     else:
         show(lines, Console())
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from pathlib import Path
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and so would the programs that tests send one to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,8 +19,26 @@ import pytest
 
 @pytest.hookimpl(optionalhook=True)  # where tests run in one process, nobody asks
 def pytest_xdist_auto_num_workers():
-    """Two more than there are cores: tests that wait for a process or a server leave theirs to another."""
-    return len(os.sched_getaffinity(0)) + 2
+    """One more than there are cores: tests that wait for a process or a server leave theirs to another."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+NOT_MEASURED = (
+    *("benchmarks", "contract", "docs", "e2e", "seeds", "soak"),
+    *("core/test_order_properties.py", "loops/test_resume.py", "server/test_api_fuzz.py", "store/test_store_oracle.py"),
+)
+"""What runs code that other tests run as well: measuring its coverage would take a minute and show nothing more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        place = (
+            item.path.relative_to(Path(__file__).parent)
+            if item.path.is_relative_to(Path(__file__).parent)
+            else item.path
+        )
+        if place.parts[0] in NOT_MEASURED or place.as_posix() in NOT_MEASURED:
+            item.add_marker("no_cover")
 
 
 @pytest.fixture(scope="session")

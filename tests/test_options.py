@@ -139,7 +139,7 @@ class TestFile:
     __test__ = False
 
     def __init__(self, text: str) -> None:
-        self.tree = ast.parse(text)
+        self.nodes = list(ast.walk(ast.parse(text)))
 
     @cached_property
     def words(self) -> set[str]:
@@ -147,7 +147,7 @@ class TestFile:
         return {word for name in self._names() for word in re.findall(r"\w+", name)}
 
     def _names(self) -> Iterator[str]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Name):
                 yield node.id
             elif isinstance(node, ast.Attribute):
@@ -161,7 +161,7 @@ class TestFile:
     def given(self) -> set[str]:
         """Names that something is given under: keywords, keys of dicts, ``name:`` and ``name=`` in texts."""
         found = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.keyword) and node.arg:
                 found.add(node.arg)
             elif isinstance(node, ast.Dict):
@@ -175,14 +175,14 @@ class TestFile:
     @cached_property
     def texts(self) -> set[str]:
         """The words of texts, as a shell tells them apart."""
-        texts = [node.value for node in ast.walk(self.tree) if isinstance(node, ast.Constant)]
+        texts = [node.value for node in self.nodes if isinstance(node, ast.Constant)]
         return {word for text in texts if isinstance(text, str) for word in re.split(r"[\s=]", text)}
 
     @cached_property
     def places(self) -> dict[str, int]:
         """How many arguments a call gives by place, at most, by the last word of what is called."""
         found: dict[str, int] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Call):
                 word = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
                 found[word] = max(found.get(word, 0), len(node.args))

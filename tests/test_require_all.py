@@ -17,8 +17,10 @@ def test_skipped_test_counts_as_a_failure_where_asked(tmp_path, value, code, par
         "import pytest\n\ndef test_a(): pytest.skip('no such program')\n\ndef test_b(): pass\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    environment = {**os.environ, "REQUIRE_ALL": value}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", parallel, "-p", "no:cacheprovider", tmp_path]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "REQUIRE_ALL": value, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which take seconds
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist.plugin", "-n", parallel, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, tmp_path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stdout
     assert ("skipped tests count as failures" in done.stdout) == bool(code)

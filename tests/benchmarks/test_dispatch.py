@@ -8,9 +8,10 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "dispatch.py"
 SITUATIONS = ["nobody", "one", "ten", "ten_one_overrides", "ten_not_due"]
 
 
-def run_benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(*options: str, first: str = "") -> subprocess.CompletedProcess[str]:
+    """Run it, with a directory that modules are looked for in first."""
     command = [sys.executable, str(SCRIPT), "--rounds", "2", "--calls", "50", *options]
-    environment = os.environ | {"COLUMNS": "100"}
+    environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": first}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
@@ -41,8 +42,10 @@ def check_peers(report):
     assert min(report[key] for key in ("cpus", "direct_nanoseconds", "add_microseconds", "rebuild_microseconds")) > 0
 
 
-def test_dispatch_without_json_prints_the_table_and_the_bars():
-    done = run_benchmark()
+def test_dispatch_without_json_prints_the_table_the_bars_and_who_is_not_there(tmp_path):
+    for peer in ("torchtnt", "transformers", "lightning", "keras", "ignite"):
+        (tmp_path / f"{peer}.py").write_text("raise ImportError('it is not there')")
+    done = run_benchmark(first=str(tmp_path))
 
     assert (done.returncode, done.stderr) == (0, "")
     table, _, beneath = done.stdout.partition("add to a collection of ten")
@@ -51,6 +54,7 @@ def test_dispatch_without_json_prints_the_table_and_the_bars():
     assert "import hookline, over a bare interpreter" in beneath
     assert "2 rounds of 50 calls" in beneath
     assert done.stdout.count("MET") + done.stdout.count("met") >= 5
+    assert beneath.count("it is not there") == 5
 
 
 def test_dispatch_with_no_rounds_is_refused():

@@ -24,8 +24,8 @@ def installed(program, tmp_path):
 
 @pytest.mark.parametrize("name", ["gradient-alarm", "top_5"])
 def test_new_package_installed_passes_its_own_tests(installed, tmp_path, name):
-    environment = {**os.environ, "PYTHONPATH": str(installed(name))}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-W", "error"]
+    environment = {**os.environ, "PYTHONPATH": str(installed(name)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error"]
     result = subprocess.run(
         command, cwd=tmp_path / name, env=environment, capture_output=True, text=True, check=False, timeout=120
     )

@@ -285,7 +285,7 @@ def benchmark(torch, monkeypatch):
 
 def test_throughput_benchmark_compares_both_callbacks_with_a_training_that_logs_nothing(benchmark, capsys):
     benchmark.main(["--rounds=1", "--steps=3", "--batch-sizes", "4", "--json"])
-    lines = json.loads(capsys.readouterr().out)
+    lines = json.loads(capsys.readouterr().out)["cases"]
     assert [(line["case"], line["batch_size"]) for line in lines] == [("plain", 4), ("enhanced", 4), ("optimized", 4)]
     assert all(line["samples_per_second"] > 0 and 0 <= line["beside"] < 1 for line in lines)
 
