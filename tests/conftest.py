@@ -31,12 +31,9 @@ NOT_MEASURED = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
     for item in items:
-        place = (
-            item.path.relative_to(Path(__file__).parent)
-            if item.path.is_relative_to(Path(__file__).parent)
-            else item.path
-        )
+        place = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
         if place.parts[0] in NOT_MEASURED or place.as_posix() in NOT_MEASURED:
             item.add_marker("no_cover")
 

@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +127,17 @@ def _registered(owner: Class) -> Iterator[str]:
 
 def _sections(owner: Class, package: Package) -> Iterator[str]:
     """The keys in files under which it stands: ``data`` for ``data: DataOptions``."""
-    for each in package.classes.values():
-        for node in each.node.body if _has_fields(each) else ():
-            if isinstance(node, ast.AnnAssign) and re.search(rf"\b{owner.node.name}\b", ast.unparse(node.annotation)):
-                yield ast.unparse(node.target)
+    for section, words in _annotated(package):
+        if owner.node.name in words:
+            yield section
+
+
+@cache
+def _annotated(package: Package) -> list[tuple[str, set[str]]]:
+    """The names of all fields, with the words of their annotations."""
+    lines = [node for each in package.classes.values() if _has_fields(each) for node in each.node.body]
+    fields = [node for node in lines if isinstance(node, ast.AnnAssign)]
+    return [(ast.unparse(node.target), set(re.findall(r"\w+", ast.unparse(node.annotation)))) for node in fields]
 
 
 class TestFile:
