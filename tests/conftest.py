@@ -27,7 +27,7 @@ NOT_MEASURED = (
     *("benchmarks", "contract", "docs", "e2e", "seeds", "soak"),
     *("core/test_order_properties.py", "loops/test_resume.py", "server/test_api_fuzz.py", "store/test_store_oracle.py"),
 )
-"""What runs code that other tests run as well: measuring its coverage would take a minute and show nothing more."""
+"""What runs code that other tests run as well: measuring its coverage takes time and shows nothing more."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
