@@ -136,6 +136,7 @@ def _type(annotation: Any) -> str:
         return ""
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     text = plain if isinstance(plain, str) else inspect.formatannotation(plain)
+    text = re.sub(r"Optional\[(.*)\]", r"\1 | None", text)
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)
 
 

@@ -13,6 +13,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("KERAS_BACKEND", "torch")
+# Ray's processes would come behind everything else that the tests do, and those that wait for them would take minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 

@@ -213,7 +213,7 @@ def untried(options: list[Options], files: list[TestFile]) -> list[str]:
 
 
 def command_options(command: Any, path: str = "hookline") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every command with each of its options, in the ways that people type it: ``-o, --output``."""
+    """Every command with each of its options, in the ways that people type it: ``-o, --output``, ``--a, --no-a``."""
     for parameter in command.params:
         if parameter.param_type_name == "option" and not parameter.hidden:
             yield path, (*parameter.opts, *parameter.secondary_opts)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 from pathlib import Path
 
 import hosts
@@ -117,7 +118,8 @@ def test_huggingface_validation_that_is_asked_for_at_one_comes_behind_the_next_s
 
 def test_ray_train_tells_the_reference_and_is_steered_in_two_workers(tmp_path, facts_of, monkeypatch):
     """One fit for all that there is to know: starting Ray Train takes half a minute."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # for its workers
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")  # for its workers
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # so long does every report wait
     error, of_ranks = ray_train.fit(tmp_path)
     assert "ZeroDivisionError: division by zero" in error  # that of a critical callback, which ends the fit

@@ -536,3 +536,9 @@ def test_error_about_an_override_names_the_command_line(load, override, message)
 )
 def test_error_about_an_override_of_a_stage_names_the_command_line(load, override, message):
     assert error_of(load, STAGED + "arms: {low: {lr: 1}}\n", override) == f"command line: {message}"
+
+
+def test_error_about_what_an_override_made_in_a_list_names_the_command_line(load):
+    stages = "stages: [early, {name: late, train: {max_steps: 1}}]\n"
+    said = error_of(load, SFT + stages, "stages.1.trian.max_steps=3")
+    assert said.startswith("command line: stages[1].trian: unknown key. Did you mean 'train'?")

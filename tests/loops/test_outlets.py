@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline.record.courier import Courier
 from hookline.record.records import Status
 from hookline.sinks import CsvSink, Sink
 
@@ -118,6 +119,19 @@ def test_run_with_a_sink_that_hangs_ends_in_time(capsys):
         train(run)
     assert {state.name: state.behind_bytes > 0 for state in run.sinks()} == {"Recording": True, "csv": False}
     sink.gate.set()
+
+
+def test_run_gives_its_sinks_as_long_to_deliver_as_it_is_told(monkeypatch):
+    given, close = [], Courier.close
+
+    def noted(courier, seconds):
+        given.append(seconds)
+        close(courier, seconds)
+
+    monkeypatch.setattr(Courier, "close", noted)
+    with hl.run("x", sinks=[Recording()], drain_seconds=7, summary=False) as run:
+        train(run)
+    assert given == [7]
 
 
 def test_status_of_a_run_is_recorded_and_reaches_the_sinks():

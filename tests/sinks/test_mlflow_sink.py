@@ -334,8 +334,8 @@ def test_limits_hold_for_the_sinks_thread_and_no_other():
 def test_server_that_fails_is_a_fault_that_the_time_limit_ends(fault, run_dir):
     with proxy(to=None) as front:
         front.mode = fault
-        delivery = deliver(run_dir, MlflowSink(front.uri, timeout_seconds=1))
-        assert delivery.progress.status == "lagging"
+        delivery = deliver(run_dir, sink := MlflowSink(front.uri, timeout_seconds=1))
+        assert (delivery.progress.status, sink._connection.timeout_seconds) == ("lagging", 1)
 
 
 @pytest.mark.parametrize(("status", "fix"), [(401, "MLFLOW_TRACKING_PASSWORD"), (403, "TOKEN"), (404, "is no MLflow")])

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 from hookline.core.errors import OptionError
 from hookline.core.metrics import MetricsRow
@@ -80,6 +80,9 @@ class Run(Session):
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
+
+    restores_itself: ClassVar[bool] = False
+    """Whether it knows by itself what its checkpoints hold; ``save`` and ``load`` are then for more than that."""
 
     @property
     def in_step(self) -> bool:
@@ -162,8 +165,8 @@ class Run(Session):
 
     @property
     def can_be_taken_up(self) -> bool:
-        """Whether its checkpoints hold more than counters: somebody said how they are written."""
-        return self._save is not None
+        """Whether its checkpoints hold more than counters, or somebody said how they are written."""
+        return self.restores_itself or self._save is not None
 
     @property
     def how_to_be_taken_up(self) -> str:
@@ -185,7 +188,7 @@ class Run(Session):
             self._load(directory)
 
     def _say_what_is_not_read(self, path: Path) -> None:
-        if self._load is None and (self._save is not None or not self.can_be_taken_up):
+        if self._load is None and not self.restores_itself:
             lacking = "load=" if self._save is not None else "save= and load="
             logger.warning(
                 "%r goes on at step %s from %s, but with the model as it is now: nobody said how checkpoints are "

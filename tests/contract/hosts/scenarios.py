@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import wait_until
+
 import hookline as hl
 from hookline.callbacks import CheckpointCallback
 from hookline.record.reader import last_status, read
@@ -174,6 +176,7 @@ def rows(host: Host) -> list[dict[str, Any]]:
 
 
 def recorded_end(host: Host) -> list[str]:
-    """How the record says that the training ended."""
+    """How the record says that the training ended; where several processes train, another one writes it."""
+    wait_until(lambda: last_status(host.loop.dir).status != "running")
     status = last_status(host.loop.dir)
     return [status.status, status.message]

@@ -113,8 +113,11 @@ def first_missing(values: Any, path: str) -> str:
     'arms.low.train'
     """
     parts = path.split(".")
-    lengths = (length for length in range(1, len(parts)) if not _has(values, tuple(parts[:length])))
-    return ".".join(parts[: next(lengths, len(parts))])
+    for length, part in enumerate(parts, 1):
+        values = _inside(values, part)
+        if values is None:
+            return ".".join(parts[:length])
+    return path
 
 
 def parts_of(path: str) -> tuple[str, ...]:
@@ -143,6 +146,13 @@ def _merge(below: Any, above: Any) -> Any:
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):
         return above
     return {**below, **{key: _merge(below[key], value) if key in below else value for key, value in above.items()}}
+
+
+def _inside(values: Any, part: str) -> Any:
+    """What stands at a key, or at the index of a list; None where nothing does."""
+    if isinstance(values, list):
+        return values[int(part)] if part.isdecimal() and int(part) < len(values) else None
+    return values.get(part) if isinstance(values, Mapping) else None
 
 
 def _has(values: Any, parts: tuple[str, ...]) -> bool:

@@ -72,7 +72,7 @@ class FileArm(Arm):
         self._trained, self._layers, self._source = trained, layers, source
         self.path = path
         """Where in the file it stands."""
-        self._with_stage: dict[str, FileArm] = {}
+        self._with_stage: dict[tuple[str, str], FileArm] = {}
         try:
             config = trained.config(layers, source)
             super().__init__(name, config, train=trained.function, answers=trained.answers, stages=stages)
@@ -94,10 +94,11 @@ class FileArm(Arm):
         """The arm in a stage, or as `Arm` says."""
         if not isinstance(changes, StageChanges):
             return super().changed(name, changes)
-        if changes.origin not in self._with_stage:  # asked for again with each repeat
+        key = name, changes.origin
+        if key not in self._with_stage:  # asked for again with each repeat
             layers = [*self._layers, Layer(dict(changes), changes.origin)]
-            self._with_stage[changes.origin] = FileArm(name, self._trained, layers, self._source, self.path)
-        return self._with_stage[changes.origin]
+            self._with_stage[key] = FileArm(name, self._trained, layers, self._source, self.path)
+        return self._with_stage[key]
 
 
 def whole(

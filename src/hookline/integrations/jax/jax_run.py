@@ -35,6 +35,8 @@ class JaxRun(Run):
         options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
     """
 
+    restores_itself = True
+
     def __init__(
         self,
         train_state: Any,
@@ -65,11 +67,6 @@ class JaxRun(Run):
     def model(self, model: Any) -> None:
         if model is not None:  # which every loop begins with
             raise OptionError("loop.model is a part of loop.train_state: assign that, and say which part with model=.")
-
-    @property
-    def can_be_taken_up(self) -> bool:
-        """Always: its checkpoints hold what training goes on from."""
-        return True
 
     def next_key(self) -> Any:
         """A new random key; what it was split off is kept, and part of every checkpoint."""

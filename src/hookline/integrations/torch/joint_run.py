@@ -32,6 +32,8 @@ class JointRun(Run):
         options: As for `hl.run`.
     """
 
+    restores_itself = True
+
     def __init__(self, name: str | None, *, replay: Replay, **options: Any) -> None:
         super().__init__(name, **options)
         self._replay = replay
@@ -56,11 +58,6 @@ class JointRun(Run):
     def in_step(self) -> bool:
         """Whether a step is under way that `step` does not count yet."""
         return not self._goes_back and (self._is_between_batches or super().in_step)
-
-    @property
-    def can_be_taken_up(self) -> bool:
-        """Always: its checkpoints hold what training goes on from."""
-        return True
 
     def begin(self) -> None:
         """Begin to record, and listen to the optimizers."""
