@@ -250,7 +250,7 @@ def test_journal_killed_a_thousand_times_loses_nothing(tmp_path):
     done = subprocess.run([sys.executable, script, tmp_path, "1000"], capture_output=True, text=True, check=True)
     counted = json.loads(done.stdout)
     print(counted)
-    assert counted.pop("rows") > 1_000
+    assert counted.pop("rows") > 10_000
     assert counted == {"kills": 1000, "lost": 0, "duplicates": 0, "unreadable": 0}
 
 

@@ -37,6 +37,9 @@ class Run(Session):
         load: Called with a checkpoint's directory to read it back.
     """
 
+    restores_itself: ClassVar[bool] = False
+    """Whether it knows by itself what its checkpoints hold; ``save`` and ``load`` are then for more than that."""
+
     def __init__(
         self,
         name: str | None = None,
@@ -80,9 +83,6 @@ class Run(Session):
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
-
-    restores_itself: ClassVar[bool] = False
-    """Whether it knows by itself what its checkpoints hold; ``save`` and ``load`` are then for more than that."""
 
     @property
     def in_step(self) -> bool:
