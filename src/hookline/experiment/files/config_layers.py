@@ -14,6 +14,8 @@ from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError
 from hookline.loops.config_struct import COMMAND_LINE
 
+_NOTHING = object()
+
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSource(Source):
@@ -115,7 +117,7 @@ def first_missing(values: Any, path: str) -> str:
     parts = path.split(".")
     for length, part in enumerate(parts, 1):
         values = _inside(values, part)
-        if values is None:
+        if values is _NOTHING:
             return ".".join(parts[:length])
     return path
 
@@ -149,10 +151,10 @@ def _merge(below: Any, above: Any) -> Any:
 
 
 def _inside(values: Any, part: str) -> Any:
-    """What stands at a key, or at the index of a list; None where nothing does."""
+    """What stands at a key, or at the index of a list; nothing is not None, which a file can say."""
     if isinstance(values, list):
-        return values[int(part)] if part.isdecimal() and int(part) < len(values) else None
-    return values.get(part) if isinstance(values, Mapping) else None
+        return values[int(part)] if part.isdecimal() and int(part) < len(values) else _NOTHING
+    return values.get(part, _NOTHING) if isinstance(values, Mapping) else _NOTHING
 
 
 def _has(values: Any, parts: tuple[str, ...]) -> bool:
