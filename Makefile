@@ -10,6 +10,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 SYSTEM_PACKAGES := chromium
+# The tests start hundreds of processes; where Python is told to keep nothing compiled, each would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
 
 FAST := tests/core tests/callbacks tests/logging tests/record tests/store
 

@@ -1,5 +1,7 @@
 """What all tests share: one thread for numerical libraries, Keras on torch, skips as failures where asked."""
 
+import atexit
+import gc
 import logging
 import os
 import signal
@@ -18,6 +20,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 
+atexit.register(gc.unfreeze)  # of what tests set aside; some libraries complain of what is not gone at the end
+
 
 @pytest.hookimpl(optionalhook=True)  # where tests run in one process, nobody asks
 def pytest_xdist_auto_num_workers():
@@ -25,19 +29,60 @@ def pytest_xdist_auto_num_workers():
     return len(os.sched_getaffinity(0)) + 1
 
 
+HERE = Path(__file__).parent
+
 NOT_MEASURED = (
     *("benchmarks", "contract", "docs", "e2e", "seeds", "soak"),
     *("core/test_order_properties.py", "loops/test_resume.py", "server/test_api_fuzz.py", "store/test_store_oracle.py"),
 )
 """What runs code that other tests run as well: measuring its coverage takes time and shows nothing more."""
 
+LONGEST = (
+    *("rl/test_ray.py", "test_examples.py", "docs/test_docs.py", "contract/test_sinks.py", "contract/test_hosts.py"),
+    *("experiment/test_experiment_resume.py", "integrations/test_ray_bridge.py", "sinks/test_mlflow_sink.py"),
+    *("loops/test_processes.py", "server/test_page.py", "loops/test_resume.py", "experiment/test_ray_runs.py"),
+    *("sinks/test_wandb_sink.py", "contract/test_steering.py", "experiment/test_executors.py"),
+    *("benchmarks/test_integrations_benchmark.py", "record/test_journal.py", "integrations/test_transformers.py"),
+    *("server/test_page_charts.py", "contract/test_builtins_in_hosts.py", "e2e/test_demo.py"),
+)
+"""Files of half a minute or more. A file is not divided among processes, so these come first, and short ones end it."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    gone = [name for name in (*NOT_MEASURED, *LONGEST) if not (HERE / name).exists()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py names what is not there: {', '.join(gone)}")
     for item in items:
-        place = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
-        if place.parts[0] in NOT_MEASURED or place.as_posix() in NOT_MEASURED:
+        if _place(item).parts[0] in NOT_MEASURED or _place(item).as_posix() in NOT_MEASURED:
             item.add_marker("no_cover")
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(_place(item).as_posix(), len(ranks)))
+
+
+def _place(item: pytest.Item) -> Path:
+    return item.path.relative_to(HERE) if item.path.is_relative_to(HERE) else item.path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    gc.disable()  # nothing of what tests import is garbage
+    try:
+        return (yield)
+    finally:
+        _set_aside_what_stays()
+        gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_of_other_files():
+    yield
+    _set_aside_what_stays()
+
+
+def _set_aside_what_stays() -> None:
+    """Spare the garbage collector a gigabyte of modules, at which it would look each time that a library calls it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
