@@ -49,9 +49,6 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gone = [name for name in (*NOT_MEASURED, *LONGEST) if not (HERE / name).exists()]
-    if gone:
-        raise pytest.UsageError(f"tests/conftest.py names what is not there: {', '.join(gone)}")
     for item in items:
         if _place(item).parts[0] in NOT_MEASURED or _place(item).as_posix() in NOT_MEASURED:
             item.add_marker("no_cover")

@@ -221,9 +221,10 @@ def test_dry_run_shows_callbacks_that_the_settings_of_a_stage_bring(files, cli):
     ]
 
 
-def test_run_of_a_file_that_is_not_there_and_has_no_others_beside_it_suggests_none(cli):
+def test_run_of_a_file_that_is_not_there_and_has_no_others_beside_it_says_where_it_looked(cli):
     result = cli("run", "nope.yaml")
-    assert (result.exit_code, result.stderr) == (2, "Error: nope.yaml: there is no such configuration file.\n")
+    said = f"Error: nope.yaml: there is no such configuration file. {Path.cwd()} has none.\n"
+    assert (result.exit_code, result.stderr) == (2, said)
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,9 @@ def _key(item):
     return step, name, "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
-def test_every_registered_sink_has_a_destination_here():
-    assert {kind.name for kind in DESTINATIONS} == set(SINKS.names())
+def test_every_sink_of_hookline_has_a_destination_here():
+    ours = {name for name in SINKS.names() if SINKS.find(name).__module__.startswith("hookline.")}
+    assert {kind.name for kind in DESTINATIONS} == ours
 
 
 @pytest.mark.parametrize("kind", DESTINATIONS)

@@ -342,11 +342,12 @@ def test_remote_rollouts_workers_do_not_run_ahead(ray, max_staleness, most_ahead
 
 
 def fleet_of_one(ray, told, **options):
+    """A fleet that would look after its worker once an hour, were it not told of deaths when they happen."""
     return RolloutFleet(
         hiring(ray, {}, rollout0=options),
         [{"step": 7}],
         tell=lambda name, **facts: told.append((name, facts)),
-        heartbeat_seconds=0.05,
+        heartbeat_seconds=3600,
     )
 
 

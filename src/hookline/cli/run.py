@@ -18,8 +18,8 @@ import typer
 
 from hookline.cli.dry_run_view import dry_run_document, print_dry_run, print_moments
 from hookline.cli.output import AsJson, console, foreign_code, print_json
-from hookline.core.errors import ConfigError, HooklineError, UnknownNameError, closest
-from hookline.loops.config_file import SUFFIXES, overridden, read_config
+from hookline.core.errors import ConfigError, HooklineError, UnknownNameError
+from hookline.loops.config_file import overridden, read_config
 from hookline.loops.signals import is_signal
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def run(
 
 def _recognised(file: Path, overrides: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
     """What a file describes, by its keys."""
-    _check_is_there(file)
     values = overridden(read_config(file), overrides)
     if any(key in values for key in EXPERIMENT_KEYS):
         return "experiment", values
@@ -76,14 +75,6 @@ def _recognised(file: Path, overrides: Sequence[str]) -> tuple[str, Mapping[str,
         keys = ", ".join(map(str, values)) or "nothing"
         raise ConfigError(f"{file}: it is not known what to run: {keys} was given. {RECOGNISED}")
     return kind, values
-
-
-def _check_is_there(file: Path) -> None:
-    """Name the configuration files beside it, where there are some."""
-    if not file.exists():
-        names = [each.name for each in file.parent.glob("*") if each.suffix in SUFFIXES]
-        hint = f" {closest(file.name, names)}" if names else ""
-        raise ConfigError(f"{file}: there is no such configuration file.{hint}")
 
 
 def _option_overrides(

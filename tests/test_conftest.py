@@ -1,4 +1,4 @@
-"""Under REQUIRE_ALL=1 a skipped test is a failure."""
+"""What tests/conftest.py sees to: skipped tests are failures where asked; the files that it names are there."""
 
 import os
 import shutil
@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+
+
+def test_files_that_are_named_are_there(request):
+    conftest = request.config.pluginmanager.get_plugin(str(HERE / "conftest.py"))
+    assert [name for name in (*conftest.NOT_MEASURED, *conftest.LONGEST) if not (HERE / name).exists()] == []
+
 
 @pytest.mark.parametrize(("value", "code"), [("1", 1), ("", 0)])
 @pytest.mark.parametrize("parallel", ["0", "2"])
 def test_skipped_test_counts_as_a_failure_where_asked(tmp_path, value, code, parallel):
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    shutil.copy(HERE / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import pytest\n\ndef test_a(): pytest.skip('no such program')\n\ndef test_b(): pass\n"
     )
