@@ -100,6 +100,29 @@ def test_public_name_that_does_not_exist_is_an_attribute_error():
         _ = hookline.Calback
 
 
+@pytest.mark.parametrize(
+    ("statement", "name", "extra"),
+    [
+        ("hookline.Trainer", "hookline.Trainer", "torch"),
+        ("from hookline import Trainer", "hookline.Trainer", "torch"),
+        ("hookline.SFTPolicyWorker", "hookline.SFTPolicyWorker", "hf"),
+        ("hookline.rl.GRPOLearner", "hookline.rl.GRPOLearner", "torch"),
+        ("from hookline.rl import RLConfig", "hookline.rl.RLConfig", "hf"),
+    ],
+)
+def test_public_name_without_the_package_that_it_needs_says_what_to_install(statement, name, extra):
+    code = f"import sys; sys.modules['torch'] = None\nimport hookline\n{statement}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    needs = f"{name} needs a package that is not installed. Install it with: pip install 'hookline[{extra}]'"
+    assert result.stderr.splitlines()[-1] == f"hookline.core.errors.MissingExtraError: {needs}"
+
+
+def test_public_name_without_what_every_installation_has_is_the_error_of_python():
+    code = "import sys; sys.modules['msgspec'] = None\nimport hookline\nhookline.Trainer"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of msgspec")
+
+
 def test_public_names_that_wait_for_their_first_use_are_public():
     assert sorted(set(hookline._LAZY) - set(hookline.__all__)) == []
 

@@ -103,6 +103,19 @@ class ClosesOnce(Fine):
         del self.seen
 
 
+class SharesAList(hl.Callback):
+    seen: list[int] = []  # noqa: RUF012
+
+    def on_step_end(self, loop):
+        self.seen.append(loop.step)
+
+    def state_dict(self):
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen[:] = state["seen"]
+
+
 def test_contract_holds_for_a_good_callback():
     check_callback(Fine)
 
@@ -115,6 +128,7 @@ def test_contract_holds_for_a_good_callback():
         (KeepsALock, "a copy can be made"),
         (HasOddState, "does not survive JSON"),
         (ClosesOnce, "closing twice"),
+        (SharesAList, "two of a kind share state"),
     ],
 )
 def test_contract_names_what_does_not_hold(factory, message):

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hookline.integrations.foreign import wrap
     from hookline.loops.run import Run, run
     from hookline.loops.trainer import Trainer
+    from hookline.loops.trainer import Trainer as DreamTrainer
     from hookline.loops.trainer_config import TrainerConfig
     from hookline.loops.trainer_config import TrainerConfig as DreamTrainerConfig
     from hookline.loops.worker import SFTPolicyWorker
@@ -81,6 +82,7 @@ __all__ = [
     "ConfigError",
     "Cost",
     "Costs",
+    "DreamTrainer",
     "DreamTrainerConfig",
     "DuplicateError",
     "EvalResult",
@@ -146,6 +148,7 @@ _LAZY = {
     "Arm": "hookline.experiment.arm:Arm",
     "ArmResult": "hookline.core.state:ArmResult",
     "Benchmark": "hookline.experiment.benchmark:Benchmark",
+    "DreamTrainer": "hookline.loops.trainer:Trainer",
     "DreamTrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "EvalResult": "hookline.core.state:EvalResult",
     "Experiment": "hookline.experiment.experiment:Experiment",
@@ -184,14 +187,15 @@ _LAZY = {
 }
 """What is imported when it is first used, so that `import hookline` stays cheap."""
 
+_EXTRAS = {"SFTPolicyWorker": "hf"}
+"""The extra that a name needs, where it is another one than ``torch``."""
+
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    from importlib import import_module
+    from hookline.core.lazy_names import load
 
-    module, _, attribute = _LAZY[name].partition(":")
-    value = import_module(module)
-    value = getattr(value, attribute) if attribute else value
+    value = load(f"hookline.{name}", _LAZY[name], extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value

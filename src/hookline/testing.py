@@ -175,12 +175,14 @@ def check_callback(factory: Callable[[], Callback | Hook]) -> None:
     """Check that what ``factory`` makes behaves as any subscriber must.
 
     Every moment can fire, with usual metrics, with none and with ones that are not finite; two live
-    side by side; a copy works and shares nothing; the state survives JSON and comes back equal;
-    closing twice is harmless.
+    side by side, and using one leaves the other's state as it is; a copy works and shares nothing; the
+    state survives JSON and comes back equal; closing twice is harmless.
 
     Raises:
         AssertionError: Something does not hold; the message says what.
     """
+    unused = factory()
+    before = _json_state(unused)
     unusual = {"loss": float("nan"), "val/loss": float("inf"), "reward": None, "note": "text"}
     for metrics in (None, {}, unusual):
         subscriber = factory()
@@ -194,20 +196,26 @@ def check_callback(factory: Callable[[], Callback | Hook]) -> None:
     assert first is not second, "the factory must make a new one each time"
     _expect("a copy can be made and works", lambda: fire_everything(copy.deepcopy(factory())))
     _check_state(factory)
+    after = _json_state(unused)
+    assert after == before, f"two of a kind share state: that of one became {after}, from {before}, as others were used"
 
 
 def _check_state(factory: Callable[[], Callback | Hook]) -> None:
     used = factory()
     fire_everything(used)
-    state = used.state_dict()
+    state = json.loads(_json_state(used))
+    restored = factory()
+    restored.load_state_dict(state)
+    again = json.loads(_json_state(restored))
+    assert again == state, f"state_dict() after load_state_dict() is {again!r}, not {state!r}"
+
+
+def _json_state(subscriber: Callback | Hook) -> str:
+    state = plain(subscriber.state_dict())
     try:
-        restored_state = json.loads(json.dumps(plain(state)))
+        return json.dumps(state)
     except (TypeError, ValueError) as error:
         raise AssertionError(f"state_dict() does not survive JSON: {error}") from error
-    restored = factory()
-    restored.load_state_dict(restored_state)
-    again = json.loads(json.dumps(plain(restored.state_dict())))
-    assert again == restored_state, f"state_dict() after load_state_dict() is {again!r}, not {restored_state!r}"
 
 
 def _expect(what: str, check: Callable[[], Any]) -> None:

@@ -289,3 +289,42 @@ def test_checkpoint_callback_in_a_trainer_keeps_the_step_that_was_validated_best
 def test_checkpoint_callback_and_early_stopping_take_the_direction_from_the_name(monitor, mode, expected):
     assert CheckpointCallback(monitor, mode=mode).mode == expected
     assert hl.callbacks.EarlyStoppingCallback(monitor, mode=mode).mode == expected
+
+
+def test_checkpoint_callback_in_a_second_training_begins_with_none_of_the_first():
+    callback = CheckpointCallback("val_loss", every_n_steps=1)
+    first, second = train([1, 2], callback), train([4, 3, 5], callback)
+    assert (on_disk(first), on_disk(second)) == ([1, 2], [2, 3])
+    assert callback.best_path == second.dir / "checkpoints" / "step-00000002"
+
+
+@pytest.mark.parametrize(("often", "rarely", "left"), [(1, 1, [5]), (2, 1, [5]), (2, 4, [5])])
+def test_checkpoint_callbacks_that_save_the_same_steps_leave_what_one_of_them_keeps(often, rarely, left):
+    rules = [CheckpointCallback(every_n_steps=often), CheckpointCallback(every_n_steps=rarely)]
+    assert on_disk(train([None] * 5, *rules)) == left
+
+
+def test_checkpoint_callbacks_one_of_which_keeps_all_leave_all():
+    rules = [CheckpointCallback(every_n_steps=1), CheckpointCallback(every_n_steps=1, save_top_k=-1)]
+    assert on_disk(train([None] * 3, *rules)) == [1, 2, 3]
+
+
+class Noted(hl.Callback):
+    def __init__(self):
+        self.notes = []
+
+    def on_checkpoint(self, loop, row):
+        self.notes.append(row.step)
+
+    def on_train_end(self, loop, artifacts):
+        self.notes.append([(row.step, row.path.exists()) for row in artifacts.checkpoints])
+
+
+def test_checkpoint_callback_has_saved_when_the_others_are_told_of_the_end(torch, tmp_path):
+    rule = {"checkpoint": {"every_n_steps": 2}, "output_dir": str(tmp_path), "summary": False}
+    noted, bare = Noted(), Noted()
+    data = [(torch.ones(1), torch.ones(1))] * 6
+    config = hl.TrainerConfig(max_steps=3, batch_size=2, callbacks=[noted], **rule)
+    hl.Trainer(torch.nn.Linear(1, 1), data, config=config, loss=torch.nn.functional.mse_loss).fit()
+    train([None] * 3, CheckpointCallback(every_n_steps=2), bare)
+    assert noted.notes == bare.notes == [2, 3, [(3, True)]]

@@ -117,7 +117,7 @@ def test_list_json_module_that_prints_leaves_the_document_alone(program, tmp_pat
 def test_show_callback_json_has_arguments_moments_and_options(cli):
     shown = json.loads(cli("hooks", "show", "early_stopping", "--json").stdout)
     assert shown["path"] == "hookline.callbacks.early_stopping:EarlyStoppingCallback"
-    assert shown["moments"] == ["on_log", "on_train_end"]
+    assert shown["moments"] == ["on_train_start", "on_log", "on_train_end"]
     assert shown["arguments"][:2] == [
         {
             "name": "monitor",
@@ -292,7 +292,7 @@ callbacks:
 def test_plan_json_has_the_order_of_each_moment(program, here):
     result = program("hooks", "plan", here("callbacks.yaml", PLANNED), "--json")
     assert json.loads(result.stdout)["moments"] == {
-        "on_train_start": ["print_progress"],
+        "on_train_start": ["early_stopping", "print_progress"],
         "on_step_end": ["picky", "loud", "alarm", "print_progress"],
         "on_log": ["early_stopping"],
         "on_train_end": ["early_stopping", "print_progress"],
@@ -316,7 +316,8 @@ def test_plan_text_has_a_row_for_each_moment_and_subscriber(program, here):
     rows = [" ".join(line.split()) for line in result.stdout.splitlines() if line.strip()]
     assert rows[0] == "moment # subscriber cadence priority"
     assert rows[2:] == [
-        "on_train_start 1 print_progress always -100 rank zero",
+        "on_train_start 1 early_stopping always 0",
+        "2 print_progress always -100 rank zero",
         "on_step_end 1 picky should_run() 5 critical",
         "2 loud after 10 and every 5 0 before alarm",
         "3 alarm every 50 and every 25 0",

@@ -26,9 +26,9 @@ with hl.run("killed", sinks=["csv", "jsonl"]) as run:
 """
 
 
-def killed_run(tmp_path):
+def killed_run(tmp_path, program=KILLED):
     """The directory of a run that was killed before anything was delivered."""
-    result = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == -signal.SIGKILL, result.stderr
     return tmp_path / "runs" / "default" / result.stdout.strip()
 
@@ -110,6 +110,20 @@ def test_sync_without_sinks_says_that_there_is_nothing_to_deliver(tmp_path, cli)
         pass
     result = cli("runs", "sync", run.dir.name)
     assert (result.exit_code, "there is nothing to deliver" in result.stdout) == (0, True)
+
+
+def test_sync_of_a_killed_run_without_sinks_changes_nothing(tmp_path, cli):
+    run_dir = killed_run(tmp_path, KILLED.replace(', sinks=["csv", "jsonl"]', ""))
+    before = contents(run_dir)
+    result = cli("runs", "sync", run_dir)
+    assert (result.exit_code, "there is nothing to deliver" in result.stdout) == (0, True)
+    assert contents(run_dir) == before
+    assert json.loads(cli("runs", "show", run_dir, "--json").stdout)["status"] == "killed"
+
+
+def contents(run_dir):
+    """The files of a run, with what is in them and when it was written."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(run_dir.rglob("*")) if path.is_file()}
 
 
 def test_sync_of_an_unknown_run_names_the_closest(tmp_path, cli):

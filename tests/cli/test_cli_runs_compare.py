@@ -1,10 +1,12 @@
 """``hookline runs compare``: what differs between runs."""
 
 import json
+from pathlib import Path
 
 from finished_runs import record
 
 import hookline as hl
+from hookline import rl
 
 
 def two_runs():
@@ -24,6 +26,19 @@ def test_compare_shows_settings_that_differ_and_none_that_do_not(cli):
     assert cells(result, "train.lr") == ["train.lr", "0.1", "0.2"]
     assert cells(result, "seed") == ["seed", "1", "-"]
     assert "train.steps" not in result.stdout
+
+
+def test_compare_of_trainings_names_the_settings_that_differ(cli):
+    for name, kl in (("one", 0.0), ("two", 0.5)):
+        config = {"model": {"tiny": {"hidden_size": 8, "layers": 1, "heads": 2}}, "grpo": {"kl": kl}}
+        config |= {"curriculum": {"lessons": [{"id": "sort", "environment": "sorting"}]}}
+        config |= {"rollout": {"prompts": 2, "group_size": 2, "max_tokens": 2}}
+        config |= {"train": {"name": name, "max_steps": 1, "summary": False}}
+        Path(f"{name}.json").write_text(json.dumps(config))
+        rl.train(f"{name}.json")
+    assert cells(cli("runs", "compare", "one", "two"), "grpo.kl") == ["grpo.kl", "0.0", "0.5"]
+    document = json.loads(cli("runs", "compare", "one", "two", "--json").stdout)
+    assert document["config"] == {"grpo.kl": [0.0, 0.5], "train.name": ["one", "two"]}
 
 
 def test_compare_by_the_names_that_runs_were_given_finds_them(cli):

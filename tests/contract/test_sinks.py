@@ -131,6 +131,20 @@ def test_odd_numbers_arrive_as_they_can_be_shown(kind, make, recorder, tmp_path)
 
 
 @pytest.mark.parametrize("kind", DESTINATIONS)
+def test_whole_numbers_that_no_float_holds_do_not_stop_what_comes_after(kind, make, recorder, tmp_path):
+    destination = make(kind)
+    huge = {"value": 10**400, "other": -(10**400)}
+    recorder.log(huge, step=1)
+    recorder.samples([{"completion": "c", "rewards": huge, "total": 10**400, "advantage": -(10**400), "n": 10**400}], 1)
+    recorder.rewards("right", [10**400, 1.0, -(10**400)], step=1)
+    recorder.event("checkpoint", step=1, size=10**400)
+    recorder.status("running", step=1, size=10**400)
+    recorder.log(loss=0.5, step=2)
+    assert deliver(destination, tmp_path).progress.status == "ok"
+    assert (2, "loss", destination.shown(0.5)) in arrived(destination)
+
+
+@pytest.mark.parametrize("kind", DESTINATIONS)
 def test_odd_texts_and_other_records_do_no_harm(kind, make, recorder, tmp_path):
     destination = make(kind)
     recorder.log({"emoji 🐟": 1.0, "note": 'lone \ud800 NUL \0 line\nbreak, "quoted"', "a/b": 2.0}, step=1)

@@ -542,3 +542,48 @@ def test_argument_in_scientific_notation_without_a_point_is_a_number(tmp_path):
     file = tmp_path / "callbacks.yaml"
     file.write_text("callbacks:\n  - early_stopping: {min_delta: 1e-4}\n")
     assert hl.load_callbacks(file)["early_stopping"].min_delta == 1e-4
+
+
+def test_collection_of_entries_names_the_index_of_the_wrong_one():
+    with pytest.raises(hl.ConfigError) as caught:
+        hl.CallbackCollection(["logger", "progress_bar", {"early_stopping": {"patience": "x"}}])
+    assert str(caught.value).startswith("callbacks[2].early_stopping.patience: 'x' was given")
+
+
+def test_collection_add_of_a_wrong_entry_names_no_index():
+    with pytest.raises(hl.ConfigError) as caught:
+        hl.CallbackCollection(["logger"]).add({"early_stopping": {"patience": "x"}})
+    assert str(caught.value).startswith("callbacks.early_stopping.patience: 'x' was given")
+
+
+def test_collection_of_a_class_by_its_module_builds_it():
+    assert hl.CallbackCollection([f"{HERE}:Configured"]).names() == hl.load_callbacks([f"{HERE}:Configured"]).names()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("logger", "'logger' is the name of one callback, not a file: give a list of them, ['logger']."),
+        ({"logger": {}}, "logger: this is one callback: give a list of them, also of one."),
+        ({"use": "a.b:C", "with": {}}, "use: this is one callback: give a list of them, also of one."),
+    ],
+)
+def test_load_of_one_callback_without_a_list_says_to_give_one(given, message):
+    assert refusal(given) == message
+
+
+def test_load_of_a_file_with_the_name_of_a_callback_reads_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logger").write_text("[timer]")
+    assert hl.load_callbacks("logger").names() == ["timer"]
+
+
+def test_config_of_a_class_with_a_dot_before_it_names_the_form_with_a_colon():
+    message = refusal([{"use": "my.package.Mine"}])
+    form = "A class of your own is given as module:Class, here 'my.package:Mine'."
+    assert message.startswith(f"callbacks[0].use: Nothing is registered as 'my.package.Mine'. {form} Known: ")
+
+
+def test_config_of_text_for_a_list_says_that_a_list_is_expected():
+    given = {"use": f"{HERE}:Configured", "with": {"names": "a"}}
+    assert "(Expected `list | null`, got `str`)" in refusal([given])

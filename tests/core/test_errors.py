@@ -58,3 +58,9 @@ def test_closest_with_nothing_at_all_says_so():
 
 def test_closest_takes_any_iterable():
     assert closest("alpah", iter({"alpha": 1})) == "Did you mean 'alpha'?"
+
+
+def test_closest_of_a_name_that_is_near_none_lists_only_some():
+    known = ["one", "two", "three", "four"]
+    assert closest("zzz", known, listed=["four", "three"]) == "Known: four, three and 2 more."
+    assert closest("thre", known, listed=["four"]) == "Did you mean 'three'?"

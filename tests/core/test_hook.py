@@ -1,6 +1,7 @@
 """Hooks in a manager and in a collection: one engine."""
 
 import logging
+import threading
 
 import pytest
 
@@ -88,6 +89,39 @@ def test_manager_async_and_background_results_come_with_the_next_call_or_at_clos
     results = run_manager(manager, 2)
     gathered = {**results[0], **results[1], **manager.close()}
     assert gathered == {"async": 2, "thread": 1}
+
+
+def test_manager_late_results_of_several_steps_are_all_there():
+    class Waits(Reporting):
+        def run(self, context):
+            assert gate.wait(10)
+            return {"a": context.step}
+
+    gate = threading.Event()
+    manager = HookManager([Waits(background=True), Reporting(3, {"a": 0.5}, name="own")], strict=True)
+    assert run_manager(manager, 3) == [{}, {}, {"a": 0.5}]
+    gate.set()
+    assert manager.close() == {"waits/a": 3, "waits/a@2": 2, "waits/a@1": 1}
+
+
+def test_manager_late_results_of_one_step_asked_for_twice_are_all_there():
+    class Waits(Reporting):
+        def run(self, context):
+            assert gate.wait(10)
+            return {"a": next(numbers)}
+
+    gate, numbers = threading.Event(), iter(range(3))
+    manager = HookManager([Waits(background=True)], strict=True)
+    assert [manager.run_hooks(HookContext(None, 1)) for _ in range(3)] == [{}, {}, {}]
+    gate.set()
+    assert sorted(manager.close().values()) == [0, 1, 2]
+
+
+def test_hook_in_a_collection_that_returns_what_cannot_be_recorded_is_disabled_after_three_calls():
+    loop = FakeLoop(callbacks=[Reporting(result={"x": [1, 2]})], strict=False)
+    loop.run_steps(5)
+    cost = loop.callbacks.costs().by_name()["reporting"]
+    assert (cost.calls, cost.errors, cost.disabled) == (3, 3, True)
 
 
 def test_manager_counts_runs_not_questions():
@@ -226,3 +260,84 @@ def test_hook_for_rank_zero_follows_its_workers_rank():
 
     manager = HookManager([Reporting(1, {"x": 1}, ranks="zero")], strict=True)
     assert [manager.run_hooks(HookContext(Worker(rank), 1)) for rank in (0, 1)] == [{"x": 1}, {}]
+
+
+def hook_with(**members):
+    """A hook of a class with these members."""
+    usual = {"should_run": lambda self, context: True, "run": lambda self, context: None}
+    return type("Made", (Hook,), usual | members)()
+
+
+async def never(self, context):
+    return False
+
+
+@pytest.mark.parametrize(
+    "add", [HookManager().register_hook, hl.CallbackCollection().add, CompositeHook([]).manager.register_hook]
+)
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"run": lambda self: None}, r"Made.run cannot be called with a context.\n.*Made.run\(\)"),
+        ({"run": lambda self, context, loop: None}, r"Made.run\(context, loop\)"),
+        ({"run": lambda self, *, context: None}, r"Made.run\(\*, context\)"),
+        ({"run": 3}, "Made.run is 3; give a function"),
+        ({"should_run": lambda self: True}, r"Made.should_run\(\)"),
+        ({"should_run": never}, "Made.should_run is async, so it would always hold: write def should_run"),
+    ],
+)
+def test_hook_that_cannot_be_called_is_refused_when_added(add, members, message):
+    with pytest.raises(hl.MomentError, match=message):
+        add(hook_with(**members))
+
+
+@pytest.mark.parametrize(
+    "members", [{}, {"run": lambda self, *args: None}, {"run": lambda self, context, extra=1: None}]
+)
+def test_hook_with_other_arguments_that_have_defaults_is_accepted(members):
+    assert run_manager(HookManager([hook_with(**members)], strict=True), 2) == [{}, {}]
+
+
+@pytest.mark.parametrize(("base", "missing"), [(PeriodicHook, "frequency"), (CompositeHook, "manager")])
+def test_hook_that_does_not_set_up_its_base_is_refused_and_nothing_changes(base, missing):
+    class Hasty(base):
+        def __init__(self):
+            self.own = 1
+
+        def run(self, context):
+            return None
+
+        state_dict = Hook.state_dict
+
+    manager = HookManager([Reporting()], strict=True)
+    with pytest.raises(hl.MomentError, match=f"Hasty has no {missing}: its __init__ must call that of {base.__name__}"):
+        manager.register_hook(Hasty())
+    assert len(manager) == 1
+
+
+def test_periodic_hook_that_decides_itself_needs_no_frequency():
+    class Own(PeriodicHook):
+        def __init__(self):
+            self.steps = []
+
+        def should_run(self, context):
+            return context.step == 2
+
+        def run(self, context):
+            self.steps.append(context.step)
+
+    hook = Own()
+    run_manager(HookManager([hook], strict=True), 3)
+    assert hook.steps == [2]
+
+
+def test_metrics_hook_with_a_function_that_takes_no_context_is_refused():
+    with pytest.raises(hl.MomentError, match=r"metrics_fn cannot be called with a context"):
+        MetricsHook(5, lambda: {"a": 1})
+
+
+@pytest.mark.parametrize("make", [HookManager, CompositeHook])
+@pytest.mark.parametrize("given", [Reporting(), "logging_hook", 3, LoggingHook, {"logging_hook": {}}])
+def test_manager_and_composite_given_something_else_than_a_list_say_so(make, given):
+    with pytest.raises(hl.MomentError, match="give a list of hooks"):
+        make(given)

@@ -145,3 +145,14 @@ def test_rank_zero_subscriber_is_called_on_rank_zero_only():
     for rank in (0, 1, 0, 3):
         callbacks.on_step_end(FakeLoop(rank=rank), 0, None, {})
     assert ranks == [0, 0]
+
+
+def test_error_of_a_state_is_counted_in_the_costs():
+    class Broken(hl.Callback):
+        def state_dict(self):
+            raise RuntimeError("no state")
+
+    callbacks = hl.CallbackCollection([Broken()])
+    callbacks.state_dict()
+    (cost,) = callbacks.costs()
+    assert (cost.name, cost.calls, cost.errors, cost.note) == ("broken", 0, 1, "1 error")

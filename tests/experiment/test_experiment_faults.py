@@ -285,6 +285,28 @@ def test_a_critical_callback_fails_the_run_that_it_was_told_of(tmp_path, moment,
     assert f"{moment} is broken" in found["a-r0"].error
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["critical", "strict"])
+def test_a_callback_that_ends_a_run_is_told_with_its_exception_first(tmp_path, caplog, strict):
+    class Full(hl.Callback):
+        critical = not strict
+
+        def on_step_end(self, loop):
+            error = ValueError("disk of the server is full\nand so is its backup")
+            error.add_note("seen on Monday")
+            raise error
+
+    class Told(hl.Callback):
+        def on_run_end(self, ctx, run_result, arm):
+            told.append(ctx.error)
+
+    told = []
+    train = hl.Arm("a", lambda ctx, run: list(run.steps(2)))
+    experiment(tmp_path, train, callbacks=[Full(), Told(), Told], strict=strict).run()
+    words = "ValueError: disk of the server is full (hookline: raised by full at on_step_end, step 1)"
+    assert told == [words, words]
+    assert f"a-r0 failed: {words}" in caplog.messages
+
+
 def _repeats(run):
     return lambda prompts: prompts
 
@@ -342,6 +364,58 @@ def test_sinks_and_callbacks_are_checked_before_anything_runs(tmp_path, options,
     with pytest.raises(hl.HooklineError, match=message):
         experiment(tmp_path / "out", ("a", quick), **options).run()
     assert not (tmp_path / "out").exists()
+
+
+def misspelt(self, loop):
+    """Of no moment."""
+
+
+def impossible(self, loop, step_idx, batch, metrics, more):
+    """Of a moment that has fewer arguments."""
+
+
+@pytest.mark.parametrize("given", ["class", "instance"])
+@pytest.mark.parametrize(
+    ("moment", "message"),
+    [({"on_step_ned": misspelt}, "Did you mean 'on_step_end'"), ({"on_step_end": impossible}, "cannot be called")],
+    ids=["misspelt", "impossible"],
+)
+def test_experiment_callback_with_a_wrong_moment_is_an_error_when_it_is_built(tmp_path, given, moment, message):
+    kind = type("Wrong", (hl.Callback,), moment)
+    callbacks = [kind if given == "class" else kind()]
+    with pytest.raises(hl.MomentError, match=message):
+        experiment(tmp_path / "out", ("a", quick), callbacks=callbacks)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([3], "3 is no"),
+        (["cvs_metrics"], "Did you mean 'csv_metrics'"),
+        ([{"early_stopping": {"patiense": 3}}], "Did you mean 'patience'"),
+        ({"callbacks": ["cvs_metrics"]}, "Did you mean 'csv_metrics'"),
+    ],
+    ids=["number", "name", "setting", "configuration"],
+)
+def test_experiment_callbacks_that_are_none_are_an_error_when_it_is_built(tmp_path, given, message):
+    with pytest.raises(hl.HooklineError, match=message):
+        experiment(tmp_path / "out", ("a", quick), callbacks=given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_experiment_makes_nothing_of_classes_and_functions_before_it_runs(tmp_path):
+    class Opens(hl.Callback):
+        def __init__(self):
+            self.path = made.append("class")
+
+        @property
+        def on_disk(self):
+            return self.path
+
+    made = []
+    experiment(tmp_path / "out", ("a", quick), callbacks=[Opens, lambda: made.append("function")])
+    assert made == []
 
 
 @pytest.mark.parametrize("name", ["ü" * 100, "\ud800", ".", ".."])

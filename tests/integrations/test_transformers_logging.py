@@ -12,6 +12,7 @@ pytest.importorskip("datasets")
 pytest.importorskip("trl")
 
 from datasets import Dataset
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import hookline as hl
@@ -124,6 +125,10 @@ def test_enhanced_logging_keeps_evaluations_apart(torch, tmp_path, run):
     trainer.train()
     rows, samples = records(run)
     assert (callback.total_answers, len(samples)) == (8, 24)
+    found = [(sample.step, sample.axis) for sample in samples]
+    assert found == [
+        (step, axis) for step in (1, 2) for axis, count in (("train", 4), ("eval", 8)) for _ in range(count)
+    ]
     assert named(rows, "eval_total_answers") == [(1, 8), (2, 8)]
     assert [step for step, _ in named(rows, "eval_accuracy")] == [1, 2]
 
@@ -237,6 +242,76 @@ def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_on
     assert (callback.total_answers, len(dead._waiting)) == (4, heard)
     assert destination.present() is None
     assert not any(thread.name.startswith("hookline-logging") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("second", [EnhancedLoggingCallback, OptimizedLoggingCallback])
+def test_second_logging_callback_of_a_trainer_is_an_error(torch, tmp_path, second):
+    trainer = grpo(torch, tmp_path, EnhancedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1)
+    trainer.add_callback(second())
+    with pytest.raises(OptionError, match=f"{second.__name__} would both log this training: give the trainer one"):
+        trainer.train()
+    assert destination.present() is None
+    callback = EnhancedLoggingCallback()
+    grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
+    assert callback.total_answers == 4
+
+
+def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_the_next_training(torch, tmp_path):
+    ended = EnhancedLoggingCallback()
+    rewards.record_to(ended)
+    callback = EnhancedLoggingCallback()
+    grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
+    assert (callback.total_answers, ended.total_answers, destination.present()) == (4, 0, None)
+
+
+class ShutsDown(TrainerCallback):
+    """Shuts logging down while training goes on."""
+
+    def __init__(self):
+        self.done = threading.Event()
+
+    def on_step_end(self, *args, **kwargs):
+        hookline_logging.shutdown()
+        self.done.set()
+
+
+class HeldUp(logging.Handler):
+    """Keeps the questions it is given, and is held up by the first until somebody is done, for a moment at most."""
+
+    def __init__(self, done):
+        super().__init__()
+        self.done, self.questions = done, []
+
+    def emit(self, record):
+        self.done.wait(0 if self.questions else 0.3)
+        self.questions.append(record.hookline.question)
+
+
+def test_optimized_logging_is_finished_by_a_shutdown_within_the_training(torch, tmp_path):
+    stop = ShutsDown()
+    held_up = HeldUp(stop.done)
+    model = {"level": "INFO", "handlers": ["list"], "propagate": False}
+    hookline_logging.initialize({"handlers": {"list": {"()": lambda: held_up}}, "loggers": {"hookline.model": model}})
+    trainer = grpo(torch, tmp_path, OptimizedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1)
+    trainer.add_callback(stop)
+    trainer.train()
+    assert len(held_up.questions) == 4
+
+
+@pytest.mark.parametrize(
+    ("correctness", "said"),
+    [
+        ("anti_repetition_reward_fnc", "under that name so far. Did you mean 'anti_repetition_reward_func'?"),
+        (None, "Give correctness=: anti_repetition_reward_func."),
+    ],
+)
+def test_logging_callback_that_does_not_know_the_accuracy_says_so_once(torch, tmp_path, run, caplog, correctness, said):
+    callback = EnhancedLoggingCallback(correctness=correctness)
+    grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS[1:]), max_steps=2).train()
+    rows, _ = records(run)
+    assert caplog.text.count("EnhancedLoggingCallback does not know the accuracy") == 1
+    assert said in caplog.text
+    assert named(rows, "accuracy") + named(rows, "final_accuracy") == []
 
 
 @pytest.mark.parametrize("correctness", ["", 3])

@@ -87,6 +87,7 @@ def test_config_given_as_a_dict_is_left_as_it_is():
         ("handlers: [console, csv]", "propagates: no", 8, "unknown key. Did you mean 'propagate'?"),
         ("handlers: [console, csv]", "propagate: 3", 8, "3 was given, true or false is accepted"),
         ("logging.StreamHandler", "logging.StreamHandlr", 11, "'logging.StreamHandlr' cannot be imported"),
+        ("logging.StreamHandler", "logging.StreamHndler", 11, "Did you mean 'logging.StreamHandler'?"),
         ("logging.StreamHandler", "logging.Formatter", 11, "which is no class of handlers"),
         ("formatter: json", "formatter: jsn", 12, "there is no formatter 'jsn'. Did you mean 'json'?"),
         ("custom.CSVHandler", "custom.CSVHandlr", 14, "Did you mean 'CSVHandler'?"),
@@ -119,6 +120,10 @@ def test_config_that_is_wrong_is_an_error_that_points_to_it(right, wrong, line, 
         ({"handlers": [1]}, r"handlers: \[1\] was given, a mapping is needed"),
         ({"handlers": {1: {}}}, "1 is not a name"),
         ({"loggers": {"logging.model": {}, "hookline.model": {}}}, "hookline.model is given twice"),
+        (
+            {"handlers": {"a": {"class": "logging.handlers.RotatingFileHandler", "filename": "a", "maxBytes": "10MB"}}},
+            "handlers.a.maxBytes: '10MB' was given, a number without a unit is accepted",
+        ),
         ({"incremental": True}, "incremental: unknown key"),
     ],
 )

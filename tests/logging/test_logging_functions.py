@@ -93,6 +93,12 @@ def test_log_model_output_takes_chats_and_what_is_given(listen):
     assert "answer" not in data
 
 
+def test_log_model_output_of_an_evaluation_says_so(listen):
+    listing = listen()
+    hookline_logging.log_model_output("2+2?", 4, GOOD, step=3, axis="eval")
+    assert listing.data()[0]["axis"] == "eval"
+
+
 @pytest.mark.parametrize("odd", [None, "", 3.5, {"content": None}, []])
 def test_log_model_output_of_odd_outputs_is_kept(listen, odd):
     listing = listen()
@@ -162,6 +168,17 @@ def test_log_training_progress_does_not_wait_for_a_value_on_a_device(listen, rea
     arrived.set()
     table.close()
     assert [(row["step"], row["loss"], row["extra"]) for row in read_csv("out.csv")] == [("1", "0.5", {"lr": 0.1})]
+
+
+def test_log_training_progress_metrics_called_like_fields_of_a_row_do_not_replace_them(listen, read_csv, torch):
+    listing = listen()
+    table = hookline_logging.CSVHandler("out.csv", ["timestamp", "step", "values/step"])
+    hookline_logging.get_training_logger().addHandler(table)
+    hookline_logging.log_training_progress(6, {"step": torch.tensor(99), "timestamp": "x", "loss": 1.0})
+    table.close()
+    assert listing.data() == [{"step": 6, "loss": 1.0, "values/step": 99, "values/timestamp": "x"}]
+    (row,) = read_csv("out.csv")
+    assert (row["step"], row["values/step"], row["timestamp"][:2]) == ("6", "99", "20")
 
 
 def test_log_validation_metrics_are_recorded_at_any_step(listen):
@@ -240,10 +257,12 @@ def test_category_switched_off_is_not_recorded(listen, category, silent):
         lambda: hookline_logging.log_validation_metrics(1, None),
         lambda: hookline_logging.log_reward("a", "text"),
         lambda: hookline_logging.log_reward("a", [1.0], "sample_0"),
+        lambda: hookline_logging.log_reward("a", [1.0, 2.0], ["sample_0"]),
         lambda: hookline_logging.log_reward_metrics(1, [1.0]),
         lambda: hookline_logging.log_reward_metrics(1, {"a": ["x"]}),
         lambda: hookline_logging.log_generation_metrics(1, "a text"),
         lambda: hookline_logging.log_model_output("q", "a", "o", rewards=[1.0]),
+        lambda: hookline_logging.log_model_output("q", "a", "o", axis=""),
         lambda: hookline_logging.validation_due("one"),
     ],
 )

@@ -4,13 +4,14 @@ import logging
 import logging.config
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from hookline.core.errors import MissingExtraError, OptionError
-from hookline.logging import CSVHandler, TensorBoardHandler
+from hookline.logging import CSVHandler, TensorBoardHandler, get_model_logger, log_model_output
 from hookline.sinks.csv import CsvSink
 
 COLUMNS = ["timestamp", "question", "answer"]
@@ -332,6 +333,21 @@ def test_csv_handler_with_wrong_settings_is_an_error(settings, message, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("filename", ["", "a\0b", "folder", "/dev/null"])
+def test_csv_handler_whose_file_is_none_is_an_error(filename, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OptionError, match="filename='.*': give the name of a file"):
+        CSVHandler(filename)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("place", ["/proc/a", "/proc/version"])
+@pytest.mark.parametrize("handler", [CSVHandler, TensorBoardHandler])
+def test_handler_in_a_place_that_cannot_be_written_is_an_error(handler, place):
+    with pytest.raises(OptionError, match="cannot be written to .*: give another|give a directory"):
+        handler(place)
+
+
 def test_tensorboard_handler_takes_numbers_of_records_with_a_step(plain_logger, tmp_path):
     handler = TensorBoardHandler("logs/tb")
     plain_logger.addHandler(handler)
@@ -374,6 +390,44 @@ def test_tensorboard_handler_without_the_package_says_how_to_install_it(monkeypa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[tensorboard\]'"):
         TensorBoardHandler("tb")
+
+
+def test_tensorboard_handler_shows_outputs_of_evaluations_apart(plain_logger):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    handler = TensorBoardHandler("tb")
+    get_model_logger().addHandler(handler)
+    get_model_logger().setLevel(logging.INFO)
+    try:
+        for axis in (None, "train", "eval"):
+            log_model_output("2+2?", "4", "4", step=1, axis=axis)
+    finally:
+        get_model_logger().setLevel(logging.NOTSET)
+        get_model_logger().removeHandler(handler)
+        handler.close()
+    found = [EventAccumulator(folder).Reload().Tags()["tensors"] for folder in ("tb", "tb/eval")]
+    assert found == [["samples/train/1", "samples/train/2"], ["samples/eval/1"]]
+
+
+def test_tensorboard_handler_in_a_program_that_ends_at_once_is_drained_silently(python):
+    code = """
+from hookline.logging import initialize, log_training_progress
+board = {"class": "hookline.logging.TensorBoardHandler", "log_dir": "tb"}
+training = {"level": "INFO", "handlers": ["board"]}
+initialize({"handlers": {"board": board}, "loggers": {"hookline.training": training}})
+log_training_progress(1, {"loss": 1.0})
+"""
+    _, said = python(code, stderr=subprocess.PIPE).communicate()
+    assert said == ""
+    assert scalars("tb") == {"loss": [(1, 1.0)]}
+
+
+@pytest.mark.parametrize("log_dir", ["", "a\0b", "file", "file/below"])
+def test_tensorboard_handler_that_cannot_have_its_directory_is_an_error(log_dir, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises((OptionError, OSError), match="give a directory|file"):
+        TensorBoardHandler(log_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("settings", [{"flush_secs": 0}, {"max_queue": 0}])

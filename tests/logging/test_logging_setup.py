@@ -110,6 +110,15 @@ def test_initialize_that_fails_leaves_the_set_up_before_in_force(broken, read_cs
     assert not Path("second.csv").exists()
 
 
+@pytest.mark.parametrize("filename", ["", "folder", "/proc/a.csv"])
+def test_initialize_with_a_table_that_cannot_be_written_changes_nothing(filename, tmp_path):
+    (tmp_path / "folder").mkdir()
+    before = list(hookline_logging.get_model_logger().handlers)
+    with pytest.raises(ConfigError, match=r"handlers.csv: cannot be built: .* give (the name of a file|another)"):
+        hookline_logging.initialize(to_csv(filename))
+    assert hookline_logging.get_model_logger().handlers == before
+
+
 def test_initialize_that_fails_says_which_handler_cannot_be_built(tmp_path):
     (tmp_path / "logging.yaml").write_text(
         "handlers:\n  csv:\n    class: logging.custom.CSVHandler\n    filename: a.csv\n    columns: [a, a]\n"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import hookline as hl
+from hookline.loops import checkpoint
 from hookline.testing import RecordingCallback
 
 
@@ -188,3 +189,36 @@ def test_checkpoint_that_is_none_or_torn_is_an_error(tmp_path):
         with pytest.raises(hl.CheckpointError, match="cannot be read"):
             run.load_checkpoint(tmp_path)
     assert run.step == 0
+
+
+class Sets(hl.Callback):
+    """A callback whose state has a set deep inside, and that keeps what it is given."""
+
+    name = "sets"
+
+    def __init__(self):
+        self.given = []
+
+    def state_dict(self):
+        return {"steps": 3, "seen": {"rows": [1, {2}]}}
+
+    def load_state_dict(self, state):
+        self.given.append(state)
+
+
+def test_checkpoint_state_that_could_not_be_saved_is_not_given_back(tmp_path, caplog):
+    with hl.run(callbacks=[Sets()], root=None, summary=False) as run:
+        run.save_checkpoint(tmp_path / "x")
+    again = Sets()
+    with hl.run(callbacks=[again], root=None, summary=False) as run:
+        run.load_checkpoint(tmp_path / "x")
+    assert again.given == []
+    assert "The checkpoint has no state for 'sets': it starts anew." in caplog.text
+    assert "The state of 'sets' is not part of the checkpoint: 'seen.rows[1]' cannot be saved as JSON" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "place"), [({"a": {2: {"b": {1}}}}, "'a.2.b'"), ({"a": {(1, 2): 3}}, "'a.(1, 2)'"), ({1}, "it")]
+)
+def test_unsaveable_value_is_named_by_its_place(state, place):
+    assert checkpoint.unsaveable_in(state) == place

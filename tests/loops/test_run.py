@@ -196,6 +196,8 @@ def test_run_steps_with_bad_arguments_are_errors_when_called():
     with run_with() as run:
         for arguments, message in [
             ({"batches": None}, "give something to iterate over"),
+            ({"batches": 2.5}, r"steps\(2\.5\): give something to iterate over"),
+            ({"batches": -1}, r"steps\(-1\): give something to iterate over"),
             ({"batches": [1], "epochs": 0}, "epochs=0"),
             ({"batches": [1], "total": -1}, "total=-1"),
             ({"batches": iter([1]), "epochs": 2}, "is an iterator"),
@@ -290,6 +292,47 @@ def test_run_outside_of_with_is_an_error():
         run.steps(3)
 
 
+def test_run_log_before_the_with_is_an_error_and_not_lost_in_silence():
+    run = run_with()
+    with pytest.raises(hl.OptionError, match=r"run\.log\(\) must be called inside .* This run has not started\."):
+        run.log(early=1)
+    with run:
+        run.log(in_time=1)
+    assert [row.metrics for row in run.history] == [{"in_time": 1}]
+
+
+@pytest.mark.parametrize("inner", ["steps", "epochs"])
+def test_run_steps_in_the_body_of_its_steps_are_an_error_that_says_what_to_do(inner):
+    with run_with() as run:
+        for _ in run.steps(2):
+            with pytest.raises(hl.OptionError, match=rf"run\.{inner}\(\) in the body .* a run of its own"):
+                getattr(run, inner)(3)
+    assert (run.step, run.state) == (2, "completed")
+
+
+def test_run_loops_one_after_the_other_go_on_however_the_first_was_left():
+    with run_with() as run:
+        for _ in run.steps(3):
+            break
+        with pytest.raises(ZeroDivisionError):
+            for _ in run.steps(3):
+                raise ZeroDivisionError
+        kept = run.steps(3)
+        next(kept)
+        kept.close()
+        list(run.steps(3))
+    assert run.step == 6
+
+
+def test_run_epochs_whose_steps_are_left_and_kept_go_on():
+    with run_with() as run:
+        for _ in run.epochs(3):
+            kept = run.steps(10)  # as a progress bar around it is
+            for _ in kept:
+                break
+    assert (run.step, run.state) == (3, "completed")
+
+
 def test_run_built_in_one_thread_and_driven_in_another_logs_into_its_rows():
     import threading
 
@@ -312,3 +355,94 @@ def test_run_that_fails_keeps_what_background_subscribers_logged():
         for i in run.steps(5):
             run.log(value=1 / (3 - i))
     assert [row.metrics["bg/x"] for row in run.history if "bg/x" in row.metrics] == [1, 2, 3]
+
+
+# A loop of its own: rows with step=, and no run.steps
+
+
+def test_run_without_steps_starts_at_the_second_step_and_tells_rows_as_they_come():
+    recording, told = RecordingCallback(), []
+    with run_with(recording, hl.on("log", lambda loop, step: told.append((step, loop.step)) or None)) as run:
+        run.log(before=1)
+        for i in range(1, 4):
+            run.log({"loss": 1.0}, step=i)
+            run.log({"also": 1.0}, step=i)
+            told.append(f"end of {i}")
+    first = [(0, 0), (1, 0), (1, 0)]  # they had to wait for on_train_start
+    assert told == ["end of 1", *first, (2, 2), (2, 2), "end of 2", (3, 3), (3, 3), "end of 3"]
+    assert recording.names() == ["on_train_start", *["on_log"] * 7, "on_train_end"]
+
+
+def test_run_without_steps_can_be_stopped_by_a_loop_that_looks():
+    stopper = hl.on("log", lambda loop, step: (step == 5 and loop.request_stop("enough")) or None)
+    with run_with(stopper) as run:
+        for i in range(100):
+            if run.stop_requested:
+                break
+            run.log({"loss": 1.0}, step=i)
+    assert (i, run.step, run.state) == (6, 5, "stopped")
+
+
+def test_run_without_steps_shows_its_last_step_in_summary_and_record_and_warns_once(capsys, caplog):
+    with hl.run("plain") as run:
+        for i in range(10):
+            run.log({"loss": 1.0}, step=i)
+        run.log({"late": 1.0}, step=3)
+    assert "plain finished after 9 steps" in capsys.readouterr().err
+    assert [(each.status, each.step) for each in hl.read(run.dir) if hasattr(each, "status")][-1] == ("finished", 9)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "stopped only if the loop looks at run.stop_requested" in message
+
+
+def test_run_without_steps_that_validates_first_is_counted_by_its_rows():
+    with run_with() as run:
+        for i in range(4):
+            with run.validate() as val:
+                val.log(loss=1.0)
+            run.log({"loss": 1.0}, step=i)
+    assert [(row.step, *row.metrics) for row in run.history if "val/loss" in row.metrics] == [
+        (0, "val/loss"),
+        (0, "val/loss"),
+        (1, "val/loss"),
+        (2, "val/loss"),
+    ]
+    assert run.step == 3
+
+
+def test_run_without_steps_commits_what_other_threads_logged_at_its_next_row():
+    import threading
+
+    told = []
+    with run_with(hl.on("log", lambda loop, step, metrics: told.extend(metrics))) as run:
+        for i in range(3):
+            run.log({f"own{i}": 1.0}, step=i)
+            thread = threading.Thread(target=lambda: run.log(other=1, step=77))
+            thread.start()
+            thread.join()
+        assert told == ["own0", "other", "own1", "other", "own2"]
+    assert (told[5:], run.step) == (["other"], 2)
+
+
+def test_run_rows_with_one_step_before_the_steps_wait_for_them(caplog):
+    plans = []
+    with run_with(hl.on("train_start", lambda loop: plans.append((loop.step, loop.num_steps)))) as run:
+        run.log(a=1, step=5)
+        run.log(b=1, step=5)
+        list(run.steps(3))
+    assert (plans, run.step, caplog.records) == ([(0, 3)], 3, [])
+
+
+def test_run_rows_of_several_steps_before_the_steps_leave_their_count_alone():
+    with run_with() as run:
+        for i in range(50):
+            run.log(baseline=i, step=i)
+        for i in run.steps(3):
+            run.log(loss=i)
+        run.log(late=1, step=70)
+    assert (run.step, run.num_steps) == (3, 3)
+    assert [(row.step, row.metrics) for row in run.history[50:]] == [
+        (1, {"loss": 0}),
+        (2, {"loss": 1}),
+        (3, {"loss": 2}),
+        (70, {"late": 1}),
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 import hookline as hl
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback
-from hookline.core.errors import CheckpointError, HooklineError, MomentError, OptionError
+from hookline.core.errors import CheckpointError, HooklineError, MomentError, OptionError, UnknownNameError
 from hookline.loops.trainer_config import CheckpointRules
 from hookline.testing import RecordingCallback
 
@@ -344,6 +344,30 @@ def test_trainer_of_one_logger_function_without_a_list_is_an_error():
         make(custom_logger_fns=lambda report_data, step: None)
 
 
+@pytest.mark.parametrize("given", ["foo", {"a": print}, 3])
+def test_trainer_of_logger_functions_that_are_no_list_is_an_error(given):
+    with pytest.raises(OptionError, match="custom_logger_fns=.*: give a list of functions"):
+        make(custom_logger_fns=given)
+
+
+@pytest.mark.parametrize("given", ["foo", None, {"pre_training_hook": print}])
+def test_trainer_of_a_logger_function_that_cannot_be_called_is_an_error_that_asks_for_functions(given):
+    with pytest.raises(OptionError, match=r"custom_logger_fns: .* is not a function. Give functions \(report_data"):
+        make(custom_logger_fns=[print, given])
+
+
+@pytest.mark.parametrize("given", [print, [print], [{"pre_training_hook": print}], "pre_training_hook"])
+def test_trainer_of_hook_functions_that_are_no_dict_is_an_error_that_asks_for_one(given):
+    with pytest.raises(OptionError, match=r"hook_fns=.*: give a dict of functions \(worker, report_data\)"):
+        make(hook_fns=given)
+
+
+@pytest.mark.parametrize("name", [1, None, ("pre_training_hook", 2)])
+def test_trainer_of_a_hook_function_whose_name_is_no_text_is_an_error(name):
+    with pytest.raises(UnknownNameError, match="is not a hook function"):
+        make(hook_fns={name: print})
+
+
 def test_trainer_of_one_callback_without_a_list_is_an_error():
     with pytest.raises(MomentError, match="is one subscriber: give a list of them"):
         make(callbacks=RecordingCallback())
@@ -352,3 +376,15 @@ def test_trainer_of_one_callback_without_a_list_is_an_error():
 def test_trainer_of_a_misspelt_hook_function_is_an_error_with_the_closest_name():
     with pytest.raises(HooklineError, match="'post_step_hook' is not a hook function. Did you mean"):
         make(hook_fns={"post_step_hook": lambda worker, report_data: None})
+
+
+@pytest.mark.parametrize("callbacks", ["timer", {"timer": {}}])
+def test_trainer_of_the_name_of_one_callback_without_a_list_says_to_give_one(callbacks):
+    with pytest.raises(HooklineError, match="one callback.*: give a list of them"):
+        make(callbacks=callbacks)
+
+
+@pytest.mark.parametrize("resume", [3, None, b"last"])
+def test_resume_from_something_that_is_no_path_is_an_error(resume, tmp_path):
+    with pytest.raises(OptionError, match="resume=.*: give 'last', 'auto', a run's id, or the directory of a run"):
+        make(output_dir=str(tmp_path)).resume(resume)

@@ -458,6 +458,28 @@ def test_resume_from_a_directory_that_is_no_checkpoint_says_so(tmp_path):
         trainer_in(tmp_path).resume(tmp_path / "empty")
 
 
+def test_resume_from_a_checkpoint_that_is_gone_names_those_beside_it(tmp_path):
+    folder = saved_in(tmp_path).output_dir / "checkpoints"
+    with pytest.raises(hl.UnknownNameError) as caught:
+        trainer_in(tmp_path).resume(folder / "step-7")
+    said = f"resume='{folder}/step-7': there is no such checkpoint or run. {folder} has "
+    assert str(caught.value) == f"{said}step-00000002, step-00000004, step-00000006."
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gone/step-7", "There is no .*gone either"), ("x", "No checkpoint lies")])
+def test_resume_from_a_checkpoint_that_is_gone_says_that_there_is_none_beside_it(tmp_path, name, hint):
+    with pytest.raises(hl.UnknownNameError, match=f"no such checkpoint or run. {hint}"):
+        trainer_in(tmp_path).resume(tmp_path / name)
+
+
+def test_resume_from_an_unknown_run_names_a_few_of_many(tmp_path):
+    for number in range(9):
+        (tmp_path / "default" / f"run-{number}").mkdir(parents=True)
+        (tmp_path / "default" / f"run-{number}" / "run.json").write_text("{}")
+    with pytest.raises(hl.UnknownNameError, match="Known: auto, last, run-8, run-7, run-6 and 6 more.$"):
+        trainer_in(tmp_path).resume("zzzz")
+
+
 # What callbacks keep
 
 
@@ -517,3 +539,14 @@ def test_state_that_a_callback_cannot_take_back_does_not_stop_a_training(tmp_pat
     again.resume()
     assert (again.state, again.step) == ("completed", 6)
     assert "load_state_dict" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("length", "saved"),
+    [({"epochs": 2}, [6, 12]), ({"epochs": None, "max_steps": 20}, list(range(2, 21, 2)))],
+    ids=["by epochs", "by steps"],
+)
+def test_resume_auto_without_a_rule_saves_after_epochs_or_tenths_of_the_steps(tmp_path, length, saved):
+    trainer = trainer_in(tmp_path, resume="auto", **length)
+    trainer.fit()
+    assert [row.step for row in trainer.checkpoints] == saved

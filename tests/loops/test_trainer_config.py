@@ -232,3 +232,68 @@ def test_trainer_config_of_callbacks_that_do_not_fit_is_an_error_before_training
     config = hl.TrainerConfig.from_yaml(written("epochs: 1\n" + text))
     with pytest.raises(HooklineError, match=message):
         hl.Trainer(torch.nn.Linear(3, 1), [1], config=config)
+
+
+# What is wrong inside
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"monitr": "val/loss"}, "monitr: unknown key. Did you mean 'monitor'?"),
+        ({"mode": "mini"}, "mode: 'mini' was given, one of 'min', 'max' is accepted."),
+        ({"save_top_k": "x"}, "save_top_k: 'x' was given, int is accepted."),
+    ],
+)
+def test_trainer_config_in_python_says_what_is_wrong_inside_its_rules(rules, message):
+    with pytest.raises(OptionError) as caught:
+        hl.TrainerConfig(checkpoint=rules)
+    assert str(caught.value) == f"TrainerConfig(checkpoint={rules!r}): {message}"
+
+
+def test_trainer_config_of_text_for_a_list_says_that_a_list_is_expected():
+    with pytest.raises(OptionError) as caught:
+        hl.TrainerConfig(tags="mine")
+    assert str(caught.value) == "TrainerConfig(tags='mine'): Expected a list, got `str`."
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (
+            "callbacks:\n  - timer\n  - early_stopping:\n      patience: x",
+            [],
+            "train.yaml:5: callbacks[1].early_stopping.",
+        ),
+        ("callbacks:\n  - timer\n  - tmer", [], "train.yaml:4: callbacks[1]: Nothing is registered as 'tmer'."),
+        ("callbacks: [timer]", ["callbacks=[timer, tmer]"], "command line: callbacks[1]: Nothing is registered"),
+        ("sinks: [cvs]", [], "train.yaml:2: sinks[0]: Nothing is registered as 'cvs'. Did you mean 'csv'?"),
+    ],
+)
+def test_trainer_of_a_file_with_a_wrong_entry_names_its_line(text, overrides, message):
+    torch = pytest.importorskip("torch")
+    config = hl.TrainerConfig.from_file(written(f"epochs: 1\n{text}\n"), overrides)
+    with pytest.raises(ConfigError) as caught:
+        hl.Trainer(torch.nn.Linear(1, 1), [torch.zeros(1, 1)], config=config)
+    assert str(caught.value).startswith(message)
+
+
+def test_trainer_config_from_a_file_is_equal_to_that_made_in_python_and_can_be_added_to():
+    config = hl.TrainerConfig.from_file(written("epochs: 1\ncallbacks: [timer]\nsinks: [csv]\n"))
+    assert config == hl.TrainerConfig(epochs=1, callbacks=["timer"], sinks=["csv"])
+    config.callbacks.append(CheckpointCallback())
+    assert hl.CallbackCollection(config.callbacks).names() == ["timer", "checkpoint"]
+
+
+def test_main_with_wrong_callbacks_names_their_line_or_their_index(capsys):
+    pytest.importorskip("transformers")
+    text = "model: {tiny: {layers: 1}}\ndata: {train: [{text: abc}]}\ntrain:\n  epochs: 1\n"
+    file, wrong = written(text), {"early_stopping": {"patience": "x"}}
+    with pytest.raises(SystemExit):
+        hl.main(callbacks=["timer", wrong], argv=["--config", str(file)])
+    written(f"{text}  callbacks:\n    - timer\n    - early_stopping: {{patience: x}}\n")
+    with pytest.raises(SystemExit):
+        hl.main(argv=["--config", str(file)])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: callbacks[1].early_stopping.patience: 'x' was given")
+    assert second.startswith("error: train.yaml:7: train.callbacks[1].early_stopping.patience: 'x' was given")

@@ -244,3 +244,42 @@ def test_sample_fields_are_all_recorded(tmp_path):
     recorder.close()
     (sample,) = hl.read(tmp_path)
     assert {name: getattr(sample, name) for name in names} == row
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": None},
+        {"completion": None},
+        {"axis": None},
+        {"axis": 3},
+        {"rewards": None},
+        {"total": {"a": 1.0}},
+        {"extra": [1]},
+        {"step": 10**6000},
+    ],
+    ids=lambda row: next(iter(row)),
+)
+def test_recorder_sample_that_no_reader_could_read_is_refused_and_none_is_recorded(wrong, tmp_path):
+    recorder = recorded(tmp_path)
+    with pytest.raises(hl.OptionError, match=next(iter(wrong))):
+        recorder.samples([{"completion": "before"}, wrong], step=1)
+    recorder.close()
+    assert list(hl.read(tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ["prompt", "completion", "expected", "reasoning", "answer", "group", "lesson"])
+def test_recorder_sample_with_another_type_for_a_text_comes_back_as_its_text(name, tmp_path):
+    recorder = recorded(tmp_path)
+    given = [3, 2.5, True, [1, 2], b"bytes", {"a": 1}]
+    recorder.samples([{name: value} for value in given], step=1)
+    recorder.close()
+    assert [getattr(sample, name) for sample in hl.read(tmp_path)] == [str(value) for value in given]
+
+
+@pytest.mark.parametrize("name", ["expected", "reasoning", "answer", "group", "lesson", "total", "advantage"])
+def test_recorder_sample_with_none_for_what_may_be_missing_comes_back(name, tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.samples([{"completion": "x", name: None}], step=1)
+    recorder.close()
+    assert [(sample.completion, getattr(sample, name)) for sample in hl.read(tmp_path)] == [("x", None)]

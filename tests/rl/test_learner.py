@@ -1,6 +1,7 @@
 """The GRPO learner: a Trainer like any other, whose rows, hooks, checkpoints and callbacks are told of the rollouts."""
 
 import random
+import threading
 
 import pytest
 from scripted_policy import ScriptedPolicy, curriculum
@@ -9,7 +10,7 @@ import hookline as hl
 from hookline import rl
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback
 from hookline.core.registry import REGISTRY
-from hookline.hooks import CheckpointHook, Hook, MetricsHook
+from hookline.hooks import CheckpointHook, Hook, MetricsHook, PeriodicHook
 from hookline.record.reader import read
 from hookline.record.records import Event, Metrics, Sample
 from hookline.rl.environments import RewardDataset, Sorting
@@ -557,12 +558,41 @@ def test_train_calls_hooks_callbacks_and_functions_that_it_is_given():
     assert seen.names().count("on_step_end") == 2
 
 
+def test_train_given_one_hook_instead_of_a_list_says_so_before_anything_else():
+    with pytest.raises(hl.MomentError, match="give a list of hooks"):
+        rl.train(config(), hooks=MetricsHook(1, lambda context: {}))
+
+
+def test_train_hook_that_returns_what_cannot_be_recorded_is_isolated(caplog):
+    hooks = [MetricsHook(1, lambda context: {"lengths": torch.zeros(3)})]
+    done = rl.train(config(), model=tiny(), tokenizer=TOKENIZER, hooks=hooks)
+    assert (done.step, done.metrics["hooks/metrics_hook/errors"]) == (2, 2)
+    assert "metrics_hook failed at asked, step 1" in caplog.text
+
+
+def test_learner_hooks_on_another_thread_are_recorded_at_the_rollout_steps_they_were_asked_at(tmp_path):
+    class Waits(PeriodicHook):
+        background = True
+
+        def run(self, context):
+            assert gate.wait(10)
+            return {"waited": context.step}
+
+    gate = threading.Event()
+    opens = MetricsHook(3, lambda context: {"opened": gate.set()})
+    made = Setup(output_dir=str(tmp_path), hooks=[Waits(1), opens])
+    made.fit()
+    rows = sorted((step, values["waited"]) for step, values in made.rows("rollout") if "waited" in values)
+    assert rows == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"model": object()}, "model= and tokenizer= belong together"),
         ({}, "Which model"),
         ({"overrides": ["train.max_steps=1"]}, "overrides= are for a configuration that is read from a file"),
+        ({"overrides": "train.max_steps=1"}, r"give a list, \['train.max_steps=1'\]"),
     ],
 )
 def test_train_with_something_missing_says_what_to_give(arguments, message):

@@ -1,6 +1,7 @@
 """Training on Ray: real actors, real deaths; one record of all of them."""
 
 import importlib.util
+import json
 import logging
 import os
 import signal
@@ -173,6 +174,8 @@ def test_train_on_ray_stopped_by_a_signal_is_saved_and_its_resume_reports_a_fail
     assert [(row.step, row.kind) for row in stopped.checkpoints] == [(stopped.step, "stop")]
     assert last_status(run_dir).status == "stopped"
     assert signal.getsignal(signal.SIGTERM) is handler
+    said = json.loads((run_dir / "run.json").read_text())["config"]
+    assert (said["executor"], said["rollout"]["prompts"], said["train"]["max_steps"]) == ("ray", 8, 5000)
 
     with pytest.raises(LookupError, match="broken in the learner"):
         rl.train(settings(tmp_path, resume="last"), **model_and_tokenizer(), callbacks=[Fails()])

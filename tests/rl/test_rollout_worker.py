@@ -1,5 +1,6 @@
 """The rollout worker: its moments, its hooks, its record, taking it up again, and everything that can fail in it."""
 
+import asyncio
 import functools
 import logging
 import math
@@ -364,6 +365,104 @@ def test_hooks_on_another_thread_give_their_results_before_the_run_ends():
     assert closed == [True]
 
 
+class Late(PeriodicHook):
+    """Waits for a gate on another thread before it returns the step that it was asked at."""
+
+    background = True
+
+    def __init__(self, gate):
+        super().__init__(1)
+        self.gate = gate
+
+    def run(self, context):
+        assert self.gate.wait(10)
+        return {"late": context.step}
+
+
+class LateAsync(Late):
+    """The same on the event loop."""
+
+    background = False
+
+    async def run(self, context):
+        assert await asyncio.to_thread(self.gate.wait, 10)
+        return {"late": context.step}
+
+
+@pytest.mark.parametrize("kind", [Late, LateAsync])
+@pytest.mark.parametrize("opened_at", [3, 6])
+def test_hooks_on_another_thread_each_result_is_recorded_at_its_own_step(tmp_path, kind, opened_at):
+    gate = threading.Event()
+    opens = MetricsHook(opened_at, lambda context: {"opened": gate.set()})
+    made = worker(hooks=[kind(gate), opens], strict=True, output_dir=str(tmp_path))
+    made.run(6)
+    rows = sorted((step, values["late"]) for step, values in rows_of(made, "rollout") if "late" in values)
+    assert rows == [(step, step) for step in range(1, 7)]
+
+
+def test_hooks_on_another_thread_with_the_key_of_another_are_told_apart_at_each_step():
+    gate = threading.Event()
+    opens = MetricsHook(2, lambda context: {"opened": gate.set()})
+    same = MetricsHook(1, lambda context: {"late": 0.5}).configure(name="same")
+    made = worker(hooks=[Late(gate), same, opens], strict=True)
+    made.run(2)
+    rows = [(row.step, name, row.metrics[name]) for row in made.history for name in row.metrics if "late" in name]
+    found = sorted(row for row in rows if not row[1].startswith("hooks/"))
+    assert found == [(1, "late", 0.5), (1, "late/late", 1), (2, "late", 0.5), (2, "late/late", 2)]
+
+
+def test_hooks_on_another_thread_that_log_what_they_return_are_recorded_once():
+    class TracksLater(Tracks):
+        background = True
+
+        def run(self, context):
+            metrics = super().run(context)
+            assert gate.wait(10)
+            return metrics
+
+    gate = threading.Event()
+    opens = MetricsHook(3, lambda context: {"opened": gate.set()})
+    made = worker(hooks=[TracksLater(1), opens], strict=True)
+    made.run(3)
+    rows = [(row.step, row.metrics["tracked"]) for row in made.history if "tracked" in row.metrics]
+    assert sorted(rows) == [(1, 1 / 3), (2, 2 / 3), (3, 1.0)]
+
+
+def test_hooks_on_another_thread_of_a_run_that_fails_have_their_results_recorded():
+    gate = threading.Event()
+    opens = MetricsHook(2, lambda context: {"opened": gate.set()})
+    made = worker(Unreachable(lambda call: call == 3), hooks=[Late(gate), opens], rollout={"failures": 1})
+    with pytest.raises(rl.PolicyError):
+        made.run(5)
+    assert sorted((row.step, row.metrics["late"]) for row in made.history if "late" in row.metrics) == [(1, 1), (2, 2)]
+
+
+UNRECORDABLE = [
+    {"x": [1, 2]}, {"x": object()}, {"x": b"b"}, {"x": 1 + 2j}, {"a": {3: 1}}, {"": 1}, {3: 4}, {None: 1}, {("a",): 1}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", UNRECORDABLE)
+def test_hooks_that_return_what_cannot_be_recorded_are_isolated_named_and_disabled(tmp_path, caplog, values):
+    made = worker(hooks=[MetricsHook(1, lambda context: values), asked := Asked()], output_dir=str(tmp_path))
+    made.run(4)
+    assert [context.step for context in asked.contexts] == [1, 2, 3, 4]
+    failures = [(event.step, event.data["subscriber"]) for event in events_of(made, "hook_error")]
+    assert failures == [(1, "metrics_hook"), (2, "metrics_hook"), (3, "metrics_hook")]
+    cost = made.hooks.costs().by_name()["metrics_hook"]
+    assert (cost.calls, cost.errors, cost.disabled) == (3, 3, True)
+    assert "metrics_hook is DISABLED" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"background": True}, {}])
+def test_hooks_that_return_what_cannot_be_recorded_and_are_critical_end_the_run(options):
+    made = worker(hooks=[MetricsHook(1, lambda context: {"lengths": [1, 2]}).configure(critical=True, **options)])
+    with pytest.raises(hl.OptionError, match="'lengths' is a list") as caught:
+        made.run(4)
+    assert any("raised by metrics_hook" in note for note in caught.value.__notes__)
+    assert made.state == "failed"
+
+
 def test_hooks_of_a_run_that_fails_are_closed():
     class Closes(Asked):
         def close(self):
@@ -407,6 +506,7 @@ def test_hooks_given_as_an_empty_list_means_none():
         ({"frequency": 0}, "frequency=0"),
         ({"n_examples": 0}, "n_examples=0: give a whole number of at least 1"),
         ({"eval_type": ""}, "eval_type=''"),
+        ({"evaluate_all_lessons": "no"}, "evaluate_all_lessons='no': give True or False"),
     ],
 )
 def test_evaluation_hook_with_an_impossible_option_is_refused(options, message):
@@ -890,3 +990,47 @@ def test_policy_server_that_is_down_for_too_long_ends_the_run_with_the_reason(se
     with policy, pytest.raises(rl.PolicyError, match=f"No answer from {server.url}.*Start the server"):
         made.run(10)
     assert (made.step, made.state) == (4, "failed")
+
+
+# What is given wrongly
+
+
+def test_worker_given_one_hook_instead_of_a_list_says_so():
+    with pytest.raises(hl.MomentError, match="give a list of hooks"):
+        worker(hooks=Asked())
+
+
+def test_default_hooks_of_another_configuration_are_refused():
+    config = rl.RolloutWorkerConfig(curriculum_config=curriculum())
+    with pytest.raises(hl.OptionError, match="give a CurriculumConfig. A RolloutWorkerConfig has one as"):
+        rl.create_default_evaluation_hooks(config)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "shown"), [(["1>", "2>"], "'1>'"), ("1>", "'1>'"), (None, "None"), ([rl.Task("1>"), 3], "3")]
+)
+def test_worker_environment_that_gives_no_tasks_but_something_else_is_named(tasks, shown):
+    environment = NoTasks()
+    environment.sample = lambda n, rng: tasks
+    with pytest.raises(hl.OptionError, match=rf"nothing.sample\(\) gave {shown}: give a list of rl.Task"):
+        worker(environment=environment, hooks=[]).run(2)
+
+
+def test_worker_reward_weight_that_no_reward_goes_by_is_named_once(caplog):
+    made = worker(hooks=[], rollout={"reward_weights": {"corect": 2.0, "correct": 1.0}})
+    made.run(3)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["reward_weights: no rollout so far has a reward called 'corect'. Did you mean 'correct'?"]
+
+
+def test_worker_reward_weight_of_a_lesson_that_never_came_is_named_at_the_end(caplog):
+    locked = rl.Lesson("copy", Copying(2), depends_on=("sort",))
+    lessons = curriculum(rl.Lesson("sort", Sorting(2), threshold=1.0), locked)
+    made = worker(
+        ScriptedPolicy(lambda prompt, rng: "x"), lessons=lessons, hooks=[], rollout={"reward_weights": {"exact": 2.0}}
+    )
+    said = []
+    made.callbacks.add(hl.on("on_rollout_end", lambda loop: said.append(len(caplog.records))))
+    made.run(2)
+    assert said == [0, 0]
+    assert ["'exact'" in record.getMessage() for record in caplog.records] == [True]

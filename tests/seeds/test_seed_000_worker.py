@@ -69,7 +69,7 @@ def server():
 
 @pytest.fixture
 def quick_heartbeats(monkeypatch):
-    """Heartbeats come every 10 seconds otherwise, and with them the news of a failure."""
+    """Heartbeats come every 10 seconds otherwise."""
     quick = lambda *args, **options: StatusSink(*args, **options | {"heartbeat_seconds": 0.01})  # noqa: E731
     monkeypatch.setattr(status_hooks, "StatusSink", quick)
 
@@ -245,6 +245,22 @@ def test_hooks_of_a_resumed_training_begin_where_it_was(command_line):
     report = {"total_epochs": 3, "total_steps": 6, "start_epoch": 1, "start_step": 3}
     assert reports.of("pre_training_hook") == [report]
     assert [report["current_step"] for report in reports.of("post_training_step_hook")] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_hooks_of_a_resumed_training_start_in_the_epoch_of_the_first_step(command_line, steps):
+    hl.main(argv=command_line(f"train.max_steps={steps}"))
+    reports = Reports()
+    hl.main(hook_fns=reports.hooks(), argv=command_line("train.epochs=3", "train.resume=last"))
+    (start,), first = reports.of("pre_training_hook"), reports.of("pre_training_step_hook")[0]
+    assert (start["start_epoch"], start["start_step"]) == (first["current_epoch"], first["current_step"])
+
+
+def test_hooks_of_a_resumed_training_that_is_done_start_in_its_last_epoch(command_line):
+    hl.main(argv=command_line())
+    reports = Reports()
+    hl.main(hook_fns=reports.hooks(), argv=command_line("train.resume=last"))
+    assert [(report["start_epoch"], report["start_step"]) for report in reports.of("pre_training_hook")] == [(1, 4)]
 
 
 def test_hook_function_with_the_signature_of_the_document_is_taken_under_each_name(run_script):
@@ -469,7 +485,7 @@ def test_heartbeats_arrive_while_one_validation_batch_takes_longer_than_the_moni
     assert phases[-1] == "training_complete"
 
 
-def test_training_that_fails_is_told_as_failed_with_its_error(run_script, server, quick_heartbeats):
+def test_training_that_fails_is_told_as_failed_with_its_error(run_script, server):
     script = CREATORS.replace("http://localhost:8080/status", server.url)
     failing = "all_hooks = {**training_hooks, 'pre_training_step_hook': lambda worker, report_data: 1 / 0}\nmain("
     with pytest.raises(ZeroDivisionError):

@@ -120,6 +120,13 @@ def test_basic_usage_config_as_it_stands_says_what_is_missing():
         hl.Trainer(torch.nn.Linear(10, 1), [1], config=config)
 
 
+def test_dream_trainer_is_another_name_of_the_trainer():
+    from hookline import DreamTrainer, DreamTrainerConfig
+
+    assert (DreamTrainer, DreamTrainerConfig) == (hl.Trainer, hl.TrainerConfig)
+    assert "DreamTrainer" in hl.__all__
+
+
 ORDER = """
 callbacks = CallbackCollection([
     LoggerCallback(),     # First: log metrics

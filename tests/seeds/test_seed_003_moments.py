@@ -115,6 +115,12 @@ class Typed(hl.Callback):
     ) -> None:
         ctx.ids[eval_result.name] = step
 
+    def on_experiment_end(self, ctx: hl.LogContext, result: hl.ExperimentResult) -> None:
+        ctx.ids["best"] = result.best_arms(1)
+
+class LeavesOff(hl.Callback):
+    def on_benchmark_eval(self, ctx: hl.LogContext, eval_result: hl.EvalResult, predictions: list[dict]) -> None: ...
+
 class Wrong(hl.Callback):
     def on_checkpoint(self, state: hl.LoopState, row: int) -> None: ...
 
@@ -315,6 +321,37 @@ def test_async_work_spawned_from_inside_a_hook_runs():
 
     asyncio.run(main())
     assert done == [0, 1, 2]
+
+
+def test_async_work_in_a_script_without_an_event_loop_is_for_an_async_moment():
+    done = []
+
+    class Ships(Callback):
+        async def on_step_end(self, state, step_idx):
+            await asyncio.create_task(self.ship(step_idx))
+
+        async def ship(self, step_idx):
+            done.append(step_idx)
+
+    with run_of(Ships()) as run:
+        list(run.steps(3))
+    assert done == [0, 1, 2]
+
+
+def test_async_work_spawned_where_no_event_loop_runs_is_pythons_error():
+    class Ships(Callback):
+        def on_step_end(self, state, step_idx):
+            work = self.ship(step_idx)
+            try:
+                self.task = asyncio.create_task(work)
+            finally:
+                work.close()
+
+        async def ship(self, step_idx):
+            raise AssertionError("nobody runs it")
+
+    with pytest.raises(RuntimeError, match="no running event loop"), run_of(Ships()) as run:
+        list(run.steps(3))
 
 
 # Experiment scope

@@ -1,5 +1,6 @@
 """Seed 000's status functions with the real loop, a real HTTP server, and every way in which it can fail."""
 
+import contextlib
 import copy
 import importlib.util
 import inspect
@@ -319,6 +320,43 @@ def test_training_that_fails_is_told_as_failed_and_sends_no_more_heartbeats(serv
     assert box.pulse() is None
 
 
+def fail_at_step(step, callbacks):
+    """A training whose error is caught, so that nothing is left of it."""
+    with (
+        contextlib.suppress(ValueError),
+        hl.run(callbacks=callbacks, summary=False) as run,
+    ):
+        for each in run.steps(5):
+            if each == step:
+                raise ValueError("bad batch")
+
+
+def test_training_that_fails_is_told_as_failed_long_before_a_heartbeat_is_due(server):
+    box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
+    fail_at_step(3, [StatusReport(box, "sft").training_hooks()])
+    wait_until(lambda: server.bodies and server.bodies[-1]["status"] == "failed")
+    assert (server.bodies[-1]["message"], server.bodies[-1]["step"]) == ("ValueError: bad batch", 3)
+
+
+def test_training_that_failed_just_before_another_begins_is_told_first(server, monkeypatch):
+    monkeypatch.setattr(StatusSink, "beat", lambda sink: None)  # nobody looks in between
+    hooks = create_training_hooks(server.url)
+    fail_at_step(2, [hooks])
+    train([hooks], steps=1)
+    starting, failed = ("running", "Training starts."), ("failed", "ValueError: bad batch")
+    said = [(body["status"], body["message"]) for body in server.told("status")]
+    assert said == [starting, failed, starting, ("finished", "Training is complete.")]
+
+
+def test_worker_that_failed_and_has_no_context_is_told_as_failed(server):
+    worker = SimpleNamespace(state="running")
+    box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
+    StatusReport(box, "sft").pre_training_hook(worker, {"total_steps": 5})
+    worker.state = "failed"
+    wait_until(lambda: server.bodies and server.bodies[-1]["status"] == "failed")
+    assert server.bodies[-1]["message"] == "The worker failed."
+
+
 def test_worker_that_is_gone_sends_no_more_heartbeats(server):
     worker = type("Worker", (), {})()
     hooks = create_training_hooks(server.url)
@@ -401,6 +439,34 @@ with hl.run(callbacks=[create_training_hooks(url)], summary=False, root=None) as
     python(code, server, cwd=tmp_path)
     last = server.bodies[-1]
     assert (last["status"], last["message"], last["step"]) == ("failed", "RuntimeError: out of memory", 2)
+
+
+def test_exit_after_an_error_that_was_caught_is_told_as_failed_with_the_error(server, tmp_path):
+    code = """
+import hookline as hl
+from hookline.sinks import StatusSink
+StatusSink.beat = lambda sink: None  # nobody looks before the exit
+try:
+    with hl.run(callbacks=[create_training_hooks(url)], summary=False, root=None) as run:
+        for step in run.steps(5):
+            raise RuntimeError("out of memory")
+except RuntimeError:
+    del run
+    sys.exit(1)
+"""
+    python(code, server, cwd=tmp_path)
+    assert (server.bodies[-1]["status"], server.bodies[-1]["message"]) == ("failed", "RuntimeError: out of memory")
+
+
+def test_exit_in_the_middle_of_a_training_without_an_error_is_said_to_be_unexplained(server, tmp_path):
+    code = """
+class Worker: pass
+worker = Worker()
+create_training_hooks(url)["pre_training_hook"](worker, {"total_steps": 5})
+"""
+    python(code, server, cwd=tmp_path)
+    said = "The process ended before the training was over, and no error says why."
+    assert (server.bodies[-1]["status"], server.bodies[-1]["message"]) == ("failed", said)
 
 
 def test_forked_child_is_delivered_by_its_parent(server, tmp_path):

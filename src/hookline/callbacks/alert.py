@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hookline.callbacks.fresh_start import FreshStart
 from hookline.callbacks.unseen_metric import warn_of_unseen
-from hookline.core.callback import Callback
 from hookline.core.errors import OptionError, closest
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
@@ -29,7 +29,7 @@ Action = Callable[[LoopState, dict[str, Any]], object]
 
 
 @register("alert")
-class Alert(Callback):
+class Alert(FreshStart):
     """Fires when a metric is above, below, or as a function says; without any of these, when it is not finite.
 
     Args:
@@ -65,9 +65,12 @@ class Alert(Callback):
         self.once = once
         self.stop = stop
         self.action = action
-        self.fired = 0
         self._rules = _rules(above, below, when)
         self._clock = clock
+        self._forget()
+
+    def _forget(self) -> None:
+        self.fired = 0
         self._silent_until = -math.inf
         self._waiting: deque[tuple[int, Any]] = deque()
 
@@ -88,6 +91,7 @@ class Alert(Callback):
         return {"fired": self.fired}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.fired = int(state["fired"])
 
     def _look(self, loop: LoopState, *, leave: int) -> None:

@@ -3,7 +3,8 @@
 A checkpoint is made at the end of a step or of an epoch, once its row of metrics is written and the other
 callbacks have seen it. Nothing is deleted before the new one is complete, nor what somebody else made. One that
 cannot be written ends the training. Several callbacks of this kind that save at the same steps share the
-checkpoints of those, and then none of them deletes those.
+checkpoints of those, and the last that keeps one deletes it. A training that begins at its first step begins with
+none, also where the same callback was part of another one before.
 """
 
 import logging
@@ -15,8 +16,8 @@ from typing import Any, Literal
 
 from hookline.callbacks.cadence import is_nth, require_cadence
 from hookline.callbacks.direction import direction
+from hookline.callbacks.fresh_start import FreshStart
 from hookline.callbacks.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
-from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
@@ -27,7 +28,7 @@ logger = logging.getLogger("hookline")
 
 
 @register("checkpoint")
-class CheckpointCallback(Callback):
+class CheckpointCallback(FreshStart):
     """Saves a checkpoint every so often, keeps the best ``save_top_k`` and the latest, and deletes its others.
 
     With neither cadence given, it saves after each epoch and after each evaluation that has the monitored metric.
@@ -65,6 +66,10 @@ class CheckpointCallback(Callback):
         self.every_n_steps = every_n_steps
         sign = -1 if self.mode == "min" else 1
         self._kept = KeptCheckpoints(ranked_by_value=monitor is not None, sign=sign, top_k=save_top_k, last=save_last)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kept.restore(())
         self._saving: KeptCheckpoint | None = None
         self._elsewhere: set[Path] = set()  # what others saved
         self._requested: KeptCheckpoint | None = None  # what was asked for, and is not saved yet
@@ -88,6 +93,7 @@ class CheckpointCallback(Callback):
         return None if self._kept.newest is None else self._kept.place(self._kept.newest)
 
     def on_train_start(self, loop: LoopState, /) -> None:
+        super().on_train_start(loop)
         self._kept.root = loop.output_dir
         if loop.output_dir is None and loop.rank == 0:
             logger.warning("checkpoint: this loop has no output_dir to save in: give root= or output_dir=.")
@@ -103,8 +109,8 @@ class CheckpointCallback(Callback):
         requested = self._requested
         if requested is not None and requested.step == row.step:
             self._requested = None
-            self._keep(loop, requested, row, own=not self._is_shared(loop, row))
-        elif self._saving is None:
+            self._keep(loop, requested, row)
+        elif self._saving is None and not any(other._saves(row) for other in self._others(loop)):
             self._elsewhere.add(row.path)
             self._kept.disown(row.path)
 
@@ -114,7 +120,7 @@ class CheckpointCallback(Callback):
         self._value_step = step_idx + 1
         candidate = KeptCheckpoint(step_idx + 1, value=self._take_value(loop, step_idx + 1))
         if self._kept.set_value(candidate):  # saved already, before the validation that followed the same step
-            self._kept.prune(delete=loop.rank == 0)
+            self._prune(loop)
         elif self._is_due_after(candidate) and (loop.world_size > 1 or self._kept.would_keep(candidate)):
             self._requested, self._requested_at = candidate, candidate.step
             loop.request_checkpoint()  # saved when the step is complete, which it may be part of
@@ -136,13 +142,17 @@ class CheckpointCallback(Callback):
             self._save(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
-        if loop.step and (self._due or self.save_last):
-            self._save(loop)
+        self.save_at_end(loop)  # unless the loop has done so, before it told others of the end
         if self.monitor is not None and self._value_step is None and loop.get_metric(self.monitor) is None:
             seen = ", ".join(sorted(loop.metrics)) or "none"
             logger.warning(
                 "checkpoint never saw %r: no checkpoint counts as the best. Metrics seen: %s.", self.monitor, seen
             )
+
+    def save_at_end(self, loop: LoopState) -> None:
+        """Save what is left to save when training ends."""
+        if loop.step and (self._due or self.save_last):
+            self._save(loop)
 
     def state_dict(self) -> dict[str, Any]:
         saving = self._saving or self._requested
@@ -153,6 +163,7 @@ class CheckpointCallback(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._kept.restore(state["kept"])
         self._saving = None if state["saving"] is None else KeptCheckpoint(**state["saving"])
         self._requested, self._value_step = None, state["at"]
@@ -173,18 +184,24 @@ class CheckpointCallback(Callback):
             row = loop.save_checkpoint()
         finally:
             self._saving = None
-        self._keep(loop, candidate, row, own=row.path not in self._elsewhere)
+        self._keep(loop, candidate, row)
 
-    def _keep(self, loop: LoopState, candidate: KeptCheckpoint, row: ManifestRow, *, own: bool) -> None:
+    def _keep(self, loop: LoopState, candidate: KeptCheckpoint, row: ManifestRow) -> None:
         self._kept.add(candidate, row.path)
-        if not own:
+        if row.path in self._elsewhere:
             self._kept.disown(row.path)
-        self._kept.prune(delete=loop.rank == 0)
+        self._prune(loop)
 
-    def _is_shared(self, loop: LoopState, row: ManifestRow) -> bool:
-        """Whether another callback of this kind asked for the same checkpoint."""
-        others = (other for other in getattr(loop, "callbacks", ()) if other is not self)
-        return any(isinstance(other, CheckpointCallback) and other._requested_at == row.step for other in others)
+    def _prune(self, loop: LoopState) -> None:
+        kept_by_others = {path for other in self._others(loop) for path in other._kept.places()}
+        self._kept.prune(spared=kept_by_others, delete=loop.rank == 0)
+
+    def _others(self, loop: LoopState) -> "list[CheckpointCallback]":
+        """The other callbacks of this kind, which may keep the same checkpoints."""
+        return [each for each in getattr(loop, "callbacks", ()) if isinstance(each, type(self)) and each is not self]
+
+    def _saves(self, row: ManifestRow) -> bool:
+        return self._saving is not None or self._requested_at == row.step
 
     def _take_value(self, loop: LoopState, step: int) -> float | None:
         """The monitored metric, if it is one of this step and a finite number."""

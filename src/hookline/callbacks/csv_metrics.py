@@ -53,6 +53,8 @@ class CsvMetrics(Callback):
         self._resumes_from = None
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
+        if self._writer is None:  # added while training
+            self.on_train_start(loop)
         if self._writer is not None and metrics:
             self._writer.rows.append((step, loop.epoch, self._clock(), copied(metrics)))
 

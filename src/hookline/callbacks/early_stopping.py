@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
 from hookline.callbacks.direction import direction
+from hookline.callbacks.fresh_start import FreshStart
 from hookline.callbacks.unseen_metric import warn_of_unseen
-from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
@@ -24,7 +24,7 @@ MOST_WAITING = 256
 
 
 @register("early_stopping")
-class EarlyStoppingCallback(Callback):
+class EarlyStoppingCallback(FreshStart):
     """Asks for a stop after ``patience`` checks without an improvement of more than ``min_delta``.
 
     Args:
@@ -53,6 +53,9 @@ class EarlyStoppingCallback(Callback):
         self.min_delta = min_delta
         self.check_finite = check_finite
         self.stopping_threshold = stopping_threshold
+        self._forget()
+
+    def _forget(self) -> None:
         self.best: float | None = None
         self.waited = 0
         self._waiting: deque[Any] = deque()
@@ -80,6 +83,7 @@ class EarlyStoppingCallback(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.best, self.waited = state["best"], state["waited"]
 
     def _look(self, *, wait: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hookline.core.callback import Callback
+from hookline.callbacks.fresh_start import FreshStart
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
@@ -21,7 +21,7 @@ logger = logging.getLogger("hookline")
 
 
 @register("ema")
-class EMA(Callback):
+class EMA(FreshStart):
     """Averages the trainable parameters of ``loop.model``; they stand in the model during validations.
 
     From `on_validation_start` to `on_validation_end` the model has the averages; training goes on with
@@ -42,13 +42,17 @@ class EMA(Callback):
         self.decay = float(decay)
         self.warmup = warmup
         self.use_at_end = use_at_end
-        self.updates = 0
-        self.averages: dict[str, Any] = {}
+        self._forget()
         self._parameters: dict[str, Any] = {}
         self._puts_in_at_close = False
         self._weights: list[Any] | None = None  # those of training, while the averages stand in the model
 
+    def _forget(self) -> None:
+        self.updates = 0
+        self.averages: dict[str, Any] = {}
+
     def on_train_start(self, loop: LoopState, /) -> None:
+        super().on_train_start(loop)
         if not callable(getattr(loop.model, "named_parameters", None)):
             given = "no model" if loop.model is None else f"a {type(loop.model).__name__} without named_parameters()"
             logger.warning(
@@ -96,6 +100,7 @@ class EMA(Callback):
         return {"updates": self.updates, "averages": dict(self.averages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.updates = state["updates"]
         self.averages = {name: average.clone() for name, average in state["averages"].items()}
 

@@ -1,13 +1,13 @@
 """The checkpoints that a `CheckpointCallback` made and keeps: which are the best, and which may go.
 
-Only what the callback made itself, and what lies inside of the loop's output directory, is ever deleted,
-and the newest only where a better one is kept. A checkpoint that goes is renamed first: one that is
-half deleted never looks like one.
+Only what the callback made itself, and what lies inside of the loop's output directory, is ever deleted, and the
+newest only where a better one is kept; not what another such callback keeps. A checkpoint that goes is renamed first:
+one that is half deleted never looks like one.
 """
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ class KeptCheckpoints:
         """The one of the latest step."""
         return max(self._kept, key=lambda checkpoint: checkpoint.step, default=None)
 
+    def places(self) -> list[Path]:
+        """Where all of them lie."""
+        return [self.place(checkpoint) for checkpoint in self._kept]
+
     def place(self, checkpoint: KeptCheckpoint) -> Path:
         """Where a checkpoint lies."""
         return Path(checkpoint.path) if self.root is None else self.root / checkpoint.path
@@ -85,11 +89,16 @@ class KeptCheckpoints:
         """Leave out those that are not on the disk: deleted since, or of another run."""
         self._kept = [kept for kept in self._kept if self.place(kept).exists()]
 
-    def prune(self, *, delete: bool) -> None:
-        """Let go of those that the rule does not keep, from the disk too where this process is the one to do it."""
+    def prune(self, *, spared: Collection[Path] = (), delete: bool) -> None:
+        """Let go of those that the rule does not keep, from the disk too where this process is the one to do it.
+
+        Args:
+            spared: Paths that stay on the disk.
+            delete: Whether this process deletes.
+        """
         chosen = self._chosen(self._kept)
         for checkpoint in self._kept:
-            if checkpoint not in chosen and checkpoint.own and delete:
+            if checkpoint not in chosen and checkpoint.own and delete and self.place(checkpoint) not in spared:
                 self._delete(self.place(checkpoint))
         self._kept = [checkpoint for checkpoint in self._kept if checkpoint in chosen]
 

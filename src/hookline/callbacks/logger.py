@@ -62,8 +62,10 @@ class LoggerCallback(Callback):
         self._line_due = False
         self._gradients_at: int | None = None
         self._console: _Console | None = None
+        self._is_set_up = False
 
     def on_train_start(self, loop: LoopState, /) -> None:
+        self._is_set_up = True
         if self.log_metrics and not training.hasHandlers():
             self._console = _Console()
         if self.log_metrics and not training.isEnabledFor(logging.INFO):
@@ -79,6 +81,8 @@ class LoggerCallback(Callback):
             self._record_gradients(loop, optimizer, step=loop.step + 1)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        if not self._is_set_up:  # added while training
+            self.on_train_start(loop)
         self._line_due = is_nth(step_idx + 1, self.log_every_n_steps)
         if not self._line_due:
             return
@@ -120,6 +124,7 @@ class LoggerCallback(Callback):
         if self.log_every_n_steps is not None:
             self._waiting.append(_Line(_counted("step", loop.step, loop.num_steps), self._of_steps))
         self._work_off(at_most=0)
+        self._is_set_up = False
         if self._console is not None:
             self._console.close()
             self._console = None

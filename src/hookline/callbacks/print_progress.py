@@ -45,7 +45,7 @@ class PrintProgress(Callback):
         self.configure(every=every)
         self._clock = clock
         self._seen: dict[str, Any] = {}
-        self._before = (0, 0.0)  # the step and the time of the line before
+        self._before: tuple[int, float] | None = None  # the step and the time of the line before
 
     def on_train_start(self, loop: LoopState, /) -> None:
         self._before = (loop.step, self._clock())
@@ -54,7 +54,7 @@ class PrintProgress(Callback):
         self._print(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
-        if loop.step != self._before[0]:
+        if self._before is None or loop.step != self._before[0]:
             self._print(loop)
         if artifacts.stop_reason is not None:
             _write(f"stopped after step {loop.step}: {artifacts.stop_reason}")
@@ -77,7 +77,8 @@ class PrintProgress(Callback):
 
     def _rate(self, step: int) -> list[str]:
         now = self._clock()
-        steps, seconds = step - self._before[0], now - self._before[1]
+        before_step, before_time = self._before or (step, now)  # none where it was added while training
+        steps, seconds = step - before_step, now - before_time
         self._before = (step, now)
         return [f"{steps / seconds:.3g} steps/s"] if steps > 0 and seconds > 0 else []
 

@@ -117,6 +117,8 @@ class ProgressBar(Callback):
         self._show(loop)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        if self._display is None:  # added while training
+            self.on_train_start(loop)
         self._validation = None  # one that was broken off
         self._pace.mark(loop.step)
         self._epochs.look(loop)

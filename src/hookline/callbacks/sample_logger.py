@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from hookline.core.callback import Callback
+from hookline.callbacks.fresh_start import FreshStart
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 @register("sample_logger")
-class SampleLogger(Callback):
+class SampleLogger(FreshStart):
     """Records the first ``n`` samples of every so many rollouts or validations.
 
     On rank zero, unless configured with ``ranks="all"``.
@@ -54,6 +54,9 @@ class SampleLogger(Callback):
         self.source = source
         self._every = every
         self._make = make or samples_in
+        self._forget()
+
+    def _forget(self) -> None:
         self._validations = 0
         self._wanted = 0
         self._found: bool | None = None
@@ -78,6 +81,7 @@ class SampleLogger(Callback):
         return {"validations": self._validations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._validations = int(state["validations"])
 
     def _log(self, loop: LoopState, most: int, *given: Any) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from hookline.core.callback import Callback
+from hookline.callbacks.fresh_start import FreshStart
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopState
@@ -44,7 +44,7 @@ def seconds_in(what: str, duration: Duration) -> float:
 
 
 @register("timer")
-class Timer(Callback):
+class Timer(FreshStart):
     """Asks for a stop once the budget less the margin is used up. Without a budget it only measures.
 
     Args:
@@ -93,6 +93,7 @@ class Timer(Callback):
         return max(0.0, self.budget_seconds - self.margin_seconds - used)
 
     def on_train_start(self, loop: LoopState, /) -> None:
+        super().on_train_start(loop)
         self._began = self._clock()
         self._look(loop)
 
@@ -106,7 +107,11 @@ class Timer(Callback):
         return {"total_seconds": self.total_seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._earlier = float(state["total_seconds"])
+
+    def _forget(self) -> None:
+        self._earlier = 0.0
 
     def _look(self, loop: LoopState) -> None:
         if self.remaining_seconds == 0.0 and not loop.stop_requested:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from hookline.core.callback import MOMENTS, Callback
+from hookline.core.entries import Entries
 from hookline.core.errors import MomentError
 from hookline.core.functions import HOOK_FUNCTIONS, LoggerFunction, hook_functions
 from hookline.core.hook import Hook, hook_target
@@ -22,6 +23,7 @@ from hookline.core.roster import Member, Newcomer, Roster
 from hookline.core.subscriber import Subscriber, configured
 
 if TYPE_CHECKING:
+    from hookline.core.config_source import Source
     from hookline.core.fired import Fired
 else:
 
@@ -81,7 +83,14 @@ class CallbackCollection(Roster, Fired, Callback):
             self.enter([(member.subscriber, self._target(member.subscriber), member.given) for member in members])
             self._lend([member.subscriber for member in members if member.borrowed])
             return
-        self.enter([newcomer for subscriber in subscribers for newcomer in self._newcomers(subscriber, {})])
+        entries = subscribers if isinstance(subscribers, Entries) else Entries(subscribers)
+        self.enter(
+            [
+                newcomer
+                for index, entry in enumerate(entries)
+                for newcomer in self._newcomers(entry, {}, entries.source, f"{entries.path}[{index}]")
+            ]
+        )
 
     def borrow(self, subscribers: "CallbackCollection") -> None:
         """Let the members of another collection hear what this one hears; that other one closes them."""
@@ -159,12 +168,19 @@ class CallbackCollection(Roster, Fired, Callback):
         """Copies and pickles hold the subscribers and their options, not the compiled moments."""
         return _rebuild, (replace(self.policy, strict=self.strict), self.members(), configured(self))
 
-    def _newcomers(self, given: Any, options: Mapping[str, Any]) -> list[Newcomer]:
-        """What somebody gave, as subscribers."""
-        if isinstance(given, str):
+    def _newcomers(
+        self, given: Any, options: Mapping[str, Any], source: "Source | None" = None, path: str = "callbacks"
+    ) -> list[Newcomer]:
+        """What somebody gave, as subscribers; errors about an entry of a configuration name the path in the source."""
+        if isinstance(given, str) and source is None and ":" not in given:
             return self._newcomers(REGISTRY.find(given)(), options)
+        if isinstance(given, str) or (isinstance(given, Mapping) and not _is_hook_functions(given)):
+            from hookline.core.config import read_subscriber  # only who configures pays for it
+
+            subscriber, own = read_subscriber(given, source, path)
+            return self._newcomers(subscriber, {**own, **options})
         if isinstance(given, Mapping):
-            return self._from_mapping(given, options)
+            return [(function, function, options) for function in hook_functions(given)]
         if isinstance(given, Callback | Hook):
             return [(given, self._target(given), options)]
         if isinstance(given, type) and issubclass(given, Subscriber):
@@ -184,18 +200,14 @@ class CallbackCollection(Roster, Fired, Callback):
             "a logger function fn(report_data, step), a dict of hook functions, or a CallbackCollection."
         )
 
-    def _from_mapping(self, given: Mapping[Any, Any], options: Mapping[str, Any]) -> list[Newcomer]:
-        """A dict of hook functions, or one entry of a configuration."""
-        if all(key in HOOK_FUNCTIONS or _is_functions(value) for key, value in given.items()):
-            return [(function, function, options) for function in hook_functions(given)]
-        from hookline.core.config import read_subscribers  # only who configures by a mapping pays for it
-
-        ((subscriber, own),) = read_subscribers([given])
-        return self._newcomers(subscriber, {**own, **options})
-
     @staticmethod
     def _target(subscriber: Any) -> Any:
         return hook_target(subscriber) if isinstance(subscriber, Hook) else subscriber
+
+
+def _is_hook_functions(given: Mapping[Any, Any]) -> bool:
+    """Whether a dict holds hook functions; any other is an entry of a configuration."""
+    return all(key in HOOK_FUNCTIONS or _is_functions(value) for key, value in given.items())
 
 
 def _is_functions(value: Any) -> bool:

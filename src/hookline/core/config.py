@@ -25,7 +25,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hookline.core.binding import bind
 from hookline.core.callback import MOMENTS
 from hookline.core.config_source import Source, read_source
-from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError, closest
+from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError, closest, reworded
 from hookline.core.registry import REGISTRY
 from hookline.core.subscriber import OPTION_NAMES, Subscriber, checked_option
 
@@ -38,10 +38,19 @@ def read_subscribers(source: Any) -> list[tuple[Any, Mapping[str, Any]]]:
 
     A dict has them under ``callbacks`` or ``hooks``.
     """
+    if isinstance(source, str) and _names_one(source) and not Path(source).exists():
+        raise ConfigError(f"{source!r} is the name of one callback, not a file: give a list of them, [{source!r}].")
     read = read_source(source)
     key, entries = _entries(read)
     plans = [checked_plan(entry, read, f"{key}[{index}]") for index, entry in enumerate(entries)]
     return [(plan.build(read), plan.options) for plan in plans]
+
+
+def read_subscriber(entry: Any, source: Source | None, path: str) -> tuple[Any, Mapping[str, Any]]:
+    """The subscriber that one entry at a path describes, with its options."""
+    source = source or Source(())
+    plan = checked_plan(entry, source, path)
+    return plan.build(source), plan.options
 
 
 @contextmanager
@@ -99,6 +108,8 @@ def _entries(source: Source) -> tuple[str, list[Any]]:
     """The list of entries and the key that it stands under."""
     key, entries = "callbacks", source.data
     if isinstance(source.data, Mapping):
+        if one := next((key for key in source.data if key == "use" or _names_one(key)), None):
+            raise source.error(str(one), "this is one callback: give a list of them, also of one.")
         if len(source.data) != 1:
             given = ", ".join(map(str, source.data)) or "nothing"
             raise source.error("", f"one key is needed, callbacks or hooks; {given} was given.")
@@ -108,6 +119,11 @@ def _entries(source: Source) -> tuple[str, list[Any]]:
     if not isinstance(entries, list | tuple | None):
         raise source.error(key, f"{entries!r} is not a list of callbacks or hooks.")
     return key, list(entries or ())
+
+
+def _names_one(name: Any) -> bool:
+    """Whether a name goes by that of a registered callback or hook."""
+    return name in REGISTRY.names()
 
 
 def _parts(entry: Any, source: Source, path: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
@@ -242,4 +258,4 @@ def _accepted(hint: Any, error: Exception) -> str:
         *others, last = (repr(value) for part in parts for value in get_args(part) or (None,))
         return f": give {', '.join(others)} or {last}" if others else f": give {last}"
     wanted = hint.__name__ if isinstance(hint, type) else str(hint)
-    return f", {wanted} is accepted ({error})"
+    return f", {wanted} is accepted ({reworded(str(error))})"

@@ -17,7 +17,8 @@ Each also inherits the built-in type that it resembles, so ``except ValueError``
 """
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 
 class HooklineError(Exception):
@@ -72,8 +73,11 @@ class RefusedError(HooklineError, PermissionError):
     """A destination that will not take records the way it is set up; the message says what to change."""
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, known: Iterable[str], *, listed: Sequence[str] | None = None) -> str:
     """A sentence that names the known spelling nearest to ``name``, or lists all of them.
+
+    Args:
+        listed: Those to list instead, where all are too many.
 
     >>> closest("on_step_ends", ["on_step_end", "on_train_end"])
     "Did you mean 'on_step_end'?"
@@ -85,4 +89,15 @@ def closest(name: str, known: Iterable[str]) -> str:
     ]
     if matches:
         return f"Did you mean {matches[0]!r}?"
+    if listed is not None and len(listed) < len(names):
+        return f"Known: {', '.join(listed)} and {len(names) - len(listed)} more."
     return f"Known: {', '.join(names)}." if names else "There are none."
+
+
+def reworded(said: str) -> str:
+    """What a conversion says of a value, with the word of Python and YAML for a list.
+
+    >>> reworded("Expected `array`, got `str`")
+    'Expected a list, got `str`'
+    """
+    return re.sub(r"\barray\b", "list", said.replace("`array`", "a list"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from hookline.core.state import (
     ArmResult,
+    EvalResult,
     ExperimentResult,
     LogContext,
     LoopArtifacts,
@@ -19,7 +20,21 @@ from hookline.core.state import (
 )
 
 
-class Fired:
+class _FiredWithKeywords:
+    """Moments that have a keyword."""
+
+    def on_benchmark_eval(
+        self,
+        ctx: LogContext,
+        eval_result: EvalResult,
+        predictions: list[dict[str, Any]],
+        /,
+        *,
+        step: int | None = None,
+    ) -> None: ...
+
+
+class Fired(_FiredWithKeywords):
     """What a loop calls on a collection; `Callback` says when."""
 
     def on_experiment_start(self, ctx: LogContext, /) -> None: ...

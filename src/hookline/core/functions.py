@@ -116,7 +116,7 @@ class HookFunction(Callback):
 
     def __init__(self, hook_name: str, function: Function) -> None:
         if hook_name not in HOOK_FUNCTIONS:
-            raise UnknownNameError(f"{hook_name!r} is not a hook function. {closest(hook_name, HOOK_FUNCTIONS)}")
+            raise UnknownNameError(f"{hook_name!r} is not a hook function. {closest(str(hook_name), HOOK_FUNCTIONS)}")
         require_two(function, f"hook function {hook_name!r}", "(worker, report_data)")
         moment, report = HOOK_FUNCTIONS[hook_name]
         self.function, self.report = function, report
@@ -143,7 +143,7 @@ def _pre_training(loop: Any) -> dict[str, Any]:
     return {
         "total_epochs": loop.num_epochs,
         "total_steps": loop.num_steps,
-        "start_epoch": loop.epoch,
+        "start_epoch": getattr(loop, "next_epoch", loop.epoch),
         "start_step": loop.step,
     }
 

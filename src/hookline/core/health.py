@@ -13,6 +13,7 @@ from typing import Any
 from hookline.core.entry import Entry, Leaf
 from hookline.core.moment import Moment
 from hookline.core.policy import Failure, Policy
+from hookline.core.timing import Meter
 
 logger = logging.getLogger("hookline")
 
@@ -50,6 +51,7 @@ class Health:
         try:
             return function()
         except Exception as error:
+            entry.meters.setdefault(what, Meter()).errors += 1
             fatal = self.strict or entry.options.critical
             self._note(Failure(entry.name, what, None, error, disabled=False), fatal=fatal)
             if fatal:

@@ -19,6 +19,8 @@ from hookline.core.binding import is_async
 from hookline.core.callback import MOMENTS
 from hookline.core.entry import Leaf
 from hookline.core.errors import MomentError, OptionError
+from hookline.core.hook_check import require_context, require_workable
+from hookline.core.hook_results import HookResult, HookResults, merged
 from hookline.core.metrics import copied
 from hookline.core.moment import Moment
 from hookline.core.policy import Policy
@@ -79,6 +81,8 @@ class PeriodicHook(Hook):
         start_step: How many steps to leave out at the beginning.
     """
 
+    _needs = ("frequency", "start_step")
+
     def __init__(self, frequency: int, start_step: int = 0) -> None:
         try:
             Every(frequency, start_step)
@@ -101,6 +105,8 @@ class PeriodicHook(Hook):
 
 class CompositeHook(Hook):
     """Several hooks as one; each keeps its own cadence, its own errors and its own line in the costs."""
+
+    _needs = ("manager",)
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self.manager = HookManager(hooks)
@@ -130,6 +136,9 @@ class CompositeHook(Hook):
 class LoggingHook(PeriodicHook):
     """Logs where the worker is: the step, the lesson, and the numbers in the context's metadata.
 
+    The lines go to the logger ``hookline.hooks``; at INFO Python does not show them unless the program says so, e.g. by
+    ``logging.basicConfig(level=logging.INFO)``.
+
     Args:
         level: Of the lines, as the standard library counts them.
     """
@@ -155,6 +164,7 @@ class MetricsHook(PeriodicHook):
         super().__init__(frequency, start_step)
         if not callable(metrics_fn):
             raise OptionError(f"metrics_fn={metrics_fn!r}: give a function that takes the context and returns a dict.")
+        require_context(metrics_fn, "metrics_fn")
         self.metrics_fn = metrics_fn
 
     def run(self, context: HookContext) -> dict[str, Any]:
@@ -182,7 +192,7 @@ class HookManager:
     """
 
     def __init__(self, hooks: Iterable[Hook] = (), *, strict: bool = False, policy: Policy | None = None) -> None:
-        policy = policy or Policy()
+        policy, hooks = policy or Policy(), hooks_in(hooks)
         self.roster = _HookRoster(replace(policy, strict=strict or policy.strict))
         self.roster.enter([(hook, hook_target(hook), {}) for hook in hooks])
 
@@ -210,10 +220,11 @@ class HookManager:
         """Run the hooks that are due and merge what they return.
 
         A key that is there already is kept under ``<hook's name>/<key>``. What hooks on other threads
-        have returned since the last call is part of the result, the newest of each hook.
+        have returned since the last call is part of the result: the newest of each hook, and those of
+        earlier steps under ``<hook's name>/<key>@<step>``.
         """
-        self.roster.fire("asked")(context)
-        return self.roster.collect()
+        self.roster.fire(ASKED)(context)
+        return merged(self.roster.results.take())
 
     def costs(self) -> Costs:
         """What each hook has cost so far."""
@@ -230,7 +241,7 @@ class HookManager:
     def close(self) -> dict[str, Any]:
         """Finish background hooks, close all, and return what they gave since the last `run_hooks`."""
         self.roster.close()
-        return self.roster.collect()
+        return merged(self.roster.results.take())
 
     def __reduce__(self) -> tuple[Callable[..., "HookManager"], tuple[Any, ...]]:
         """Copies and pickles hold the hooks and their options, not what was compiled."""
@@ -274,27 +285,34 @@ class _HookRoster(Roster):
     def __init__(self, policy: Policy) -> None:
         moments = {_ASKED.name: _ASKED, "on_step_end": MOMENTS["on_step_end"]}
         super().__init__(moments, paced_by=_ASKED.name, policy=policy)
-        self._results: dict[str, Any] = {}
+        self.results = HookResults()
+        self.accept: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+        """Takes what a hook returned; what it raises is a failure of the hook."""
 
     def receive(self, leaf: Leaf, moment: Moment, subject: Any, value: Any) -> None:
         if not isinstance(value, Mapping):
             super().receive(leaf, moment, subject, value)
             return
-        with self._lock:
-            for key, item in value.items():
-                self._results[f"{leaf.path}/{key}" if key in self._results else key] = item
+        is_late = bool(leaf.entry.lanes)
+        self.results.add(HookResult(leaf.path, subject.step, self.accept(value), is_late))
 
-    def collect(self) -> dict[str, Any]:
-        """Everything gathered since the last time."""
-        with self._lock:
-            results, self._results = self._results, {}
-        return results
+
+def hooks_in(hooks: Any) -> list[Hook]:
+    """The hooks of a list, or whatever else can be gone through; one hook alone is an error."""
+    if isinstance(hooks, str | Mapping | type | Hook) or not isinstance(hooks, Iterable):
+        raise MomentError(f"hooks={hooks!r}: give a list of hooks, e.g. [LoggingHook(100)].")
+    return list(hooks)
 
 
 def hook_target(hook: Hook) -> "HookTarget | Roster":
-    """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat."""
+    """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat.
+
+    Raises:
+        MomentError: It is no hook, or one that cannot work.
+    """
     if not isinstance(hook, Hook):
         raise MomentError(f"{hook!r} is not a hook: give an instance of a subclass of hookline.hooks.Hook.")
+    require_workable(hook)
     if isinstance(hook, CompositeHook) and all(
         getattr(type(hook), name) is getattr(CompositeHook, name) for name in _COMPOSITE_METHODS
     ):

@@ -60,7 +60,9 @@ class Registry:
         point = _entry_points(self._group).get(name)
         if point is not None:
             return self.register(name)(_load(point))
-        raise UnknownNameError(f"Nothing is registered as {name!r}. {closest(name, self.names())}")
+        module, _, attribute = name.rpartition(".")
+        form = f" A class of your own is given as module:Class, here {f'{module}:{attribute}'!r}." if module else ""
+        raise UnknownNameError(f"Nothing is registered as {name!r}.{form} {closest(name, self.names())}")
 
     def names(self) -> list[str]:
         """All names that can be found, sorted."""

@@ -350,7 +350,7 @@ class Roster:
         deferred = leaf.background or binding.is_async
         metered = deferred or gate is not None or meter.slow
         fail = partial(self._failed, leaf, moment, metered)
-        give = partial(self.receive, leaf, moment)
+        give = partial(self._given, leaf, moment, metered)
         slot = Slot(
             arguments=moment.everything if deferred else binding.arguments,
             guarded=not propagates,
@@ -385,6 +385,14 @@ class Roster:
             if self.health.failed(leaf, moment, subject, error):
                 self._invalidate()
                 self._tell_change()
+
+    def _given(self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, value: Any) -> None:
+        try:
+            self.receive(leaf, moment, subject, value)
+        except Exception:
+            if metered:  # the call was counted when it returned, and will be as one that failed
+                leaf.entry.meters[moment.name].metered -= 1
+            raise
 
     def _hand_over_failed(self, leaf: Leaf, moment: Moment, subject: Any, error: BaseException, ns: int | None) -> None:
         """The error of an earlier call has been noted already; one of the hand-over itself has not."""

@@ -103,7 +103,7 @@ class LoopState(Protocol):
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
 
     def save_checkpoint(self, path: Any = None) -> "ManifestRow":
-        """Save a checkpoint now and return its manifest row."""
+        """Save a checkpoint and return its manifest row; under `hl.Trainer`, within a step, at the end of that step."""
 
     def request_stop(self, reason: str = ...) -> None:
         """Ask for a stop at the next step boundary."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from hookline.core.errors import HooklineError, OptionError
 from hookline.experiment.changes import changed
-from hookline.experiment.description import describe
 from hookline.experiment.recipes.recipe import Recipe, recipe_for
 from hookline.experiment.stage import Stage
+from hookline.record.description import describe
 from hookline.record.tags import checked_tags
 
 _NAME = re.compile(r"[^/\\\x00-\x1f]+")

@@ -3,13 +3,11 @@
 The configuration itself is never changed: every change gives a new one, checked as if it had been made that way.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from hookline.core.errors import OptionError, closest
+from hookline.record.description import fields_of
 
 
 def changed(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -35,15 +33,6 @@ def _put(inside: Any, parts: list[str], value: Any, path: str) -> Any:
         raise OptionError(f"{path}={value!r}: {_unknown(inside, part, path)}")
     new = _put(fields[part], rest, value, path) if rest else value
     return type(inside)(**{**fields, part: new})
-
-
-def fields_of(config: Any) -> dict[str, Any]:
-    """The settings of a struct or of a data class, by their names; of anything else none."""
-    if isinstance(config, msgspec.Struct):
-        return {name: getattr(config, name) for name in config.__struct_fields__}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
-    return {}
 
 
 def _unknown(inside: Any, part: str, path: str) -> str:

@@ -19,7 +19,7 @@ from hookline.experiment.executors.executor import Executor
 from hookline.experiment.job import NEVER_BEGUN, Assignment, lost_outcome
 from hookline.experiment.messages import Message, Outcome, Scored
 from hookline.experiment.plan import PlannedRun
-from hookline.experiment.results.failures import last_line
+from hookline.experiment.results.failures import error_line
 from hookline.experiment.store import ExperimentStore
 from hookline.experiment.subscribers import Subscribers
 from hookline.loops.signals import StopSignals
@@ -239,12 +239,12 @@ class Conductor:
         if run.failure is not None and result.status == "completed":
             result = replace(result, status="failed", error=run.failure)
         if result.status == "failed" and run.attempt <= self._work.retries and self.stop_reason is None:
-            logger.warning("%s failed and is tried again: %s", outcome.key, last_line(result.error))
+            logger.warning("%s failed and is tried again: %s", outcome.key, error_line(result.error))
             self._waiting.appendleft(run.planned)
             self._watch("ended", replace(result, status="retried"))
             return
         if result.status == "failed":
-            logger.error("%s failed: %s", outcome.key, last_line(result.error))
+            logger.error("%s failed: %s", outcome.key, error_line(result.error))
         if result.status == "stopped":
             self.stop_reason = self.stop_reason or _reason_of(result)
         result = self._told_end(run, result, outcome.ids)
@@ -257,7 +257,7 @@ class Conductor:
     def _told_end(self, run: _Run, result: RunResult, ids: Mapping[str, Any]) -> RunResult:
         """Tell everybody how a run ended; one of them that is critical can still make it fail."""
         run.ctx.ids.update(ids)
-        run.ctx.status, run.ctx.error = result.status, last_line(result.error) or None
+        run.ctx.status, run.ctx.error = result.status, error_line(result.error) or None
         run.failure = None
         self._tell(run, "on_run_end", result, self._arm_result(run.planned, result))
         return result if run.failure is None else replace(result, status="failed", error=run.failure)

@@ -20,15 +20,15 @@ from hookline.core.state import ArmResult, LogContext, RunResult
 from hookline.experiment.arm import Arm
 from hookline.experiment.benchmark import checked_benchmark, make_benchmarks
 from hookline.experiment.conductor import Conductor, Watch, Work
-from hookline.experiment.description import describe
 from hookline.experiment.executors.executor import Executor, make_executor
 from hookline.experiment.job import Assignment
 from hookline.experiment.plan import PlannedRun, planned_runs
 from hookline.experiment.results.result import ExperimentResult
 from hookline.experiment.stage import Stage, checked_stages
 from hookline.experiment.store import ExperimentStore
-from hookline.experiment.subscribers import Subscribers, subscriber_entries
+from hookline.experiment.subscribers import Subscribers, checked_entries
 from hookline.loops import rng
+from hookline.record.description import describe
 from hookline.record.sink import make_sinks
 
 logger = logging.getLogger("hookline")
@@ -88,7 +88,7 @@ class Experiment:
         self.stages = checked_stages(stages)
         _check_own_stages(self.arms, self.stages)
         self.benchmarks = _checked_benchmarks(benchmarks)
-        self.callbacks = subscriber_entries(callbacks)
+        self.callbacks = checked_entries(callbacks)
         self.sinks = _checked_sinks(sinks)
         self.output_dir = Path(output_dir if output_dir is not None else Path("runs") / name)
         self.executor: Executor = make_executor(executor)

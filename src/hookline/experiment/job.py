@@ -23,7 +23,7 @@ from hookline.experiment.messages import Message, Outcome, Progress, Scored
 from hookline.experiment.plan import PlannedRun
 from hookline.experiment.progress_reports import ProgressReports
 from hookline.experiment.recorded_result import RecordedResult
-from hookline.experiment.results.failures import last_line
+from hookline.experiment.results.failures import error_line
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
 from hookline.loops.run_record import BENCHMARK_AXIS
@@ -156,7 +156,7 @@ class Job:
 
     def _told_end(self, result: RunResult) -> RunResult:
         """Tell the run's own subscribers how it ended; one of them that is critical can still make it fail."""
-        self.ctx.status, self.ctx.error = result.status, last_line(result.error) or None
+        self.ctx.status, self.ctx.error = result.status, error_line(result.error) or None
         arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (result,))
         try:
             self._own.on_run_end(self.ctx, result, arm)

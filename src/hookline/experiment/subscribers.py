@@ -7,6 +7,7 @@ each run, and that one hears its run from `on_run_start` to `on_run_end`, in the
 hears the moments of the experiment and its groups.
 """
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hookline.core.binding import bind
+from hookline.core.callback import MOMENTS, Callback
 from hookline.core.collection import CallbackCollection, load_callbacks
 from hookline.core.errors import HooklineError, OptionError
 from hookline.core.functions import HOOK_FUNCTIONS
@@ -119,6 +122,30 @@ def subscriber_entries(given: Any) -> list[Any]:
     if callable(given) or isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise OptionError(f"callbacks={given!r:.120}: give a list of callbacks.")
     return list(given)
+
+
+def checked_entries(given: Any) -> list[Any]:
+    """What was given as callbacks, one by one, once it is known that a collection takes them.
+
+    Classes are only looked at, and functions not even called: what they make may open what a run needs.
+
+    Raises:
+        HooklineError: One of them is no subscriber, overrides what is no moment, or cannot be called as one.
+    """
+    entries = subscriber_entries(given)
+    collected(entry for entry in entries if not _is_factory(entry))
+    for entry in entries:
+        if isinstance(entry, type):
+            _check_class(entry)
+        elif isinstance(entry, str | Mapping | _Source) and _is_factory(entry):
+            collected([_product(_factory(entry))]).close()
+    return entries
+
+
+def _check_class(kind: type) -> None:
+    if issubclass(kind, Callback) and not inspect.isabstract(kind):
+        with contextlib.suppress(AttributeError):  # a property that needs what is not set yet: seen when it is made
+            bind(object.__new__(kind), MOMENTS)
 
 
 def _factory(entry: Any) -> Callable[[], Any]:

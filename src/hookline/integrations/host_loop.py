@@ -374,7 +374,7 @@ class HostLoop(Session):
         if state is not None:
             self._place_at(dict(state))
             self.metrics.update(dict(state["metrics"]))
-            self.callbacks.load_state_dict(state["callbacks"])
+            self._load_states(state)
 
     def _commit_of_host(self, step: int, row: MetricsRow, given: Mapping[str, Any]) -> None:
         """Write the row of a step: what the host says is rank zero's to record, what subscribers log each rank's."""

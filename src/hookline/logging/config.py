@@ -16,6 +16,7 @@ take none from somebody you would not take code from.
 import logging
 import logging.config
 import logging.handlers
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _SECTIONS = ("version", "disable_existing_loggers", "root", "loggers", "handlers
 _LOGGER_KEYS = ("level", "handlers", "filters", "propagate")
 _HANDLER_KEYS = ("class", "()", "level", "formatter", "filters", ".")
 _FORMATTER_KEYS = ("format", "datefmt", "style", "validate", "class", "fields")
+_NUMBERS = {"maxBytes", "backupCount", "capacity", "interval"}
 _CLASSES = ("CSVHandler", "TensorBoardHandler")
 _CUSTOM = "logging.custom."
 
@@ -135,6 +137,8 @@ class _Checker:
         arguments = {key: value for key, value in handler.items() if key not in _HANDLER_KEYS}
         if not issubclass(kind, logging.handlers.QueueHandler):  # what it is given is not what it takes
             arguments = checked_arguments(kind, arguments, self.source, path)
+        if kind.__module__ == logging.handlers.__name__:
+            self.numbers(path, arguments)
         settings = {key: value for key, value in handler.items() if key in _HANDLER_KEYS}
         return {**settings, **arguments, "class": name}
 
@@ -149,10 +153,18 @@ class _Checker:
         try:
             kind = self.resolve(name)
         except (ValueError, ImportError) as error:
-            raise self.source.error(path, f"{name!r} cannot be imported: {error.__cause__ or error}.") from error
+            why = f"{error.__cause__ or error}. {_closest_class(name)}".rstrip()
+            raise self.source.error(path, f"{name!r} cannot be imported: {why}") from error
         if not isinstance(kind, type) or not issubclass(kind, logging.Handler):
             raise self.source.error(path, f"{name!r} is {kind!r}, which is no class of handlers.")
         return kind
+
+    def numbers(self, path: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse other things than numbers for handlers of the standard library, which say no types."""
+        for key in _NUMBERS & arguments.keys():
+            if isinstance(arguments[key], bool) or not isinstance(arguments[key], int | float):
+                given = f"{arguments[key]!r:.200} was given"
+                raise self.source.error(f"{path}.{key}", f"{given}, a number without a unit is accepted.")
 
     def settings(self, given: Any) -> MetricSettings:
         metrics = self.mapping("metrics", given or {})
@@ -201,3 +213,11 @@ class _Checker:
         if not isinstance(value, bool):
             raise self.source.error(path, f"{value!r} was given, true or false is accepted.")
         return value
+
+
+def _closest_class(name: str) -> str:
+    """Which class of handlers is meant by a name, where its module is there."""
+    module, _, _ = name.rpartition(".")
+    found = vars(sys.modules[module]) if module in sys.modules else {}
+    classes = {each for each, kind in found.items() if isinstance(kind, type) and issubclass(kind, logging.Handler)}
+    return closest(name, {f"{module}.{each}" for each in classes}) if classes else ""

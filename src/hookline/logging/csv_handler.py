@@ -56,6 +56,7 @@ class CSVHandler(SpoolHandler):
             raise OptionError(f"columns={columns!r}: give a list of names.")
         require_positive("buffer_size", buffer_size)
         require_positive("flush_interval", flush_interval)
+        _require_file(filename)
         self.path = Path(filename).absolute()
         self.columns = tuple(column for column in columns if column != EXTRA)
         self.messages = messages
@@ -88,6 +89,17 @@ class CSVHandler(SpoolHandler):
 
 
 _plain = logging.Formatter()
+
+
+def _require_file(filename: str | Path) -> None:
+    path = Path(filename)
+    if not str(filename) or "\0" in str(filename) or (path.exists() and not path.is_file()):
+        raise OptionError(f"filename={str(filename)!r}: give the name of a file, which need not be there yet.")
+    if path.exists():
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise OptionError(f"{path} cannot be written to ({error.strerror}): give another file.") from error
 
 
 def _attribute(record: logging.LogRecord, column: str) -> Any:

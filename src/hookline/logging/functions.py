@@ -49,6 +49,7 @@ def log_model_output(
     step: int | None = None,
     rewards: Mapping[str, Any] | None = None,
     group: Any = None,
+    axis: str | None = None,
 ) -> None:
     """Log one output of the model, on the topic ``model``.
 
@@ -61,7 +62,11 @@ def log_model_output(
         step: The step it belongs to, where it is not the present one.
         rewards: What reward functions gave for it.
         group: Which outputs belong together, e.g. those for one prompt.
+        axis: What it was generated for, "train" or "eval": a field of its own where it is given. An output without
+            one counts as training's.
     """
+    if axis is not None and (not isinstance(axis, str) or not axis):
+        raise OptionError(f"axis={axis!r:.200}: give a name, such as 'train' or 'eval'.")
     if rewards is not None and not isinstance(rewards, Mapping):
         raise OptionError(f"rewards={rewards!r:.200}: give a dict of numbers by reward function.")
     state = current()
@@ -76,6 +81,7 @@ def log_model_output(
         answer=found_answer if answer is None else prompt_text(answer),
         rewards={str(name): plain(value) for name, value in (rewards or {}).items()},
         group=None if group is None else str(group),
+        axis=axis,
     )
     state.emit(topics.get_model_logger(), payload)
 
@@ -92,6 +98,8 @@ def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = No
     if isinstance(samples, str) or not isinstance(samples, Sequence | None):
         raise OptionError(f"samples={samples!r:.200}: give a list with something for each value.")
     numbers = reward_values(values)
+    if samples and len(samples) != len(numbers):
+        raise OptionError(f"samples={samples!r:.200}: give one for each of the {len(numbers)} values, or none.")
     if state.settings.enable.reward_metrics:
         payload = RewardsPayload(state.at(step), str(reward_name), numbers, [str(each) for each in samples or ()])
         state.emit(topics.get_reward_logger(), payload)

@@ -20,6 +20,7 @@ from hookline.record.recorder import Recorder
 
 ATTRIBUTE = "hookline"
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", ATTRIBUTE}
+_OURS = ("step", "timestamp")
 _TEXT_LENGTH = 200
 
 
@@ -46,9 +47,15 @@ class MetricsPayload(Payload):
     axis: str = "train"
 
     def fields(self) -> dict[str, Any]:
-        """The values and the step, without waiting for those that are on their way from a device."""
+        """The values and the step, without waiting for those that are on their way from a device.
+
+        A metric that is called like a field that every row has is ``values/step``.
+        """
         row = copied(self.values)
-        row.setdefault("step", self.step)
+        for name in _OURS:
+            if name in row:
+                row[f"values/{name}"] = dict.pop(row, name)
+        row["step"] = self.step
         return row
 
     def record(self, recorder: Recorder) -> None:
@@ -74,6 +81,7 @@ class SamplePayload(Payload):
     answer: str | None
     rewards: dict[str, Any] = field(default_factory=dict)
     group: str | None = None
+    axis: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """The columns that a table of outputs has: ``answer`` is the true one, ``llm_answer`` the model's."""
@@ -86,6 +94,7 @@ class SamplePayload(Payload):
             "model_output": self.model_output,
             "rewards": self.rewards or None,
             "group": self.group,
+            "axis": self.axis,
         }
         return {key: value for key, value in row.items() if value is not None}
 
@@ -100,7 +109,7 @@ class SamplePayload(Payload):
             "rewards": self.rewards,
             "group": self.group,
         }
-        recorder.samples([sample], self.step)
+        recorder.samples([sample], self.step, self.axis or "train")
 
     def __str__(self) -> str:
         texts = {"question": self.question, "answer": self.true_answer, "llm_answer": self.answer}

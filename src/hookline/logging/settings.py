@@ -44,8 +44,9 @@ class MetricSettings:
     """How often metrics are recorded, and which.
 
     Args:
-        logging_frequency: In steps: rows of steps that are no multiple of it are left out, unless they bring a
-            metric that was not there before. The last row left out is recorded at `shutdown`.
+        logging_frequency: In steps: rows of steps that are no multiple of it are left out. Of
+            `log_training_progress`, those that bring a metric that was not there before are recorded all the same,
+            and the last row left out is at `shutdown`.
         validation_frequency: In steps; None where validation is never due.
         sampling_ratio: The share of steps, between 0 and 1, for which expensive metrics are computed.
         trend_window: In recorded points.

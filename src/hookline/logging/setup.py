@@ -18,7 +18,7 @@ from typing import Any
 
 from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError, HooklineError, OptionError
-from hookline.logging import state
+from hookline.logging import state, unfinished
 from hookline.logging.config import Plan, read_plan
 from hookline.logging.run_handler import RunHandler
 from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler
@@ -45,6 +45,7 @@ def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any
         setup = Setup(plan, run)
         previous, _setup = _setup, None
         if previous is not None:
+            unfinished.finish(DRAIN_SECONDS)
             previous.detach()
         try:
             setup.attach()
@@ -64,6 +65,8 @@ def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any
 def shutdown(seconds: float = DRAIN_SECONDS) -> None:
     """Record what was held back, deliver what is left, and give the loggers back as they were.
 
+    What an `OptimizedLoggingCallback` was handed is logged first.
+
     An ordinary end of the program does it too. What is not delivered in time stays in journals beside the files, and
     the next start delivers it.
 
@@ -74,8 +77,10 @@ def shutdown(seconds: float = DRAIN_SECONDS) -> None:
     with _changing:
         setup, _setup = _setup, None
         if setup is not None:
+            deadline = time.monotonic() + seconds
+            unfinished.finish(seconds)
             setup.detach()
-            setup.close(seconds)
+            setup.close(max(0.0, deadline - time.monotonic()))
 
 
 class Setup:
@@ -196,7 +201,7 @@ def _pointing_to(source: Source, path: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        cause = error.__cause__ or error
+        cause = error if isinstance(error, HooklineError) else error.__cause__ or error
         what = str(cause) if isinstance(cause, HooklineError) else f"{type(cause).__name__}: {cause}"
         raise source.error(path, f"cannot be built: {what}") from error
 

@@ -6,7 +6,7 @@ after `close` begins it anew, as the standard library's file handlers do.
 """
 
 import logging
-import os
+import tempfile
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class SpoolHandler(JournalHandler):
             return sink
 
         made().check()
-        _require_writable(beside.absolute().parent)
+        require_writable(beside.absolute().parent)
         self.drain_seconds = drain_seconds
         folder = beside.with_name(f".{beside.name}.journal")
         self.spool = Spool(folder, made, name=name, poll_seconds=poll_seconds)
@@ -94,7 +94,13 @@ def require_positive(name: str, value: float) -> None:
         raise OptionError(f"{name}={value!r}: give a number above 0.")
 
 
-def _require_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
+    """Refuse a directory in which no file can be made; it is made itself if need be.
+
+    By making a file without a name, since asking for permissions answers for another user after `os.seteuid`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{folder} cannot be written to.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OptionError(f"{folder} cannot be written to ({error.strerror}): give another place.") from error

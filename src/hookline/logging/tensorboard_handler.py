@@ -5,6 +5,7 @@ records, the numbers they carry are taken if there is a ``step`` among them; the
 Every value is there once, also after ``kill -9``; see `Spool` for how.
 """
 
+import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hookline.core.errors import OptionError
 from hookline.logging.payloads import fields_of, payload_of
 from hookline.logging.spool import by_rank, life_of
-from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler, require_positive
+from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler, require_positive, require_writable
 from hookline.record.reader import Parcel
 from hookline.record.recorder import Recorder, whole_step
 from hookline.sinks.tensorboard import TensorboardSink
@@ -40,6 +42,7 @@ class TensorBoardHandler(SpoolHandler):
     ) -> None:
         require_positive("flush_secs", flush_secs)
         require_positive("max_queue", max_queue)
+        _require_directory(log_dir)
         self.log_dir = Path(log_dir).absolute()
         super().__init__(
             self.log_dir,
@@ -66,11 +69,24 @@ class TensorBoardHandler(SpoolHandler):
 class LogDirectorySink(TensorboardSink):
     """Writes to files of its own in a directory where earlier trainings may have left theirs."""
 
+    def check(self) -> None:
+        super().check()
+        # now, not when the first record is delivered: at the end of a program it could not be imported any more
+        importlib.import_module("hookline.sinks.tensorboard_files")
+
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         return super().open(run_dir / life_of(run_dir), state)
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
         return super().write([by_rank(parcel) for parcel in parcels])
+
+
+def _require_directory(log_dir: str | Path) -> None:
+    path = Path(log_dir).absolute()
+    if not str(log_dir) or "\0" in str(log_dir) or (path.exists() and not path.is_dir()):
+        raise OptionError(f"log_dir={str(log_dir)!r}: give a directory, which need not be there yet.")
+    if path.exists():
+        require_writable(path)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,10 +1,11 @@
 """`CheckedStruct`: settings whose types are checked when they are made in Python, not only when read from a file."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hookline.core.errors import OptionError, closest
+from hookline.core.errors import OptionError, closest, reworded
 
 
 class _NamesChecked(msgspec.StructMeta):
@@ -27,10 +28,15 @@ class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True, metaclass=_Names
             try:
                 setattr(self, name, msgspec.convert(value, kind, strict=True))
             except msgspec.ValidationError as error:
-                raise OptionError(f"{type(self).__name__}({name}={value!r}): {_said(kind, error)}.") from None
+                raise OptionError(f"{type(self).__name__}({name}={value!r}): {_said(value, kind, error)}") from None
 
 
-def _said(kind: Any, error: msgspec.ValidationError) -> str:
-    """What is wrong with a value; where it is one of a few, which these are."""
+def _said(value: Any, kind: Any, error: msgspec.ValidationError) -> str:
+    """What is wrong with a value, or with what is inside it; where it is one of a few, which these are."""
     choices = [choice for each in (kind, *get_args(kind)) if get_origin(each) is Literal for choice in get_args(each)]
-    return f"give one of {', '.join(map(repr, choices))}" if choices else str(error)
+    if choices:
+        return f"give one of {', '.join(map(repr, choices))}."
+    from hookline.loops.config_struct import fault_in  # what reads files is only needed for its words
+
+    inside = fault_in(value, kind) if isinstance(value, Mapping | list) else None
+    return inside or f"{reworded(str(error))}."

@@ -27,6 +27,7 @@ STATE_FILE = "state.json"
 TENSORS_FILE = "tensors.pt"
 MANIFEST_FILE = "manifest.json"
 _PLACE = "$tensor"
+_NAMED = 3
 Save = Callable[[Path], object]
 
 
@@ -169,10 +170,24 @@ def _age(path: Path) -> tuple[float, str]:
 
 
 def _others(path: Path) -> str:
-    whole = [other.parent for other in path.parent.glob(f"*/{STATE_FILE}") if damage_of(other.parent) is None]
-    if not whole:
-        return "There is no other one beside it."
-    return f"Whole ones beside it: {', '.join(sorted(other.name for other in whole))}."
+    names = _whole_beside(path)
+    return f"Whole ones beside it: {', '.join(names)}." if names else "There is no other one beside it."
+
+
+def _whole_beside(path: Path) -> list[str]:
+    others = (state.parent for state in path.parent.glob(f"*/{STATE_FILE}"))
+    return sorted(other.name for other in others if damage_of(other) is None)
+
+
+def beside(path: Path) -> str:
+    """A sentence that names the latest whole checkpoints in the directory that one was looked for in."""
+    if not path.parent.is_dir():
+        return f"There is no {path.parent} either."
+    names = _whole_beside(path)
+    if not names:
+        return f"No checkpoint lies in {path.parent}."
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{path.parent} has {', '.join(names[-_NAMED:])}{more}."
 
 
 class Tensors:
@@ -213,6 +228,19 @@ class Tensors:
         if not path.exists():
             return cls()
         return cls(read_tensors(path))
+
+
+def unsaveable_in(state: Any, path: str = "") -> str:
+    """Where in a state, as ``counts.seen[2]``, the first value or key lies that JSON cannot hold."""
+    keyed = isinstance(state, Mapping)
+    inside = state.items() if keyed else enumerate(state if isinstance(state, list | tuple) else ())
+    for key, item in inside:
+        place = f"{path}.{key}".removeprefix(".") if keyed else f"{path}[{key}]"
+        try:
+            json.dumps({key: Tensors().taken_from(item)})
+        except (TypeError, ValueError):
+            return unsaveable_in(item, place)
+    return repr(path) if path else "it"
 
 
 def read_tensors(path: Path) -> Any:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hookline.core.config_source import Source, read_source, yaml_loader
+from hookline.core.entries import Entries
 from hookline.core.errors import ConfigError, closest
-from hookline.loops.config_struct import COMMAND_LINE, Parts, dotted, to_struct
+from hookline.loops.config_struct import COMMAND_LINE, OverriddenSource, Parts, dotted, to_struct
 
 T = TypeVar("T")
 
+READ_LATER = ("callbacks", "sinks")
+"""Lists whose entries are looked up when training is put together: by then names may have been registered."""
 SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 _SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float")}
 
@@ -24,7 +27,9 @@ def load_config(path: str | Path, kind: type[T], arguments: Sequence[str] = ()) 
     """A file with the overrides of a command line on top, as a struct."""
     source = read_config_source(path)
     paths = [path for path, _ in parse_overrides(arguments)]
-    return to_struct(overridden(source.data, arguments), kind, source=source, overridden=paths)
+    place = OverriddenSource({}, source.file, source.lines, paths)
+    values = {key: _placed(value, (key,), place) for key, value in overridden(source.data, arguments).items()}
+    return to_struct(values, kind, source=source, overridden=paths)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -81,6 +86,13 @@ def read_config_source(path: str | Path) -> Source:
     if not isinstance(source.data, Mapping):
         raise source.error("", f"{source.data!r:.200} was given, a mapping is needed at the top.")
     return source
+
+
+def _placed(value: Any, parts: Parts, source: Source) -> Any:
+    """A value in which lists that are read later, when they are used, know where they stand."""
+    if isinstance(value, Mapping):
+        return {key: _placed(item, (*parts, key), source) for key, item in value.items()}
+    return Entries(value, source, dotted(parts)) if isinstance(value, list) and parts[-1] in READ_LATER else value
 
 
 def _value(path: str, text: str) -> Any:

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from hookline.core.config_source import Source
-from hookline.core.errors import ConfigError, closest
+from hookline.core.errors import ConfigError, closest, reworded
 
 T = TypeVar("T")
 Parts = tuple[Any, ...]
@@ -37,6 +37,15 @@ def to_struct(
     return converted
 
 
+def fault_in(value: Any, kind: Any) -> str | None:
+    """What is wrong with a value of a type, and where inside it; None where nothing is."""
+    try:
+        _checked(value, kind, (), _Origin(Source({}), ()))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """Where values came from: a file, and the paths that overrides set."""
@@ -51,6 +60,18 @@ class _Origin:
             if (made_on_the_way or len(names) <= len(at)) and all(map(operator.eq, at, names)):
                 return COMMAND_LINE.error(dotted(parts), message)
         return self.source.error(dotted(parts), message)
+
+
+@dataclass(frozen=True, slots=True)
+class OverriddenSource(Source):
+    """A file of whose values the command line set some."""
+
+    overrides: Sequence[str] = ()
+
+    def error(self, path: str, message: str) -> ConfigError:
+        """An error at a path: of the command line, where that set what stands there."""
+        parts = (int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", path))
+        return _Origin(Source({}, self.file, self.lines), self.overrides).error(tuple(parts), message)
 
 
 def dotted(parts: Parts) -> str:
@@ -134,7 +155,7 @@ def _message(value: Any, kind: Any, said: str) -> str:
         return f"{value!r:.200} was given, one of {choices} is accepted."
     if not (expected := re.fullmatch(r"Expected (.+?)(, got `?\w+`?)?( - at `key` in `\$`)?", said)):
         return said  # a struct's own check
-    wanted = re.sub(r"\barray\b", "list", re.sub(r"\bobject\b", "mapping", expected[1].replace("`", "")))
+    wanted = reworded(re.sub(r"\bobject\b", "mapping", expected[1].replace("`", "")))
     if expected[3]:
         return f"keys {list(value)!r:.200} were given, {wanted} is accepted for each."
     quotes = wanted.startswith("str") and isinstance(value, bool | int | float)

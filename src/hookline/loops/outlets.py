@@ -5,9 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from hookline.core.errors import OptionError
+from hookline.core.entries import Entries
+from hookline.core.errors import HooklineError, OptionError
 
 if TYPE_CHECKING:
+    from hookline.core.config_source import Source
     from hookline.record.courier import Courier
     from hookline.record.courier_process import ProcessCourier
     from hookline.record.delivery import Pace, SinkState
@@ -93,4 +95,17 @@ def _made(sinks: Iterable[Any]) -> "dict[str, Sink]":
         return {}
     from hookline.record.sink import make_sinks
 
-    return make_sinks(sinks)
+    return make_sinks(_found(sinks, sinks.source) if isinstance(sinks, Entries) and sinks.source else sinks)
+
+
+def _found(entries: Entries, source: "Source") -> "list[Sink]":
+    """The sinks that entries of a file describe; errors say where in the file."""
+    from hookline.record.sink import make_sink
+
+    found = []
+    for index, entry in enumerate(entries):
+        try:
+            found.append(make_sink(entry))
+        except HooklineError as error:
+            raise source.error(f"{entries.path}[{index}]", str(error).removeprefix("sinks: ")) from error
+    return found

@@ -7,10 +7,13 @@
 The body of the ``for`` is one step. It is complete when the next batch is asked for, when the loop
 ends, and also when the body breaks out of the loop; a step that raises is not. Stop requests,
 SIGINT and SIGTERM end the iteration at the next step boundary.
+
+A loop that goes on without `steps` and logs with ``step=`` is counted by its rows. Nothing can end it but itself.
 """
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +24,7 @@ from hookline.core.metrics import MetricsRow
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
+from hookline.record.recorder import whole_step
 
 logger = logging.getLogger("hookline")
 
@@ -83,6 +87,10 @@ class Run(Session):
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
+        self._in_body = False
+        self._has_steps = False
+        self._first_row: int | None = None  # the lowest step= of a row, as long as nobody asked for steps
+        self._before_rows: int | None = None  # what `step` was before it was counted by rows
 
     @property
     def in_step(self) -> bool:
@@ -113,8 +121,9 @@ class Run(Session):
             total: How many steps the run is to have in all, where the length does not tell; no more are made.
         """
         self._require_running("steps")
+        self._require_no_body("steps")
         data: Any = range(batches) if isinstance(batches, int) else batches
-        if not isinstance(data, Iterable):
+        if not isinstance(data, Iterable) or (isinstance(batches, int) and batches < 0):
             raise OptionError(f"steps({batches!r}): give something to iterate over, or a number of steps.")
         _require_count("epochs", epochs)
         if total is not None:
@@ -127,12 +136,14 @@ class Run(Session):
         if epochs > 1 and self._inside_epochs:
             raise OptionError(f"steps(epochs={epochs}) inside run.epochs(): give the epochs in one place.")
         self._settle()
+        self._count_by_steps()
         self._plan(data, epochs, total)
         return self._steps(data, epochs, total)
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the index of each epoch, firing its start and end around ``run.steps()`` inside."""
         self._require_running("epochs")
+        self._require_no_body("epochs")
         _require_count("epochs", n)
         self._settle()
         self.num_epochs = n
@@ -207,7 +218,11 @@ class Run(Session):
             for batch_idx, batch in self._fetch(batches, total):
                 self._enter_epoch()
                 self._begin_step(batch, batch_idx)
-                yield batch
+                self._in_body = True
+                try:
+                    yield batch
+                finally:  # also where a `break` leaves it
+                    self._in_body = False
                 self._end_step()
             if self._agreed_to_stop or (total is not None and self.step >= total):
                 self._settle()
@@ -255,6 +270,38 @@ class Run(Session):
             self.num_steps = total
         elif isinstance(batches, Sized):
             self.num_steps = self.step + len(batches) * ((self.num_epochs or 1) - epoch) - done
+
+    def _before_row(self, step: Any) -> None:
+        """Count by the rows of a loop that goes on without `steps`, from the first that is behind another one."""
+        if self.state == "created":
+            self._require_running("log")
+        if step is None or self.state != "running" or self._committing or threading.get_ident() != self._thread:
+            return
+        at = whole_step(step)
+        if self._before_rows is None:
+            self._first_row = at if self._first_row is None else min(at, self._first_row)
+            if at == self._first_row:
+                return
+            self._count_by_rows()
+        self.step = max(self.step, at)
+        self._commit_held_back()
+
+    def _count_by_rows(self) -> None:
+        self._before_rows = self.step
+        if self.rank == 0:
+            logger.warning(
+                "%r logs with step= and without run.steps(): its steps are those of its rows, callbacks hear of rows "
+                "only, and it is stopped only if the loop looks at run.stop_requested. "
+                "Write `for ... in run.steps(...)` to have all of it.",
+                self.name,
+            )
+        self.start()
+
+    def _count_by_steps(self) -> None:
+        """There are steps after all: they go on where they would have without the rows."""
+        self._has_steps = True
+        if self._before_rows is not None:
+            self.step, self._before_rows = self._before_rows, None
 
     def _enter_epoch(self) -> None:
         if self._epoch_state == "waiting":
@@ -312,6 +359,14 @@ class Run(Session):
         if self.state != "running":
             how = "has not started" if self.state == "created" else f"is over: it {self.ending}"
             raise OptionError(f"run.{what}() must be called inside `with hl.run(...) as run:`. This run {how}.")
+
+    def _require_no_body(self, what: str) -> None:
+        if self._in_body and self._step is not None:
+            raise OptionError(
+                f"run.{what}() in the body of run.steps(): the steps would be counted twice. Use one run.steps(), with "
+                "run.epochs() around it if need be, or a run of its own for the inner loop. "
+                "(A loop that was left and whose iterator is kept: close that first, with its close().)"
+            )
 
 
 run = Run

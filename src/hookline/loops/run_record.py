@@ -4,16 +4,18 @@ All ranks share one directory, which rank zero finds or makes; each writes a jou
 """
 
 import logging
+import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hookline.core.errors import CheckpointError, HooklineError, UnknownNameError
+from hookline.core.errors import CheckpointError, HooklineError, OptionError, UnknownNameError
 from hookline.core.policy import Failure
 from hookline.loops import checkpoint
 from hookline.loops.hook_record import HookRecord
 from hookline.loops.peers import Peers, forget
 from hookline.record import run_directory
+from hookline.record.plain_settings import plain_settings
 from hookline.record.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
     try:
         directory, saved = _find(run, root) if run.resume_from is not None else (None, None)
         if directory is None:
-            facts = {"name": run.name, "project": run.project, "config": run.config, "parents": run.ctx.ids}
+            config = plain_settings(run.config if run.recorded_config is None else run.recorded_config)
+            facts = {"name": run.name, "project": run.project, "config": config, "parents": run.ctx.ids}
             facts |= {"tags": list(run.tags)} if run.tags else {}
             directory = run_directory.create(root, run.project, facts)
         forget(directory)
@@ -97,8 +100,19 @@ def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
         return None if home is None else run_directory.taken_up(home), reference
     if run.resume_from == "last":
         return _latest(run, root)
+    if len(reference.parts) > 1 and not reference.exists() and not (Path(root) / run.project / reference).exists():
+        hint = checkpoint.beside(reference)
+        raise UnknownNameError(f"resume={str(reference)!r}: there is no such checkpoint or run. {hint}")
     found = run_directory.find(root, run.project, run.resume_from or "", name=run.name)
     return found, None if found is None else checkpoint.last(found)
+
+
+def checked_resume(reference: Any) -> None:
+    """Refuse what can mean neither a run nor a checkpoint."""
+    if not isinstance(reference, str | os.PathLike):
+        raise OptionError(
+            f"resume={reference!r}: give 'last', 'auto', a run's id, or the directory of a run or of a checkpoint."
+        )
 
 
 def _latest(run: "Session", root: str | Path) -> tuple[Path, Path]:

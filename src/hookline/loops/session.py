@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import collect, copied
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops import checkpoint, run_record
+from hookline.loops.flat_callbacks import flat
 from hookline.loops.hook_record import HookRecord
 from hookline.loops.loop import Loop
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
@@ -74,6 +75,8 @@ class Session(Loop):
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
         super().__init__(callbacks, strict=strict)
+        if resume is not None:
+            run_record.checked_resume(resume)
         if resume is not None and root is None:
             raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
         self.outlets = Outlets(sinks, delivery=delivery, drain_seconds=drain_seconds)
@@ -83,6 +86,8 @@ class Session(Loop):
         self.project, self.root = project, root
         self.resume_from = resume
         self.config = config
+        self.recorded_config: Any = None
+        """What is recorded as the configuration, where that is more than `config`."""
         self.tags = checked_tags(tags)
         self.state = "created"
         self.checkpoints: list[ManifestRow] = []
@@ -96,6 +101,7 @@ class Session(Loop):
         self.peers: Peers | None = None
         self.hook_record: HookRecord | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
+        self._has_steps = True  # rather than only rows
         self._loaded: ManifestRow | None = None
         self.resumed_from: Path | None = None
         """The checkpoint that was taken up, if one was."""
@@ -191,6 +197,8 @@ class Session(Loop):
             reduce: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"`` over all processes, where there are several. The
                 processes meet at the end of the step, whichever of them logged something, and then it is recorded.
         """
+        if not self._has_steps:
+            self._before_row(step)
         if self._ended:
             logger.warning("%s has ended: what is logged now is not recorded.", self.name)
         elif reduce is not None and step is not None:
@@ -203,6 +211,9 @@ class Session(Loop):
             at, metrics = self.step if step is None else whole_step(step), copied(collect(args, values, defer))
             self._write(at, metrics)
             self._early.append((at, metrics))
+
+    def _before_row(self, step: Any) -> None:
+        """Look at a row that is logged where no steps are under way that say what it belongs to."""
 
     def status(self, status: str, message: str = "", **data: Any) -> None:
         """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
@@ -242,7 +253,7 @@ class Session(Loop):
         self._load_files(path)
         self._place_at(state)
         self.metrics.update(state["metrics"])
-        self.callbacks.load_state_dict(state["callbacks"])
+        self._load_states(state)
         row = checkpoint.row_of(path, state)
         self.resumed_from = path
         if self._train_started:
@@ -250,6 +261,11 @@ class Session(Loop):
         else:
             self._loaded = row
         return row
+
+    def _load_states(self, state: Mapping[str, Any]) -> None:
+        """Give the callbacks their states; one whose state could not be saved has none to be given."""
+        left_out = state.get("left_out", ())
+        self.callbacks.load_state_dict({name: own for name, own in state["callbacks"].items() if name not in left_out})
 
     def _place_at(self, state: dict[str, Any]) -> None:
         """Set the counters to those of a checkpoint."""
@@ -294,6 +310,7 @@ class Session(Loop):
             self._commit_held_back()
             self.answer_requests()
             self.state = self.ctx.status = "stopped" if self.stop_requested else "completed"
+            self._save_last()
             self.callbacks.on_train_end(self, self.artifacts())
             self.answer_requests()
             if self.afterwards is not None:
@@ -302,6 +319,15 @@ class Session(Loop):
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _save_last(self) -> None:
+        """Save what rules want saved at the end, so that whoever is told of the end finds it."""
+        if self.callbacks:
+            from hookline.callbacks.checkpoint import CheckpointCallback  # built-in ones are loaded when needed
+
+            for callback in flat(self.callbacks):
+                if isinstance(callback, CheckpointCallback):
+                    callback.save_at_end(self)
 
     def _fail(self, error: BaseException) -> None:
         self.state = "failed"
@@ -345,15 +371,18 @@ class Session(Loop):
                 run_record.end(self, self.ending)
 
     def _state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint holds of the loop itself."""
+        """What a checkpoint holds of the loop itself; ``left_out`` are callbacks whose states could not be saved."""
+        given = self.callbacks.state_dict()
+        states = {
+            name: self._saveable(name, state, critical=self.callbacks[name].critical) for name, state in given.items()
+        }
+        left_out = [name for name, state in given.items() if states[name] is not state]
         return {
             "step": step,
             "epoch": self.epoch,
             "metrics": self.metrics,
-            "callbacks": {
-                name: self._saveable(name, state, critical=self.callbacks[name].critical)
-                for name, state in self.callbacks.state_dict().items()
-            },
+            "callbacks": states,
+            **({"left_out": left_out} if left_out else {}),
         }
 
     def _saveable(self, name: str, state: Any, *, critical: bool) -> Any:
@@ -361,9 +390,10 @@ class Session(Loop):
         try:
             json.dumps(checkpoint.Tensors().taken_from(state))
         except (TypeError, ValueError) as error:
+            why = f"{checkpoint.unsaveable_in(state)} cannot be saved as JSON: {error}"
             if self.callbacks.strict or critical:
-                raise CheckpointError(f"The state of {name!r} cannot be saved as JSON: {error}") from error
-            logger.exception("The state of %r is not part of the checkpoint: it cannot be saved as JSON.", name)
+                raise CheckpointError(f"The state of {name!r} cannot be saved: {why}") from error
+            logger.exception("The state of %r is not part of the checkpoint: %s", name, why)
             return {}
         return state
 

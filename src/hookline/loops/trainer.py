@@ -36,13 +36,15 @@ from hookline.loops.batches import Batches
 from hookline.loops.changed_settings import say_what_changed
 from hookline.loops.evaluation_mode import set_to_evaluate
 from hookline.loops.finite_loss import FiniteLoss
+from hookline.loops.flat_callbacks import flat
 from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
 from hookline.loops.plan import Plan
+from hookline.loops.run_record import checked_resume
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.step_metrics import combined, scalars, shares_of, weight_of
 from hookline.loops.trainer_config import TrainerConfig
-from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, flat, step_function, subscribers
+from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, step_function, subscribers
 from hookline.loops.training_state import TrainingState
 from hookline.loops.training_step import COUNTS, StepFunction
 from hookline.loops.validation import Validation
@@ -137,6 +139,11 @@ class Trainer(Session):
         return self._in_step
 
     @property
+    def next_epoch(self) -> int:
+        """The epoch of the next step: behind one that is complete, the one after it."""
+        return self.epoch + (self._epoch_complete and not self._is_done())
+
+    @property
     def device(self) -> torch.device:
         """Where the model is trained."""
         device: torch.device = self.backend.device
@@ -174,6 +181,7 @@ class Trainer(Session):
         """
         if self.state == "running":
             raise OptionError("resume(): this training is running.")
+        checked_resume(path)
         if self.root is None:
             raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
         self.resume_from = path

@@ -58,7 +58,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         nan_loss: A loss that is not finite is an "error", unless a `NaNGuard` looks after it, or it is to "pass".
         seed: Seeds every library when training starts; None leaves them as they are.
         resume: Take up an earlier run: "auto", "last", an id, a run's or a checkpoint's directory. "auto" also saves
-            after each epoch, where no other rule says when.
+            after each epoch, or each tenth of ``max_steps`` where no ``epochs`` are given, if no other rule says when.
         callbacks: Callbacks, or their names and arguments.
         sinks: Where the record is delivered to.
         strict: Let exceptions of observers propagate.

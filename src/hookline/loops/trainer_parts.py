@@ -1,7 +1,7 @@
 """What a `Trainer` is given, checked and put together before it trains."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.core.collection import CallbackCollection, load_callbacks
 from hookline.core.errors import OptionError
 from hookline.loops.batches import is_data_set
+from hookline.loops.flat_callbacks import flat
+from hookline.loops.given_functions import checked_hook_fns, checked_logger_fns
 from hookline.loops.trainer_config import BATCH_SIZE, CheckpointRules, TrainerConfig
 from hookline.loops.training_step import StepFunction, step_of_model, step_with
 
@@ -70,12 +72,10 @@ def step_function(loss: Any, training_step: Any) -> StepFunction:
 
 def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns: Any) -> CallbackCollection:
     """All subscribers in one collection: the user's own where there is nothing to add to it."""
-    if callable(logger_fns):
-        raise OptionError(f"custom_logger_fns={logger_fns!r}: give a list of functions.")
+    more = [*checked_logger_fns(logger_fns), *checked_hook_fns(hook_fns)]
     given = [_collected(some) for some in (config.callbacks, callbacks) if some is not None and some != ()]
     if config.resume == "auto" and config.checkpoint is None and not _saves(given):
-        config = msgspec.structs.replace(config, checkpoint=CheckpointRules(every_n_epochs=1))
-    more: list[Any] = [*(logger_fns or ()), *([hook_fns] if hook_fns else ())]
+        config = msgspec.structs.replace(config, checkpoint=_often_enough(config))
     if config.checkpoint is not None:
         rules = config.checkpoint
         more.append(CheckpointCallback(**{name: getattr(rules, name) for name in rules.__struct_fields__}))
@@ -88,18 +88,16 @@ def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns
     return gathered
 
 
+def _often_enough(config: TrainerConfig) -> CheckpointRules:
+    """After each epoch; a training by steps, which may have none, ten times."""
+    if config.epochs is not None or config.max_steps is None:
+        return CheckpointRules(every_n_epochs=1)
+    return CheckpointRules(every_n_steps=max(1, config.max_steps // 10))
+
+
 def _saves(collections: list[CallbackCollection]) -> bool:
     """Whether a callback that saves is among them."""
     return any(isinstance(callback, CheckpointCallback) for collection in collections for callback in flat(collection))
-
-
-def flat(callbacks: CallbackCollection) -> Iterator[Any]:
-    """All subscribers, those in groups too."""
-    for callback in callbacks:
-        if isinstance(callback, CallbackCollection):
-            yield from flat(callback)
-        else:
-            yield callback
 
 
 def _collected(callbacks: Any) -> CallbackCollection:

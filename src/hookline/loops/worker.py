@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from hookline.core.collection import CallbackCollection
 from hookline.core.errors import ConfigError, MissingExtraError, OptionError
 from hookline.core.state import LogContext, LoopArtifacts
 from hookline.loops.sft import prepare, read_rows, training_step
@@ -49,18 +50,20 @@ class SFTPolicyWorker:
         self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
         validation = config.data.validation
         self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
-        shown = DEFAULT_CALLBACKS if config.train.callbacks == () else ()  # left out; an empty list asks for none
+        shown = CallbackCollection(DEFAULT_CALLBACKS if config.train.callbacks == () else ())  # [] asks for none
+        shown.extend(callbacks or ())
         self.trainer = Trainer(
             self.model,
             self.train_data_loader,
             self.val_data_loader,
             config=config.train,
             training_step=training_step,
-            callbacks=[*shown, *(callbacks or ())],
+            callbacks=shown,
             custom_logger_fns=custom_logger_fns,
             hook_fns=hook_fns,
         )
         self.trainer.worker = self
+        self.trainer.recorded_config = config
 
     @property
     def rank(self) -> int:

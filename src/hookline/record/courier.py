@@ -100,7 +100,7 @@ def sync(
 ) -> list[SinkState]:
     """Deliver what a run that is over left behind, for so long at most, and say how its sinks stand.
 
-    A sink that cannot be built again is left as it is, with the reason.
+    A sink that cannot be built again is left as it is, with the reason. A run without sinks is left as it is.
 
     Args:
         progress: Called with the states now and then.
@@ -108,6 +108,8 @@ def sync(
     directory = Path(run_dir)
     if run_directory.is_alive(directory):
         raise ConfigError(f"{directory} is still running: what it records is delivered as it goes.")
+    if not sink_states(directory):
+        return []
     note_death(directory)
     sinks, unbuilt = _rebuilt(directory)
     courier = Courier(directory, sinks, pace=pace)

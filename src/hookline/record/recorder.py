@@ -100,17 +100,26 @@ class Recorder:
         self._append(record)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int = 0, axis: str = "train") -> None:
-        """Record samples, one mapping each; keys that `Sample` does not have are kept in its ``extra``."""
+        """Record samples, one mapping each; keys that `Sample` does not have are kept in its ``extra``.
+
+        Raises:
+            OptionError: One of them cannot be recorded. Then none is.
+        """
+        lines: list[bytes] = []
         slow: list[Sample] = []
-        step = whole_step(step)
+        step, axis = whole_step(step), _axis(axis)
         for row in rows:
             line = self._plain_sample(row, step, axis) if not slow else None
             if line is None:
                 slow.append(self._sample(row, step, axis))
             else:
-                self.journal.append(line)
+                lines.append(line)
         if slow:
-            self._append_samples(slow)
+            _fetch(slow)
+        for line in lines:  # from here on nothing can be refused: all of them are recorded, or none
+            self.journal.append(line)
+        for sample in slow:
+            self._append(sample)
 
     def _plain_sample(self, row: Any, step: int, axis: str) -> bytes | None:
         """The line of a sample of plain values within the limits; None where something needs a closer look."""
@@ -126,19 +135,6 @@ class Recorder:
             return encode(Sample(**fields)) if _NUMBERS(map(type, numbers)) and all(map(isfinite, numbers)) else None
         except (TypeError, ValueError, OverflowError):
             return None
-
-    def _append_samples(self, samples: list[Sample]) -> None:
-        """Write samples that need a closer look; what of them is on a device is fetched for all together."""
-        numbers = [
-            dict(collect(({"total": sample.total, "advantage": sample.advantage},), {}, _leave)) for sample in samples
-        ]
-        others = [{k: v for k, v in sample.extra.items() if is_on_device(v) and size_of(v) == 1} for sample in samples]
-        defer(*(sample.rewards for sample in samples), *numbers, *others)
-        for sample, other in zip(samples, others, strict=True):
-            sample.extra |= other
-        for sample, own in zip(samples, numbers, strict=True):
-            sample.total, sample.advantage = own["total"], own["advantage"]
-            self._append(sample)
 
     def rewards(self, name: str, values: Sequence[Any], samples: Sequence[str] = (), *, step: int = 0) -> None:
         """Record the values that a reward function gave."""
@@ -195,13 +191,14 @@ class Recorder:
         if not isinstance(row, Mapping):
             raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
         known = {name: row[name] for name in _SAMPLE_FIELDS if name in row and name != "extra"}
-        extra = dict(row.get("extra") or {}) | {key: row[key] for key in row if key not in (*_SAMPLE_FIELDS, "axis")}
-        sample = Sample(**{"time": self._clock(), "step": step, "axis": row.get("axis", axis), "extra": extra} | known)
+        extra = _extra(row) | {key: row[key] for key in row if key not in (*_SAMPLE_FIELDS, "axis")}
+        axis = _axis(row.get("axis", axis))
+        own: dict[str, Any] = {"time": self._clock(), "step": step, "axis": axis, "extra": extra}
+        sample = Sample(**own | known)
         sample.step = whole_step(sample.step)
         sample.group, sample.lesson = (None if v is None else str(v) for v in (sample.group, sample.lesson))
+        _check_values(sample)
         self._cut_texts(sample)
-        if not isinstance(sample.rewards, Mapping):
-            raise OptionError(f"log_samples(): rewards={sample.rewards!r}; give a dict of numbers by function.")
         sample.rewards = copied(collect((sample.rewards,), {}, _leave))
         return sample
 
@@ -237,6 +234,42 @@ class Recorder:
         return encoded[: self._text_bytes].decode("utf-8", "ignore"), len(encoded)
 
 
+def _axis(axis: Any) -> str:
+    if not isinstance(axis, str):
+        raise OptionError(f"log_samples(): axis={axis!r}; give a text.")
+    return axis
+
+
+def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
+    extra = row.get("extra") or {}
+    if not isinstance(extra, Mapping):
+        raise OptionError(f"log_samples(): extra={extra!r}; give a dict.")
+    return dict(extra)
+
+
+def _check_values(sample: Sample) -> None:
+    for name in ("prompt", "completion"):
+        if getattr(sample, name) is None:
+            raise OptionError(f"log_samples(): {name}=None; give a text, or leave {name!r} out.")
+    for name in ("total", "advantage"):
+        if isinstance(value := getattr(sample, name), Mapping):
+            raise OptionError(f"log_samples(): {name}={value!r}; give a number.")
+    if not isinstance(sample.rewards, Mapping):
+        raise OptionError(f"log_samples(): rewards={sample.rewards!r}; give a dict of numbers by function.")
+
+
+def _fetch(samples: list[Sample]) -> None:
+    """Make the numbers of samples plain; those on a device are fetched for all together, later."""
+    numbers = [
+        dict(collect(({"total": sample.total, "advantage": sample.advantage},), {}, _leave)) for sample in samples
+    ]
+    others = [{k: v for k, v in sample.extra.items() if is_on_device(v) and size_of(v) == 1} for sample in samples]
+    defer(*(sample.rewards for sample in samples), *numbers, *others)
+    for sample, own, other in zip(samples, numbers, others, strict=True):
+        sample.extra |= other
+        sample.total, sample.advantage = own["total"], own["advantage"]
+
+
 def _leave(values: dict[str, Any]) -> None:
     """Leave what is on a device for later: all samples are fetched together."""
 
@@ -245,12 +278,15 @@ def whole_step(step: Any) -> int:
     """A step as a Python int.
 
     Raises:
-        OptionError: It is not a whole number.
+        OptionError: It is not a whole number, or one that no record can hold.
     """
     try:
-        return operator.index(step)
+        number = operator.index(step)
     except TypeError:
         raise OptionError(f"step={step!r}: give a whole number.") from None
+    if clean(number) != number:
+        raise OptionError(f"step: a number of {number.bit_length()} bits cannot be recorded; give a smaller one.")
+    return number
 
 
 def cleaned(record: Record) -> Record:

@@ -26,6 +26,7 @@ from hookline.record.records import clean
 FACTS = "run.json"
 LOCK = "lock"
 _DIFF_BYTES = 1 << 20
+_RUNS_NAMED = 3
 _ADJECTIVES = (
     "amber bold brave bright calm clever crisp eager fair fleet gentle glad keen lively mellow noble "
     "quick quiet rapid ready sharp silver smooth steady still sturdy sunny swift tidy warm wise witty"
@@ -74,10 +75,9 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
     for directory in (Path(reference).resolve(), home / str(reference)):
         if (directory / FACTS).is_file():
             return taken_up(directory)
-    known = ["auto", "last", *(path.parent.name for path in home.glob(f"*/{FACTS}"))]
-    raise UnknownNameError(
-        f"resume={str(reference)!r}: there is no such run in {home}. {closest(str(reference), known)}"
-    )
+    runs = sorted((path.parent.name for path in home.glob(f"*/{FACTS}")), reverse=True)
+    hint = closest(str(reference), ["auto", "last", *runs], listed=["auto", "last", *runs[:_RUNS_NAMED]])
+    raise UnknownNameError(f"resume={str(reference)!r}: there is no such run in {home}. {hint}")
 
 
 def of_name(root: str | Path, project: str, name: str) -> list[Path]:

@@ -76,15 +76,19 @@ _HOMES = {
 }
 """The module of each name; they are imported when first used, so that what needs no torch loads none."""
 
+_EXTRAS = {"RLConfig": "hf"}
+"""The extra that a name needs, where it is another one than ``torch``."""
+
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
+    from hookline.core.lazy_names import load
 
     if name in _HOMES:
-        value = getattr(import_module(f"hookline.rl.{_HOMES[name]}"), name)
+        place = f"hookline.rl.{_HOMES[name]}:{name}"
     elif name == "environments":
-        value = import_module("hookline.rl.environments")
+        place = "hookline.rl.environments"
     else:
         raise AttributeError(f"module 'hookline.rl' has no attribute {name!r}")
+    value = load(f"hookline.rl.{name}", place, extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value

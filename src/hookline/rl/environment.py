@@ -11,7 +11,8 @@ All randomness comes from the generator handed in: the same state of it gives th
 """
 
 import random
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from hookline.core.config import checked_arguments, import_object
@@ -47,13 +48,25 @@ def succeeded(environment: Environment, task: Task, rewards: Mapping[str, float]
     return bool(judge(task, rewards)) if callable(judge) else sum(rewards.values()) >= SOLVED
 
 
+def training_tasks(environment: Environment, n: int, rng: random.Random) -> list[Task]:
+    """About ``n`` tasks to train on."""
+    return _checked_tasks(environment.sample(n, rng), f"{environment.name}.sample()")
+
+
 def evaluation_tasks(environment: Environment, n: int, rng: random.Random) -> list[Task]:
     """At most ``n`` tasks to evaluate on: held-out ones; sampled ones where the environment holds nothing out."""
     held_out = getattr(environment, "held_out", None)
     if not callable(held_out) or getattr(environment, "held_out_share", None) == 0:
-        return environment.sample(n, rng)
-    tasks: Sequence[Task] = held_out(n, rng)
-    return list(tasks)
+        return training_tasks(environment, n, rng)
+    return _checked_tasks(held_out(n, rng), f"{environment.name}.held_out()")
+
+
+def _checked_tasks(given: Any, method: str) -> list[Task]:
+    tasks = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else None
+    wrong = [given] if tasks is None else [task for task in tasks if not hasattr(task, "prompt")]
+    if tasks is None or wrong:
+        raise OptionError(f"{method} gave {reprlib.repr(wrong[0])}: give a list of rl.Task(prompt, expected).")
+    return tasks
 
 
 def make_environment(given: Any) -> Environment:

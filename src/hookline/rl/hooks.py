@@ -2,6 +2,7 @@
 
 import logging
 import random
+import reprlib
 from typing import Any
 
 from hookline.core.errors import OptionError
@@ -63,6 +64,8 @@ class EvaluationHook(PeriodicHook):
             raise OptionError(f"n_examples={n_examples!r}: give a whole number of at least 1.")
         if not isinstance(eval_type, str) or not eval_type:
             raise OptionError(f"eval_type={eval_type!r}: give a name, e.g. 'eval'.")
+        if not isinstance(evaluate_all_lessons, bool):
+            raise OptionError(f"evaluate_all_lessons={evaluate_all_lessons!r}: give True or False.")
         self.n_examples = n_examples
         self.eval_type = eval_type
         self.evaluate_all_lessons = evaluate_all_lessons
@@ -83,6 +86,11 @@ class EvaluationHook(PeriodicHook):
 
 def create_default_evaluation_hooks(curriculum_config: CurriculumConfig) -> list[Hook]:
     """A short evaluation of the current lesson and a full one of all lessons; a frequency of 0 leaves one out."""
+    if not isinstance(curriculum_config, CurriculumConfig):
+        raise OptionError(
+            f"curriculum_config={reprlib.repr(curriculum_config)}: give a CurriculumConfig. "
+            "A RolloutWorkerConfig has one as curriculum_config, an RLConfig as curriculum."
+        )
     hooks: list[Hook] = []
     if curriculum_config.micro_eval_frequency:
         micro = EvaluationHook(

@@ -68,6 +68,8 @@ class GRPOLearner(Trainer):
             custom_logger_fns=custom_logger_fns,
             hook_fns=hook_fns,
         )
+        own = {"rollouts": getattr(worker, "config", None), "grpo": self.grpo, "temperature": temperature}
+        self.recorded_config = {**own, "train": config}
 
     def training_step(self, model: Any, batch: Any) -> dict[str, Any]:
         """The loss of a batch of rollouts, and what is known about it."""

@@ -87,6 +87,7 @@ class LearnerActor:
             temperature=config.rollout.temperature,
             **order.given,
         )
+        learner.recorded_config = config
         made = learner.fit()
         artifacts = LoopArtifacts(made.step, plain(made.metrics), made.checkpoints, made.output_dir, made.stop_reason)
         return artifacts, {name: tensor.detach().cpu() for name, tensor in learner.model.state_dict().items()}

@@ -20,19 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.hook import ASKED, Hook, HookContext, HookManager
+from hookline.core.hook import ASKED, Hook, HookContext, HookManager, hooks_in
+from hookline.core.metrics import collect, copied
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops.session import Session
+from hookline.record.device import defer
 from hookline.rl.curriculum import Curriculum
-from hookline.rl.environment import Environment, evaluation_tasks, succeeded
+from hookline.rl.environment import Environment, evaluation_tasks, succeeded, training_tasks
 from hookline.rl.faults import Faults, described, finite
 from hookline.rl.group import group_advantages
 from hookline.rl.hooks import create_default_evaluation_hooks
 from hookline.rl.lesson import Lesson
 from hookline.rl.policy import Policy, PolicyError
+from hookline.rl.reward_weights import RewardWeights
 from hookline.rl.rollout_config import RolloutConfig, RolloutWorkerConfig
 from hookline.rl.rollout_metrics import rollout_metrics
 from hookline.rl.scoring import score_batch
+from hookline.rl.told import Told
 from hookline.rl.types import Completion, Rollout, Task
 
 logger = logging.getLogger("hookline")
@@ -78,7 +82,8 @@ class RolloutWorker(Session):
         self.rollout: RolloutConfig = config.rollout
         self.curriculum = Curriculum(config.curriculum_config, config.seed)
         self.hooks = HookManager(strict=self.callbacks.strict)
-        for hook in create_default_evaluation_hooks(config.curriculum_config) if hooks is None else hooks:
+        self.hooks.roster.accept = _recordable
+        for hook in create_default_evaluation_hooks(config.curriculum_config) if hooks is None else hooks_in(hooks):
             self.hooks.register_hook(hook)
         self.index = index
         self.num_steps = config.max_steps
@@ -88,7 +93,8 @@ class RolloutWorker(Session):
         self.loop: Session = self
         self.rollout_seconds = 0.0
         self._failed_in_a_row = 0
-        self._told: list[tuple[str, Any]] = []
+        self._told = Told()
+        self._weights = RewardWeights(config.rollout.reward_weights, [each.id for each in self.curriculum.lessons])
         self._hooks_are_closed = False
 
     @property
@@ -148,9 +154,12 @@ class RolloutWorker(Session):
         """
         if not self._hooks_are_closed:
             self._hooks_are_closed = True
-            self._told = []
-            self._record_results(self.hooks.close())
-            self._commit_held_back()
+            self._weights.tell_unused()
+            try:
+                self.hooks.roster.close()
+            finally:
+                self._record_results()
+                self._commit_held_back()
             if costs := self.hooks.costs().as_metrics():
                 self._write(self.step, costs)
 
@@ -244,7 +253,7 @@ class RolloutWorker(Session):
     def _written(self, lesson: Lesson) -> tuple[list[Task], list[list[Completion]]]:
         """Tasks of a lesson and what the policy made of them; nothing where it could not."""
         try:
-            tasks = lesson.environment.sample(self.rollout.prompts, self._generator("tasks"))
+            tasks = training_tasks(lesson.environment, self.rollout.prompts, self._generator("tasks"))
         except OptionError:
             raise
         except Exception as error:  # whatever an environment does, training goes on
@@ -285,6 +294,7 @@ class RolloutWorker(Session):
             timeout_seconds=self.rollout.scoring_seconds,
             faults=faults,
         )
+        self._weights.note(lesson.id, rewards)
         totals = [self._total(given, faults) for given in rewards]
         return [
             Rollout(
@@ -304,8 +314,7 @@ class RolloutWorker(Session):
         """The weighted sum of rewards; None where there are none, or where it is too large for a number."""
         if not given:
             return None
-        weights = self.rollout.reward_weights
-        return finite(sum(weights.get(name, 1.0) * value for name, value in given.items()), "total", faults)
+        return finite(self._weights.total(given), "total", faults)
 
     def _is_solved(self, environment: Environment, task: Task, given: dict[str, float]) -> bool:
         try:
@@ -335,10 +344,11 @@ class RolloutWorker(Session):
         for counted in {id(each): each for each in own if isinstance(each, Faults)}.values():  # lessons may share one
             faults.update(counted)
         metrics |= {f"faults/{name}": count for name, count in faults.items()}
-        if self.loop is self:
-            self.commit(self.step, metrics)
-        else:  # the learner's own row has what is worth being told to all
-            self._write(self.step, metrics)
+        with self._told.pause():
+            if self.loop is self:
+                self.commit(self.step, metrics)
+            else:  # the learner's own row has what is worth being told to all
+                self._write(self.step, metrics)
 
     def _record_samples(self, rollouts: list[Rollout], axis: str | None = None) -> None:
         shown = rollouts if self.rollout.samples is None else rollouts[: self.rollout.samples]
@@ -367,19 +377,21 @@ class RolloutWorker(Session):
             "performance": metrics.get("success_rate", 0.0),
         }
         context = HookContext(self, self.step, self._generator("hooks"), self.lesson_id, metadata)
-        self._told = []
-        self._record_results(self.hooks.run_hooks(context))
+        self._told.next_step()
+        self.hooks.roster.fire(ASKED)(context)
+        self._record_results()
 
-    def _record_results(self, results: dict[str, Any]) -> None:
-        """Record what hooks gave, but for what they logged themselves."""
-        prefixes = [f"{leaf.path}/" for leaf in self.hooks.roster.leaves()]  # of names that two hooks gave
-        fresh = {name: value for name, value in results.items() if not self._is_told(name, value, prefixes)}
-        if fresh:
-            self.log(fresh, step=self.step)
-
-    def _is_told(self, name: str, value: Any, prefixes: list[str]) -> bool:
-        names = {name, *(name.removeprefix(prefix) for prefix in prefixes)}
-        return any(other in names and _same(told, value) for other, told in self._told)
+    def _record_results(self) -> None:
+        """Record what hooks gave, each at its own step, but for what they logged themselves."""
+        values = self.hooks.roster.results.take()
+        self._commit_held_back()  # a hook on another thread logged it before it returned
+        rows: dict[int, dict[str, Any]] = {}
+        for each in values:
+            if not self._told.has(each):
+                rows.setdefault(each.step, {})[each.name] = each.value
+        with self._told.pause():
+            for step in sorted(rows):
+                self.log(rows[step], step=step)
 
     def _open_hooks(self) -> None:
         self._hooks_are_closed = False
@@ -388,7 +400,7 @@ class RolloutWorker(Session):
             self.loop.hook_record.follow(self.hooks.roster, moments=(ASKED,))
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
-        self._told += metrics.items()
+        self._told.note(step, metrics, axis)
         if self.loop is self:
             super()._write(step, metrics, axis, common=common)
         else:
@@ -438,11 +450,11 @@ class RolloutWorker(Session):
         }
 
 
+def _recordable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return copied(collect((values,), {}, defer))
+
+
 def _checked_policy(policy: Any) -> Policy:
     if not isinstance(policy, Policy):
         raise OptionError(f"policy={policy!r}: give something with generate(), load_weights() and a version.")
     return policy
-
-
-def _same(told: Any, value: Any) -> bool:
-    return told is value or (isinstance(value, str | int | float) and type(told) is type(value) and told == value)

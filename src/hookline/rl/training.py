@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.hook import Hook
+from hookline.core.hook import Hook, hooks_in
 from hookline.core.state import LoopArtifacts
 from hookline.loops import ranks
 from hookline.rl.hf_policy import HFPolicy
@@ -36,6 +36,7 @@ def train(
         overrides: Settings on top of those of the file, such as ``"train.max_steps=100"``.
     """
     config = _checked(config, overrides)
+    hooks = None if hooks is None else hooks_in(hooks)
     model, tokenizer = model_of(config, model, tokenizer)
     given = {"callbacks": callbacks, "custom_logger_fns": custom_logger_fns, "hook_fns": hook_fns}
     if config.executor == "ray":
@@ -56,7 +57,7 @@ def make_learner(
     if ranks.world_size() > 1:
         raise OptionError("rl.train() runs in one process; for several give RLConfig(executor='ray').")
     worker = RolloutWorker(worker_config(config), policy=HFPolicy(model, tokenizer), hooks=hooks)
-    return GRPOLearner(
+    learner = GRPOLearner(
         model,
         worker,
         pad_id=tokenizer.pad_token_id or 0,
@@ -65,6 +66,8 @@ def make_learner(
         temperature=config.rollout.temperature,
         **given,
     )
+    learner.recorded_config = config
+    return learner
 
 
 def worker_config(config: RLConfig) -> RolloutWorkerConfig:
@@ -79,6 +82,8 @@ def worker_config(config: RLConfig) -> RolloutWorkerConfig:
 
 
 def _checked(config: Any, overrides: Sequence[str]) -> RLConfig:
+    if isinstance(overrides, str):
+        raise OptionError(f"overrides={overrides!r}: give a list, [{overrides!r}].")
     if isinstance(config, str | Path):
         from hookline.loops.config_file import load_config
 

@@ -9,7 +9,8 @@ Guarantees:
 - Its directory is ``<root>/.outbox/<place>``. What an endpoint that was down did not get stays there, and
   the next outbox for the same place delivers it, before anything new. What was delivered is deleted at exit.
 - Heartbeats are sent while something is under way: from a training's or a validation's beginning to its
-  end, or until the worker that runs it has failed or is gone, which is told, too.
+  end, or until the worker that runs it has failed or is gone, which is told, too. That it failed is told at
+  once, with the reason, and also where the script catches the error and exits.
 - A forked child writes a journal of its own in the same directory, which its parent delivers.
 
 Several processes may tell the same place at once: each has a directory of its own, numbered.
@@ -28,8 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,13 @@ from hookline.record.recorder import Recorder
 from hookline.record.records import Status
 from hookline.record.run_directory import LOCK
 from hookline.sinks.status import StatusSink
+from hookline.sinks.watched_worker import WatchedWorker
 
 logger = logging.getLogger("hookline")
 
 EXIT_SECONDS = 5.0
 """How long the end of the process waits for what is left to be delivered."""
+UNEXPLAINED = "The process ended before the training was over, and no error says why."
 PACE = Pace(poll_seconds=0.2)
 _SEGMENT_BYTES = 256 << 10
 _FAILED: dict[str, Any] = {"phase": "training_failed", "report": {}}
@@ -81,8 +83,9 @@ class Outbox:
         self.sinks, self.home = dict(sinks), home
         self._recorder: Recorder | None = None
         self._slots: list[Slot] = []
-        self._under_way: dict[str, Callable[[], Any]] = {}
+        self._under_way: dict[str, WatchedWorker] = {}
         self._lock = threading.RLock()
+        self._failing = threading.RLock()  # not the other: `close` holds that while it waits for the threads
         self._pid = 0
         self.step = 0
 
@@ -96,19 +99,12 @@ class Outbox:
 
     def begin(self, activity: str, worker: Any) -> None:
         """Send heartbeats from now on, until the activity ends or the worker that runs it fails or is gone."""
-        try:
-            self._under_way[activity] = weakref.ref(worker)
-        except TypeError:  # an object that cannot be watched is taken to live
-            self._under_way[activity] = lambda: worker
+        self.tell_failures()  # of the worker before, which may have failed just now
+        self._under_way[activity] = WatchedWorker(worker)
 
     def end(self, activity: str) -> None:
         """Note that an activity is over."""
         self._under_way.pop(activity, None)
-
-    @property
-    def is_training(self) -> bool:
-        """Whether a training is under way."""
-        return "training" in self._under_way
 
     def drain(self, seconds: float) -> bool:
         """Wait until all is delivered, for so long at most, and not for what cannot be reached; whether it is."""
@@ -137,16 +133,24 @@ class Outbox:
 
     def pulse(self) -> int | None:
         """The last completed step, while something is under way."""
+        self.tell_failures()
         for activity, worker in list(self._under_way.items()):
-            reason = _end_of(worker())
-            if reason is not None:
-                self._fail(activity, reason)
+            if worker.is_gone:
+                self._fail(activity, "The worker went away before the training was over.")
         return self.step if self._under_way else None
 
+    def tell_failures(self) -> None:
+        """Tell that a training failed, and why, if its worker says so by now."""
+        for activity, worker in list(self._under_way.items()):
+            error = worker.error
+            if error is not None:
+                self._fail(activity, error)
+
     def _fail(self, activity: str, reason: str) -> None:
-        was_under_way = self._under_way.pop(activity, None) is not None  # several sinks ask at the same time
-        if was_under_way and activity == "training":
-            self.tell("failed", reason, step=self.step, **_FAILED)
+        with self._failing:  # several sinks ask at the same time, and the exit waits until it is told
+            was_under_way = self._under_way.pop(activity, None) is not None
+            if was_under_way and activity == "training":
+                self.tell("failed", reason, step=self.step, **_FAILED)
 
     def _start(self) -> Recorder:
         with self._lock:
@@ -156,7 +160,7 @@ class Outbox:
                 recorder = Recorder(own, segment_bytes=_SEGMENT_BYTES)
                 if died:
                     recorder.status("failed", "The process died without saying why.", **_FAILED)
-                self._slots = [Slot(own, self.sinks, self.pulse), *(Slot(other, self.sinks) for other in others)]
+                self._slots = [Slot(own, self.sinks, self), *(Slot(other, self.sinks) for other in others)]
                 self._pid = os.getpid()
                 atexit.register(self._at_exit)
                 self._recorder = recorder
@@ -164,9 +168,9 @@ class Outbox:
 
     def _at_exit(self) -> None:
         if self._pid == os.getpid():
-            if self.is_training:
-                error = getattr(sys, "last_value", None)
-                self._fail("training", f"{type(error).__name__}: {error}" if error else "The process ended before it.")
+            self.tell_failures()
+            error = getattr(sys, "last_value", None)
+            self._fail("training", f"{type(error).__name__}: {error}" if error else UNEXPLAINED)
             self.close(0.0 if any(slot.fails() for slot in self._slots) else EXIT_SECONDS)
 
 
@@ -174,17 +178,17 @@ class Slot:
     """A directory that this process holds, and the threads that deliver from it.
 
     Args:
-        pulse: Given to the sinks of a directory that this process writes to; others send no heartbeats.
+        writer: The outbox that writes to the directory; one that it only delivers from sends no heartbeats.
     """
 
-    def __init__(
-        self, directory: Path, sinks: Mapping[str, StatusSink], pulse: Callable[[], int | None] | None = None
-    ) -> None:
+    def __init__(self, directory: Path, sinks: Mapping[str, StatusSink], writer: Outbox | None = None) -> None:
         self.directory = directory
         copies = {name: dataclasses.replace(sink) for name, sink in sinks.items()}
         self._deliveries = [Delivery(directory, name, sink, PACE) for name, sink in copies.items()]
         for delivery, sink in zip(self._deliveries, copies.values(), strict=True):
-            delivery.beats, sink.pulse = pulse is not None, pulse
+            delivery.beats = writer is not None
+            if writer is not None:
+                sink.pulse, sink.watch = writer.pulse, writer.tell_failures
         self._threads = [
             threading.Thread(target=delivery.run, name=f"hookline-{delivery.name}", daemon=True)
             for delivery in self._deliveries
@@ -221,15 +225,6 @@ def _left_a_training_open(directory: Path) -> bool:
         if isinstance(parcel.record, Status):
             training = (training or "num_steps" in parcel.record.data) and parcel.record.status not in FINAL
     return training
-
-
-def _end_of(worker: Any) -> str | None:
-    """Why a worker runs nothing more, if it does not."""
-    if worker is None:
-        return "The worker is gone."
-    if getattr(worker, "state", None) != "failed":
-        return None
-    return str(getattr(getattr(worker, "ctx", None), "error", None) or "The worker failed.")
 
 
 def _place(sinks: Mapping[str, StatusSink]) -> str:

@@ -90,6 +90,7 @@ class StatusSink(Sink):
         self.ca_file = Path(self.ca_file).absolute() if self.ca_file is not None else None
         self.clock: Callable[[], float] = time.monotonic
         self.pulse: Callable[[], int | None] | None = None
+        self.watch: Callable[[], None] | None = None
         self._to: HttpEndpoint | StatusFile | None = None
         self._http: HttpEndpoint | None = None
         self._standing, self._sender = Standing(), RunFacts("", "")
@@ -137,6 +138,8 @@ class StatusSink(Sink):
         return self._state()
 
     def beat(self) -> None:
+        if self.watch is not None:  # in every round: a failure is told at once, whenever the next heartbeat is due
+            self.watch()
         now = self.clock()
         quiet_since = self._beaten if self._untold else max(self._beaten, self._told)
         if not self.heartbeat_seconds or self._standing.has_ended or now - quiet_since < self.heartbeat_seconds:

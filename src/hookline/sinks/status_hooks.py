@@ -41,6 +41,8 @@ def create_status_logger(
 ) -> LoggerFn:
     """A logger function that sends what it is given to an HTTP endpoint.
 
+    It is given metrics only, so what it sends says that the training is running. The end is told by the hooks.
+
     Args:
         endpoint: The address, e.g. ``http://localhost:8080/status``.
         component_name: What reports.

@@ -111,7 +111,7 @@ def _float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf  # a whole number: copysign would make it a float, too
 
 
 def _step(step: int) -> int:

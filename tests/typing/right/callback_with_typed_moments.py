@@ -77,3 +77,6 @@ class WholeExperiment(hl.Callback):
 
     def on_run_end(self, ctx: hl.LogContext, run_result: hl.RunResult, arm: hl.ArmResult) -> None:
         print(run_result.status, arm.name, ctx.status)
+
+    def on_experiment_end(self, ctx: hl.LogContext, result: hl.ExperimentResult) -> None:
+        print(result.best_arms(1), result.to_markdown())

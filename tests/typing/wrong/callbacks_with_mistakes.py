@@ -59,6 +59,26 @@ class WrongWithSomeLeftOff(hl.Callback):
     def on_log(self, step: int) -> None: ...  # error
 
 
-def fire(callbacks: hl.CallbackCollection, loop: hl.LoopState) -> None:
+class WrongBenchmark(hl.Callback):
+    def on_benchmark_eval(self, ctx: hl.LogContext, eval_result: hl.RunResult) -> None: ...  # error
+
+
+class WrongBenchmarkStep(hl.Callback):
+    def on_benchmark_eval(  # error
+        self, ctx: hl.LogContext, eval_result: hl.EvalResult, predictions: list[dict[str, Any]], *, step: str
+    ) -> None: ...
+
+
+class WrongBenchmarkKeyword(hl.Callback):
+    def on_benchmark_eval(self, ctx: hl.LogContext, *, steps: int) -> None: ...  # error
+
+
+class WrongExperiment(hl.Callback):
+    def on_experiment_end(self, ctx: hl.LoopState, result: hl.ExperimentResult) -> None: ...  # error
+
+
+def fire(callbacks: hl.CallbackCollection, loop: hl.LoopState, ctx: hl.LogContext) -> None:
     callbacks.on_step_start(loop, "3")  # error
     callbacks.on_train_end(loop)  # error
+    callbacks.on_benchmark_eval(ctx, hl.EvalResult("sums"), [], step="3")  # error
+    callbacks.on_experiment_end(ctx, hl.RunResult("sums"))  # error

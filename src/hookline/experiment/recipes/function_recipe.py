@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from hookline.core.errors import OptionError, closest
-from hookline.experiment.changes import changed, fields_of
-from hookline.experiment.description import describe
+from hookline.experiment.changes import changed
 from hookline.experiment.job import Job
 from hookline.experiment.recipes.recipe import Recipe
 from hookline.loops import checkpoint
 from hookline.loops.run import Run
+from hookline.record.description import describe, fields_of
 
 
 class FunctionRecipe(Recipe):

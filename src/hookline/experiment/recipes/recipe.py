@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hookline.core.errors import OptionError, closest
 from hookline.experiment.changes import changed
-from hookline.experiment.description import describe
+from hookline.record.description import describe
 
 if TYPE_CHECKING:
     from hookline.experiment.job import Job

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline.core.state import ArmResult
-from hookline.experiment.description import describe
+from hookline.record.description import describe
 
 _NOT_SET = object()
 

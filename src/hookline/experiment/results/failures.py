@@ -1,8 +1,12 @@
 """What went wrong in an experiment: runs that did not complete, and benchmarks that gave nothing."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 from hookline.core.state import ArmResult, RunResult
+
+_FRAME = re.compile(r'\s+File "')
+"""The beginning of a frame in a traceback."""
 
 
 def unfinished_runs(arms: Iterable[ArmResult]) -> list[RunResult]:
@@ -29,7 +33,16 @@ def failed_benchmarks(arms: Iterable[ArmResult]) -> Iterator[tuple[str, str, str
                 yield run.run_key, name, why
 
 
-def last_line(error: str | None) -> str:
-    """The line of a traceback that says what was wrong; nothing where nothing was said."""
-    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def error_line(error: str | None) -> str:
+    """What a traceback says was wrong, in a line; nothing where nothing was said.
+
+    That is the exception with the first line of its message, and our note of who raised it. A traceback may end with
+    more of the message, and with notes.
+    """
+    lines = [line for line in (error or "").splitlines() if line.strip()]
+    frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames:
+        return lines[-1].strip() if lines else ""
+    ending = [line for line in lines[frames[-1] :] if not line[0].isspace()] or lines[-1:]
+    notes = [f"({line})" for line in ending[1:] if line.startswith("hookline: ")]
+    return " ".join([ending[0].strip(), *notes])

@@ -16,7 +16,7 @@ from hookline.experiment.results.atomic_file import write_atomically
 from hookline.experiment.results.benchmark_tables import benchmark_blocks
 from hookline.experiment.results.config_differences import config_differences
 from hookline.experiment.results.difference_text import sentence
-from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs, what_is_missing
+from hookline.experiment.results.failures import error_line, failed_benchmarks, unfinished_runs, what_is_missing
 from hookline.experiment.results.leaderboard import Leaderboard, count_text, leaderboard
 from hookline.experiment.results.number_text import NOTHING, count, mean_text, shown, time_text
 from hookline.experiment.results.report_blocks import Block, Code, Heading, Items, Paragraph, Picture, Table
@@ -196,7 +196,7 @@ def _short(text: str) -> str:
 
 def _failures(result: ExperimentResult) -> list[Block]:
     runs = unfinished_runs(result.arms)
-    broken = [(f"{key}, {name}", last_line(why)) for key, name, why in failed_benchmarks(result.arms)]
+    broken = [(f"{key}, {name}", error_line(why)) for key, name, why in failed_benchmarks(result.arms)]
     blocks: list[Block] = []
     if runs:
         blocks += [Heading("Runs that did not complete"), *map(_failure, runs[:MOST_FAILURES])]
@@ -210,7 +210,7 @@ def _failures(result: ExperimentResult) -> list[Block]:
 
 
 def _failure(run: RunResult) -> Block:
-    title = f"{run.run_key}: {run.status}{f', {last_line(run.error)}' if run.error else ''}"
+    title = f"{run.run_key}: {run.status}{f', {error_line(run.error)}' if run.error else ''}"
     lines = (run.error or "").rstrip().splitlines()
     if len(lines) <= 1:
         return Paragraph(title)

@@ -16,7 +16,6 @@ from hookline.core import state
 from hookline.core.errors import MissingExtraError, OptionError, UnknownNameError, closest
 from hookline.core.state import ArmResult, EvalResult, RunResult
 from hookline.core.values import plain
-from hookline.experiment.description import describe
 from hookline.experiment.results.arm_runs import last_stage, metrics_of, names, stages
 from hookline.experiment.results.arm_table import ArmRow, ranked, stage_table, table
 from hookline.experiment.results.atomic_file import write_atomically
@@ -28,6 +27,7 @@ from hookline.experiment.results.main_metric import better, main_metric
 from hookline.experiment.results.report_blocks import Paragraph, Table
 from hookline.experiment.results.report_markdown import markdown
 from hookline.experiment.results.result_view import print_out, view
+from hookline.record.description import describe
 from hookline.record.records import clean
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookline.core.state import ExperimentResult
-from hookline.experiment.results.failures import failed_benchmarks, last_line, unfinished_runs, what_is_missing
+from hookline.experiment.results.failures import error_line, failed_benchmarks, unfinished_runs, what_is_missing
 from hookline.experiment.results.leaderboard import Leaderboard
 from hookline.experiment.results.number_text import count, time_text
 from hookline.loops.summary import LOG_FILE_WIDTH
@@ -77,11 +77,13 @@ def _failures(result: ExperimentResult) -> "Sequence[RenderableType]":
     missing = what_is_missing(result.arms)
     lines = [Text(f"  {missing}", style="yellow")] if missing else []
     lines += [
-        Text(f"  {run.status}: {run.run_key}: {last_line(run.error) or 'no reason is known'}", style=_style(run.status))
+        Text(
+            f"  {run.status}: {run.run_key}: {error_line(run.error) or 'no reason is known'}", style=_style(run.status)
+        )
         for run in unfinished_runs(result.arms)
     ]
     lines += [
-        Text(f"  no result: {key}, benchmark {name}: {last_line(why)}", style="yellow")
+        Text(f"  no result: {key}, benchmark {name}: {error_line(why)}", style="yellow")
         for key, name, why in failed_benchmarks(result.arms)
     ]
     rest = len(lines) - MOST_FAILURES

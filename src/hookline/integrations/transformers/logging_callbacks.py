@@ -16,15 +16,15 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from hookline.core.errors import OptionError
+from hookline.core.errors import OptionError, closest
 from hookline.integrations.transformers.metric_names import recordable
-from hookline.integrations.trl import correctness_name
+from hookline.integrations.trl import CORRECTNESS, correctness_name
 from hookline.logging import (
     get_training_logger,
     log_generation_metrics,
@@ -34,6 +34,7 @@ from hookline.logging import (
     log_reward_metrics,
     log_training_progress,
     log_validation_metrics,
+    unfinished,
 )
 from hookline.rl.rewards import destination
 from hookline.rl.rewards.accuracy import Accuracy, accuracy
@@ -56,6 +57,9 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         correctness: The reward function that tells right from wrong, by the name that its rewards are recorded under;
             where it is left out, the one that has "correct", "accuracy" or "exact" in its name.
+
+    Raises:
+        OptionError: When a training begins whose trainer has two of these callbacks.
 
     Attributes:
         log_counter: Steps seen.
@@ -80,6 +84,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         self._beyond: Any = None
         self._training: Any = None  # the state of the trainer, which is another one in each training
         self._has_samples = False
+        self._has_warned = False
 
     @property
     def accuracy(self) -> float:
@@ -98,8 +103,10 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        _require_the_only_one(self, state)
         self._stop_listening()
         _end_failed_trainings(state)
+        self._begin(state)
         self._beyond = destination.present()
         self._destination, self._training = RecordTo(self), state
         if state.is_world_process_zero:
@@ -111,6 +118,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         rows = self._take("train")
         self._count(rows)
         if state.is_world_process_zero:
+            self._warn_of_unknown_accuracy(rows)
             if self._is_due(self.progress_every) or state.global_step == state.max_steps:
                 self._do(log_training_progress, state.global_step, self._progress(state))
             if rows:
@@ -138,8 +146,8 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         self._stop_listening()
         if state.is_world_process_zero:
-            final = {"final_accuracy": self.accuracy, "training_complete": True}
-            self._do(log_training_progress, state.global_step, {**self._answers(), **final})
+            final = {**self._answers(), **self._accuracy_so_far("final_accuracy"), "training_complete": True}
+            self._do(log_training_progress, state.global_step, final)
             get_training_logger().info("Training completed")
         if not self._has_samples:
             logger.warning(
@@ -152,6 +160,9 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         if self._destination is not None:
             self._destination.__exit__(None, None, None)
             self._destination = self._beyond = self._training = None
+
+    def _begin(self, state: Any) -> None:
+        """Get ready for a training."""
 
     def _finish(self) -> None:
         """Wait for what is still being logged."""
@@ -178,7 +189,26 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
 
     def _progress(self, state: Any) -> dict[str, Any]:
         percent = 100 * state.global_step / state.max_steps if state.max_steps else 0.0
-        return {"progress_percent": percent, **self._answers(), "accuracy": self.accuracy}
+        return {"progress_percent": percent, **self._answers(), **self._accuracy_so_far("accuracy")}
+
+    def _accuracy_so_far(self, name: str) -> dict[str, float]:
+        """The accuracy under a name; nothing before an answer was scored, when it is not known."""
+        return {name: self.accuracy} if self.total_answers else {}
+
+    def _warn_of_unknown_accuracy(self, rows: list[Row]) -> None:
+        """Say once that no reward tells right from wrong, where that is so."""
+        names = list(dict.fromkeys(name for row in rows for name in row["rewards"]))
+        is_known = self.correctness in names if self.correctness else correctness_name(names) is not None
+        if not names or is_known or self.total_answers or self._has_warned:
+            return
+        self._has_warned = True
+        if self.correctness:
+            known = closest(self.correctness, names)
+            said = f"correctness={self.correctness!r}: nothing was rewarded under that name so far. {known}"
+        else:
+            words = " or ".join(map(repr, CORRECTNESS))
+            said = f"no reward so far is by a function with {words} in its name. Give correctness=: {', '.join(names)}."
+        logger.warning("%s does not know the accuracy: %s", type(self).__name__, said)
 
     def _is_due(self, every: int) -> bool:
         return self.log_counter % every == 0
@@ -207,6 +237,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
                 step=row.get("step"),
                 rewards=row["rewards"],
                 group=row.get("group"),
+                axis=row.get("axis", "train"),
             )
 
     def _do(self, function: Callable[..., Any], *args: Any) -> None:
@@ -221,7 +252,8 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
     """The same at a lower rate, on a thread of its own: progress every 5 steps, metrics every 20.
 
     Everything that is logged is formatted, computed and written on the thread, in order, and all of it is done when
-    training ends. Nothing is dropped: a thread that falls far behind is waited for.
+    training ends. Nothing is dropped: a thread that falls far behind is waited for, and a `hookline.logging.shutdown`
+    within the training lets it finish first.
 
     Args:
         checkpoint_dir: Where the counts of answers are kept for each checkpoint, so that a training that is resumed
@@ -239,12 +271,12 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         self._thread: ThreadPoolExecutor | None = None
         self._behind: deque[Future[None]] = deque()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def _begin(self, state: Any) -> None:
         self._finish()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hookline-logging")
+        unfinished.add(self._wait)
         if state.global_step and self.checkpoint_dir is not None:
             self.correct_answers, self.total_answers = self._saved().get(str(state.global_step), (0, 0))
-        return super().on_train_begin(args, state, control, **kwargs)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self.checkpoint_dir is not None and state.is_world_process_zero:
@@ -265,10 +297,15 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
             self._behind.popleft().result()
         self._behind.append(self._thread.submit(super()._do, function, *args))
 
+    def _wait(self, seconds: float) -> None:
+        """Wait until what was handed to the thread so far is logged."""
+        wait(self._behind.copy(), timeout=seconds)
+
     def _finish(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
+        unfinished.remove(self._wait)
         self._behind.clear()
 
     @property
@@ -298,3 +335,16 @@ def _end_failed_trainings(state: Any) -> None:
     while isinstance(left := destination.present(), EnhancedLoggingCallback) and left._training is not state:
         left._stop_listening()
         left._finish()
+        if destination.present() is left:  # put back by somebody who did not know that it had ended
+            destination.replace(None)
+
+
+def _require_the_only_one(callback: EnhancedLoggingCallback, state: Any) -> None:
+    """Refuse a second callback of a trainer: all that it logs would be logged twice."""
+    other = destination.present()
+    if isinstance(other, EnhancedLoggingCallback) and other._training is state:
+        _end_failed_trainings(None)
+        raise OptionError(
+            f"{type(other).__name__} and {type(callback).__name__} would both log this training: give the trainer one "
+            "of them, e.g. callbacks=[OptimizedLoggingCallback()]."
+        )

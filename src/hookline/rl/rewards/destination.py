@@ -93,6 +93,7 @@ def _log(batch: Batch) -> None:
                 step=row["step"],
                 rewards=row["rewards"],
                 group=row["group"],
+                axis=row["axis"],
             )
     if recorded or topics.get_reward_logger().isEnabledFor(logging.INFO):
         for name, values in batch.values.items():
