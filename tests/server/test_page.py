@@ -130,6 +130,7 @@ def test_new_samples_of_a_live_run_appear_without_a_reload(root, show):
     directory = live_run(root)
     page = show("rollouts")
     expect(page.locator(".empty")).to_contain_text("No samples yet")
+    expect(page.locator(".empty")).to_contain_text("loop.log_samples or run.log_samples")
     append(directory, *samples_of_two_lessons())
     expect(page.locator(".sample-row")).to_have_count(4)
 
@@ -213,6 +214,36 @@ def test_view_is_usable_on_a_narrow_screen(root, show, page, view):
     expect(page.locator(marks[view]).first).to_be_visible()
     assert not has_sideways_scroll(page)
     expect(page.locator("#tabs [aria-current]")).to_be_in_viewport()
+
+
+def test_tabs_of_a_sample_fit_a_narrow_screen(root, show, page):
+    page.set_viewport_size({"width": 360, "height": 740})
+    finished_run(root, more=samples_of_two_lessons())
+    show("rollouts")
+    expect(page.get_by_role("tab")).to_have_count(2)
+    assert not has_sideways_scroll(page)
+
+
+def is_cut_off(page, part):
+    """Whether a part of the page has to be scrolled sideways."""
+    return page.locator(part).evaluate("element => element.scrollWidth > element.clientWidth")
+
+
+def test_texts_of_events_and_intervals_of_differences_are_wrapped_on_a_narrow_screen(root, show, page):
+    page.set_viewport_size({"width": 360, "height": 740})
+    repeats(root)
+    append(root / "sweep" / "low-r0", event("a_rather_long_name_of_an_event", reason="why " * 30))
+    for place, arm in enumerate(("low", "high")):
+        for repeat in range(3):
+            result = {"run_key": f"{arm}-r{repeat}", "metrics": {"loss": place + 0.1 * repeat}, "artifacts": None}
+            (root / "sweep" / f"{arm}-r{repeat}" / "result.json").write_text(json.dumps(result | {"evals": []}))
+    show("experiment")
+    page.locator(".experiment > .toolbar").get_by_label("metric").select_option("loss")
+    expect(page.locator(".differences tbody tr")).to_have_count(1)
+    assert not is_cut_off(page, ".differences")
+    page.goto(page.url.split("#")[0] + "#/hooks?run=sweep/low-r0")
+    expect(page.locator(".events")).to_contain_text("why why")
+    assert not is_cut_off(page, ".events")
 
 
 def test_keys_and_theme_work_and_are_remembered(root, show):

@@ -174,6 +174,70 @@ def test_chart_without_a_band_says_why_and_draws_each_run_in_the_colour_of_its_g
     expect(page.locator(".legend .chip")).to_have_text(["high", "low"])
 
 
+def test_metric_that_is_text_says_so_instead_of_an_empty_chart(root, show):
+    finished_run(root, more=[row(1, lesson="sums"), row(2, lesson="sums")])
+    page = show("charts")
+    expect(panel(page, "lesson").locator(".why")).to_have_text("Its values are text. A chart shows numbers.")
+    expect(panel(page, "lesson").locator(".chart")).to_be_hidden()
+    expect(page.get_by_label("x", exact=True).locator("option")).to_have_text(
+        ["step", "time since start", "time of day", "loss"]
+    )
+
+
+def test_log_axis_draws_lone_points_and_says_where_there_is_nothing_above_zero(root, show):
+    finished_run(root, losses=[0.0, 1.0] * 10, more=rows([-1.0, 0.0, -2.0], name="below"))
+    page = show("charts")
+    expect(panel(page, "below")).to_have_attribute("data-points", "3")
+    page.get_by_label("log y").check()
+    expect(panel(page, "loss").locator(".note")).to_have_text("10 not above 0")
+    assert is_drawn(page, "loss")
+    why = panel(page, "below").locator(".why")
+    expect(why).to_have_text("A log axis shows only values above 0. There are none.")
+    page.get_by_label("log y").uncheck()
+    expect(why).to_be_hidden()
+    assert is_drawn(page, "below")
+
+
+def marks_at_the_left(page, metric):
+    """How many lines of text stand left of a chart."""
+    return (
+        panel(page, metric)
+        .locator("canvas")
+        .evaluate(
+            """canvas => {
+            const scale = canvas.width / canvas.clientWidth;
+            const data = canvas.getContext("2d").getImageData(0, 0, 48 * scale, canvas.height - 24 * scale);
+            const isMarked = (y) => data.data.slice(y * data.width * 4, (y + 1) * data.width * 4)
+                .some((value, at) => at % 4 === 3 && value > 60);
+            let found = 0;
+            for (let y = 1; y < data.height; y++) if (isMarked(y) && !isMarked(y - 1)) found++;
+            return found;
+        }"""
+        )
+    )
+
+
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_values_of_any_size_have_marks_at_the_axis(root, show, size):
+    finished_run(root, losses=[size, 2 * size, 3 * size])
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    assert marks_at_the_left(page, "loss") > 1
+
+
+def test_arm_has_one_colour_in_tables_curves_and_on_every_axis(root, show):
+    repeats(root)
+    for directory in (root / "sweep").iterdir():
+        append(directory, row(31, axis="eval", loss=0.5), row(32, axis="eval", loss=0.4))
+    page = show("experiment")
+    expect(page.locator(".toolbar .legend .chip")).to_have_count(4)
+    colours = "all => Object.fromEntries(all.map(e => [e.textContent, e.querySelector('i').style.cssText]))"
+    chips = page.locator(".toolbar .legend .chip").evaluate_all(colours)
+    arms = page.locator("tr[data-arm] th").evaluate_all(colours)
+    assert {label: colour == arms[label.split(" ")[0]] for label, colour in chips.items()} == dict.fromkeys(chips, True)
+    assert page.locator(".legend .dashed").count() == 2
+
+
 def test_system_view_shows_what_the_machine_does_and_nothing_else(root, show):
     finished_run(root, more=[row(1, **{"system/rss_mib": 100.0, "throughput/tokens_per_second": 5.0})])
     page = show("system")

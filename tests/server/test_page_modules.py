@@ -47,6 +47,60 @@ def test_duration_is_shown_in_the_largest_unit_that_says_enough(call, seconds, t
     assert call("format", "duration", seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("values", "is_log", "texts"),
+    [
+        ([0.9999, 1, 1.0001], False, ["0.9999", "1", "1.0001"]),
+        ([1, 1.0000005, 1.000001], False, ["1", "1.0000005", "1.000001"]),
+        ([2.9e-5, 3e-5, 3.1e-5], False, ["2.9e\u22125", "3e\u22125", "3.1e\u22125"]),
+        ([-0.2, 2.7e-17, 0.2, 0.30000000000000004], False, ["\u22120.2", "0", "0.2", "0.3"]),
+        ([8000, 10000, 12000], False, ["8K", "10K", "12K"]),
+        ([1000000, 1000001], False, ["1M", "1.000001M"]),
+        ([1e300, 1.5e300], False, ["1e+300", "1.5e+300"]),
+        ([1e-300, 1.5e-300], False, ["1e\u2212300", "1.5e\u2212300"]),
+        ([0.0001, None, 1, 1e5], True, ["1e\u22124", "", "1", "100K"]),
+        ([5], False, ["5"]),
+        ([], False, []),
+    ],
+)
+def test_marks_of_an_axis_have_the_digits_that_tell_them_apart(call, values, is_log, texts):
+    assert call("axis_marks", "numberMarks", values, is_log) == texts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "texts"),
+    [
+        ([0, 60, 120], ["0", "1 min", "2 min"]),
+        ([100, 200, 300], ["1 min 40 s", "3 min 20 s", "5 min"]),
+        ([0, 0.2, 0.4], ["0", "0.2 s", "0.4 s"]),
+        ([3600, 5400, 90000], ["1 h", "1 h 30 min", "1 d 1 h"]),
+        ([1234.5, None, 1235], ["20 min 34.5 s", "", "20 min 35 s"]),
+    ],
+)
+def test_marks_of_durations_are_exact(call, seconds, texts):
+    assert call("axis_marks", "durationMarks", seconds) == texts
+
+
+def named(run_id, name, experiment=None):
+    return {"id": run_id, "project": run_id.split("/")[0], "name": name, "experiment": experiment}
+
+
+def test_runs_of_one_name_are_told_apart_by_a_part_of_the_id(call):
+    runs = [
+        named("p/2026-01-02-calm-fox-1", "twin"),
+        named("p/2026-01-02-shy-owl-2", "twin"),
+        named("p/x", "alone"),
+        named("a/same", "once"),
+        named("b/same", "once"),
+        named("e/low-r0", "n", "e"),
+        named("f/low-r0", "n", "f"),
+    ]
+    assert [name for _, name in call("run_book", "distinctNames", runs)] == [
+        *("twin · calm-fox-1", "twin · shy-owl-2", "alone"),
+        *("once · a/same", "once · b/same", "e/low-r0", "f/low-r0"),
+    ]
+
+
 def test_smoothed_line_does_not_lag_and_keeps_a_constant(call):
     xs = list(range(101))
     rising = call("smoothing", "smoothed", xs, [float(x) for x in xs], 0.8)
@@ -74,6 +128,11 @@ def test_range_of_few_values_is_one(call, values):
     for is_log in (False, True):
         found = call("value_range", "valueRange", values, {"isLog": is_log, "leavesOut": True})
         assert found["low"] < found["high"]
+
+
+def test_range_of_a_logarithmic_axis_begins_at_a_round_value(call):
+    found = call("value_range", "valueRange", [0.0134, 1.0], {"isLog": True, "leavesOut": True})
+    assert found["low"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,55 @@ def test_hostile_tags_and_problems_are_only_text_and_fit_a_narrow_screen(root, s
     assert not has_sideways_scroll(page)
 
 
+@pytest.mark.parametrize("width", [360, 700, 1280])
+def test_details_of_a_run_do_not_lie_over_the_next_row(root, show, page, width):
+    page.set_viewport_size({"width": width, "height": 740})
+    for name in ("first", "second"):
+        finished_run(root, name, config={"lr": [1, 2]}, started=1.0 if name == "second" else 2.0)
+    show("runs")
+    page.get_by_role("button", name="first", exact=True).click()
+    expect(page.locator(".details .links")).to_be_visible()
+    details = page.locator(".details-grid").bounding_box()
+    below = page.locator('tr[data-run="p/second"]').bounding_box()
+    assert details["y"] + details["height"] <= below["y"]
+
+
+@pytest.mark.parametrize("view", ["charts", "rollouts", "hooks", "system"])
+def test_address_of_a_run_that_is_not_there_says_so_and_shows_no_other(root, show, view):
+    finished_run(root)
+    page = show(f"{view}?run=nope/x")
+    expect(page.locator(".notes .message")).to_have_text("There is no run nope/x here.")
+    expect(page.locator(".side summary .count")).to_have_text("0 of 1")
+    expect(page.locator(".panel canvas")).to_have_count(0)
+    if view == "charts":
+        page.get_by_label("r0").check()
+        expect(page.locator(".notes .message")).to_have_count(0)
+        expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+
+
+def test_address_of_an_experiment_that_is_not_there_says_so_and_shows_no_other(root, show):
+    repeats(root)
+    page = show("experiment?project=nope")
+    expect(page.locator(".empty")).to_have_text("There is no experiment nope here.")
+    expect(page.locator("tr[data-arm]")).to_have_count(0)
+    page.get_by_label("experiment").select_option("sweep")
+    expect(page.locator("tr[data-arm]")).to_have_count(2)
+
+
+def test_runs_of_one_name_are_told_apart_beside_charts_and_in_warnings(root, show):
+    for run_id in ("2026-01-02-calm-fox-1", "2026-01-02-shy-owl-2"):
+        write_line(finished_run(root, run_id, name="twin"), b"no record\n")
+    ids = "&".join(f"run=p/{path.name}" for path in (root / "p").iterdir())
+    page = show(f"charts?{ids}")
+    names = ["twin · calm-fox-1", "twin · shy-owl-2"]
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "2")
+    assert sorted(page.locator(".run-row > span").all_text_contents()) == names
+    expect(page.locator(".missing b")).to_have_count(2)
+    assert sorted(page.locator(".missing b").all_text_contents()) == names
+    panel(page, "loss").locator(".u-over").hover()
+    expect(panel(page, "loss").locator(".tooltip-row span").first).to_have_text(re.compile("twin · "))
+
+
 def write_result(root, key, stage, **metrics):
     result = {"run_key": key, "metrics": metrics, "artifacts": None, "evals": [], "stage": stage, "returned": ["score"]}
     (root / "sweep" / f"{key}-{stage}" / "result.json").write_text(json.dumps(result))

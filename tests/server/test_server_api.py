@@ -109,6 +109,18 @@ def test_histogram_counts_rewards_that_are_not_finite_apart(root, serve):
     assert (bars["counts"], bars["without"]) == ([2], 3)
 
 
+def test_histogram_of_a_range_of_rewards_leaves_out_nan(root, serve):
+    finished_run(root, more=[sample(1, "x", value) for value in (math.nan, 0.5, 2.0)])
+    bars = answer(serve(root), "samples/histogram", run="p/r0", min_reward=1.0)
+    assert (bars["counts"], bars["without"]) == ([1], 0)
+
+
+def test_metrics_say_how_many_of_their_points_are_texts(root, serve):
+    finished_run(root, losses=(1.0, 2.0), more=[row(1, lesson="sums"), row(2, lesson="sums")])
+    found = answer(serve(root), "metrics", run="p/r0")["metrics"]
+    assert {each["name"]: (each["points"], each["texts"]) for each in found} == {"lesson": (2, 2), "loss": (2, 0)}
+
+
 def test_events_logs_and_hooks_are_told_by_time(root, serve):
     costs = {"hooks/slow/calls": 3, "hooks/slow/total_seconds": 0.5, "hooks/slow/errors": 1}
     more = [event("checkpoint", 2, path="x"), line("all well"), line("oh no", "ERROR", 2), row(3, **costs)]

@@ -146,6 +146,20 @@ def test_samples_are_ordered_and_paged_and_counted(tmp_path):
         found.samples(limit=-1)
 
 
+def test_samples_with_a_reward_that_is_nan_come_last_and_match_no_range(tmp_path):
+    directory = make_run(tmp_path, "odd")
+    given = {1: math.nan, 2: 0.5, 3: None, 4: math.inf, 5: 2.0}
+    shown = [Sample(time=1.0, step=step, completion="x", total=value) for step, value in given.items()]
+    named = Sample(time=1.0, step=6, completion="x", rewards={"exact": math.nan})
+    append(directory, *shown, named, ended())
+    found = runs(tmp_path)
+    assert steps(found.samples(order="-reward"))[:3] == [4, 5, 2]
+    assert steps(found.samples(order="reward"))[:3] == [2, 5, 4]
+    assert steps(found.samples(min_reward=1.0)) == [4, 5]
+    assert steps(found.samples(min_reward=-1.0, max_reward=3.0)) == [2, 5]
+    assert steps(found.samples(reward="exact", min_reward=-1.0)) == []
+
+
 def test_sample_keeps_what_was_recorded(tmp_path):
     [first] = sampled_run(tmp_path).samples(limit=1).rows()
     assert (first["rewards"], first["total"], first["reward"]) == ({"exact": 1.0, "format": 0.5}, 1.5, 1.5)

@@ -7,6 +7,7 @@ from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values
 from hookline.server.run_rows import RunDetails, RunRow, run_details
 
+_TEXTS = "SELECT name, axis, count(*) AS texts FROM metrics WHERE text IS NOT NULL GROUP BY name, axis"
 _ID = Parameter("id", "string", "The id of a run, as /api/runs gives it.", required=True)
 
 
@@ -20,7 +21,7 @@ class RunsReply(msgspec.Struct):
 
 
 class MetricName(msgspec.Struct):
-    """A metric that was recorded, on one axis."""
+    """A metric that was recorded, on one axis; so many of its points are texts, which no chart shows."""
 
     name: str
     axis: str
@@ -28,6 +29,7 @@ class MetricName(msgspec.Struct):
     points: int
     first_step: int
     last_step: int
+    texts: int
 
 
 class MetricNames(msgspec.Struct):
@@ -63,8 +65,11 @@ def _run(listing: Listing, values: Values) -> RunDetails:
 
 
 def _metrics(listing: Listing, values: Values) -> MetricNames:
-    found = listing.some(values["run"]).metric_names()
-    return MetricNames([MetricName(**row) for row in found])
+    runs = listing.some(values["run"])
+    texts = {(row["name"], row["axis"]): row["texts"] for row in runs.sql(_TEXTS)}
+    return MetricNames(
+        [MetricName(**row, texts=texts.get((row["name"], row["axis"]), 0)) for row in runs.metric_names()]
+    )
 
 
 def _sinks(listing: Listing, values: Values) -> Sinks:

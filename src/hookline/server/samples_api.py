@@ -26,7 +26,11 @@ _LOW = Parameter("min_reward", "number", "The least reward.")
 _HIGH = Parameter("max_reward", "number", "The largest reward.")
 _FILTERS = (RUN, _TEXT, _LESSON, _GROUP, _AXIS, _REWARD, _LOW, _HIGH, FIRST_STEP, LAST_STEP)
 _ORDER = Parameter(
-    "order", "string", "What they are sorted by; with - the largest first.", default="-step", choices=ORDERS
+    "order",
+    "string",
+    "What they are sorted by; with - the largest first. NaN comes last.",
+    default="-step",
+    choices=ORDERS,
 )
 _LIMIT = Parameter("limit", "integer", "How many there are at most.", default=50, low=1, high=500)
 _OFFSET = Parameter("offset", "integer", "How many are passed over.", default=0, low=0)
@@ -150,7 +154,7 @@ def _conditions(values: Values, column: str) -> Conditions:
     conditions.equal('"group"', values["group"])
     conditions.equal("axis", values["axis"])
     conditions.steps((values["first_step"], values["last_step"]))
-    conditions.between(column, values["min_reward"], values["max_reward"])
+    conditions.number_between(column, values["min_reward"], values["max_reward"])
     conditions.text(("completion", "prompt"), values["text"])
     return conditions
 

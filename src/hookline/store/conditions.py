@@ -50,6 +50,12 @@ class Conditions:
         if high is not None:
             self.add(f"{column} <= ?", high)
 
+    def number_between(self, column: str, low: float | None, high: float | None) -> None:
+        """A column of numbers lies between two values; NaN, which the database counts as the largest, never does."""
+        self.between(column, low, high)
+        if low is not None:
+            self.add(f"NOT isnan({column})")
+
     def steps(self, steps: Steps) -> None:
         """The step lies in a range.
 

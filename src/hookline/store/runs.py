@@ -31,10 +31,11 @@ SQL_SECONDS = 30.0
 _ORDERS = {
     "step": "step, time",
     "-step": "step DESC, time DESC",
-    "reward": "reward NULLS LAST, step, time",
-    "-reward": "reward DESC NULLS LAST, step, time",
-    "advantage": "advantage NULLS LAST, step, time",
-    "-advantage": "advantage DESC NULLS LAST, step, time",
+    # the database counts NaN as the largest number: it comes behind all others, with what is missing
+    "reward": "isnan(reward), reward NULLS LAST, step, time",
+    "-reward": "isnan(reward), reward DESC NULLS LAST, step, time",
+    "advantage": "isnan(advantage), advantage NULLS LAST, step, time",
+    "-advantage": "isnan(advantage), advantage DESC NULLS LAST, step, time",
 }
 
 
@@ -198,7 +199,7 @@ class Runs(Sequence[RunInfo]):
             text: Is in the prompt or the completion, in whatever case.
             min_reward: Of the total, or of the sum of all rewards where no total was recorded.
             reward: The reward function that the limits are for instead.
-            order: ``step``, ``reward`` or ``advantage``; with ``-`` the largest first.
+            order: ``step``, ``reward`` or ``advantage``; with ``-`` the largest first. NaN and nothing come last.
         """
         if order not in _ORDERS:
             raise OptionError(f"order={order!r}: samples cannot be sorted by that. {closest(order, _ORDERS)}")
@@ -208,7 +209,7 @@ class Runs(Sequence[RunInfo]):
         conditions.equal("axis", axis)
         conditions.steps(steps)
         column = "reward" if reward is None else f"rewards[{quoted(reward)}]"
-        conditions.between(column, min_reward, max_reward)
+        conditions.number_between(column, min_reward, max_reward)
         conditions.text(("completion", "prompt"), text)
         return self._result(f"SELECT * FROM samples {conditions}", conditions, _page(_ORDERS[order], limit, offset))
 

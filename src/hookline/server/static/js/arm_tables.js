@@ -37,7 +37,7 @@ export function differenceTable(found) {
       h("td", {}, verdict(row)),
     ),
   );
-  return numberTable(["difference", `>${found.metric}`, ">95% interval", ""], rows);
+  return numberTable(["difference", `>${found.metric}`, ">95% interval", ""], rows, { class: "scroll differences" });
 }
 
 function verdict(row) {

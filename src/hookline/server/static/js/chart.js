@@ -1,8 +1,9 @@
 // A chart: lines and bands over a common x, drawn by uPlot; zoom and cursor are shared with its neighbours.
 
 import uPlot from "../vendor/uPlot.esm.js";
+import { SECONDS_APART, durationMarks, numberMarks } from "./axis_marks.js";
 import { h } from "./dom.js";
-import { compact, dateTime, duration, number, timeMark } from "./format.js";
+import { dateTime, duration, number, timeMark } from "./format.js";
 import { faint } from "./palette.js";
 import { smoothed } from "./smoothing.js";
 import { colour, isDark } from "./theme.js";
@@ -10,13 +11,15 @@ import { valueRange } from "./value_range.js";
 
 /**
  * @typedef {{key: string, label: string, colour: string, x: number[], y: (number | null)[],
- *   low?: (number | null)[], high?: (number | null)[], extent?: number}} Line
+ *   low?: (number | null)[], high?: (number | null)[], extent?: number, dash?: number[]}} Line
  * @typedef {{x: string, logX: boolean, logY: boolean, smoothing: number, leavesOut: boolean,
  *   zoom: [number, number] | null}} Look
  */
 
 const MOST_IN_TOOLTIP = 10;
 const REACH = 400;
+/** The least width of the y axis, and what its marks take. */
+const Y_WIDTH = { least: 52, character: 6.6, margin: 12 };
 
 export class Chart {
   #host;
@@ -27,6 +30,8 @@ export class Chart {
   #places = [];
   #look = null;
   #yRange = { low: 0, high: 1, outside: 0 };
+  /** What y is drawn in: a power of ten where values are of a size that axes cannot count in. */
+  #unit = 1;
   #tooltip = h("div", { class: "tooltip", hidden: true });
   #isHovered = false;
   #resized;
@@ -44,6 +49,16 @@ export class Chart {
     return this.#yRange.outside;
   }
 
+  /** How many points a logarithmic y axis cannot show. */
+  get notAboveZero() {
+    return this.#lines.reduce((sum, line) => sum + line.notAboveZero, 0);
+  }
+
+  /** Whether there is anything that can be drawn. */
+  get isEmpty() {
+    return this.#lines.every((line) => line.y.every((value) => value === null));
+  }
+
   /** How many points are drawn, in sight or not. */
   get points() {
     return this.#lines.reduce((sum, line) => sum + line.x.length, 0);
@@ -59,12 +74,15 @@ export class Chart {
   show(lines, look) {
     this.#look = look;
     this.#lines = lines.map((line) => usable(line, look));
+    const range = valueRange(this.#seenValues(), { isLog: look.logY, leavesOut: look.leavesOut });
+    this.#unit = unitOf(range);
+    this.#yRange = { ...range, low: range.low / this.#unit, high: range.high / this.#unit };
+    if (this.#unit !== 1) this.#lines = this.#lines.map((line) => inUnit(line, this.#unit));
     const { tables, series, bands, places } = this.#series();
     this.#places = places;
-    this.#yRange = valueRange(this.#seenValues(), { isLog: look.logY, leavesOut: look.leavesOut });
     const data = tables.length ? uPlot.join(tables) : [[], []];
     const signature = JSON.stringify([
-      this.#lines.map((line) => [line.key, line.label, line.colour]),
+      this.#lines.map((line) => [line.key, line.label, line.colour, line.dash]),
       series.length,
       look.x,
       look.logX,
@@ -120,7 +138,7 @@ export class Chart {
     const places = [];
     if (this.#look.smoothing > 0) this.#addRaw(tables, series);
     for (const line of this.#lines) {
-      const thin = { stroke: line.colour, width: 1.6, points: { show: line.x.length < 2, size: 6 } };
+      const thin = { stroke: line.colour, width: 1.6, dash: line.dash, points: pointsOf(line) };
       if (line.low) {
         tables.push([line.x, ...[line.y, line.high, line.low].map((column) => this.#smooth(line, column))]);
         places.push(series.length);
@@ -177,13 +195,13 @@ export class Chart {
       grid: { stroke: colour("grid"), width: 1 },
     };
     const isTime = look.x === "time";
-    const xMark = { time: timeMark, relative: duration }[look.x] ?? compact;
-    const xValues = (_plot, splits, _axis, _space, apart) =>
-      splits.map((value) => (value === null ? "" : xMark(value, apart)));
+    const isRelative = look.x === "relative";
+    const xAxis = { ...axis, size: 26, gap: 4, space: isRelative ? durationSpace : 64, values: xMarks(look) };
+    if (isRelative) xAxis.incrs = SECONDS_APART;
     return {
       width: Math.max(120, this.#host.clientWidth),
       height: Math.max(120, this.#host.clientHeight),
-      padding: [8, 12, 0, 0],
+      padding: [8, isRelative ? 28 : 12, 0, 0],
       series,
       bands,
       legend: { show: false },
@@ -192,12 +210,16 @@ export class Chart {
         y: { distr: look.logY ? 3 : 1, range: () => [this.#yRange.low, this.#yRange.high] },
       },
       axes: [
-        { ...axis, size: 26, gap: 4, space: 64, values: xValues },
+        xAxis,
         {
           ...axis,
-          size: 52,
+          size: yWidth,
           gap: 4,
-          values: (_, splits) => splits.map((value) => (value === null ? "" : compact(value))),
+          values: (_, splits) =>
+            numberMarks(
+              splits.map((value) => (value === null ? null : value * this.#unit)),
+              look.logY,
+            ),
         },
       ],
       cursor: {
@@ -265,7 +287,7 @@ export class Chart {
           { class: "tooltip-row" },
           h("i", { vars: { line: line.colour } }),
           h("span", {}, line.label),
-          h("b", {}, number(value)),
+          h("b", {}, number(value * this.#unit)),
         ),
       );
   }
@@ -298,6 +320,48 @@ function near(values, idx) {
   return null;
 }
 
+/** What stands below the x axis. */
+function xMarks(look) {
+  if (look.x === "relative") return (_, splits) => durationMarks(splits, look.logX);
+  if (look.x !== "time") return (_, splits) => numberMarks(splits, look.logX);
+  return (_plot, splits, _axis, _space, apart) =>
+    splits.map((value) => (value === null ? "" : timeMark(value, apart)));
+}
+
+/** Marks of short durations have minutes and seconds. */
+function durationSpace(_plot, _axis, low, high) {
+  return high - low < 600 ? 90 : 64;
+}
+
+function yWidth(_, marks) {
+  const longest = Math.max(0, ...(marks ?? []).map((mark) => mark.length));
+  return Math.max(Y_WIDTH.least, longest * Y_WIDTH.character + Y_WIDTH.margin);
+}
+
+/** uPlot finds no marks for numbers of more than 17 digits. */
+function unitOf({ low, high }) {
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  return size >= 1e15 || size < 1e-12 ? 10 ** Math.floor(Math.log10(size)) : 1;
+}
+
+function inUnit(line, unit) {
+  const scaled = (column) => column?.map((value) => (value === null ? null : value / unit));
+  return { ...line, y: scaled(line.y), low: scaled(line.low), high: scaled(line.high) };
+}
+
+/** Points where a line has no neighbour to be drawn to. */
+function pointsOf(line) {
+  const hasGaps = line.y.length < 2 || line.y.includes(null);
+  return { show: false, size: 6, filter: (plot, index) => (hasGaps ? lonely(plot.data[index]) : null) };
+}
+
+/** The places of values between gaps. What is undefined is a place of other lines. */
+function lonely(values) {
+  const own = [...values.keys()].filter((place) => values[place] !== undefined);
+  const isGap = (index) => (values[own[index]] ?? null) === null;
+  return own.filter((_, index) => !isGap(index) && isGap(index - 1) && isGap(index + 1));
+}
+
 /** A line without what its axes cannot show. */
 function usable(line, look) {
   const isShown = (x) => !look.logX || look.x === "time" || x > 0;
@@ -309,5 +373,6 @@ function usable(line, look) {
     y: pick(line.y),
     low: pick(line.low),
     high: pick(line.high),
+    notAboveZero: look.logY ? keep.filter((index) => line.y[index] !== null && !(line.y[index] > 0)).length : 0,
   };
 }

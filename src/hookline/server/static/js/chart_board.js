@@ -29,6 +29,7 @@ export class ChartBoard {
   #layout;
   #metrics = [];
   #recorded = [];
+  #texts = new Set();
   #panels = new Map();
   #zoom = null;
   #lines = new Map();
@@ -109,6 +110,8 @@ export class ChartBoard {
       const answer = await this.#names.ask("metrics", { run: ids });
       if (!answer) return;
       const recorded = [...new Set(answer.metrics.map((metric) => metric.name))];
+      const numbers = new Set(answer.metrics.filter((each) => each.texts < each.points).map((each) => each.name));
+      this.#texts = new Set(recorded.filter((name) => !numbers.has(name)));
       const isOther = JSON.stringify(recorded) !== JSON.stringify(this.#recorded);
       this.#recorded = recorded;
       if (isOther && this.tools.hasChildNodes()) this.#showTools();
@@ -193,7 +196,8 @@ export class ChartBoard {
   /** Whatever was recorded, also what this board does not draw; and what was chosen before, for other runs. */
   #choicesOfX() {
     const known = ["step", "time", "relative", "elapsed"];
-    const others = this.#recorded.filter((name) => !known.includes(name) && !/(^|\/)hooks\//.test(name));
+    const isNumber = (name) => !this.#texts.has(name) && !/(^|\/)hooks\//.test(name);
+    const others = this.#recorded.filter((name) => !known.includes(name) && isNumber(name));
     const lost = ![...known, ...others].includes(this.#look.x);
     return [
       ["step", "step"],
@@ -256,6 +260,7 @@ export class ChartBoard {
         look: () => ({ ...this.#look, by: this.grouping }),
         onZoom: (zoom) => this.#zoomTo(zoom),
         onLines: (lines) => this.#noteLines(lines),
+        isText: () => this.#texts.has(name),
         buttons: (panel) => [
           this.#turn("pinned", "Pin", "Keep at the top", panel),
           this.#turn("wide", "Wide", "Over the whole width", panel),

@@ -30,7 +30,7 @@ export class ChartPanel {
   /**
    * @param {string} name of the metric
    * @param {{book: import("./run_book.js").RunBook, ids: () => string[], look: () => any, onZoom: (zoom: any) => void,
-   *   onLines?: (lines: any[]) => void, buttons?: (panel: ChartPanel) => any[]}} owner
+   *   onLines?: (lines: any[]) => void, buttons?: (panel: ChartPanel) => any[], isText?: () => boolean}} owner
    */
   constructor(name, owner) {
     this.name = name;
@@ -82,6 +82,7 @@ export class ChartPanel {
     const look = this.owner.look();
     const lines = this.#lines();
     this.element.classList.remove("old");
+    this.host.hidden = false;
     this.#chart ??= new Chart(this.host, this.owner.onZoom);
     this.#chart.show(lines, { ...look, zoom: this.#zoom });
     this.element.dataset.points = String(this.#chart.points);
@@ -89,8 +90,9 @@ export class ChartPanel {
     this.element.dataset.lines = String(lines.length);
     this.element.dataset.kind = this.#found.kind;
     this.#say(this.#notes(lines));
-    this.why.textContent = `No band: ${this.#found.problem}.`;
-    this.why.hidden = !this.#found.problem;
+    this.host.hidden = this.#chart.isEmpty;
+    this.why.textContent = this.#explanation(lines, look);
+    this.why.hidden = !this.why.textContent;
     this.owner.onLines?.(lines);
   }
 
@@ -159,10 +161,21 @@ export class ChartPanel {
   #notes(lines) {
     const notFinite = lines.reduce((sum, line) => sum + (line.row.not_finite ?? 0), 0);
     const notes = [];
-    if (!lines.length) notes.push("nothing recorded over this x");
+    if (this.#chart.notAboveZero) notes.push(`${whole(this.#chart.notAboveZero)} not above 0`);
     if (this.#chart.outside) notes.push(`${whole(this.#chart.outside)} off scale`);
     if (notFinite) notes.push(`${whole(notFinite)} not finite`);
     return notes.join(" · ");
+  }
+
+  /** Why there is no chart, or no band; nothing where there is. */
+  #explanation(lines, look) {
+    const isThere = lines.some((line) => line.x.length);
+    if (this.#chart.isEmpty) {
+      if (this.owner.isText?.()) return "Its values are text. A chart shows numbers.";
+      if (isThere && (look.logY || look.logX)) return "A log axis shows only values above 0. There are none.";
+      return lines.some((line) => line.row.not_finite) ? "No value is finite." : "Nothing was recorded over this x.";
+    }
+    return this.#found.problem ? `No band: ${this.#found.problem}.` : "";
   }
 
   #say(text) {

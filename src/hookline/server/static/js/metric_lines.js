@@ -1,7 +1,6 @@
 // A metric of some runs as lines of a chart: a line a run, or a mean with its band a group of runs.
 
 import { colourOf } from "./palette.js";
-import { shortName } from "./run_book.js";
 
 /** What runs can be put together by: what they must have in common. Stages of an arm are trainings of their own. */
 export const GROUPINGS = {
@@ -10,6 +9,9 @@ export const GROUPINGS = {
   group: ["project", "group", "stage"],
   experiment: ["experiment"],
 };
+
+/** How lines of several axes are told apart: a run, or a group of them, has one colour everywhere. */
+const DASHES = [undefined, [6, 4], [2, 3], [10, 4, 2, 4]];
 
 /**
  * @typedef {{kind: "lines" | "bands", by: string, rows: any[], problem: string}} Found what is to be drawn; the problem
@@ -45,14 +47,22 @@ export function isThinned(found) {
 
 /** @param {Found} found @returns {import("./chart.js").Line[]} */
 export function linesOf(found, book) {
-  const hasSeveralAxes = new Set(found.rows.map((row) => row.axis)).size > 1;
-  const suffix = (row) => (hasSeveralAxes ? ` · ${row.axis}` : "");
+  const axes = [...new Set(found.rows.map((row) => row.axis))].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+  const suffix = (row) => (axes.length > 1 ? ` · ${row.axis}` : "");
+  const dash = (row) => DASHES[axes.indexOf(row.axis) % DASHES.length];
   const labels = found.rows.map((row) => groupLabel(row.key ?? []));
   const isTwice = (row) =>
     found.rows.some((other, index) => labels[index] === groupLabel(row.key) && other.key[0] !== row.key[0]);
-  return found.kind === "bands"
-    ? found.rows.map((row) => band(row, (isTwice(row) ? `${row.key[0]} · ` : "") + groupLabel(row.key), suffix(row)))
-    : found.rows.map((row) => line(row, suffix(row), book, found.by));
+  const made =
+    found.kind === "bands"
+      ? found.rows.map((row) => band(row, (isTwice(row) ? `${row.key[0]} · ` : "") + groupLabel(row.key), suffix(row)))
+      : found.rows.map((row) => line(row, suffix(row), book, found.by));
+  return made.map((each) => ({ ...each, dash: dash(each.row) }));
+}
+
+/** The axis that most is recorded on is drawn without dashes. */
+function rank(axis) {
+  return axis === "train" ? 0 : 1;
 }
 
 /** The colour of a group of runs. @param {(string | null)[]} key what its runs have in common */
@@ -70,7 +80,7 @@ function band(row, label, suffix) {
   return {
     key: JSON.stringify(row.key) + suffix,
     label: label + suffix,
-    colour: suffix ? colourOf(JSON.stringify(row.key) + suffix, "group") : groupColour(row.key),
+    colour: groupColour(row.key),
     x: row.x,
     y: row.mean,
     low: spread(-1),
@@ -97,8 +107,8 @@ function line(row, suffix, book, by) {
   const chip = key && { key: JSON.stringify(key), label: groupLabel(key), colour: groupColour(key) };
   return {
     key: row.run + suffix,
-    label: (run ? shortName(run) : row.run) + suffix,
-    colour: chip ? chip.colour : colourOf(row.run + suffix),
+    label: book.nameOf(row.run) + suffix,
+    colour: chip ? chip.colour : colourOf(row.run),
     chip,
     x: row.x,
     y: row.y,

@@ -18,6 +18,7 @@ export class RunBook {
   /** @type {string[]} what there is to say about the store */
   notes = [];
   isKnown = false;
+  #names = null;
   #listeners = new Set();
 
   /** @param {(changed: Set<string>) => void} listener @returns {() => void} which ends it */
@@ -70,8 +71,15 @@ export class RunBook {
     for (const id of removed) this.byId.delete(id);
     for (const run of changed) this.byId.set(run.id, run);
     this.all = [...this.byId.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0) || (a.id < b.id ? 1 : -1));
+    this.#names = null;
     this.isKnown = true;
     for (const listener of [...this.#listeners]) listener(ids);
+  }
+
+  /** What a run is called where it may stand beside any other. @param {string} id */
+  nameOf(id) {
+    this.#names ??= new Map(distinctNames(this.all));
+    return this.#names.get(id) ?? id;
   }
 
   /** The runs that the page is about when nobody chose: those of the latest experiment, or the latest run. */
@@ -95,4 +103,30 @@ export function isOver(run) {
 /** What a run is called where there are several: its directory says which of an experiment's it is. */
 export function shortName(run) {
   return run.experiment === null ? run.name : run.id.slice(run.project.length + 1);
+}
+
+/**
+ * The ids of runs with their names; with a part of the id where several runs have one name.
+ * @param {Run[]} runs @returns {[string, string][]}
+ */
+export function distinctNames(runs) {
+  const namesakes = new Map();
+  for (const run of runs) {
+    const name = shortName(run);
+    if (!namesakes.has(name)) namesakes.set(name, []);
+    namesakes.get(name).push(run);
+  }
+  return [...namesakes].flatMap(([name, own]) => own.map((run) => [run.id, distinct(name, run, own)]));
+}
+
+function distinct(name, run, namesakes) {
+  if (namesakes.length < 2) return name;
+  if (run.id.endsWith(`/${name}`)) return run.id;
+  const part = withoutDate(run);
+  return `${name} · ${namesakes.filter((other) => withoutDate(other) === part).length > 1 ? run.id : part}`;
+}
+
+/** The directory of a run without the day that it may begin with. */
+function withoutDate(run) {
+  return run.id.slice(run.project.length + 1).replace(/^\d{4}-\d\d-\d\d-(?=.)/, "");
 }

@@ -1,7 +1,6 @@
 // The list beside charts and tables in which runs are chosen.
 
 import { fill, h, later, throttled } from "./dom.js";
-import { shortName } from "./run_book.js";
 
 const MOST = 150;
 
@@ -93,7 +92,7 @@ export class RunList {
       { class: "run-row", title: run.id },
       box,
       swatch,
-      h("span", {}, shortName(run)),
+      h("span", {}, this.#app.book.nameOf(run.id).replace(`${run.project}/`, "")), // which the heading says
       run.problems.length > 0 && h("i", { class: "warn", title: run.problems.join("\n") }, "!"),
       h("i", { class: "dot", data: { status: run.status }, title: run.status }),
     );

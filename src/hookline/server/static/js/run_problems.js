@@ -1,7 +1,6 @@
 // What is missing or damaged in the record of runs, in words, where the runs are looked at.
 
 import { fill, h } from "./dom.js";
-import { shortName } from "./run_book.js";
 
 const MOST_RUNS = 20;
 
@@ -17,12 +16,14 @@ export function problemLines(run, most = 2) {
 
 /** The problems of the runs that a view is about; nothing where there are none. */
 export class RunProblems {
+  #book;
   #runs;
   #said = "";
   #ends;
 
   /** @param {any} app @param {() => import("./run_book.js").Run[]} [runs] those that are chosen by default */
   constructor(app, runs = () => app.selection.runs) {
+    this.#book = app.book;
     this.#runs = runs;
     this.element = h("div", { class: "missing", role: "note", hidden: true });
     this.#ends = [app.book.listen(() => this.show()), app.selection.listen(() => this.show())];
@@ -35,7 +36,7 @@ export class RunProblems {
 
   show() {
     const wrong = this.#runs().filter((run) => run?.problems.length);
-    const said = JSON.stringify(wrong.map((run) => [run.id, run.problems]));
+    const said = JSON.stringify(wrong.map((run) => [this.#book.nameOf(run.id), run.problems]));
     if (said === this.#said) return;
     this.#said = said;
     this.element.hidden = !wrong.length;
@@ -43,7 +44,7 @@ export class RunProblems {
     const title = `Something is missing from ${which}`;
     const rows = wrong
       .slice(0, MOST_RUNS)
-      .map((run) => h("li", {}, h("b", {}, shortName(run)), `: ${run.problems.join("; ")}`));
+      .map((run) => h("li", {}, h("b", {}, this.#book.nameOf(run.id)), `: ${run.problems.join("; ")}`));
     fill(this.element, h("details", { open: wrong.length < 3 }, h("summary", {}, title), h("ul", {}, rows)));
   }
 }

@@ -22,7 +22,12 @@ export class Selection {
     const given = this.#router.parameters.getAll("run");
     const wanted = given.length ? given : (this.#ids ?? []);
     const known = wanted.filter((id) => this.#book.byId.has(id));
-    return known.length || this.#ids?.length === 0 ? known : this.#book.latest();
+    return known.length || given.length || this.#ids?.length === 0 ? known : this.#book.latest();
+  }
+
+  /** The ids in the address that no run has. */
+  get missing() {
+    return this.#router.parameters.getAll("run").filter((id) => !this.#book.byId.has(id));
   }
 
   get runs() {

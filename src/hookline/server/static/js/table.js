@@ -27,11 +27,11 @@ export function barCell(share, colour = "var(--accent)") {
 }
 
 /** A small square in the colour of a line. */
-export function swatch(colour) {
-  return h("i", { class: "swatch", vars: { line: colour } });
+export function swatch(colour, isDashed = false) {
+  return h("i", { class: isDashed ? "swatch dashed" : "swatch", vars: { line: colour } });
 }
 
-/** What the colours of a chart mean. @param {{label: string, colour: string}[]} lines */
+/** What the colours of a chart mean. @param {{label: string, colour: string, dash?: number[]}[]} lines */
 export function legendChips(lines) {
-  return lines.map((line) => h("span", { class: "chip" }, swatch(line.colour), line.label));
+  return lines.map((line) => h("span", { class: "chip" }, swatch(line.colour, Boolean(line.dash)), line.label));
 }

@@ -21,8 +21,14 @@ export function valueRange(values, { isLog, leavesOut }) {
   }
   const outside = sorted.filter((value) => value < low || value > high).length;
   const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
-  const ends = [low - margin, high + margin].map((value) => (isLog ? 10 ** value : value));
-  return { low: ends[0], high: ends[1], outside };
+  if (isLog) return { low: roundedDown(10 ** (low - margin)), high: 10 ** (high + margin), outside };
+  return { low: low - margin, high: high + margin, outside };
+}
+
+/** To one digit: the marks of a logarithmic axis are counted from its lower end. */
+function roundedDown(value) {
+  const unit = 10 ** Math.floor(Math.log10(value));
+  return Math.floor(value / unit) * unit || value;
 }
 
 function quantile(sorted, share) {

@@ -67,21 +67,44 @@ export class ExperimentView {
   async #load() {
     try {
       const { experiments } = await ask("experiments");
+      if (this.#project && !experiments.some((each) => each.project === this.#project))
+        return this.#showMissing(experiments);
       if (!experiments.length) return this.#showNothing();
-      if (!experiments.some((each) => each.project === this.#project)) this.#project = experiments[0].project;
+      this.#project ??= experiments[0].project;
       const asked = { project: this.#project, metric: this.#metric, stage: this.#stage };
       const found = await this.#question.ask("experiment", asked);
       if (!found) return;
       this.#found = found;
       const { metrics } = this.#ids.length ? await ask("metrics", { run: this.#ids.slice(0, 100) }) : { metrics: [] };
-      this.#names = [...new Set(metrics.filter((each) => each.points > each.runs).map((each) => each.name))].filter(
-        (name) => !name.includes("hooks/"),
-      );
+      const curves = metrics.filter((each) => each.points > each.runs && each.texts < each.points);
+      this.#names = [...new Set(curves.map((each) => each.name))].filter((name) => !name.includes("hooks/"));
       this.problems.show();
       this.#show(experiments);
     } catch (error) {
       fill(this.arms, empty("The experiment cannot be read", error.message));
     }
+  }
+
+  /** The experiment that the address names is not here; no other is shown in its place. */
+  #showMissing(experiments) {
+    this.#panel?.destroy();
+    this.#panel = null;
+    this.#found = null;
+    this.problems.show();
+    [this.curves, this.scores, this.predictions].forEach((part) => fill(part));
+    fill(this.tools, experiments.length > 0 && this.#chooser(experiments, [["", "choose one"]]));
+    fill(this.arms, empty(`There is no experiment ${this.#project} here.`));
+  }
+
+  #chooser(experiments, before = []) {
+    const choices = [...before, ...experiments.map((each) => [each.project, each.name])];
+    return select("experiment", choices, this.#project, (value) => {
+      this.#project = value || null;
+      this.#metric = this.#curve = "";
+      this.#stage = null;
+      this.#app.router.set({ project: value, stage: null });
+      this.#load();
+    });
   }
 
   #showNothing() {
@@ -101,17 +124,7 @@ export class ExperimentView {
     };
     fill(
       this.tools,
-      select(
-        "experiment",
-        experiments.map((each) => [each.project, each.name]),
-        this.#project,
-        change((value) => {
-          this.#project = value;
-          this.#metric = this.#curve = "";
-          this.#stage = null;
-          this.#app.router.set({ project: value, stage: null });
-        }),
-      ),
+      this.#chooser(experiments),
       found.stages.length > 1 &&
         select(
           "stage",

@@ -6,7 +6,7 @@ import { empty, fill, h, later, select, throttled } from "../dom.js";
 import { bytes, clock, dateTime, milliseconds, whole } from "../format.js";
 import { costLines, costTable } from "../hook_costs.js";
 import { orderTables } from "../hook_order.js";
-import { shortName } from "../run_book.js";
+import { MissingRuns } from "../missing_runs.js";
 import { RunList } from "../run_list.js";
 import { end, legendChips, numberTable } from "../table.js";
 import { listenToTheme } from "../theme.js";
@@ -36,6 +36,7 @@ export class HooksView {
   constructor(app) {
     this.#app = app;
     this.list = new RunList(app);
+    this.missing = new MissingRuns(app);
     this.costs = h("div");
     this.legend = h("div", { class: "legend" });
     this.chartHost = h("div", { class: "chart" });
@@ -89,6 +90,7 @@ export class HooksView {
       h(
         "div",
         { class: "page hooks" },
+        this.missing.element,
         parts.map((part) => h("section", {}, part)),
       ),
     );
@@ -103,6 +105,7 @@ export class HooksView {
 
   destroy() {
     this.list.destroy();
+    this.missing.destroy();
     this.#chart?.destroy();
     this.#ends.forEach((end) => end());
     Object.values(this.#questions).forEach((question) => question.cancel());
@@ -139,8 +142,7 @@ export class HooksView {
   }
 
   #runName(id) {
-    const run = this.#app.book.byId.get(id);
-    return run ? shortName(run) : id;
+    return this.#app.book.nameOf(id);
   }
 
   #showCosts(hooks) {
@@ -223,7 +225,7 @@ export class HooksView {
       ),
     );
     const left = total > rows.length && h("p", { class: "muted" }, `The latest ${rows.length} of ${whole(total)}`);
-    const attributes = { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Events" };
+    const attributes = { class: "scroll tall events", tabindex: "0", role: "region", "aria-label": "Events" };
     const table = numberTable(["time", ">step", "event", "", "run"], rows, attributes);
     fill(this.events, timeline(events), table, left);
   }

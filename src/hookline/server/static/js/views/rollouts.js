@@ -5,8 +5,8 @@ import { completion } from "../completion.js";
 import { empty, fill, h, later, select, throttled } from "../dom.js";
 import { number, whole } from "../format.js";
 import { histogram } from "../histogram.js";
+import { MissingRuns } from "../missing_runs.js";
 import { advantage, reward, rewardBars } from "../rewards.js";
-import { shortName } from "../run_book.js";
 import { RunList } from "../run_list.js";
 import { RunProblems } from "../run_problems.js";
 
@@ -49,6 +49,7 @@ export class RolloutsView {
     };
     this.list = new RunList(app);
     this.problems = new RunProblems(app);
+    this.missing = new MissingRuns(app);
     this.tools = h("form", { class: "toolbar filters", onsubmit: (event) => event.preventDefault() });
     this.spread = h("div", { class: "spread" });
     this.index = h("div", { class: "samples", role: "listbox", "aria-label": "Samples", tabindex: "0" });
@@ -62,6 +63,7 @@ export class RolloutsView {
       h(
         "section",
         { class: "rollouts" },
+        this.missing.element,
         this.problems.element,
         this.tools,
         h("div", { class: "split" }, left, this.detail),
@@ -78,6 +80,7 @@ export class RolloutsView {
   destroy() {
     this.list.destroy();
     this.problems.destroy();
+    this.missing.destroy();
     this.#ends.forEach((end) => end());
     [this.#page, this.#bars, this.#beside].forEach((question) => question.cancel());
   }
@@ -198,7 +201,7 @@ export class RolloutsView {
         isAny ? "No sample is like that" : "No samples yet",
         isAny
           ? "Change what is looked for."
-          : "They are recorded with loop.log_samples, by rollouts, and by benchmarks.",
+          : "They are recorded with loop.log_samples or run.log_samples, by rollouts, and by benchmarks.",
       );
     }
     this.#showIndex();
@@ -253,9 +256,8 @@ export class RolloutsView {
 
   #showDetail() {
     const sample = this.#chosen;
-    const run = this.#app.book.byId.get(sample.run);
     const facts = [
-      ["run", run ? shortName(run) : sample.run],
+      ["run", this.#app.book.nameOf(sample.run)],
       ["step", whole(sample.step)],
       ["axis", sample.axis],
       ["lesson", sample.lesson],

@@ -2,6 +2,7 @@
 
 import { ChartBoard } from "../chart_board.js";
 import { h } from "../dom.js";
+import { MissingRuns } from "../missing_runs.js";
 import { RunList } from "../run_list.js";
 import { RunProblems } from "../run_problems.js";
 
@@ -21,8 +22,9 @@ export class SystemView {
     this.list = new RunList(app, (run) => this.board.colourFor(run));
     this.board.onLook = () => this.list.show();
     this.problems = new RunProblems(app);
+    this.missing = new MissingRuns(app);
     this.element = h("div", { class: "with-side" }, this.list.element, this.board.element);
-    this.board.element.prepend(this.problems.element);
+    this.board.element.prepend(this.missing.element, this.problems.element);
   }
 
   press(event) {
@@ -32,6 +34,7 @@ export class SystemView {
   destroy() {
     this.list.destroy();
     this.problems.destroy();
+    this.missing.destroy();
     this.board.destroy();
   }
 }
