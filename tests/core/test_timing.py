@@ -2,8 +2,10 @@
 
 import logging
 
+import pytest
+
 import hookline as hl
-from hookline.core.timing import Costs, Meter, duration
+from hookline.core.timing import Cost, Costs, Meter, duration
 from hookline.testing import FakeLoop
 
 
@@ -145,3 +147,11 @@ def test_duration_picks_the_unit():
 
 def test_costs_of_nobody_are_empty():
     assert (len(Costs([])), Costs([]).as_metrics()) == (0, {})
+
+
+@pytest.mark.parametrize(("calls", "p95"), [(1, 1), (2, 2), (8, 8), (20, 19), (100, 95)])
+def test_cost_p95_is_the_least_time_that_95_of_100_calls_keep_to(calls, p95):
+    meter = Meter()
+    for microseconds in range(1, calls + 1):
+        meter.count(1000 * microseconds)
+    assert Cost.of("a", [meter]).p95_seconds == pytest.approx(p95 * 1e-6)

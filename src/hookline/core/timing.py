@@ -132,7 +132,7 @@ class Cost:
             calls=calls,
             total_seconds=total,
             mean_seconds=total / calls if calls else 0.0,
-            p95_seconds=recent[int(0.95 * (len(recent) - 1))] / 1e9 if recent else 0.0,
+            p95_seconds=recent[-(-95 * len(recent) // 100) - 1] / 1e9 if recent else 0.0,  # the least that 95% reach
             max_seconds=max((meter.max_ns for meter in used), default=0) / 1e9,
             errors=sum(meter.errors for meter in used),
             **facts,
