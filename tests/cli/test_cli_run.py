@@ -143,7 +143,7 @@ def test_dry_run_shows_runs_and_listeners_and_changes_nothing(files, cli):
         ["high-r1", "high", "1", "1", "new"],
     ]
     listening = [line.split()[:3] for line in done.stdout.splitlines() if line.strip().startswith("on_")]
-    assert listening[0] == ["on_log", "1", "early_stopping"]
+    assert listening[:2] == [["on_train_start", "1", "early_stopping"], ["on_log", "1", "early_stopping"]]
     assert contents(files) == before
 
 
