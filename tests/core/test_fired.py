@@ -11,6 +11,5 @@ def parameters(function):
 
 
 def test_fired_moments_are_those_of_the_catalogue_with_the_same_arguments():
-    with_keywords = {name for name, moment in MOMENTS.items() if moment.keywords}
     told = {name: parameters(function) for name, function in vars(Fired).items() if name.startswith("on_")}
-    assert told == {name: parameters(getattr(Callback, name)) for name in MOMENTS if name not in with_keywords}
+    assert told == {name: parameters(getattr(Callback, name)) for name in MOMENTS}

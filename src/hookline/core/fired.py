@@ -20,21 +20,7 @@ from hookline.core.state import (
 )
 
 
-class _FiredWithKeywords:
-    """Moments that have a keyword."""
-
-    def on_benchmark_eval(
-        self,
-        ctx: LogContext,
-        eval_result: EvalResult,
-        predictions: list[dict[str, Any]],
-        /,
-        *,
-        step: int | None = None,
-    ) -> None: ...
-
-
-class Fired(_FiredWithKeywords):
+class Fired:
     """What a loop calls on a collection; `Callback` says when."""
 
     def on_experiment_start(self, ctx: LogContext, /) -> None: ...
@@ -63,6 +49,15 @@ class Fired(_FiredWithKeywords):
     def on_train_epoch_end(self, loop: LoopState, /) -> None: ...
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None: ...
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None: ...
+    def on_benchmark_eval(
+        self,
+        ctx: LogContext,
+        eval_result: EvalResult,
+        predictions: list[dict[str, Any]],
+        /,
+        *,
+        step: int | None = None,
+    ) -> None: ...
     def on_run_end(self, ctx: LogContext, run_result: RunResult, arm: ArmResult, /) -> None: ...
     def on_group_end(self, ctx: LogContext, group_name: str, /) -> None: ...
     def on_experiment_end(self, ctx: LogContext, result: ExperimentResult, /) -> None: ...
