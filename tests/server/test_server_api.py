@@ -10,13 +10,15 @@ import urllib.request
 import numpy as np
 import pytest
 from page_runs import append, ended, event, finished_run, line, live_run, make_run, repeats, row, rows, sample
+from starlette.requests import Request
 from waiting import wait_until
 
 from hookline.core.errors import ConfigError
 from hookline.server import WebServer
 from hookline.server.application import ENDPOINTS
+from hookline.server.endpoint import Endpoint
 from hookline.server.guard import HEADERS
-from hookline.store import runs
+from hookline.store import DamagedIndexError, runs
 
 
 def get(server, path, headers=None, method="GET", **parameters):
@@ -369,3 +371,18 @@ def test_experiment_of_a_stage_is_about_that_stage(root, serve):
         404,
         "There is no stage 'stf' in sweep. Did you mean 'sft'?",
     )
+
+
+def test_endpoint_whose_index_turns_out_to_be_damaged_answers_from_one_that_is_made_anew():
+    asked = []
+
+    def reply(listing, values):
+        asked.append(listing)
+        if len(asked) == 1:
+            raise DamagedIndexError("The index is damaged.")
+        return {"rows": 3}
+
+    route = Endpoint("/api/rows", "", dict, reply).route("a listing")
+    request = {"type": "http", "method": "GET", "query_string": b"", "headers": []}
+    assert json.loads(route.endpoint(Request(request)).body) == {"rows": 3}
+    assert asked == ["a listing"] * 2

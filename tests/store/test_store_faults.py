@@ -1,7 +1,9 @@
 """What the store makes of journals and of an index that are cut, replaced, deleted, damaged or shared."""
 
+import contextlib
 import gc
 import multiprocessing
+import random
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ import hookline as hl
 from hookline.record import run_directory
 from hookline.record.records import Event
 from hookline.store import compaction, runs
+from hookline.store.index import DamagedIndexError
 
 
 def losses(found, run=None):
@@ -243,6 +246,30 @@ def test_damaged_database_is_made_anew(tmp_path, damage):
     found = runs(tmp_path)
     assert (found.note, losses(found)) == ("", [1.0])
     run_directory.let_go(directory)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_damage_within_the_database_is_found_when_it_is_read_and_then_made_anew(tmp_path, place):
+    directory, rng = live_run(tmp_path), random.Random(0)
+    given = [rng.random() for _ in range(20_000)]
+    append(directory, *[row(step, loss=value) for step, value in enumerate(given)])
+    assert losses(runs(tmp_path)) == given
+    close(tmp_path)
+    damage(tmp_path / ".hookline" / "index.duckdb", place)
+    append(directory, row(20_000, loss=2.0))
+    found = runs(tmp_path)
+    with contextlib.suppress(DamagedIndexError):  # which is said once, where only the query reads the damaged part
+        losses(found)
+    assert (losses(found.refresh()), found.note) == ([*given, 2.0], "")
+    run_directory.let_go(directory)
+
+
+def damage(path, place):
+    """Change some bytes in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    begin = int(len(content) * place)
+    content[begin : begin + 1000] = random.Random(1).randbytes(1000)
+    path.write_bytes(content)
 
 
 def test_index_of_another_version_is_made_anew(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from hookline.server.status_runs import StatusRuns
 from hookline.server.tokens import Tokens
 from hookline.server.web_server import LOOPBACK
 from hookline.server.write_endpoint import Desk
-from hookline.store import QueryTimeoutError, Runs
+from hookline.store import DamagedIndexError, QueryTimeoutError, Runs
 
 logger = logging.getLogger("hookline")
 
@@ -44,6 +44,8 @@ ENDPOINTS = (
 )
 WRITING = (*receive_api.ENDPOINTS, *status_api.ENDPOINTS)
 """Where something can be sent; `hookline ui` has none of these."""
+_LATER = (QueryTimeoutError, DamagedIndexError)
+"""Errors of what may work when it is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def _refused(request: Request, error: Exception) -> Response:
         answer = _error(request, str(error), error.status)
         answer.headers.update({"Retry-After": "2"} if error.status == 503 else {})
         return answer
-    status = 404 if isinstance(error, UnknownNameError) else 503 if isinstance(error, QueryTimeoutError) else 400
+    status = 404 if isinstance(error, UnknownNameError) else 503 if isinstance(error, _LATER) else 400
     return _error(request, str(error), status)
 
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values, read_parameters
+from hookline.store import DamagedIndexError
 
 RUN = Parameter("run", "string", "Ids of runs, as /api/runs gives them.", required=True, repeated=True)
 METRIC = Parameter("name", "string", "The name of a metric.", required=True)
@@ -38,7 +39,10 @@ class Endpoint:
 
         def respond(request: Request) -> Response:
             values = read_parameters(self.parameters, request.query_params.multi_items())
-            return json_response(self.answer(listing, values))
+            try:
+                return json_response(self.answer(listing, values))
+            except DamagedIndexError:  # the second time, it is made anew
+                return json_response(self.answer(listing, values))
 
         return Route(self.path, respond, methods=["GET"], name=self.path)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hookline.core.errors import MissingExtraError
+from hookline.core.errors import HooklineError, MissingExtraError
 from hookline.store.columns import Rows, columns
 from hookline.store.run_state import RunState
 from hookline.store.tables import TABLES, VERSION
@@ -46,6 +46,10 @@ _OPENED: dict[Path, int] = {}
 """Which process opened each database: what a forked child inherits of it must not be used."""
 
 
+class DamagedIndexError(HooklineError, OSError):
+    """The index turned out to be damaged. What was asked can be asked again, of one that is made anew."""
+
+
 class Index:
     """An open index.
 
@@ -67,6 +71,7 @@ class Index:
         self._unsaved: set[str] = set()
         self._staged: set[str] = set()
         self._inode = 0
+        self._damage = ""
         self._begin()
 
     @property
@@ -86,14 +91,37 @@ class Index:
                 _OPENED.pop(self.folder / DATABASE, None)
 
     def check(self) -> None:
-        """Begin again if somebody deleted or replaced the database."""
+        """Begin again if somebody deleted or replaced the database, or if it was found to be damaged."""
         with self.lock:
-            if not self.is_private and _inode(self.folder / DATABASE) != self._inode:
-                with contextlib.suppress(duckdb_module().Error):
-                    self.connection.close()
-                self.states, self._unsaved = {}, set()
+            if self._damage:
+                self._begin_again()
+            elif not self.is_private and _inode(self.folder / DATABASE) != self._inode:
+                self._begin_again()
                 self.made_anew = "it was deleted or replaced"
-                self._begin()
+
+    def _begin_again(self) -> None:
+        with contextlib.suppress(duckdb_module().Error):
+            self.connection.close()
+        if self._damage:
+            self._remove(self.folder / DATABASE, self._damage)
+        self._damage = ""
+        self.states, self._unsaved = {}, set()
+        self._begin()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look out for damage, which shows only when the damaged part is read; the next `check` begins again.
+
+        Raises:
+            DamagedIndexError: There was some.
+        """
+        try:
+            yield
+        except duckdb_module().Error as error:
+            if not is_damage(error):
+                raise
+            self._damage = str(error)
+            raise DamagedIndexError(f"The index is damaged, and will be made anew. Ask again. {error}") from None
 
     def state(self, run: str) -> RunState:
         """What is known about a run, to be changed; `touch` it then."""
@@ -194,19 +222,26 @@ class Index:
     def _connect_or_replace(self, path: Path) -> "DuckDBPyConnection":
         duckdb = duckdb_module()
         try:
-            connection = _connect(str(path), self.folder)
-            if self._load(connection):
-                return connection
-            connection.close()
+            with contextlib.ExitStack() as otherwise:
+                connection = _connect(str(path), self.folder)
+                otherwise.callback(connection.close)  # or the next one would be of the same database
+                if self._load(connection):
+                    otherwise.pop_all()
+                    return connection
         except duckdb.Error as error:
             if _is_in_use(error):
                 raise
-            logger.info("%s is damaged, and made anew: %s", path, error)
+            self._remove(path, str(error))
+        self._remove(path)
+        self.states = {}
+        return _connect(str(path), self.folder)
+
+    def _remove(self, path: Path, damage: str = "") -> None:
+        if damage:
+            logger.info("%s is damaged, and made anew: %s", path, damage)
             self.made_anew = "it was damaged"
         for file in (path, path.with_name(f"{DATABASE}.wal")):
             file.unlink(missing_ok=True)
-        self.states = {}
-        return _connect(str(path), self.folder)
 
     def _load(self, connection: "DuckDBPyConnection") -> bool:
         """Read what was saved; whether it is of this version."""
@@ -256,6 +291,12 @@ def duckdb_module() -> Any:
     except ImportError:
         raise MissingExtraError("Querying runs", "ui") from None
     return duckdb
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether a file is not as DuckDB left it, or the database cannot be used any more since it found that out."""
+    said = str(error).lower()
+    return any(words in said for words in ("corrupt", "checksum", "could not read enough bytes", "been invalidated"))
 
 
 def _is_in_use(error: Exception) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import HooklineError, OptionError
-from hookline.store.index import duckdb_module
+from hookline.store.index import duckdb_module, is_damage
 from hookline.store.run_info import RunInfo
 from hookline.store.store import Store
 
@@ -79,6 +79,8 @@ def executed(
         except duckdb.InterruptException:
             raise QueryTimeoutError(f"The query took longer than {timeout_seconds:g} s, and was ended.") from None
         except duckdb.Error as error:
+            if is_damage(error):  # which the snapshot sees to
+                raise
             raise QueryError(str(error)) from None
         finally:
             if timer is not None:

@@ -11,13 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hookline.core.errors import ConfigError
 from hookline.store import compaction
 from hookline.store.catalogue import Place, places, read_facts
 from hookline.store.glance import Glance, glance
-from hookline.store.index import Index, quoted
+from hookline.store.index import DamagedIndexError, Index, quoted
 from hookline.store.intake import Taken, take_in
 from hookline.store.journal_files import Stamp, damage, own_files
 from hookline.store.liveness import Liveness
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hookline")
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with how many runs are read, and how many there are."""
 
@@ -82,8 +83,7 @@ class Store:
             if _OPEN.get((self.root, os.getpid())) is self:
                 del _OPEN[self.root, os.getpid()]
 
-    def list(self, liveness: Liveness) -> list[RunInfo]:
-        """All runs as they are now, the latest first."""
+    def _list(self, liveness: Liveness) -> list[RunInfo]:
         with self.index.lock:
             self.index.check()
             found = list(places(self.root))
@@ -92,8 +92,24 @@ class Store:
             self.index.save()
         return sorted(infos, key=lambda info: (info.started or 0.0, info.id), reverse=True)
 
+    def list(self, liveness: Liveness) -> list[RunInfo]:
+        """All runs as they are now, the latest first."""
+        return self._twice(lambda: self._list(liveness))
+
     def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Taken:
         """Read what is new in some runs."""
+        return self._twice(lambda: self._take_in(runs, progress))
+
+    def _twice(self, work: Callable[[], T]) -> T:
+        """Do something to the index, and once more where it turns out to be damaged."""
+        try:
+            with self.index.watched():
+                return work()
+        except DamagedIndexError:
+            with self.index.watched():
+                return work()
+
+    def _take_in(self, runs: Sequence[RunInfo], progress: Progress | None) -> Taken:
         taken = Taken()
         self.index.check()
         for done, info in enumerate(runs, start=1):
@@ -117,6 +133,11 @@ class Store:
             query: Only the tables whose names it has are there; all where it has none.
         """
         self.take_in(runs)
+        with self.index.watched(), self._cursor(runs, query) as cursor:
+            yield cursor
+
+    @contextlib.contextmanager
+    def _cursor(self, runs: Sequence[RunInfo], query: str) -> Iterator["DuckDBPyConnection"]:
         with self.index.lock:
             cursor = self.index.connection.cursor()
             self._define_views(cursor, runs, _named_in(query))
