@@ -118,7 +118,7 @@ class Index:
         try:
             yield
         except duckdb_module().Error as error:
-            if not is_damage(error):
+            if self.is_private or not is_damage(error):  # what lies on disk may be another process's
                 raise
             self._damage = str(error)
             raise DamagedIndexError(f"The index is damaged, and will be made anew. Ask again. {error}") from None
@@ -220,7 +220,7 @@ class Index:
             raise OSError(f"{self.folder} is a link")
 
     def _connect_or_replace(self, path: Path) -> "DuckDBPyConnection":
-        duckdb = duckdb_module()
+        duckdb, damage = duckdb_module(), ""
         try:
             with contextlib.ExitStack() as otherwise:
                 connection = _connect(str(path), self.folder)
@@ -231,12 +231,12 @@ class Index:
         except duckdb.Error as error:
             if _is_in_use(error):
                 raise
-            self._remove(path, str(error))
-        self._remove(path)
+            damage = str(error)
+        self._remove(path, damage)
         self.states = {}
         return _connect(str(path), self.folder)
 
-    def _remove(self, path: Path, damage: str = "") -> None:
+    def _remove(self, path: Path, damage: str) -> None:
         if damage:
             logger.info("%s is damaged, and made anew: %s", path, damage)
             self.made_anew = "it was damaged"
