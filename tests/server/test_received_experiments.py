@@ -52,6 +52,12 @@ def letters(home, rates=(0.2, 0.6), **options):
     return hl.Experiment("letters", arms, **settings | options).run()
 
 
+def send_letters(central, home, **options):
+    """Have an experiment send its runs. Who asks afterwards asks another server: this one knows how it was just now."""
+    with WebServer(central, tokens=TOKENS) as server:
+        letters(home, sinks=[{"hookline": {"url": server.url, "token": WRITE}}], **options)
+
+
 def answers(server, token=None):
     """Everything that the view of an experiment asks for."""
     asked = [(name, list(about.items())) for name, about in QUESTIONS]
@@ -74,8 +80,8 @@ def leave_only_journals(home):
 def told(tmp_path_factory):
     """What the page says of an experiment where it was made, and what a server says that its runs were sent to."""
     home, central = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("central")
+    send_letters(central, home)
     with WebServer(central, tokens=TOKENS) as server:
-        letters(home, sinks=[{"hookline": {"url": server.url, "token": WRITE}}])
         received = answers(server, READ)
     with WebServer(home) as server:
         local = answers(server)
@@ -138,10 +144,12 @@ def test_run_that_goes_on_after_its_result_has_none_until_it_ends_again(tmp_path
 
 
 def test_experiments_of_one_name_from_two_machines_are_not_mixed(tmp_path):
-    (tmp_path / "central").mkdir()
-    with WebServer(tmp_path / "central", tokens=TOKENS) as server:
-        for machine in ("one", "two"):
-            letters(tmp_path / machine, repeats=1, sinks=[{"hookline": {"url": server.url, "token": WRITE}}])
+    central = tmp_path / "central"
+    central.mkdir()
+    for machine in ("one", "two"):
+        send_letters(central, tmp_path / machine, repeats=1)
+
+    with WebServer(central, tokens=TOKENS) as server:
         rows = answer(server, "experiments", token=READ)["experiments"]
         found = [answer(server, "experiment", [("project", row["project"])], READ) for row in rows]
 
