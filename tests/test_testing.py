@@ -25,6 +25,21 @@ def test_fire_everything_asks_hooks_after_each_step():
     assert [row.metrics["metrics_hook/step"] for row in loop.history if "metrics_hook/step" in row.metrics] == [2, 4]
 
 
+@pytest.mark.parametrize("metrics", [None, {}, {"loss": float("nan"), "reward": None, "note": "text"}])
+def test_fire_everything_ends_with_a_result_that_can_be_asked_what_a_real_one_can(metrics):
+    results = []
+
+    class Reporter(hl.Callback):
+        def on_run_end(self, ctx, run_result, arm_result):
+            results.append((run_result.metrics["benchmark/score"], list(arm_result.runs) == [run_result]))
+
+        def on_experiment_end(self, ctx, result):
+            results.append((result.main_metric, result.table()[0].mean, "arm" in result.to_markdown()))
+
+    fire_everything(Reporter(), metrics=metrics)
+    assert results == [(1.0, True), ("benchmark/score", 1.0, True)]
+
+
 def test_recording_callback_keeps_arguments_as_they_were():
     recording = RecordingCallback()
     loop = FakeLoop(callbacks=[recording])

@@ -23,7 +23,6 @@ from hookline.core.moment import Moment
 from hookline.core.state import (
     ArmResult,
     EvalResult,
-    ExperimentResult,
     LoopArtifacts,
     ManifestRow,
     RunResult,
@@ -128,11 +127,15 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) 
 
     Exceptions propagate. Returns the loop, in which the callback's doing can be looked at.
     """
+    from hookline.experiment.results.result import ExperimentResult  # with what can be asked of a real one
+
     values = {"loss": 1.0, "val/loss": 1.0, "reward": 0.5} if metrics is None else dict(metrics)
     callbacks = CallbackCollection([callback], strict=True)
     loop = FakeLoop(num_steps=4, callbacks=callbacks)
     ctx, row = loop.ctx, ManifestRow(step=0, path=Path("step-0"))
-    arm = ArmResult("arm")
+    evaluated = EvalResult("benchmark", {"score": 1.0})
+    result = RunResult("run", metrics=values | {"benchmark/score": 1.0}, evals=(evaluated,))
+    arm = ArmResult("arm", {"learning_rate": 0.1}, (result,))
     callbacks.on_experiment_start(ctx)
     callbacks.on_group_start(ctx, "group")
     ctx.run_key, ctx.group_name, ctx.run_config = "run", "group", {"learning_rate": 0.1}
@@ -150,9 +153,9 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) 
     callbacks.on_train_epoch_end(loop)
     callbacks.on_train_end(loop, LoopArtifacts(step=loop.step, metrics=dict(loop.metrics)))
     callbacks.on_exception(loop, RuntimeError("an error, for the sake of the moment"))
-    callbacks.on_benchmark_eval(ctx, EvalResult("benchmark", {"score": 1.0}), [{"output": "4"}], step=None)
+    callbacks.on_benchmark_eval(ctx, evaluated, [{"output": "4"}], step=None)
     ctx.status = "completed"
-    callbacks.on_run_end(ctx, RunResult("run"), arm)
+    callbacks.on_run_end(ctx, result, arm)
     callbacks.on_group_end(ctx, "group")
     callbacks.on_experiment_end(ctx, ExperimentResult("experiment", [arm]))
     callbacks.close()

@@ -1,5 +1,7 @@
 """hl.run: the driver for a bare loop."""
 
+import sys
+
 import pytest
 
 import hookline as hl
@@ -100,6 +102,27 @@ def test_run_break_completes_the_step_and_the_epoch():
     assert (run.step, run.state) == (2, "completed")
     assert recording.names()[-4:] == ["on_step_end", "on_log", "on_train_epoch_end", "on_train_end"]
     assert [row.metrics for row in run.history] == [{"loss": 0}, {"loss": 1, "final": 1}]
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_run_that_is_left_by_sys_exit_without_an_error_is_complete(code):
+    recording = RecordingCallback()
+    with pytest.raises(SystemExit), run_with(recording) as run:
+        for i in run.steps(10):
+            run.log(loss=i)
+            if i == 1:
+                sys.exit(code)
+    assert (run.step, run.state) == (2, "completed")
+    assert "on_exception" not in recording.names()
+    assert [row.metrics for row in run.history] == [{"loss": 0}, {"loss": 1}]
+
+
+@pytest.mark.parametrize("code", [3, "no data"])
+def test_run_that_is_left_by_sys_exit_with_an_error_failed(code):
+    with pytest.raises(SystemExit), run_with() as run:
+        for _ in run.steps(10):
+            sys.exit(code)
+    assert (run.state, run.ctx.error) == ("failed", f"SystemExit: {code}")
 
 
 def test_run_exception_fires_on_exception_not_train_end_and_propagates():

@@ -106,7 +106,8 @@ class Run(Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.finish(error)
+        leaves = isinstance(error, SystemExit) and error.code in (None, 0)  # sys.exit() says that all is well
+        self.finish(None if leaves else error)
 
     @overload
     def steps(self, batches: int, *, epochs: int = 1, total: int | None = None) -> Iterator[int]: ...
