@@ -54,6 +54,14 @@ def test_compare_shows_last_and_best_with_the_difference_to_the_first(cli):
     assert cells(result, "steps") == ["steps", "3/3", "2/2"]
 
 
+def test_compare_in_a_narrow_terminal_says_what_each_line_is_about(cli, monkeypatch):
+    first, second = two_runs()
+    monkeypatch.setenv("COLUMNS", "40")
+    result = cli("runs", "compare", first, second)
+    assert cells(result, "status") == ["status", "finished", "finished"]
+    assert cells(result, "steps") == ["steps", "3/3", "2/2"]
+
+
 def test_compare_as_json_has_all_numbers(cli):
     first, second = two_runs()
     document = json.loads(cli("runs", "compare", second, first, "--json").stdout)

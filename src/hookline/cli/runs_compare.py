@@ -135,7 +135,7 @@ def _to_first(values: list[float | None]) -> list[float | None]:
 def _print(out: Console, infos: list[RunInfo], results: Results) -> None:
     labels = _labels(infos)
     now = time.time()
-    listing = table("", *labels, whole=labels)
+    listing = table("", *labels, whole=("",))
     listing.add_row("name", *(one_line(info.name) for info in infos))
     listing.add_row("status", *(status_text(info.status) for info in infos))
     listing.add_row("steps", *(steps_text(info) for info in infos))
