@@ -142,6 +142,27 @@ def test_background_work_not_finished_in_time_is_counted_and_left(caplog):
     assert caplog.records[-1].getMessage() == "stuck did not finish within 0 s; calls left undone: 3."
 
 
+def test_background_calls_after_a_drain_that_ran_out_of_time_are_made():
+    seen, begins, goes_on = [], threading.Event(), threading.Event()
+
+    def look(loop, step_idx):
+        begins.set()
+        assert goes_on.wait(30)
+        seen.append(step_idx)
+
+    callbacks = collection(hl.on("step_end", look, name="slow", background=True), drain_seconds=30)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(1)
+    assert begins.wait(30)
+    callbacks.policy = hl.Policy(drain_seconds=0)
+    callbacks.drain()
+    loop.run_steps(2)
+    goes_on.set()
+    callbacks.policy = hl.Policy(drain_seconds=30)
+    callbacks.close()
+    assert seen == [0, 1, 2]
+
+
 def test_background_collection_can_be_used_again_after_close():
     seen = []
     callbacks = collection(hl.on("step_end", lambda loop, i: seen.append(i), background=True))

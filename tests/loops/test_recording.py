@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import textwrap
 import pytest
 
 import hookline as hl
+from hookline.record import lock, run_directory
 from hookline.record.records import Event, Metrics, Sample, Status
 
 
@@ -247,6 +249,26 @@ def test_resume_auto_leaves_a_run_alone_that_is_still_running():
         assert first.dir != second.dir
         with pytest.raises(hl.ConfigError, match="still running"), hl.run("job", resume=first.dir):
             pass
+
+
+def test_run_that_two_take_up_at_once_is_had_by_one(monkeypatch):
+    with hl.run("job", summary=False) as first:
+        first.log(loss=1.0)
+        monkeypatch.setattr(run_directory, "is_alive", lambda directory: False)  # it was not, when they looked
+        with pytest.raises(hl.ConfigError, match="still running"), hl.run("job", resume=first.dir, summary=False):
+            pass
+        assert lock.is_held(first.dir / run_directory.LOCK)
+    assert [record.status for record in hl.read(first.dir) if isinstance(record, Status)] == ["running", "finished"]
+
+
+def test_run_whose_journal_cannot_be_made_is_not_held(tmp_path):
+    with hl.run("job", root=tmp_path, summary=False) as run:
+        pass
+    shutil.rmtree(run.dir / "journal")
+    (run.dir / "journal").write_text("in its place")
+    with pytest.raises(FileExistsError), hl.run("job", root=tmp_path, resume=run.dir, summary=False):
+        pass
+    assert not run_directory.is_alive(run.dir)
 
 
 def test_resume_auto_sees_that_another_process_runs(tmp_path):

@@ -82,21 +82,35 @@ class ThreadLane(Lane):
         super().__init__(name, policy)
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._thread: Joinable | None = None
+        self._leaving = threading.RLock()  # a thread that leaves, and a job that comes, must know of each other
 
     def take(self, job: Callable[[], Any]) -> None:
-        self._jobs.put(job)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
+        with self._leaving:
+            self._jobs.put(job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
 
     def drain(self, seconds: float) -> None:
-        if self._thread is not None and self._thread.is_alive():
+        thread = self._thread
+        if thread is not None and thread.is_alive():
             self._jobs.put(None)
-            self._thread.join(seconds)
+            thread.join(seconds)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            self._done += 1
+        while not self._leaves(job := self._jobs.get()):
+            if job is not None:
+                job()
+                self._done += 1
+
+    def _leaves(self, job: Callable[[], Any] | None) -> bool:
+        """Whether the thread is to end: not where a drain ran out of time and more came behind it."""
+        if job is not None:
+            return False
+        with self._leaving:
+            if self._jobs.empty():
+                self._thread = None
+                return True
+        return False
 
 
 class EventLoop:

@@ -29,6 +29,8 @@ from hookline.record.recorder import whole_step
 logger = logging.getLogger("hookline")
 
 B = TypeVar("B")
+MOST_EARLY_ROWS = 1000
+"""How many rows without a step are kept until there are steps."""
 
 
 class Run(Session):
@@ -276,7 +278,11 @@ class Run(Session):
         """Count by the rows of a loop that goes on without `steps`, from the first that is behind another one."""
         if self.state == "created":
             self._require_running("log")
-        if step is None or self.state != "running" or self._committing or threading.get_ident() != self._thread:
+        if self.state != "running" or self._committing or threading.get_ident() != self._thread:
+            return
+        if step is None:
+            if len(self._early) >= MOST_EARLY_ROWS:
+                self._begin_without_steps()
             return
         at = whole_step(step)
         if self._before_rows is None:
@@ -286,6 +292,17 @@ class Run(Session):
             self._count_by_rows()
         self.step = max(self.step, at)
         self._commit_held_back()
+
+    def _begin_without_steps(self) -> None:
+        """Keep no more rows for an `on_train_start` that waits for a plan which, it seems, does not come."""
+        logger.warning(
+            "%r has logged %s rows without run.steps() and without step=: all of them are of step %d. "
+            "Write `for ... in run.steps(...)`, or give step=.",
+            self.name,
+            f"{MOST_EARLY_ROWS:,}",
+            self.step,
+        )
+        self.start()
 
     def _count_by_rows(self) -> None:
         self._before_rows = self.step

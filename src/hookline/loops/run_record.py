@@ -40,10 +40,14 @@ def begin(run: "Session") -> None:
         logger.warning("Rank %d records nothing: torch.distributed is not in use yet.", run.rank)
         return
     directory, saved = shared
-    if run.rank == 0:
-        run_directory.hold(directory)
+    try:
+        recorder = Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
+    except BaseException:
+        if run.rank == 0:
+            run_directory.let_go(directory)
+        raise
+    run.recorder = recorder
     run.output_dir = run.ctx.output_dir = directory
-    recorder = run.recorder = Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
     run.callbacks.health.on_failure = partial(record_failure, recorder)
     run.hook_record = HookRecord(recorder, lambda: run.step)
     if run.rank == 0:
@@ -76,7 +80,7 @@ def end(run: "Session", word: str) -> None:
 
 
 def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
-    """The run's directory and the checkpoint to go on from, or what is wrong, for all ranks to hear."""
+    """The run's directory, held, and the checkpoint to go on from, or what is wrong, for all ranks to hear."""
     try:
         directory, saved = _find(run, root) if run.resume_from is not None else (None, None)
         if directory is None:
@@ -84,8 +88,10 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
             facts = {"name": run.name, "project": run.project, "config": config, "parents": run.ctx.ids}
             facts |= {"tags": list(run.tags)} if run.tags else {}
             directory = run_directory.create(root, run.project, facts)
+        if not run_directory.hold(directory):  # somebody else was as quick to take it up
+            raise run_directory.still_running(directory)
         forget(directory)
-    except HooklineError as error:
+    except (HooklineError, OSError) as error:
         return error
     return directory, saved
 

@@ -94,8 +94,13 @@ def taken_up(directory: Path) -> Path:
         ConfigError: It is still running.
     """
     if is_alive(directory):
-        raise ConfigError(f"resume={str(directory)!r}: that run is still running, in another process.")
+        raise still_running(directory)
     return directory
+
+
+def still_running(directory: Path) -> ConfigError:
+    """What is said to whoever wants to take up a run that somebody holds."""
+    return ConfigError(f"resume={str(directory)!r}: that run is still running, in another process.")
 
 
 def is_finished(directory: Path) -> bool:
@@ -104,9 +109,9 @@ def is_finished(directory: Path) -> bool:
     return last is not None and last.status == "finished"
 
 
-def hold(directory: Path) -> None:
-    """Mark a run as alive until this process lets go of it or dies."""
-    lock.hold(directory / LOCK)
+def hold(directory: Path) -> bool:
+    """Mark a run as alive until this process lets go of it or dies; whether nobody else holds it."""
+    return lock.hold(directory / LOCK)
 
 
 def let_go(directory: Path) -> None:
