@@ -40,13 +40,7 @@ def begin(run: "Session") -> None:
         logger.warning("Rank %d records nothing: torch.distributed is not in use yet.", run.rank)
         return
     directory, saved = shared
-    try:
-        recorder = Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
-    except BaseException:
-        if run.rank == 0:
-            run_directory.let_go(directory)
-        raise
-    run.recorder = recorder
+    recorder = run.recorder = _recorder(run, directory)
     run.output_dir = run.ctx.output_dir = directory
     run.callbacks.health.on_failure = partial(record_failure, recorder)
     run.hook_record = HookRecord(recorder, lambda: run.step)
@@ -63,6 +57,15 @@ def begin(run: "Session") -> None:
     except BaseException as error:
         recorder.status("failed", run.explain(error))
         _let_go(run, directory, recorder)
+        raise
+
+
+def _recorder(run: "Session", directory: Path) -> Recorder:
+    try:
+        return Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
+    except BaseException:
+        if run.rank == 0:
+            run_directory.let_go(directory)
         raise
 
 
