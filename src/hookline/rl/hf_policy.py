@@ -6,7 +6,6 @@ prompts, not on the batch it is in; no global random state is read or changed. D
 every module is left in the mode that it was in.
 """
 
-import contextlib
 import inspect
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ except ImportError as error:
     raise MissingExtraError("HFPolicy", "hf") from error
 
 from hookline.loops.backend import check_device
+from hookline.loops.evaluation_mode import set_to_evaluate
 from hookline.rl.decoding import Decoding, Row, Rules, device_of
 from hookline.rl.policy import check_request, check_version, derived_seed
 from hookline.rl.stop_texts import StopTexts
@@ -82,7 +82,7 @@ class HFPolicy:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         distinct = n if sampling.temperature else 1
         written: list[list[Completion]] = [[] for _ in encoded]
-        with torch.no_grad(), _evaluating(self.model):
+        with torch.no_grad(), set_to_evaluate(self.model):
             for places, copies in self._batches(encoded, distinct):
                 noise = self._noise(seed, places, copies, rules.longest) if sampling.temperature else None
                 decoding = Decoding(
@@ -157,19 +157,6 @@ class HFPolicy:
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-@contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Dropout off; afterwards each module is as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(modes[0][1])
-        for module, mode in modes:
-            module.training = mode
 
 
 def _check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

@@ -26,7 +26,7 @@ from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.rl.completions_api import error_message, read_answer, request_body
 from hookline.rl.policy import PolicyError, check_request, check_version
 from hookline.rl.types import Completion, Sampling
-from hookline.sinks.endpoint import expanded, retry_after, shown
+from hookline.sinks.endpoint import PASSES, expanded, retry_after, shown
 
 if TYPE_CHECKING:
     import httpx
@@ -39,7 +39,6 @@ logger = logging.getLogger("hookline")
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
-_PASSES = frozenset({408, 409, 425, 429})
 
 
 class ServerPolicy:
@@ -183,7 +182,7 @@ class ServerPolicy:
     def _refusal(self, answer: "httpx.Response") -> Exception:
         code, message = answer.status_code, error_message(answer.content)
         said = f"{code} {answer.reason_phrase}".rstrip()
-        if code >= 500 or code in _PASSES:
+        if code >= 500 or code in PASSES:
             return _Fault(f"{said}: {message!r}" if message else said, retry_after(answer.headers.get("Retry-After")))
         advice = "Check url= and model=."
         if code in (401, 403):

@@ -1,14 +1,14 @@
 """Whether a model keeps the examples of a packed row apart, found out by asking it."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from hookline.core.errors import OptionError
+from hookline.loops.evaluation_mode import set_to_evaluate
 
 _KEPT_APART: "WeakSet[torch.nn.Module]" = WeakSet()
 _PREFIX = 8
@@ -58,23 +58,11 @@ def _keeps_apart(model: torch.nn.Module) -> bool:
     ids = torch.tensor([[0, 1] * (_PREFIX // 2) + same, [2, 3] * (_PREFIX // 2) + same], device=device)
     positions = torch.tensor([[*range(_PREFIX), *range(len(same))]] * 2, device=device)
     inputs = model_inputs(model, {"input_ids": ids, "position_ids": positions})
-    with _evaluating(model), torch.no_grad():
+    with set_to_evaluate(model), torch.no_grad():
         logits = model(**inputs, use_cache=False).logits
     first, second = logits.view(*ids.shape, -1)[:, _PREFIX:].float()
     tolerance = max(1e-5, 8 * torch.finfo(logits.dtype).eps)
     return bool((first - second).abs().max() <= tolerance * first.std())
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout; afterwards every part trains or not as before."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _takes_positions(model: Any) -> bool:
