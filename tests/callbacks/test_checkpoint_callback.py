@@ -46,6 +46,17 @@ def test_checkpoint_callback_keeps(values, arguments, left):
     assert on_disk(run) == left
 
 
+def test_checkpoint_callback_saves_once_and_keeps_the_best_where_steps_that_are_due_validate():
+    saved = []
+    watching = hl.on("checkpoint", lambda loop, row: saved.append(row.step))
+    with hl.run(callbacks=[CheckpointCallback("val/loss", every_n_steps=2), watching], summary=False) as run:
+        for step in run.steps(8):
+            if step % 2 == 1:
+                with run.validate() as val:
+                    val.log(loss=abs(step - 3))
+    assert (on_disk(run), saved) == ([4, 8], [2, 4, 6, 8])
+
+
 def test_checkpoint_callback_knows_the_best_and_the_last():
     callback = CheckpointCallback("val_loss", every_n_steps=1)
     run = train([3, 1, 2], callback)

@@ -121,7 +121,7 @@ class CheckpointCallback(FreshStart):
         candidate = KeptCheckpoint(step_idx + 1, value=self._take_value(loop, step_idx + 1))
         if self._kept.set_value(candidate):  # saved already, before the validation that followed the same step
             self._prune(loop)
-        elif self._is_due_after(candidate) and (loop.world_size > 1 or self._kept.would_keep(candidate)):
+        elif self._is_due_after(loop, candidate) and (loop.world_size > 1 or self._kept.would_keep(candidate)):
             self._requested, self._requested_at = candidate, candidate.step
             loop.request_checkpoint()  # saved when the step is complete, which it may be part of
 
@@ -168,9 +168,11 @@ class CheckpointCallback(FreshStart):
         self._saving = None if state["saving"] is None else KeptCheckpoint(**state["saving"])
         self._requested, self._value_step = None, state["at"]
 
-    def _is_due_after(self, candidate: KeptCheckpoint) -> bool:
-        by_itself = self.every_n_steps is None and self.every_n_epochs is None
-        return by_itself or is_nth(candidate.step, self.every_n_steps)
+    def _is_due_after(self, loop: LoopState, candidate: KeptCheckpoint) -> bool:
+        """Whether an evaluation is to be followed by a checkpoint; within a step that is due, its end saves it."""
+        if self.every_n_steps is None and self.every_n_epochs is None:
+            return True
+        return is_nth(candidate.step, self.every_n_steps) and not getattr(loop, "in_step", False)
 
     def _save(self, loop: LoopState) -> None:
         self._due = False
