@@ -285,6 +285,35 @@ def test_arm_that_fails_leaves_the_others_as_they_are(executor, reference, tmp_p
         assert [line[:2] for line in last] == [["on_exception", "broken in its third step"], ["on_run_end", "broken"]]
 
 
+@in_all
+@pytest.mark.parametrize("error", [RuntimeError, BrokenPipeError])
+def test_watch_that_raises_is_told_no_more_and_the_runs_are_as_they_are(executor, error, reference, tmp_path, caplog):
+    def watch(what, about):
+        told.append(what)
+        if what == "heard":
+            raise error("nobody sees it")
+
+    told = []
+    made = experiment(tmp_path, executor, [plain_arm()], repeats=1).run(watch=watch, report=False)
+
+    assert results(made) == {"plain-r0": reference[0]["plain-r0"]}
+    assert told == ["started", "heard"]
+    assert caplog.text.count("What watches the experiment failed, and is told no more. The experiment goes on.") == 1
+
+
+class RefusesScores(hl.Callback):
+    def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None):
+        raise ValueError(f"{ctx.run_key} is not to be scored")
+
+
+@in_all
+def test_strict_callback_that_raises_at_a_benchmark_ends_the_experiment_with_that(executor, tmp_path):
+    made = experiment(tmp_path, executor, [plain_arm()], repeats=1, callbacks=[RefusesScores()], strict=True)
+    with pytest.raises(ValueError, match="plain-r0 is not to be scored"):
+        made.run(report=False)
+    assert not (tmp_path / "experiment" / "plain-r0" / "result.json").exists()
+
+
 def arm_that_dies(markers):
     return hl.Arm("dies", {"markers": str(markers)}, train=train_or_die)
 

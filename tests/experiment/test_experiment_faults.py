@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import functools
+import json
 import math
+import multiprocessing.connection
 import multiprocessing.popen_spawn_posix
 import os
 import random
@@ -11,10 +13,14 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import pytest
+from waiting import wait_until
 
 import hookline as hl
+from hookline.experiment.store import LOCK, ExperimentStore
+from hookline.record import lock
 from hookline.record.reader import read
 from hookline.record.records import Event
 from hookline.rl.types import Task
@@ -58,6 +64,19 @@ def test_process_that_dies_before_it_reads_a_large_run_fails_it(tmp_path, monkey
     assert runs(experiment(tmp_path, large, executor=PROCESSES).run())["a-r0"].error == (
         "Its process was killed by SIGKILL."
     )
+
+
+def test_process_that_ends_while_it_is_looked_for_messages_has_its_outcome_heard(tmp_path, monkeypatch):
+    poll = multiprocessing.connection.Connection.poll
+
+    def poll_and_wait_for_its_end(line, *timeout):
+        found = poll(line, *timeout)
+        if not found:
+            wait_until(lambda: not multiprocessing.active_children())
+        return found
+
+    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", poll_and_wait_for_its_end)
+    assert statuses(experiment(tmp_path, ("a", quick), executor=PROCESSES).run()) == {"a-r0": "completed"}
 
 
 def lingers(ctx, run):
@@ -329,6 +348,75 @@ def test_a_callback_that_is_made_for_a_run_is_closed_after_its_end(tmp_path):
 
     experiment(tmp_path, ("a", quick), callbacks=[Owner]).run()
     assert life == ["start", "trained", "end", "closed", "closed"]  # the last is the one of the experiment
+
+
+class EndsBadly(hl.Callback):
+    critical = True
+    life: ClassVar[list] = []
+
+    def on_run_end(self, ctx, run_result, arm):
+        raise ValueError("cannot end")
+
+    def close(self):
+        self.life.append("closed")
+
+
+def test_a_callback_that_is_made_for_a_run_and_raises_at_its_end_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(EndsBadly, "life", [])
+    experiment(tmp_path, ("a", quick), ("b", quick), callbacks=[EndsBadly]).run()
+    assert EndsBadly.life == ["closed"] * 3  # the last is the one of the experiment
+
+
+@pytest.mark.parametrize("executor", ["local", PROCESSES], ids=["local", "processes"])
+def test_a_strict_callback_that_is_made_for_a_run_and_raises_at_its_end_fails_it(tmp_path, executor):
+    made = experiment(tmp_path, ("a", quick), callbacks=[EndsBadly], strict=True, executor=executor)
+    run = runs(made.run())["a-r0"]
+    assert (run.status, run.metrics) == ("failed", {"x": 1.0})
+    assert "ValueError: cannot end" in run.error
+
+
+@pytest.mark.parametrize("second", ["another", "itself"])
+def test_an_experiment_that_is_refused_leaves_the_running_one_its_lock(tmp_path, second):
+    class Intrudes(hl.Callback):
+        def on_run_start(self, ctx):
+            intruder = made if second == "itself" else experiment(tmp_path, ("a", quick))
+            try:
+                intruder.run()
+            except hl.ConfigError as error:
+                told.append((str(error), lock.is_held(tmp_path / LOCK)))
+
+    told = []
+    made = experiment(tmp_path, ("a", quick), callbacks=[Intrudes()])
+    assert statuses(made.run()) == {"a-r0": "completed"}
+    assert told == [(f"{tmp_path}: this experiment is running already.", True)]
+    assert not lock.is_held(tmp_path / LOCK)
+
+
+def test_a_store_that_is_closed_without_having_been_opened_leaves_the_lock_of_another(tmp_path):
+    made = experiment(tmp_path, ("a", quick))
+    made.store.open(made.name, made.describe())
+    ExperimentStore(tmp_path).close()
+    assert lock.is_held(tmp_path / LOCK)
+    made.store.close()
+    assert not lock.is_held(tmp_path / LOCK)
+
+
+def test_ids_that_cannot_be_written_are_said_and_written_with_the_next(tmp_path, caplog):
+    class InTheWay(hl.Callback):
+        def on_experiment_start(self, ctx):
+            ctx.ids["tracker"] = "t-1"
+            (tmp_path / "ids.jsonl").mkdir()
+
+        def on_group_start(self, ctx, group_name):
+            if group_name == "b":
+                (tmp_path / "ids.jsonl").rmdir()
+
+    made = experiment(tmp_path, ("a", quick), ("b", quick), callbacks=[InTheWay()])
+    assert statuses(made.run()) == {"a-r0": "completed", "b-r0": "completed"}
+    assert caplog.text.count("The ids of the experiment cannot be written") == 2
+    written = json.loads((tmp_path / "ids.jsonl").read_text())
+    id_ = made.store.id
+    assert written == {"experiment_id": id_, "tracker": "t-1", "group:a": f"{id_}/a", "group:b": f"{id_}/b"}
 
 
 def test_a_result_that_cannot_be_written_is_said_and_the_experiment_goes_on(tmp_path, caplog):

@@ -1,6 +1,7 @@
 """The journal: what it keeps, and under which faults."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import hookline as hl
 from hookline.record.journal import Journal
@@ -190,6 +192,52 @@ def test_resume_mark_on_a_full_disk_is_written_before_the_first_row(small_disk, 
     assert (session.journal.lost, found[1]["data"]) == (1, {"count": 1})
 
 
+class SmallDisk:
+    """Writes as much as there is room for, as `os.write` does."""
+
+    def __init__(self, room):
+        self.room, self._write = room, os.write
+
+    def write(self, descriptor, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", range(4, 14))
+def test_journal_of_plain_appends_ends_a_torn_line_before_the_next(tmp_path, monkeypatch, room):
+    now, disk = [0.0], SmallDisk(room)
+    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: False)
+    monkeypatch.setattr("os.write", disk.write)
+    journal = Journal(tmp_path)
+    results = [journal.append(b"one"), journal.append(b"another")]
+    for disk.room in (1, 0, 5, 100):
+        now[0] += 10
+        results.append(journal.append(b"third%d" % disk.room))
+    journal.close()
+    given = ["one", "another", "third1", "third0", "third5", "third100"]
+    kept = [line for line, was_kept in zip(given, results, strict=True) if was_kept]
+    assert [line for line in contents(tmp_path) if line in given] == kept == [*given[: 1 + (room >= 12)], "third100"]
+    assert (journal.lost, journal.bytes_written) == (results.count(False), files(tmp_path)[0].path.stat().st_size)
+
+
+def test_resume_mark_behind_a_torn_line_is_read_back(tmp_path, monkeypatch):
+    now, disk = [0.0], SmallDisk(5)
+    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: False)
+    monkeypatch.setattr("os.write", disk.write)
+    session = hl.Recorder(tmp_path)
+    session.resume(1)
+    disk.room, now[0] = 1000, 10.0
+    session.log(loss=2.0, step=2)
+    session.close()
+    found = list(hl.read(tmp_path))
+    assert [getattr(record, "name", "row") for record in found] == ["resume", "records_lost", "row"]
+
+
 def metrics(run_dir):
     return [record for record in hl.read(run_dir) if isinstance(record, Metrics)]
 
@@ -208,7 +256,9 @@ def test_journal_where_files_cannot_be_preallocated_uses_plain_appends_and_says_
     assert ["plain appends" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_journal_power_durability_syncs_off_the_training_thread(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_journal_power_durability_syncs_off_the_training_thread(tmp_path, monkeypatch, is_mapped):
+    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: is_mapped)
     synced = threading.Event()
     threads = []
 
@@ -222,6 +272,79 @@ def test_journal_power_durability_syncs_off_the_training_thread(tmp_path, monkey
     assert synced.wait(30)
     assert threads[0] == "hookline-journal"
     journal.close()
+
+
+class FailingDisk:
+    """Brings nothing to the disk; counts how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def sync(self, descriptor):
+        self.asked += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def open_descriptors(directory):
+    """The files in a directory that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link for link in links if link.readlink().is_relative_to(directory)]
+
+
+def test_journal_whose_syncs_fail_says_so_once_and_keeps_no_descriptors(tmp_path, monkeypatch, caplog):
+    disk = FailingDisk()
+    monkeypatch.setattr("os.fdatasync", disk.sync)
+    journal = Journal(tmp_path, durability="power", sync_seconds=0.01)
+    journal.append(b"one")
+    wait_until(lambda: disk.asked > 5)
+    with pytest.raises(OSError, match="Input/output"):
+        journal.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "cannot be brought to the disk (Input/output error)" in said[0]
+    assert (open_descriptors(tmp_path), contents(tmp_path)) == ([], ["one"])
+
+
+def test_journal_whose_last_sync_fails_is_closed_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fdatasync", FailingDisk().sync)
+    journal = Journal(tmp_path, segment_bytes=8192, durability="power", sync_seconds=1000)
+    for line in (b"one", b"L" * 100_000, b"after"):
+        journal.append(line)
+    with pytest.raises(OSError, match="Input/output"):
+        journal.close()
+    journal.close()
+    assert (open_descriptors(tmp_path), list(tmp_path.glob("*.prepared"))) == ([], [])
+    assert (journal.append(b"late"), [len(line) for line in contents(tmp_path)]) == (False, [3, 100_000, 5])
+
+
+def test_journal_whose_sync_fails_in_one_file_brings_the_others_to_the_disk(tmp_path, monkeypatch):
+    asked = []
+
+    def fail_once(descriptor):
+        asked.append(descriptor)
+        if len(asked) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.fdatasync", fail_once)
+    journal = Journal(tmp_path, segment_bytes=8192, durability="power", sync_seconds=1000)
+    for line in (b"one", b"L" * 100_000):
+        journal.append(line)
+    with pytest.raises(OSError, match="Input/output"):
+        journal.sync()
+    journal.close()
+    assert len(asked) == 3
+
+
+def test_journal_whose_segments_cannot_be_cut_is_closed_all_the_same(tmp_path, monkeypatch):
+    def refuse(descriptor, size):
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = Journal(tmp_path)
+    journal.append(b"one")
+    monkeypatch.setattr("os.ftruncate", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        journal.close()
+    assert (open_descriptors(tmp_path), list(tmp_path.glob("*.prepared")), contents(tmp_path)) == ([], [], ["one"])
 
 
 def test_journal_closed_counts_further_lines_as_lost(tmp_path):

@@ -154,6 +154,19 @@ def test_read_merges_writers_by_time_and_resumes_concern_their_own_writer(tmp_pa
     assert [(type(r).__name__, r.time) for r in hl.read(tmp_path)] == [("Metrics", 1.0), ("Event", 2.0)]
 
 
+def test_floats_that_are_not_finite_come_back_from_lists_at_any_depth(tmp_path):
+    odd = [-math.inf, 1, [math.inf, "text"], {"inner": [[math.inf], None]}]
+    recorder = recorded(tmp_path)
+    recorder.samples([{"prompt": "p", "completion": "c", "logprobs": [-0.5, -math.inf]}], step=1)
+    recorder.event("eval", odd=odd)
+    recorder.status("running", odd=odd)
+    recorder.rewards("r", [math.inf, 1.0], step=1)
+    recorder.close()
+    sample, event, status, rewards = hl.read(tmp_path)
+    assert (sample.extra, rewards.values) == ({"logprobs": [-0.5, -math.inf]}, [math.inf, 1.0])
+    assert event.data == status.data == {"odd": odd}
+
+
 def test_follow_gives_records_as_they_come_until_the_run_ends(tmp_path):
     recorder = recorded(tmp_path)
     recorder.log(loss=0, step=0)
@@ -161,6 +174,46 @@ def test_follow_gives_records_as_they_come_until_the_run_ends(tmp_path):
     seen = [getattr(r, "step", None) for r in hl.follow(tmp_path, sleep=lambda seconds: next(more)())]
     recorder.close()
     assert seen == [0, 1, None]
+
+
+def status_of(record):
+    return record.status if isinstance(record, Status) else record.name
+
+
+@pytest.mark.parametrize("says_it_is_taken_up", [lambda run: run.status("running"), lambda run: run.resume(1)])
+def test_follow_of_a_run_that_failed_and_was_taken_up_again_goes_on(tmp_path, says_it_is_taken_up):
+    first = recorded(tmp_path)
+    first.status("failed")
+    first.close()
+    second = recorded(tmp_path)
+    says_it_is_taken_up(second)
+    second.status("heartbeat")
+    more = iter([lambda: [second.status(status) for status in ("finished", "heartbeat")]])
+    seen = [status_of(r) for r in hl.follow(tmp_path, sleep=lambda seconds: next(more)())]
+    second.close()
+    assert (seen[0], seen[2:]) == ("failed", ["heartbeat", "finished", "heartbeat"])
+
+
+def test_follow_of_a_run_that_died_and_was_taken_up_again_passes_over_the_word_of_its_death(tmp_path):
+    for name, status, time in [("main", "running", 1.0), ("courier", "failed", 2.0), ("main", "running", 3.0)]:
+        recorder = hl.Recorder(tmp_path, name=name, clock=lambda time=time: time)
+        recorder.status(status)
+        recorder.close()
+    dies = hl.Recorder(tmp_path, name="courier", clock=lambda: 4.0)
+    more = iter([lambda: dies.status("failed")])
+    seen = [r.status for r in hl.follow(tmp_path, sleep=lambda seconds: next(more)())]
+    dies.close()
+    assert seen == ["running", "running", "failed", "failed"]
+
+
+def test_follow_goes_on_when_only_another_writer_has_ended(tmp_path):
+    main, rank = recorded(tmp_path), recorded(tmp_path, name="rank1")
+    rank.status("finished")
+    more = iter([lambda: main.status("finished")])
+    seen = list(hl.follow(tmp_path, sleep=lambda seconds: next(more)()))
+    main.close()
+    rank.close()
+    assert len(seen) == 2
 
 
 def test_follow_of_a_killed_run_ends_when_it_is_idle(tmp_path):

@@ -179,6 +179,55 @@ def test_end_that_lies_far_back_is_found_again(root, serve):
     assert [record.status for record in recorded(root) if isinstance(record, Status)] == ["finished"] * 2
 
 
+LATER = [
+    [],
+    [{"message": "saved"}],
+    [{"kind": "heartbeat", "status": "running", "step": 3, "metrics": {"loss": 1}}, {"status": "evaluating"}],
+    [{"step": step, "metrics": {"long-" * 30: step}} for step in range(3000)] + [{"message": "saved", "step": 3000}],
+]
+
+
+@pytest.mark.parametrize("later", LATER, ids=["nothing", "a message", "another status", "much"])
+@pytest.mark.parametrize("first", [[], [{"metrics": {"loss": 2}}]], ids=["counts", "no counts"])
+def test_counts_said_before_a_restart_do_not_begin_the_run_again(root, serve, later, first):
+    before = serve(root, tokens=Tokens(WRITE))
+    post(before, {"status": "running", "step": 1, "max_step": 9000, "metrics": {"loss": 1}}, *later, run="night")
+    after = serve(root, tokens=Tokens(WRITE))
+    for message in [*first, {"step": 4000, "max_step": 9000, "metrics": {"loss": 3}}]:
+        assert post(after, message, run="night").json["records"] == 1
+    assert post(after, {"step": 4001, "max_step": 9500, "metrics": {"loss": 4}}, run="night").json["records"] == 2
+    said = [record.data.get("num_steps") for record in recorded(root) if isinstance(record, Status)]
+    assert [count for count in said if count] == [9000, 9500]
+
+
+def test_journal_is_not_read_through_for_counts_that_no_message_says(root):
+    read, told = [], {"project": "status", "run": "night", "key": None}
+
+    class Watched(ReceivedRuns):
+        def lines_back(self, *names, **place):
+            for line in super().lines_back(*names, **place):
+                read.append(line)
+                yield line
+
+    rows = [{"step": step, "metrics": {"loss": 1}} for step in range(500)] + [{"status": "running", "step": 500}]
+    StatusRuns(ReceivedRuns(root)).take(json.dumps(rows).encode(), **told)
+    statuses = StatusRuns(Watched(root))
+    for step in (501, 502):
+        statuses.take(b'{"step": %d, "metrics": {"loss": 1}}' % step, **told)
+    assert len(read) <= 3
+    for step in (503, 504):  # the first that says it looks for it, and then it is known
+        statuses.take(b'{"step": %d, "max_step": 900, "metrics": {"loss": 1}}' % step, **told)
+    assert len(read) <= 3 + 503
+
+
+def test_counts_that_an_event_says_are_kept_by_the_status_after_it(root, monitor):
+    shared = {"run": "night", "status": "running", "num_steps": 10}
+    post(monitor, shared | {"kind": "event", "phase": "checkpoint"})
+    post(monitor, shared | {"kind": "metrics", "step": 1, "metrics": {"loss": 1}})
+    assert [run.num_steps for run in hl.runs(root)] == [10]
+    assert [type(record).__name__ for record in recorded(root)] == ["Event", "Status", "Metrics"]
+
+
 def test_run_that_was_deleted_begins_anew(root, monitor):
     post(monitor, {"run": "night", "status": "done", "step": 7})
     shutil.rmtree(root / "status" / "night")

@@ -104,6 +104,53 @@ def test_samples_are_filtered_paged_and_counted(root, serve):
     assert (over_time["total"], over_time["samples"][-1]["step"]) == (10, 10)
 
 
+SOME_SAMPLES = [
+    sample(1, "four", 0.1, prompt="2+2", lesson="sums-1", group="g*", rewards={"exact": 1.0}),
+    sample(2, "five", 0.2, prompt="2+3", lesson="sums-2", group="g1", rewards={"exact": math.nan}),
+    sample(3, "six", 0.3, prompt="a sum*", lesson="sums_2", group="g1", axis="eval", rewards={"exact": 0.0}),
+    sample(4, "nine", math.nan, prompt="3*3", lesson="products", group="g2", axis="eval*"),
+    sample(5, "none", None, prompt="?"),
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [
+        ({}, 5),
+        ({"lesson": "sum*"}, 3),
+        ({"lesson": "sums_2"}, 1),
+        ({"lesson": "*_*"}, 1),
+        ({"lesson": ""}, 0),
+        ({"group": "g*"}, 1),
+        ({"axis": "eval*"}, 1),
+        ({"text": "SUM*"}, 1),
+        ({"min_reward": 0.2}, 2),
+        ({"max_reward": 0.2}, 2),
+        ({"reward": "exact"}, 5),
+        ({"reward": "exact", "min_reward": 0}, 2),
+        ({"first_step": 2, "last_step": 4, "lesson": "s*"}, 2),
+    ],
+)
+def test_list_and_histogram_of_samples_are_about_the_same_ones(root, serve, chosen, count):
+    finished_run(root, more=SOME_SAMPLES)
+    server = serve(root)
+    bars = answer(server, "samples/histogram", run="p/r0", **chosen)
+    listed = answer(server, "samples", run="p/r0", **chosen)
+    assert (listed["total"], sum(bars["counts"]) + bars["without"]) == (count, count)
+
+
+@pytest.mark.parametrize(("name", "offered"), [("lesson", "lessons"), ("axis", "axes")])
+def test_what_samples_can_be_chosen_by_is_found_in_list_and_histogram(root, serve, name, offered):
+    finished_run(root, more=[sample(step, "x", 1.0, lesson=f"l_{step}", axis=f"a-{step}") for step in range(3)])
+    server = serve(root)
+    found = []
+    for choice in answer(server, "samples/choices", run="p/r0")[offered]:
+        listed = answer(server, "samples", run="p/r0", **{name: choice})
+        bars = answer(server, "samples/histogram", run="p/r0", **{name: choice})
+        found.append((listed["total"], listed["samples"][0][name] == choice, sum(bars["counts"])))
+    assert found == [(1, True, 1)] * 3
+
+
 def test_histogram_counts_rewards_that_are_not_finite_apart(root, serve):
     shown = [sample(1, "x", value) for value in (math.nan, math.inf, None, 0.5, 0.5)]
     finished_run(root, more=shown)

@@ -1,6 +1,7 @@
 """What the store makes of journals and of an index that are cut, replaced, deleted, damaged or shared."""
 
 import contextlib
+import errno
 import gc
 import multiprocessing
 import random
@@ -290,6 +291,51 @@ def test_damaged_parquet_file_is_made_anew(tmp_path):
     for path in compaction.paths(index, "p/r0", index.state("p/r0").read).values():
         path.write_bytes(path.read_bytes()[:-20])
     assert losses(found) == expected
+
+
+@contextlib.contextmanager
+def no_room_for(name):
+    """No file of this name can be written."""
+    write_bytes = Path.write_bytes
+
+    def write(path, data):
+        if name in path.name:
+            write_bytes(path, data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write_bytes(path, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write)
+        yield
+
+
+def test_run_whose_files_find_no_room_keeps_its_rows_until_they_do(tmp_path):
+    directory = live_run(tmp_path)
+    append(directory, *[row(step, loss=1.0) for step in range(5)])
+    found = runs(tmp_path)
+    counts = [len(losses(found))]
+    run_directory.let_go(directory)
+    with no_room_for("run.json"):
+        counts += [len(losses(found.refresh())), len(losses(found))]
+        left = [path for path in (tmp_path / ".hookline" / "runs").rglob("*") if path.is_file()]
+        was_compact = found._store.index.state("p/r0").read.is_compact
+    counts += [len(losses(found)), len(losses(found.refresh()))]
+    assert (counts, left, was_compact) == ([5] * 5, [], False)
+    assert found._store.index.state("p/r0").read.is_compact
+    assert what_store_says(found, "p/r0") == what_read_says(directory)
+
+
+def test_compacted_run_that_goes_on_keeps_its_rows_where_new_files_find_no_room(tmp_path):
+    directory = finished_run(tmp_path, losses=(1.0, 1.0))
+    found = runs(tmp_path)
+    counts = [len(losses(found))]
+    append(directory, row(3, loss=1.0), ended(3))
+    with no_room_for("run.json"):
+        counts += [len(losses(found.refresh())), len(losses(found))]
+    counts += [len(losses(found)), len(losses(found.refresh()))]
+    assert counts == [2, 3, 3, 3, 3]
+    assert found._store.index.state("p/r0").read.is_compact
+    assert what_store_says(found, "p/r0") == what_read_says(directory)
 
 
 def test_directory_that_cannot_be_written_gets_a_private_index(tmp_path):

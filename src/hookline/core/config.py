@@ -15,7 +15,7 @@ given and what is accepted.
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,15 @@ def import_object(name: str) -> Any:
         if not hasattr(found, part):
             raise UnknownNameError(f"{module_name!r} has no {attribute!r}. {closest(part, dir(found))}")
         found = getattr(found, part)
+    return found
+
+
+def import_class(name: str, methods: Sequence[str]) -> Any:
+    """The class at ``package.module:Name`` that has methods; a configuration must not be able to call just anything."""
+    found = import_object(name)
+    if not isinstance(found, type) or not all(callable(getattr(found, each, None)) for each in methods):
+        wanted = " and ".join(f"{each}()" for each in methods)
+        raise UnknownNameError(f"{name!r} is {found!r}, which is no class with {wanted}.")
     return found
 
 

@@ -178,10 +178,10 @@ class Roster:
             if not leaf.entry.warned:
                 leaf.entry.warned = True
                 logger.warning(
-                    "%s returned %r from %s, which is ignored: return a dict of metrics, or nothing.",
+                    "%s returned %r%s, which is ignored: return a dict of metrics, or nothing.",
                     leaf.path,
                     value,
-                    moment.name,
+                    f" from {moment.name}" if moment.name.startswith("on_") else "",
                 )
         elif value and hasattr(subject, "log"):
             subject.log({f"{leaf.path}/{key}": item for key, item in value.items()})

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from hookline.core.config import checked_arguments, import_object
+from hookline.core.config import checked_arguments, import_class
 from hookline.core.config_source import Source
-from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError
+from hookline.core.errors import ConfigError, HooklineError, OptionError
 from hookline.core.registry import Registry
 from hookline.loops import rng
 from hookline.rl.faults import described
@@ -291,7 +291,7 @@ def _parts(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _built(name: str, arguments: Mapping[str, Any], source: Source, path: str) -> Benchmark:
     """The benchmark of a name; options that its constructor does not take are set afterwards."""
-    factory = _imported(name) if ":" in name else BENCHMARKS.find(name)
+    factory = import_class(name, ("tasks", "score")) if ":" in name else BENCHMARKS.find(name)
     own = _own_arguments(factory, arguments)
     checked = checked_arguments(factory, own, source, path)
     try:
@@ -314,14 +314,6 @@ def _own_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any]) ->
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
     return {key: value for key, value in arguments.items() if key in parameters or key not in OPTIONS}
-
-
-def _imported(name: str) -> Any:
-    """The class at ``package.module:Name``; a configuration must not be able to call just anything."""
-    found = import_object(name)
-    if not isinstance(found, type) or not all(callable(getattr(found, each, None)) for each in ("tasks", "score")):
-        raise UnknownNameError(f"{name!r} is {found!r}, which is no class with tasks() and score().")
-    return found
 
 
 _NEEDED = {"tasks()": 0, "score(task, output)": 2}

@@ -64,11 +64,12 @@ class Conductor:
     """Brings runs through.
 
     Args:
-        watch: Told what happens, for a display.
+        watch: Told what happens, for a display. One that raises is told no more, and the experiment goes on.
     """
 
     def __init__(self, work: Work, watch: Watch) -> None:
-        self._work, self._watch = work, watch
+        self._work = work
+        self._watch: Watch | None = watch
         self._ctx = LogContext(output_dir=work.store.directory, config=work.config, store=work.store)
         self._ctx.ids = {"experiment_id": work.store.id, **work.store.ids}
         self.results: dict[str, RunResult] = {}
@@ -143,7 +144,7 @@ class Conductor:
         facts: dict[str, Any] = {"repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
         result = RunResult(planned.key, status="skipped", error=why, attempts=0, **facts)
         self._settle(planned, result)
-        self._watch("ended", result)
+        self._show("ended", result)
         self._close_group(planned.arm)
 
     def _start(self, planned: PlannedRun) -> None:
@@ -153,7 +154,7 @@ class Conductor:
         ctx = self._told.get(planned.key) or self._run_context(planned, directory)
         ctx.extras["attempt"] = attempt
         self._running[planned.key] = _Run(planned, ctx, attempt)
-        self._watch("started", planned)
+        self._show("started", planned)
         if planned.key not in self._told:  # once, however often it is tried
             self._told[planned.key] = ctx
             self._tell(self._running[planned.key], "on_run_start")
@@ -227,9 +228,18 @@ class Conductor:
             attempt=attempt,
         )
 
+    def _show(self, what: str, about: Any) -> None:
+        """Tell whoever watches; nothing that it does concerns the runs."""
+        try:
+            if self._watch is not None:
+                self._watch(what, about)
+        except Exception:
+            self._watch = None
+            logger.exception("What watches the experiment failed, and is told no more. The experiment goes on.")
+
     def _hear(self, message: Message) -> None:
         run = self._running[message.key]
-        self._watch("heard", message)
+        self._show("heard", message)
         if isinstance(message, Scored):
             self._tell(run, "on_benchmark_eval", message.eval_result, message.predictions, step=message.step)
 
@@ -241,7 +251,7 @@ class Conductor:
         if result.status == "failed" and run.attempt <= self._work.retries and self.stop_reason is None:
             logger.warning("%s failed and is tried again: %s", outcome.key, error_line(result.error))
             self._waiting.appendleft(run.planned)
-            self._watch("ended", replace(result, status="retried"))
+            self._show("ended", replace(result, status="retried"))
             return
         if result.status == "failed":
             logger.error("%s failed: %s", outcome.key, error_line(result.error))
@@ -251,7 +261,7 @@ class Conductor:
         del self._told[outcome.key]
         self._settle(run.planned, result)
         self._keep(result)
-        self._watch("ended", result)
+        self._show("ended", result)
         self._close_group(run.planned.arm)
 
     def _told_end(self, run: _Run, result: RunResult, ids: Mapping[str, Any]) -> RunResult:
@@ -288,7 +298,11 @@ class Conductor:
             self._work.subscribers.experiment("on_group_end", replace(self._ctx, group_name=name), name)
 
     def _keep_ids(self) -> None:
-        self._work.store.keep_ids(self._ctx.ids)
+        """Write ids down; where that fails, they are written with the next ones."""
+        try:
+            self._work.store.keep_ids(self._ctx.ids)
+        except OSError as error:
+            logger.error("The ids of the experiment cannot be written: %s. The experiment goes on.", error)  # noqa: TRY400
 
 
 def _reason_of(result: RunResult) -> str:

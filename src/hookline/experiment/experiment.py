@@ -8,6 +8,7 @@ Interrupted at any point and started again, it skips what is complete, takes up 
 results as one that nothing interrupted.
 """
 
+import contextlib
 import copy
 import logging
 import multiprocessing
@@ -126,6 +127,10 @@ class Experiment:
         subscribers, description = self.check(), self.describe()
         try:
             self.store.open(self.name, description)
+        except BaseException:  # the store is not closed: it may be open in another call
+            subscribers.close()
+            raise
+        with contextlib.closing(self.store), contextlib.closing(subscribers), rng.kept():
             work = Work(
                 self.name,
                 self._runs,
@@ -138,11 +143,7 @@ class Experiment:
                 retries=self.retries,
                 strict=self.strict,
             )
-            with rng.kept():
-                return self._conducted(Conductor(work, watch or _nobody), report=report)
-        finally:
-            subscribers.close()
-            self.store.close()
+            return self._conducted(Conductor(work, watch or _nobody), report=report)
 
     def check(self) -> Subscribers:
         """Find out whether it can be run, changing nothing; gives those who would hear of it.

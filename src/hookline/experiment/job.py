@@ -4,6 +4,7 @@ Whatever goes wrong in it ends this run only, and is told in its outcome. Traini
 random states that are set when it begins, so it gives the same results whatever ran before it in the process.
 """
 
+import contextlib
 import copy
 import logging
 import time
@@ -155,15 +156,13 @@ class Job:
         return Outcome(self.run_key, result, dict(self.ctx.ids), signal)
 
     def _told_end(self, result: RunResult) -> RunResult:
-        """Tell the run's own subscribers how it ended; one of them that is critical can still make it fail."""
+        """Tell the run's own subscribers how it ended, and close them; one that is critical can still make it fail."""
         self.ctx.status, self.ctx.error = result.status, error_line(result.error) or None
         arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (result,))
         try:
-            self._own.on_run_end(self.ctx, result, arm)
-            self._own.close()
+            with contextlib.closing(self._own):
+                self._own.on_run_end(self.ctx, result, arm)
         except Exception:
-            if self.strict:
-                raise
             return replace(result, status="failed", error=traceback.format_exc())
         return result
 

@@ -43,11 +43,12 @@ class ExperimentStore:
         self.facts: dict[str, Any] = {}
         self.ids: dict[str, Any] = {}
         """The ids of the experiment and of its groups, as far as they were kept."""
+        self._holds = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Other processes get all but the descriptions of all arms, of which there may be many."""
         own = {name: value for name, value in self.facts.items() if name not in COMPARED}
-        return {**vars(self), "facts": own}
+        return {**vars(self), "facts": own, "_holds": False}
 
     def __repr__(self) -> str:
         return f"ExperimentStore({str(self.directory)!r})"
@@ -97,6 +98,7 @@ class ExperimentStore:
             ) from error
         if not held:
             raise ConfigError(f"{self.directory}: this experiment is running already.")
+        self._holds = True
         try:
             self._take_up(name, plan)
         except BaseException:
@@ -116,8 +118,10 @@ class ExperimentStore:
         self.ids = self._read_ids()
 
     def close(self) -> None:
-        """Let others have it."""
-        lock.let_go(self.directory / LOCK)
+        """Let others have it; what another store has open is left alone."""
+        if self._holds:
+            self._holds = False
+            lock.let_go(self.directory / LOCK)
 
     @property
     def id(self) -> str:
@@ -126,12 +130,12 @@ class ExperimentStore:
         return own
 
     def keep_ids(self, ids: Mapping[str, Any]) -> None:
-        """Keep ids that are new, for when the experiment is taken up."""
+        """Keep ids that are new, for when the experiment is taken up; those that could not be written are new still."""
         new = {name: value for name, value in clean(dict(ids)).items() if self.ids.get(name) != value}
         if new:
-            self.ids |= new
             with (self.directory / IDS).open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(new)}")  # first the end of a line that a dying process left open
+            self.ids |= new
 
     def _read_ids(self) -> dict[str, Any]:
         ids: dict[str, Any] = {}

@@ -45,6 +45,8 @@ SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 KEEPER_SECONDS = 1.0
 _SMALLEST_SEGMENT = 64 << 10
+_SPOILS = b"!\n"
+"""Ends a torn line in front of the next, and makes it one that readers skip even if only its newline was missing."""
 _NO_GUARANTEE = "its file system gives no guarantee for preallocated files"
 
 
@@ -101,6 +103,7 @@ class Journal:
         self._to_sync: list[int] = []
         self._to_close: list[tuple[Segment, int]] = []
         self._lost_before = self._slow = 0
+        self._sync_fails = False
         self._to_say: list[tuple[Any, ...]] = []
         tidy(self.directory)
         self._maps = can_map(self.directory)
@@ -146,7 +149,11 @@ class Journal:
     def _speak(self) -> None:
         """Log what there is to say, without the lock: a handler may hold its own and wait to append."""
         while self._to_say:
-            logger.log(*self._to_say.pop(0))
+            try:
+                said = self._to_say.pop(0)
+            except IndexError:  # another thread was faster
+                return
+            logger.log(*said)
 
     @property
     def bytes_written(self) -> int:
@@ -154,37 +161,54 @@ class Journal:
         return self._finished_bytes + self._position
 
     def sync(self) -> None:
-        """Bring everything to the disk now; appends go on meanwhile."""
+        """Bring everything to the disk now; appends go on meanwhile.
+
+        Raises:
+            OSError: Something did not get there. What else there was did.
+        """
         with self._lock:
             current = self._segment.descriptor if self._segment is not None else self._plain
-            descriptors, self._to_sync = self._to_sync, []
             if current is not None:
-                descriptors.append(os.dup(current))
-        for descriptor in descriptors:
-            os.fdatasync(descriptor)
-            os.close(descriptor)
+                self._to_sync.append(os.dup(current))
+            descriptors, self._to_sync = self._to_sync, []
+        with contextlib.ExitStack() as steps:  # last in, first out; one that fails keeps none from being done
+            for descriptor in reversed(descriptors):
+                steps.callback(os.close, descriptor)
+                steps.callback(os.fdatasync, descriptor)
 
     def close(self) -> None:
-        """Finish the file; appending afterwards counts as lost. May be called again."""
-        with self._lock:
+        """Finish the file; appending afterwards counts as lost. May be called again.
+
+        Raises:
+            OSError: Something did not get to the disk. The journal is closed all the same.
+        """
+        with contextlib.ExitStack() as without_lock, self._lock, contextlib.ExitStack() as steps:
             if self._closed:
                 return
             self._closed = True
             self._wake.set()
-            self._finish_segment()
-            self._close_finished()
+            without_lock.callback(_OPEN.discard, self)
+            without_lock.callback(self._await_keeper)
+            steps.callback(self._let_go)
             if self._durability == "power":
-                self.sync()
-            if self._plain is not None:
-                os.close(self._plain)
-                self._plain = None
-            if self._next is not None:
-                self._discard(self._next)
-                self._next = None
-            keeper = self._keeper
+                steps.callback(self.sync)
+            steps.callback(self._close_finished)
+            self._finish_segment()
+
+    def _let_go(self) -> None:
+        """Close what is open beside the segment in use."""
+        plain, self._plain = self._plain, None
+        if plain is not None:
+            os.close(plain)
+        ready, self._next = self._next, None
+        if ready is not None:
+            self._discard(ready)
+
+    def _await_keeper(self) -> None:
+        """Wait for the keeper: it may be preparing a segment, which it takes away again."""
+        keeper = self._keeper
         if keeper is not None and keeper.is_alive() and keeper is not threading.current_thread():
-            keeper.join(KEEPER_SECONDS)  # it may be preparing a segment, which it takes away again
-        _OPEN.discard(self)
+            keeper.join(KEEPER_SECONDS)
 
     def _begin(self) -> None:
         """Start as a new writer: at the beginning, and in a child after a fork."""
@@ -195,6 +219,7 @@ class Journal:
         self._segment = self._next = self._plain = self._full_since = self._keeper = None
         self._map = b""
         self._position = self._size = self._finished_bytes = 0
+        self._is_torn = False
         self._wake = threading.Event()
 
     def _append_slowly(self, line: bytes) -> bool:
@@ -240,11 +265,14 @@ class Journal:
             segment = Segment(self._prepared_path(), segment.size)
             segment.taken(path)
         self._position, self._size, self._map, self._segment = 0, segment.size, segment.map, segment
+        self._start_keeper()
+        self._wake.set()
+
+    def _start_keeper(self) -> None:
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep, name="hookline-journal", daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads: segments are then made when they are needed
                 self._keeper.start()
-        self._wake.set()
 
     def _make(self, size: int, needed: int) -> Segment | None:
         """A segment of this size or, where the disk is nearly full, a smaller one that holds the line."""
@@ -282,13 +310,25 @@ class Journal:
         while not self._closed:
             woken = self._wake.wait(self._sync_seconds if syncs else None)
             self._wake.clear()
+            if syncs and time.monotonic() - synced >= self._sync_seconds:
+                self._sync_in_time()
+                synced = time.monotonic()
             with contextlib.suppress(OSError):  # no room: `append` finds out when it needs the segment, and says so
-                if syncs and time.monotonic() - synced >= self._sync_seconds:
-                    self.sync()
-                    synced = time.monotonic()
                 self._close_finished()
-                if woken and self._next is None and not self._closed:
+                if woken and self._next is None and self._plain is None and not self._closed:
                     self._offer(Segment(self._prepared_path(), self._segment_bytes))
+
+    def _sync_in_time(self) -> None:
+        try:
+            self.sync()
+        except OSError as error:
+            if not self._sync_fails:
+                said = "The journal in %s cannot be brought to the disk (%s): a power failure may take records."
+                self._to_say.append((logging.ERROR, said, self.directory, error.strerror))
+            self._sync_fails = True
+        else:
+            self._sync_fails = False
+        self._speak()
 
     def _offer(self, segment: Segment) -> None:
         with self._lock:
@@ -299,8 +339,10 @@ class Journal:
 
     @staticmethod
     def _discard(segment: Segment) -> None:
-        segment.close(0)
-        segment.path.unlink(missing_ok=True)
+        try:
+            segment.close(0)
+        finally:
+            segment.path.unlink(missing_ok=True)
 
     def _prepared_path(self) -> Path:
         return self.directory / f"{self.writer}-{secrets.token_hex(3)}.prepared"
@@ -313,13 +355,17 @@ class Journal:
         self._to_say.append((logging.WARNING, said, self.directory, why))
         self._finish_segment()
         self._plain = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if self._durability == "power":
+            self._start_keeper()
 
     def _write_plainly(self, line: bytes) -> None:
         assert self._plain is not None
-        written = os.write(self._plain, line + b"\n")
+        data = _SPOILS + line + b"\n" if self._is_torn else line + b"\n"
+        written = os.write(self._plain, data)
         self._finished_bytes += written
-        if written <= len(line):  # torn by a full disk: a reader skips the piece, and the line is written again later
-            os.write(self._plain, b"\n")
+        if written:
+            self._is_torn = data[written - 1] != 10  # by a full disk
+        if written < len(data):
             raise OSError(errno.ENOSPC, "the line did not fit")
         if self._full_since is not None:
             self._note_room()

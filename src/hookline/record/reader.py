@@ -164,23 +164,42 @@ def follow(
 ) -> Iterator[AnyRecord]:
     """Records as they are written, from the beginning, until the run says that it has ended.
 
+    A run that said so in an earlier session and was taken up again has not.
+
     Args:
         idle_seconds: Also end when nothing was written for so long: a killed run says nothing.
         sleep: Waits between two looks.
     """
     reader = Reader(journal_directory(run_dir))
-    idle, ended = 0.0, False
+    idle, ending = 0.0, _Ending()
     while True:
         new = False
         for parcel in reader.new():
             new = True
+            ending.note(parcel)
             yield parcel.record
-            ended = ended or (isinstance(parcel.record, Status) and parcel.record.status in FINAL)
-        if not new and (ended or (idle_seconds is not None and idle >= idle_seconds)):
+        if not new and (ending.has_come or (idle_seconds is not None and idle >= idle_seconds)):
             return
         idle = 0.0 if new else idle + poll_seconds
         if not new:
             sleep(poll_seconds)
+
+
+@dataclass(slots=True)
+class _Ending:
+    """Whether those who speak for a run last said that it is over."""
+
+    has_come: bool = False
+    since: float = 0.0
+
+    def note(self, parcel: Parcel) -> None:
+        """Take a record into account. Those of the courier come behind what the main writer said after them."""
+        record, name = parcel.record, parcel.file.name
+        speaks = name == MAIN or (name == COURIER and record.time >= self.since)
+        if speaks and isinstance(record, Status) and record.status != "heartbeat":
+            self.has_come, self.since = record.status in FINAL, record.time
+        elif name == MAIN and is_resume(record):
+            self.has_come, self.since = False, record.time
 
 
 def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:

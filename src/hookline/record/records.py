@@ -96,6 +96,8 @@ _MOST_BITS = 10_000
 """Of a whole number: its digits could not be read back."""
 
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_PLAIN = frozenset({str, dict, list}).isdisjoint
+"""Whether values of some types can be neither a name nor hold one: nearly always, and it is quick to see."""
 _decoder = msgspec.json.Decoder(AnyRecord)
 
 
@@ -123,7 +125,7 @@ def decode(line: bytes) -> AnyRecord:
             _restore(record.extra)
             record.total, record.advantage = finite_back(record.total), finite_back(record.advantage)
         case Rewards():
-            record.values = [finite_back(value) for value in record.values]
+            _restore_list(record.values)
         case Status() | Event():
             _restore(record.data)
         case LogLine():
@@ -148,11 +150,27 @@ def finite_back(value: Any) -> Any:
 
 
 def _restore(values: dict[str, Any]) -> None:
+    if _PLAIN(map(type, values.values())):
+        return
     for key, value in values.items():
-        if isinstance(value, str) and value in _NAMES:
-            values[key] = _NAMES[value]
+        if isinstance(value, str):
+            values[key] = _NAMES.get(value, value)
         elif isinstance(value, dict):
             _restore(value)
+        elif isinstance(value, list):
+            _restore_list(value)
+
+
+def _restore_list(values: list[Any]) -> None:
+    if _PLAIN(map(type, values)):
+        return
+    for index, value in enumerate(values):
+        if isinstance(value, str):
+            values[index] = _NAMES.get(value, value)
+        elif isinstance(value, dict):
+            _restore(value)
+        elif isinstance(value, list):
+            _restore_list(value)
 
 
 def clean(value: Any, room: int = _DEEPEST_VALUE) -> Any:

@@ -61,10 +61,12 @@ class Segment:
     def close(self, used: int) -> None:
         """Give back what was not used."""
         self.map.close()
-        os.ftruncate(self.descriptor, used)
-        with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        os.close(self.descriptor)
+        try:
+            os.ftruncate(self.descriptor, used)
+        finally:
+            with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            os.close(self.descriptor)
 
 
 def _touch(pages: mmap.mmap) -> None:

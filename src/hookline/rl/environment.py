@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from hookline.core.config import checked_arguments, import_object
+from hookline.core.config import checked_arguments, import_class
 from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError, OptionError, UnknownNameError
 from hookline.core.registry import Registry
@@ -102,18 +102,10 @@ def _parts(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _build(name: str, arguments: Mapping[str, Any]) -> Environment:
     try:
-        factory = _imported(name) if ":" in name else ENVIRONMENTS.find(name)
+        factory = import_class(name, ("sample", "score")) if ":" in name else ENVIRONMENTS.find(name)
     except UnknownNameError as error:
         raise ConfigError(f"environment: {error}") from error
     built = factory(**checked_arguments(factory, arguments, Source(arguments), f"environment.{name}"))
     if not isinstance(built, Environment):
         raise ConfigError(f"environment: {name!r} gives {built!r}, which has no name, sample() and score().")
     return built
-
-
-def _imported(name: str) -> Any:
-    """The class at ``package.module:Name``; a configuration must not be able to call just anything."""
-    found = import_object(name)
-    if not isinstance(found, type) or not all(callable(getattr(found, each, None)) for each in ("sample", "score")):
-        raise UnknownNameError(f"{name!r} is {found!r}, which is no class with sample() and score().")
-    return found

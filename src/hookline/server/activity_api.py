@@ -6,6 +6,7 @@ import msgspec
 
 from hookline.record.records import BOOKKEEPING, clean
 from hookline.server.endpoint import RUN, Endpoint
+from hookline.server.json_column import mapping
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values
 from hookline.server.run_rows import Number
@@ -110,7 +111,7 @@ def _events(listing: Listing, values: Values) -> Events:
     parameters = [] if values["name"] is None else [values["name"]]
     query = f"SELECT * FROM events WHERE {where} ORDER BY time DESC"  # noqa: S608 - our own words
     found = listing.some(values["run"]).sql(query, parameters, limit=values["limit"])
-    rows = [EventRow(**{**row, "data": _mapping(row["data"])}) for row in map(_without_writer, found.rows()[::-1])]
+    rows = [EventRow(**{**row, "data": mapping(row["data"])}) for row in map(_without_writer, found.rows()[::-1])]
     return Events(found.total(), rows)
 
 
@@ -171,17 +172,12 @@ def _order(listing: Listing, values: Values) -> Order:
 
 def _moments(text: str | None) -> dict[str, list[str]]:
     """The names by moment; whatever else somebody recorded under the event's name is left out."""
-    given = _mapping(text)
+    given = mapping(text)
     return {moment: [str(name) for name in names] for moment, names in given.items() if isinstance(names, list)}
 
 
 def _without_writer(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "writer"}
-
-
-def _mapping(text: str | None) -> dict[str, Any]:
-    found = msgspec.json.decode(text) if text else {}
-    return found if isinstance(found, dict) else {"value": found}
 
 
 ENDPOINTS = (

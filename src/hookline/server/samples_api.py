@@ -7,18 +7,18 @@ import msgspec
 
 from hookline.record.records import clean
 from hookline.server.endpoint import FIRST_STEP, LAST_STEP, RUN, Endpoint
+from hookline.server.json_column import mapping
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values
 from hookline.server.run_rows import Number
 from hookline.store import Runs
-from hookline.store.conditions import Conditions
-from hookline.store.index import quoted
+from hookline.store.sample_conditions import reward_column, sample_conditions
 
 ORDERS = ("-step", "step", "-reward", "reward", "-advantage", "advantage")
 MOST_CHOICES = 200
 
 _TEXT = Parameter("text", "string", "Is in the prompt or the completion, in whatever case.")
-_LESSON = Parameter("lesson", "string", "Of this lesson, or of this benchmark.")
+_LESSON = Parameter("lesson", "string", "Of this lesson, or of this benchmark; * stands for anything.")
 _GROUP = Parameter("group", "string", "Of this group: the completions of one prompt.")
 _AXIS = Parameter("axis", "string", "Recorded on this axis: train, eval, rollout, final, ...")
 _REWARD = Parameter("reward", "string", "The reward function that the limits are for, instead of the total.")
@@ -87,19 +87,8 @@ class Histogram(msgspec.Struct):
 
 
 def _samples(listing: Listing, values: Values) -> Samples:
-    found = listing.some(values["run"]).samples(
-        text=values["text"],
-        lesson=values["lesson"],
-        group=values["group"],
-        min_reward=values["min_reward"],
-        max_reward=values["max_reward"],
-        reward=values["reward"],
-        steps=(values["first_step"], values["last_step"]),
-        axis=values["axis"],
-        order=values["order"],
-        limit=values["limit"],
-        offset=values["offset"],
-    )
+    page = {name: values[name] for name in ("order", "limit", "offset")}
+    found = listing.some(values["run"]).samples(**_chosen(values), **page)
     return Samples(found.total(), [_row(row) for row in found])
 
 
@@ -126,8 +115,7 @@ def _distinct(runs: Runs, column: str) -> list[str]:
 
 
 def _histogram(listing: Listing, values: Values) -> Histogram:
-    column = "reward" if values["reward"] is None else f"rewards[{quoted(values['reward'])}]"
-    conditions = _conditions(values, column)
+    column, conditions = reward_column(values["reward"]), sample_conditions(**_chosen(values))
     runs = listing.some(values["run"])
     inner = f"SELECT CAST({column} AS DOUBLE) AS r FROM samples {conditions}"  # noqa: S608 - our own words
     [span] = runs.sql(
@@ -148,15 +136,10 @@ def _histogram(listing: Listing, values: Values) -> Histogram:
     return Histogram(edges, [counts.get(bar, 0) for bar in range(len(edges) - 1)], span["without"])
 
 
-def _conditions(values: Values, column: str) -> Conditions:
-    conditions = Conditions()
-    conditions.equal("lesson", values["lesson"])
-    conditions.equal('"group"', values["group"])
-    conditions.equal("axis", values["axis"])
-    conditions.steps((values["first_step"], values["last_step"]))
-    conditions.number_between(column, values["min_reward"], values["max_reward"])
-    conditions.text(("completion", "prompt"), values["text"])
-    return conditions
+def _chosen(values: Values) -> dict[str, Any]:
+    """Which samples are meant, in the words of the store."""
+    same = ("text", "lesson", "group", "axis", "reward", "min_reward", "max_reward")
+    return {name: values[name] for name in same} | {"steps": (values["first_step"], values["last_step"])}
 
 
 def _edges(low: float | None, high: float | None, bins: int) -> list[float]:
@@ -173,12 +156,7 @@ def _edges(low: float | None, high: float | None, bins: int) -> list[float]:
 def _row(row: dict[str, Any]) -> SampleRow:
     fields: dict[str, Any] = {name: row[name] for name in _PLAIN}
     numbers = {name: clean(row[name]) for name in ("reward", "advantage", "rewards")}
-    return SampleRow(**fields, **numbers, extra=_mapping(row["extra"]), truncated=_mapping(row["truncated"]))
-
-
-def _mapping(text: str | None) -> dict[str, Any]:
-    found = msgspec.json.decode(text) if text else {}
-    return found if isinstance(found, dict) else {"value": found}
+    return SampleRow(**fields, **numbers, extra=mapping(row["extra"]), truncated=mapping(row["truncated"]))
 
 
 _PLAIN: Sequence[str] = (

@@ -5,7 +5,8 @@ program may say nothing is not known: it counts as stalled when it is silent for
 that.
 
 What a run has said before is in its journal. It is read again where this server did not write the end of it: after a
-restart, or where another server on the same root took a message.
+restart, or where another server on the same root took a message. How many steps there will be may stand far back, and
+is looked for only when a message says it: the journal of a program that never does is not read through for it.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -32,6 +33,9 @@ FILE = "main-0000-0-status-000000.jsonl"
 _REMEMBERED = 10_000
 _STATUS = b'{"kind":"status"'
 
+_Counts: TypeAlias = tuple[int | None, int | None]
+"""How many steps and epochs there will be."""
+
 
 class Kept(msgspec.Struct):
     """In which run a status was kept, and how many records it made."""
@@ -46,7 +50,8 @@ class _Known:
     """What a run has said, as far as it must not be said again."""
 
     status: str | None = None
-    counts: tuple[int | None, int | None] = (None, None)
+    counts: _Counts | None = None
+    """None as long as nobody looked for them."""
     step: int = 0
     latest: tuple[int, dict[str, Any]] | None = None
     held: int = 0
@@ -77,25 +82,28 @@ class StatusRuns:
             once = (project, run, key) if key else None
             if once is not None and once in self._keys:
                 return Kept(project, run, self._keys[once])
-            known = self._recalled(project, run)
+            known = self._recalled(project, run, with_counts=any(_gives_counts(each) for each in messages))
             records = [record for message in messages for record in self._records(message, known)]
             known.held = self._write(project, run, b"".join(encode(record) + b"\n" for record in records))
             self._remember(project, run, known)  # only now: before, it has not been said
             self._remember_key(once, len(records))
         return Kept(project, run, len(records))
 
-    def _recalled(self, project: str, run: str) -> _Known:
+    def _recalled(self, project: str, run: str, *, with_counts: bool) -> _Known:
         """What a run has said so far, to go on from."""
         place = {"origin": ORIGIN, "file": FILE}
         try:
             held = self.received.held(project, run, **place)
             known = self._known.get((project, run))
-            if known is not None and known.held == held:
-                return replace(known)
-            with contextlib.closing(self.received.lines_back(project, run, **place)) as lines:
-                return _known_from(lines)
+            if known is None or known.held != held:
+                with contextlib.closing(self.received.lines_back(project, run, **place)) as lines:
+                    known = _known_from(lines)
+            if with_counts and known.counts is None:
+                with contextlib.closing(self.received.lines_back(project, run, **place)) as lines:
+                    known = replace(known, counts=_counts_from(lines))
+            return replace(known)
         except ConflictError:  # there is no such run yet; or it is somebody else's, which writing to it will say
-            return _Known()
+            return _Known(counts=(None, None))
 
     def _write(self, project: str, run: str, lines: bytes) -> int:
         facts = {"id": run, "name": run, "project": project, "started": self.clock(), "source": "status messages"}
@@ -128,7 +136,7 @@ class StatusRuns:
 
 def _statuses(message: Told, known: _Known, at: float) -> Iterator[Status]:
     counts = message.num_steps, message.num_epochs
-    begins = message.num_steps is not None and counts != known.counts
+    begins = _gives_counts(message) and counts != known.counts
     if begins:
         known.counts = counts
     data = {name: value for name, value in message.data.items() if name not in ("report", "num_steps", "num_epochs")}
@@ -143,8 +151,16 @@ def _statuses(message: Told, known: _Known, at: float) -> Iterator[Status]:
         yield Status(time=at, status="heartbeat", step=message.step)
 
 
+def _gives_counts(message: Told) -> bool:
+    """Whether it says how many steps there will be, in a status: an event makes none, and so leaves it to the next."""
+    return message.num_steps is not None and message.event is None
+
+
 def _known_from(lines: Iterable[bytes]) -> _Known:
-    """What a run has said, from the lines of its journal, the last one first; no more are read than need be."""
+    """What a run has said, from the lines of its journal, the last one first; no more are read than need be.
+
+    The counts are left to `_counts_from`.
+    """
     known, has_step = _Known(), False
     for line in lines:
         if known.status is not None and has_step:
@@ -159,8 +175,25 @@ def _known_from(lines: Iterable[bytes]) -> _Known:
             known.latest = record.step, clean(record.values)
         if isinstance(record, Status) and record.status != "heartbeat" and known.status is None:
             known.status = record.status
-            known.counts = record.data.get("num_steps"), record.data.get("num_epochs")
     return known
+
+
+def _counts_from(lines: Iterable[bytes]) -> _Counts:
+    """The counts that a run said last, from the lines of its journal, the last one first.
+
+    The search ends where the run had ended: what goes on after that begins again. It is bounded by who asks for it: a
+    message that says counts. A run that never says them is not searched. One that says them for the first time is read
+    as a whole, once: they are in its journal from then on. Of the lines only those of statuses are decoded.
+    """
+    for line in lines:
+        record = _decoded(line) if line.startswith(_STATUS) else None
+        if not isinstance(record, Status):
+            continue
+        if record.data.get("num_steps") is not None:
+            return record.data["num_steps"], record.data.get("num_epochs")
+        if record.status in FINAL:
+            break
+    return None, None
 
 
 def _decoded(line: bytes) -> AnyRecord | None:

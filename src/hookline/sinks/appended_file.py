@@ -21,13 +21,12 @@ class AppendedFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._lock()
-        there = os.fstat(self._descriptor).st_size
-        self.size = there if size is None else min(size, there)
-        if self.size < there:
-            os.ftruncate(self._descriptor, self.size)
-        if size is None and there and os.pread(self._descriptor, 1, there - 1) != b"\n":
-            self.append(b"\n")
+        try:
+            self._lock()
+            self._begin(size)
+        except BaseException:  # or the lock stays: a full disk would lock the file for good
+            self.close()
+            raise
 
     def append(self, data: bytes) -> int:
         """Write at the end, and return the size then; on a full disk nothing of it stays."""
@@ -49,12 +48,18 @@ class AppendedFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def _begin(self, size: int | None) -> None:
+        there = os.fstat(self._descriptor).st_size
+        self.size = there if size is None else min(size, there)
+        if self.size < there:
+            os.ftruncate(self._descriptor, self.size)
+        if size is None and there and os.pread(self._descriptor, 1, there - 1) != b"\n":
+            self.append(b"\n")
+
     def _lock(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            os.close(self._descriptor)
-            self._descriptor = -1
             raise RefusedError(f"{self.path} is being written to by another sink or run: give another path.") from error
         except OSError:
             return  # a file system without locks

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _RUNS = "runs"
 _SIDECAR = "run.json"
+_ASIDE = ".run.json.partial"
 _NAME = re.compile(r"\w+-(\d+)\.parquet")
 
 
@@ -41,23 +43,24 @@ def home(index: Index, run: str) -> Path:
     return index.folder / _RUNS / f"{readable}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
-def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]) -> None:
-    """Make the files of a run, from the tables or files that hold its rows."""
+def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]) -> ReadState:
+    """Make the files of a run, from the tables or files that hold its rows; what is known about it with them.
+
+    Where one of them cannot be written, what was there before still counts, and nothing of the new ones is left.
+    """
     folder = home(index, run)
     folder.mkdir(parents=True, exist_ok=True)
     generation = 1 + max((number for _, number in _files(folder)), default=0)
-    written: dict[str, tuple[str, int]] = {}
-    for name, parts in sources.items():
-        path = folder / f"{name}-{generation}.parquet"
-        _copy(index.connection, name, parts, path)
-        written[name] = (path.name, path.stat().st_size)
-    read.parquet, read.generation, read.is_compact = written, generation, True
-    aside = folder / f".{_SIDECAR}.partial"
-    aside.write_bytes(msgspec.json.encode(Sidecar(VERSION, run, read)))
-    aside.replace(folder / _SIDECAR)
-    for path, number in _files(folder):
-        if number < generation - 1:
-            path.unlink(missing_ok=True)
+    try:
+        written = _written(index.connection, sources, folder, generation)
+        compact: ReadState = msgspec.structs.replace(read, parquet=written, generation=generation, is_compact=True)
+        _put(folder, Sidecar(VERSION, run, compact))
+    except BaseException:
+        _remove_files(folder, lambda number: number == generation)
+        (folder / _ASIDE).unlink(missing_ok=True)
+        raise
+    _remove_files(folder, lambda number: number < generation - 1)
+    return compact
 
 
 def load(index: Index, run: str) -> ReadState | None:
@@ -88,11 +91,34 @@ def remove(index: Index, run: str) -> None:
     shutil.rmtree(home(index, run), ignore_errors=True)
 
 
+def _written(
+    connection: "DuckDBPyConnection", sources: dict[str, list[str]], folder: Path, generation: int
+) -> dict[str, tuple[str, int]]:
+    written: dict[str, tuple[str, int]] = {}
+    for name, parts in sources.items():
+        path = folder / f"{name}-{generation}.parquet"
+        _copy(connection, name, parts, path)
+        written[name] = (path.name, path.stat().st_size)
+    return written
+
+
 def _copy(connection: "DuckDBPyConnection", table: str, parts: list[str], path: Path) -> None:
     rows = " UNION ALL ".join(f"SELECT * FROM {part}" for part in parts)
     layout = f"FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {TABLES[table].group_rows}"
     target = f"{quoted(str(path))} ({layout})"
     connection.execute(f"COPY (SELECT * FROM ({rows}) ORDER BY {TABLES[table].order}) TO {target}")
+
+
+def _put(folder: Path, sidecar: Sidecar) -> None:
+    aside = folder / _ASIDE
+    aside.write_bytes(msgspec.json.encode(sidecar))
+    aside.replace(folder / _SIDECAR)
+
+
+def _remove_files(folder: Path, is_unwanted: Callable[[int], bool]) -> None:
+    for path, number in _files(folder):
+        if is_unwanted(number):
+            path.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:

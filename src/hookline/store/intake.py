@@ -183,14 +183,15 @@ class _Intake:
             return False
         try:
             was_live = before is not None and not before.is_compact
-            compaction.write(index, self._run, read, {table: parts for table, parts in sources.items() if parts})
+            filled = {table: parts for table, parts in sources.items() if parts}
+            compact = compaction.write(index, self._run, read, filled)
         except (OSError, duckdb_module().Error) as error:
             logger.warning("%s stays in the database: its files cannot be written: %s", self._run, error)
             return False
         if was_live:
-            self._move(read, {}, clear=True)
+            self._move(compact, {}, clear=True)
         else:
-            index.state(self._run).read = read
+            index.state(self._run).read = compact
             index.touch(self._run)
         return True
 

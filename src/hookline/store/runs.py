@@ -16,12 +16,12 @@ from hookline.core.errors import OptionError, UnknownNameError, closest
 from hookline.store.aggregate import aggregate_query
 from hookline.store.bands import Bands, bands
 from hookline.store.conditions import Conditions, Names, Steps
-from hookline.store.index import quoted
 from hookline.store.intake import Taken
 from hookline.store.liveness import STALL_SECONDS, WORDS, Liveness
 from hookline.store.query import check_seconds, check_select, executed
 from hookline.store.result import Result
 from hookline.store.run_info import RunInfo
+from hookline.store.sample_conditions import sample_conditions
 from hookline.store.series import MAX_POINTS, Chart, Series, series
 from hookline.store.store import Progress, Store, open_store
 from hookline.store.tables import HOOK_ERRORS, HOOK_ORDER
@@ -203,14 +203,16 @@ class Runs(Sequence[RunInfo]):
         """
         if order not in _ORDERS:
             raise OptionError(f"order={order!r}: samples cannot be sorted by that. {closest(order, _ORDERS)}")
-        conditions = Conditions()
-        conditions.names("lesson", lesson)
-        conditions.equal('"group"', group)
-        conditions.equal("axis", axis)
-        conditions.steps(steps)
-        column = "reward" if reward is None else f"rewards[{quoted(reward)}]"
-        conditions.number_between(column, min_reward, max_reward)
-        conditions.text(("completion", "prompt"), text)
+        conditions = sample_conditions(
+            text=text,
+            lesson=lesson,
+            group=group,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            reward=reward,
+            steps=steps,
+            axis=axis,
+        )
         return self._result(f"SELECT * FROM samples {conditions}", conditions, _page(_ORDERS[order], limit, offset))
 
     def events(self, names: Names = None, *, kind: str | None = None, steps: Steps = None) -> Result:

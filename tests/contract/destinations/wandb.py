@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import threading
 import warnings
 from pathlib import Path
@@ -26,6 +27,7 @@ class WandbDestination(FileDestination):
         super().__init__(directory)
         self.patch = pytest.MonkeyPatch()
         self.patch.setenv("WANDB_ERROR_REPORTING", "false")
+        self.patch.setattr(subprocess.Popen, "__del__", _forgotten)
         self.healed = threading.Event()
 
     def sink(self):
@@ -72,6 +74,16 @@ class WandbDestination(FileDestination):
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 for pid in wandb_processes():
                     os.kill(pid, signal.SIGKILL)
+
+
+_forget = subprocess.Popen.__del__
+
+
+def _forgotten(process):
+    """Wandb waits for none of its processes; when Python finds that out is chance, and no fault of a test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        _forget(process)
 
 
 def end_wandb():

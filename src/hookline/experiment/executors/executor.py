@@ -25,7 +25,11 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self, hear: Hear) -> list[Outcome]:
-        """Hear what runs have to tell until some of them end, or a moment has passed; those that ended."""
+        """Hear what runs have to tell until some of them end, or a moment has passed; those that ended.
+
+        Args:
+            hear: Called with what they tell, here. What it raises is raised from here: it is no fault of a run.
+        """
 
     def stop(self, reason: str) -> None:  # noqa: B027 - what runs in this process hears signals itself
         """Ask all runs to stop at their next step, and save.

@@ -2,7 +2,7 @@
 
 from hookline.experiment.executors.executor import Executor, Hear
 from hookline.experiment.job import Assignment, carry_out
-from hookline.experiment.messages import Outcome
+from hookline.experiment.messages import Message, Outcome
 from hookline.experiment.stop_requests import StopRequests
 
 
@@ -28,8 +28,27 @@ class InlineExecutor(Executor):
         if assignment is None:
             return []
         self._requests = StopRequests()
-        return [carry_out(self._requests.added_to(assignment), hear)]
+        told = _Told(hear)
+        outcome = carry_out(self._requests.added_to(assignment), told)
+        if told.error is not None:
+            raise told.error
+        return [outcome]
 
     def stop(self, reason: str) -> None:
         """Stop the run whose training is about to begin: once it has, it hears signals itself."""
         self._requests.ask(reason)
+
+
+class _Told:
+    """Passes on what a run tells; keeps what is raised at that, which ends the run in the middle of its training."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self.error: Exception | None = None
+
+    def __call__(self, message: Message) -> None:
+        try:
+            self._hear(message)
+        except Exception as error:
+            self.error = self.error or error
+            raise

@@ -116,25 +116,28 @@ class ProcessExecutor(Executor):
 
     def _heard(self, run: _Running, hear: Hear) -> Outcome | None:
         """Hear what a run has to tell; its outcome, if it came to its end."""
+        while (message := self._received(run)) is not None:
+            if isinstance(message, Outcome):
+                return self._ended(run, message)
+            hear(message)
+        return None
+
+    def _received(self, run: _Running) -> Message | Outcome | None:
+        """The next that a run has told, if there is anything; the outcome of one that will tell nothing more."""
+        is_alive = run.process.is_alive()  # asked first: what it told before its death is there to be read then
         try:
-            while run.line.poll():
-                data = run.line.recv_bytes()
-                if data.startswith(UNREADABLE):
-                    return self._ended(run, lost_outcome(run.assignment, data.removeprefix(UNREADABLE).decode()))
-                message: Message | Outcome = pickle.loads(data)  # noqa: S301 - from a child of ours
-                if isinstance(message, Outcome):
-                    return self._ended(run, message)
-                hear(message)
-            if run.process.is_alive():
+            if run.line.poll():
+                return _read(run.line.recv_bytes(), run.assignment)
+            if is_alive:
                 return None
         except (EOFError, OSError):
             run.process.join(LEAVE_SECONDS)
         except Exception as error:
             run.process.kill()
-            return self._ended(run, lost_outcome(run.assignment, f"What it told cannot be read here: {error!r}"))
+            return lost_outcome(run.assignment, f"What it told cannot be read here: {error!r}")
         # after a stop, one that dies is a process that had not begun to listen
         status = "stopped" if self._is_stopping else "failed"
-        return self._ended(run, lost_outcome(run.assignment, _death(run.process.exitcode), status=status))
+        return lost_outcome(run.assignment, _death(run.process.exitcode), status=status)
 
     def _ended(self, run: _Running, outcome: Outcome) -> Outcome:
         """Let the process leave in its own time: a thread of the user's may hold it up."""
@@ -171,6 +174,13 @@ def packed(assignment: Assignment) -> bytes:
             "functions and classes at the top of a module, or pip install 'hookline[experiment]', which can send more."
         ) from error
     return data
+
+
+def _read(data: bytes, assignment: Assignment) -> Message | Outcome:
+    if data.startswith(UNREADABLE):
+        return lost_outcome(assignment, data.removeprefix(UNREADABLE).decode())
+    message: Message | Outcome = pickle.loads(data)  # noqa: S301 - from a child of ours
+    return message
 
 
 def _death(exit_code: int | None) -> str:
