@@ -2,12 +2,15 @@
 
 import csv
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
+from destinations.journal_server import TOKEN, JournalServer
 from finished_runs import record
 
 import hookline as hl
@@ -195,3 +198,51 @@ def test_runs_below_another_root_are_found_there(tmp_path, cli, command, said):
         record(name, root="elsewhere", sinks=["csv"])
     result = cli("runs", *command.split(), "--root", "elsewhere", "--json")
     assert (result.exit_code, said in result.stdout) == (0, True), result.output
+
+
+def test_pipe_in_place_of_a_journal_does_not_hold_up_the_list_and_is_named_by_verify(tmp_path, cli):
+    run_dir = record()
+    pipe = run_dir / "journal" / "main-0001-1-ab-000000.jsonl"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that whoever opens it fails instead of waiting for ever
+    listed, verified = cli("runs", "list", "--json"), cli("runs", "verify", run_dir, "--json")
+    os.close(end)
+    assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished"]
+    assert [finding["what"] for finding in json.loads(verified.stdout)[0]["findings"]] == [
+        f"journal/{pipe.name} cannot be read: Not a file"
+    ]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOOKLINE_TOKEN", TOKEN)
+    server = JournalServer(tmp_path / "received")
+    yield server
+    server.end()
+
+
+def delivered_run(server):
+    """The directory of a run that is over and arrived, and the one that the server has of it."""
+    with hl.run("done", sinks=["csv", {"hookline": {"url": server.url}}], summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    return run.dir, server.root / "default" / run.dir.name
+
+
+def test_sync_of_a_run_that_the_server_lost_sends_it_again_and_says_so(server, cli):
+    run_dir, there = delivered_run(server)
+    shutil.rmtree(there)
+    swept, named, again = cli("runs", "sync"), cli("runs", "sync", run_dir), cli("runs", "sync", run_dir, "--json")
+    assert ("Nothing waits" in swept.stdout, named.exit_code) == (True, 0)
+    assert re.search(r"hookline had lost .* B: they were sent again\.", named.stdout)
+    assert [sink["sent_again_bytes"] for sink in json.loads(again.stdout)["sinks"]] == [0, 0]
+    assert list(hl.read(there)) == list(hl.read(run_dir))
+
+
+def test_sync_of_a_delivered_run_whose_server_cannot_be_asked_says_so_and_exits_with_one(server, cli):
+    run_dir, _ = delivered_run(server)
+    server.fail("unreachable")
+    result = cli("runs", "sync", run_dir, "--seconds", "0.2")
+    server.heal()
+    assert (result.exit_code, "lagging" in result.stdout) == (1, True)
+    assert cli("runs", "sync", run_dir).exit_code == 0

@@ -7,6 +7,7 @@ from finished_runs import record
 
 import hookline as hl
 from hookline import rl
+from hookline.record import run_directory
 
 
 def two_runs():
@@ -75,6 +76,18 @@ def test_compare_as_json_has_all_numbers(cli):
         [0, 1.5],
     )
     assert (loss["best"], loss["best_difference"]) == ([0.5, 1.0], [0, 0.5])
+
+
+def test_compare_shows_the_value_recorded_last_whatever_the_clock_says(cli):
+    for name, clock in (("still", lambda: 5.0), ("back", iter(range(10, 0, -1)).__next__)):
+        directory = run_directory.create("runs", "p", {"name": name, "project": "p"}, run_id=name)
+        recorder = hl.Recorder(directory, clock=clock)
+        for value in (3.0, 1.0, 2.0):
+            recorder.log({"loss": value}, step=1)
+        recorder.status("finished", step=1)
+        recorder.close()
+    (loss,) = json.loads(cli("runs", "compare", "still", "back", "--json").stdout)["metrics"]
+    assert (loss["last"], loss["best"]) == ([2.0, 2.0], [1.0, 1.0])
 
 
 def test_compare_three_runs_of_which_one_lacks_a_metric_leaves_its_cell_empty(cli):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from finished_runs import record
 
 import hookline as hl
 
@@ -76,3 +77,27 @@ def test_import_takes_the_column_of_steps_and_the_format_that_are_given(table, c
     result = cli("runs", "import", table, "--step-column", "tokens", "--format", "csv", "--json")
     (run,) = json.loads(result.stdout)
     assert [r.step for r in hl.read(run["directory"]) if hasattr(r, "values")] == [1000]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nofile"], "nofile: there is no such file or directory."),
+        (["exp.csv", "--format", "cvs"], "Did you mean 'csv'?"),
+        (["exp.csv", "--step-column", "stepp"], "Did you mean 'step'?"),
+    ],
+)
+def test_import_of_what_is_not_there_exits_with_two_and_nothing_but_the_message(arguments, said, table, program):
+    result = program("runs", "import", *arguments)
+    assert (result.returncode, result.stdout, result.stderr.startswith("Error: ")) == (2, "", True)
+    assert result.stderr.endswith(f"{said}\n")
+
+
+def test_import_of_exported_events_counts_them(tmp_path, cli):
+    directory = record()
+    cli("runs", "export", directory, "--what", "events", "-o", "out.jsonl")
+    result = cli("runs", "import", "out.jsonl", "--root", "again")
+    assert result.exit_code == 0
+    assert [line.split()[1:] for line in result.stdout.splitlines() if "hookline" in line] == [
+        [f"default/{directory.name}", "hookline", "0", "0", "2"]
+    ]

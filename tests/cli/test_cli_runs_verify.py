@@ -1,7 +1,9 @@
 """``hookline runs verify``: damage that is done to runs is found, and nothing is where none was done."""
 
 import json
+import os
 import sys
+import time
 
 import pytest
 from finished_runs import journal_file, record
@@ -191,3 +193,36 @@ def test_verify_and_tail_need_no_database_and_list_says_how_to_install_it(cli, m
     assert [cli("runs", command, directory).exit_code for command in ("verify", "tail", "sync")] == [0, 0, 0]
     result = cli("runs", "list")
     assert (result.exit_code, "pip install 'hookline[ui]'" in result.stderr) == (2, True)
+
+
+def killed_run(*, received=None):
+    """A run that did not say how it ended, sent by another machine that many seconds ago if that is given."""
+    directory = record()
+    file = journal_file(directory)
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    if received is not None:
+        sign = directory / "received.json"
+        sign.write_text(json.dumps({"origin": "elsewhere", "every_seconds": 5.0}))
+        os.utime(sign, (time.time() - received,) * 2)
+    return directory
+
+
+def test_verify_of_a_received_run_that_lives_finds_nothing(cli):
+    file = journal_file(killed_run(received=0.0))
+    file.write_bytes(file.read_bytes() + b'{"kind":"metr')
+    assert findings(cli) == (0, [])
+
+
+def test_verify_of_a_received_run_that_fell_silent_does_not_say_to_resume_it_here(cli):
+    killed_run(received=1e6)
+    (run,) = json.loads(cli("runs", "verify", "--json").stdout)
+    (finding,) = run["findings"]
+    assert (finding["kind"], finding["what"]) == ("note", "nothing more was heard of it after step 3")
+    assert "resume=" not in finding["do"]
+
+
+def test_verify_of_a_journal_cut_in_half_says_that_it_may_have_been_cut_off(cli):
+    file = journal_file(record(losses=[1.0] * 50))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 1])
+    (run,) = json.loads(cli("runs", "verify", "--json").stdout)
+    assert "was killed while it wrote that record, or the file was cut off there" in run["findings"][0]["means"]

@@ -108,3 +108,29 @@ def test_sql_in_a_real_process_prints_only_rows_on_standard_output(tmp_path, pro
     record()
     result = program("sql", "select name, step from runs", "--format", "csv")
     assert (result.returncode, result.stdout) == (0, "name,step\nwarm,3\n")
+
+
+def test_sql_with_columns_of_one_name_prints_all_of_them_in_every_format(cli):
+    record(losses=[3.0])
+    query = "select m.name, r.name, m.value from metrics m join runs r on r.id = m.run"
+    assert json.loads(cli("sql", query, "--json").stdout) == [{"name": "loss", "name_1": "warm", "value": 3.0}]
+    assert cli("sql", query, "--format", "csv").stdout == "name,name_1,value\nloss,warm,3.0\n"
+    lines = [line.split() for line in cli("sql", query).stdout.splitlines()]
+    assert (["name", "name_1", "value"] in lines, ["loss", "warm", "3"] in lines) == (True, True)
+
+
+def test_sql_with_a_comment_behind_its_semicolon_is_run(cli):
+    record(losses=[3.0, 1.0])
+    for options in ((), ("--format", "csv"), ("--limit", "1")):
+        result = cli("sql", "select count(*) c from metrics; -- done", *options)
+        assert (result.exit_code, "2" in result.stdout.split()) == (0, True), result.stderr
+
+
+def test_sql_with_points_in_time_prints_them_as_iso_text_in_utc(cli):
+    record(losses=[3.0])
+    query = "select to_timestamp(step + 0.5) as at, timestamp '2026-01-02 03:04:05' as day from metrics"
+    at, day = "1970-01-01T00:00:01.500000+00:00", "2026-01-02T03:04:05"
+    assert json.loads(cli("sql", query, "--json").stdout) == [{"at": at, "day": day}]
+    assert cli("sql", query, "--format", "csv").stdout == f"at,day\n{at},{day}\n"
+    assert at in cli("sql", query).stdout
+    assert cli("sql", "select now()").exit_code == 0

@@ -338,6 +338,23 @@ def test_train_workers_of_which_one_fails_go_on_from_their_checkpoint_and_both_r
     assert (Path(result.checkpoint.path) / "model.pt").exists()
 
 
+def test_train_callback_keeps_both_reports_of_a_step_unless_workers_failed_in_between(tmp_path):
+    with HooklineTrainCallback(root=tmp_path) as recorded:
+        controller = pickle.loads(pickle.dumps(recorded))
+        for row in ({"loss": 0.9}, {"val/loss": 0.5}):
+            controller.after_report(None, [{"step": 1, **row}], None)
+        controller.after_report(None, [{"step": 2, "loss": 0.8}], None)
+        controller.after_exception(None, {0: OSError("the node is gone")})
+        for row in ({"loss": 0.7}, {"val/loss": 0.4}):
+            controller.after_report(None, [{"step": 2, **row}], None)
+    assert rows(recorded.dir) == [
+        (1, {"step": 1, "loss": 0.9}),
+        (1, {"step": 1, "val/loss": 0.5}),
+        (2, {"step": 2, "loss": 0.7}),
+        (2, {"step": 2, "val/loss": 0.4}),
+    ]
+
+
 def test_train_callback_records_all_workers_and_goes_back_with_them(tmp_path):
     facts = {"name": "fit", "project": "fits", "config": {"workers": 2}}
     with HooklineTrainCallback(root=tmp_path, sinks=["csv"], **facts) as recorded:

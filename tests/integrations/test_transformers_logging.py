@@ -1,6 +1,7 @@
 """Seed 004's `EnhancedLoggingCallback` and `OptimizedLoggingCallback`, on a real GRPOTrainer with a tiny model."""
 
 import csv
+import json
 import logging
 import threading
 
@@ -217,6 +218,36 @@ def test_optimized_logging_goes_on_counting_in_a_resumed_training(torch, tmp_pat
     trainer = grpo(torch, tmp_path, again, rewards.wrap(FUNCTIONS), max_steps=4, **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert (first.total_answers, again.total_answers) == (12, 16)
+
+
+def test_optimized_logging_keeps_the_counts_of_every_checkpoint_while_its_thread_is_behind(torch, tmp_path, run):
+    saved_twice = threading.Event()
+
+    class HoldUp(logging.Handler):
+        def emit(self, record):
+            assert saved_twice.wait(60)
+
+    class Release(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                saved_twice.set()
+
+    model, hold_up = topics.get_model_logger(), HoldUp()
+    level = model.level
+    model.addHandler(hold_up)
+    model.setLevel(logging.INFO)
+    try:
+        saving = {"save_strategy": "steps", "save_steps": 1}
+        trainer = grpo(
+            torch, tmp_path, OptimizedLoggingCallback(tmp_path), rewards.wrap(FUNCTIONS), max_steps=3, **saving
+        )
+        trainer.add_callback(Release())
+        trainer.train()
+    finally:
+        model.removeHandler(hold_up)
+        model.setLevel(level)
+    (counts,) = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+    assert {step: total for step, (_, total) in counts.items()} == {"1": 4, "2": 8, "3": 12}
 
 
 def test_logging_callback_that_cannot_log_says_so_and_training_goes_on(torch, tmp_path, monkeypatch, caplog):

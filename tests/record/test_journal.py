@@ -361,6 +361,8 @@ def test_journal_closed_counts_further_lines_as_lost(tmp_path):
         ({"segment_bytes": 10}, "segment_bytes=10"),
         ({"durability": "luck"}, "durability='luck'"),
         ({"name": "a-b"}, "name='a-b'"),
+        ({"name": "w" * 101}, "name='www.*100 bytes at most"),
+        ({"name": "é" * 51}, "name='ééé.*100 bytes at most"),
     ],
 )
 def test_journal_bad_options_are_errors(tmp_path, options, message):

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
+from hookline.core.errors import ConfigError, OptionError
+from hookline.record import run_directory
 from hookline.record.recorder import Recorder
 
 
@@ -38,3 +39,32 @@ def test_read_of_one_writer_has_only_its_records_under_their_own_names(tmp_path)
         recorder.close()
     named = {writer: [list(record.values) for record in hl.read(tmp_path, writer=writer)] for writer in (None, "rank1")}
     assert named == {None: [["loss"], ["rank1/loss"]], "rank1": [["loss"]]}
+
+
+def test_recorder_name_too_long_for_a_file_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(OptionError, match="name='www.*100 bytes at most"):
+        hl.Recorder(tmp_path / "run", name="w" * 300)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("project", "said"),
+    [
+        (".h", "project='.h': runs of a name that begins with '.' are never listed"),
+        ("a\0b", "project='a.x00b': give a name without '/'"),
+        ("a/b", "project='a/b': give a name without '/'"),
+        ("..", "project='..': give a name"),
+        ("", "project='': give a name"),
+        ("half \ud800", "project='half .ud800': give a name"),
+        ("é" * 128, "project='éé.*255 bytes at most"),
+    ],
+)
+def test_run_in_a_project_that_is_no_name_is_refused_and_nothing_is_made(project, said, tmp_path):
+    with pytest.raises(ConfigError, match=said), hl.run("odd", project=project, root=tmp_path, summary=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_in_a_project_of_the_longest_name_is_recorded(tmp_path):
+    directory = run_directory.create(tmp_path, "e" * 255, {"git": None})
+    assert (directory / "run.json").is_file()

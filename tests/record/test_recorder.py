@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import os
 import threading
 
 import msgspec
 import pytest
 
 import hookline as hl
-from hookline.record.reader import Reader
+from hookline.record.reader import Cursor, Reader, last_status
 from hookline.record.records import Event, Metrics, Sample, Status
 
 
@@ -142,6 +143,21 @@ def test_read_after_resumes_has_no_duplicate_and_no_gap(tmp_path):
     assert [(r.step, r.values["accuracy"]) for r in rows if r.axis == "eval"] == [(20, 3)]
 
 
+def test_read_of_an_evaluation_done_again_in_part_keeps_the_names_that_were_not(tmp_path):
+    times = itertools.count(1.0)
+    for name in ("main", "rank1"):
+        for values in ({"acc": 0.5, "ppl": 5.0}, {"acc": 0.7}, {"acc": 0.9, "f1": 0.1}):
+            recorder = hl.Recorder(tmp_path, name=name, clock=lambda: next(times))
+            recorder.log(values, step=5, axis="eval")
+            recorder.close()
+    assert [(record.step, record.values) for record in hl.read(tmp_path)] == [
+        (5, {"ppl": 5.0}),
+        (5, {"acc": 0.9, "f1": 0.1}),
+        (5, {"rank1/ppl": 5.0}),
+        (5, {"rank1/acc": 0.9, "rank1/f1": 0.1}),
+    ]
+
+
 def test_read_merges_writers_by_time_and_resumes_concern_their_own_writer(tmp_path):
     times = iter(range(100))
     for name in ("rank0", "rank1"):
@@ -253,6 +269,31 @@ def test_reader_skips_what_is_no_record_and_counts_it(tmp_path):
     reader = Reader(tmp_path / "journal")
     assert ([parcel.record.step for parcel in reader.new()], reader.skipped) == ([1], 2)
     assert len(list(hl.read(tmp_path))) == 1
+
+
+@pytest.fixture(params=["pipe", "directory", "link to itself"])
+def no_journal(request, tmp_path):
+    """Something that has the name of a journal's file, and is none."""
+    place = tmp_path / "journal" / "main-0001-1-ab-000000.jsonl"
+    place.parent.mkdir()
+    make = {"pipe": os.mkfifo, "directory": os.mkdir, "link to itself": lambda path: path.symlink_to(path.name)}
+    make[request.param](place)
+    if not place.is_fifo():
+        yield place
+        return
+    end = os.open(place, os.O_RDWR | os.O_NONBLOCK)  # so that whoever opens it fails instead of waiting for ever
+    yield place
+    os.close(end)
+
+
+def test_something_else_in_place_of_a_journal_is_passed_over_by_all_that_read(no_journal, tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.status("finished", step=3)
+    recorder.close()
+    written = sum(path.stat().st_size for path in no_journal.parent.glob("main-0000-*"))
+    assert list(hl.read(tmp_path)) == list(hl.follow(tmp_path)) == [last_status(tmp_path)]
+    assert last_status(tmp_path).step == 3
+    assert Cursor().behind(no_journal.parent) == written
 
 
 def test_recorder_threads_write_whole_records(tmp_path):

@@ -472,6 +472,27 @@ def test_sync_delivers_what_a_run_left_behind(server, run_dir, recorder, deliver
     ]
 
 
+@pytest.mark.parametrize("lost", ["the run", "the end of its journal", "nothing"])
+def test_sync_that_mends_sends_again_what_the_server_lost_of_a_run_that_was_delivered(
+    lost, server, run_dir, recorder, deliver
+):
+    log_steps(recorder, *range(1, 11))
+    recorder.status("finished", step=10)
+    recorder.close()
+    finish(deliver(run_dir, HooklineSink(server.url)))
+    (journal,) = (received(server) / "journal").iterdir()
+    whole = journal.stat().st_size
+    kept = {"the run": 0, "the end of its journal": len(journal.read_bytes().splitlines(keepends=True)[0])}.get(
+        lost, whole
+    )
+    journal.write_bytes(journal.read_bytes()[:kept])
+    if lost == "the run":
+        shutil.rmtree(received(server))
+    (left,), (mended,) = (sync(run_dir, seconds=30, mend=mend, pace=PACE) for mend in (False, True))
+    assert (left.sent_again_bytes, mended.sent_again_bytes, mended.status) == (0, whole - kept, "ok")
+    assert journals(received(server)) == journals(run_dir)
+
+
 def test_literal_token_is_written_down_nowhere(server, tmp_path, monkeypatch):
     sink = HooklineSink(server.url, token=TOKEN)
     with hl.run("sft", sinks=[sink], root=tmp_path / "runs", summary=False) as run:

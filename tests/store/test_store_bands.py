@@ -108,3 +108,38 @@ def test_series_over_elapsed_time_begins_at_the_start_of_the_run(tmp_path):
     timed_run(tmp_path, "one", [(2.0, 1.0), (3.5, 1.0)])
     [line] = runs(tmp_path).series("loss", x="elapsed")
     assert line.x == [2.0, 3.5]
+
+
+def test_bands_of_a_name_with_a_star_do_not_mix_metrics(tmp_path):
+    timed_run(tmp_path, "one", [(0.0, 1.0)], loss_aux=[9.0], **{"odd*": [5.0]})
+    found = runs(tmp_path)
+    for x in ("step", "elapsed"):
+        none = found.bands("loss*", x=x)
+        assert (none.bands, none.problem) == ([], "no run recorded 'loss*'")
+        assert [band.mean for band in found.bands("odd*", x=x).bands] == [[5.0]]
+
+
+@pytest.mark.parametrize("x", ["step", "time", "elapsed", "tokens"])
+def test_bands_without_values_of_the_metric_say_why(tmp_path, x):
+    more = {"word": ["warm"], "tokens": [1.0]}
+    timed_run(tmp_path, "one", [(0.0, 1.0)], **more)
+    found = runs(tmp_path)
+    assert found.bands("accuracy", x=x).problem == "no run recorded 'accuracy'"
+    assert found.bands("loss", x=x, axis="eval").problem == "no run recorded 'loss' on the axis 'eval'"
+    assert found.bands("word", x=x).problem == "'word' has no numbers"
+    assert found.filter(arm="none").bands("loss", x=x).problem == "there are no runs"
+
+
+def test_bands_over_what_has_no_place_for_the_metric_say_why(tmp_path):
+    timed_run(tmp_path, "one", [(0.0, 1.0)], word=["warm"], broken=[math.nan], lost=[math.inf])
+    append(tmp_path / "sweep" / "one", row(7, late=1.0), row(0, axis="eval", score=1.0))
+    found = runs(tmp_path)
+    problems = {x: found.bands("loss", x=x).problem for x in ("nope", "word", "broken", "late", "score")}
+    assert problems == {
+        "nope": "no run recorded 'nope'",
+        "word": "'word' has no numbers",
+        "broken": "no value of 'broken' is finite",
+        "late": "there is no step of an axis at which 'loss' and 'late' both have a finite value",
+        "score": "there is no step of an axis at which 'loss' and 'score' both have a finite value",
+    }
+    assert found.bands("lost", x="elapsed").problem == "no value of 'lost' is finite"

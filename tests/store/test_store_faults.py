@@ -106,6 +106,18 @@ def test_evaluation_done_again_replaces_the_one_before(tmp_path):
     run_directory.let_go(directory)
 
 
+def test_evaluation_done_again_in_part_keeps_the_names_that_were_not(tmp_path):
+    directory = live_run(tmp_path)
+    append(directory, row(5, "eval", acc=0.5, ppl=5.0))
+    found = runs(tmp_path)
+    found.ingest()
+    append(directory, row(5, "eval", acc=0.9, time=9.0), session=1)
+    rows = {each["name"]: each["value"] for each in found.metrics() if each["axis"] == "eval"}
+    run_directory.let_go(directory)
+    assert rows == {"acc": 0.9, "ppl": 5.0}
+    assert what_store_says(found, "p/r0") == what_read_says(directory)
+
+
 def test_rows_of_several_writers_carry_their_names(tmp_path):
     directory = finished_run(tmp_path, losses=(1.0,))
     append(directory, row(1, loss=2.0), name="rank1")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -395,3 +396,48 @@ def test_texts_that_look_like_sql_are_texts(tmp_path):
         assert found.samples(text=text).total() <= 1
         assert found.metrics(text).rows() == []
         assert found.samples(reward=text, min_reward=0.0).rows() == []
+
+
+def test_sql_with_columns_of_one_name_keeps_all_of_them_in_every_form(tmp_path):
+    finished_run(tmp_path, losses=[1.0], name="warm")
+    query = "SELECT m.name, r.name, m.value, 7 AS name_1, 'x' AS NAME FROM metrics m JOIN runs r ON r.id = m.run"
+    for result in (runs(tmp_path).sql(query), runs(tmp_path).sql(query, limit=5)):
+        row = {"name": "loss", "name_1": "warm", "value": 1.0, "name_1_1": 7, "NAME_2": "x"}
+        assert result.rows() == [row]
+        assert result.columns() == {name: [value] for name, value in row.items()}
+        assert result.pandas().to_dict("records") == result.polars().to_dicts() == result.arrow().to_pylist() == [row]
+
+
+@pytest.mark.parametrize("end", ["; -- done", ";;", " -- a; b", ";\n/* ; */ -- c;", "; "])
+def test_sql_with_comments_behind_its_end_is_run(tmp_path, end):
+    finished_run(tmp_path, losses=[2.0, 1.0])
+    query = f"SELECT ';é--' AS mark, count(*) /* ; */ AS n FROM metrics{end}"
+    for limit in (None, 3):
+        result = runs(tmp_path).sql(query, limit=limit)
+        assert (result.rows(), result.total()) == ([{"mark": ";é--", "n": 2}], 1)
+
+
+@pytest.mark.parametrize("query", ["SELECT 1; SELECT 2", "SELECT 1; -- done\nSELECT 2", "SELECT 1; DROP TABLE states"])
+def test_sql_with_a_second_statement_is_refused(tmp_path, query):
+    finished_run(tmp_path)
+    with pytest.raises(QueryError, match="give one SELECT"):
+        runs(tmp_path).sql(query)
+
+
+def test_sql_with_points_in_time_gives_them_in_utc(tmp_path):
+    append(make_run(tmp_path), row(1, time=90.5, loss=1.0), ended())
+    query = 'SELECT to_timestamp(time) AS at, to_timestamp(NULL) AS at, [to_timestamp(time)] AS "a""b" FROM metrics'
+    result = runs(tmp_path).sql(query)
+    moment = datetime(1970, 1, 1, 0, 1, 30, 500_000, tzinfo=UTC)
+    [found] = result.rows()
+    assert (found["at"], found["at"].utcoffset(), found["at_1"]) == (moment, timedelta(0), None)
+    assert [datetime.fromisoformat(text) for text in found['a"b']] == [moment]
+    assert result.columns() == {name: [value] for name, value in found.items()}
+    assert result.polars()["at"][0] == result.arrow()["at"][0].as_py() == moment
+
+
+def test_hooks_with_a_count_that_is_no_number_lack_only_that(tmp_path):
+    costs = {"hooks/me/calls": math.nan, "hooks/me/errors": math.inf, "hooks/me/total_seconds": 2.0}
+    append(make_run(tmp_path), row(1, **costs), ended())
+    [found] = runs(tmp_path).hooks()
+    assert (found["calls"], found["errors"], found["total_ms"]) == (None, None, 2000.0)

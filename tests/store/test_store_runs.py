@@ -240,6 +240,18 @@ def test_filter_takes_names_patterns_and_functions_and_holds_after_a_refresh(tmp
     assert {row["run"] for row in chosen.metrics()} == {"p/another", "p/other"}
 
 
+def test_filter_by_a_question_mark_means_that_character(tmp_path):
+    for name in ("wat", "w?t", "w?tch", "w[a]t"):
+        finished_run(tmp_path, name.replace("?", "q").strip("[]"), name=name, tags=[name])
+    found = runs(tmp_path)
+    assert [sorted(run.name for run in found.filter(name=name)) for name in ("w?t", "w?t*", "w[a]*")] == [
+        ["w?t"],
+        ["w?t", "w?tch"],
+        ["w[a]t"],
+    ]
+    assert [run.name for run in found.filter(tag="w?t")] == ["w?t"]
+
+
 def test_filter_by_a_status_that_does_not_exist_is_refused_with_the_closest(tmp_path):
     finished_run(tmp_path)
     with pytest.raises(hl.OptionError, match="status='finish'.*'finished'"):

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline.cli.output import AsJson, console, foreign_code, indented, print_json, table
+from hookline.cli.wrong_input import wrong_input
+from hookline.core.errors import OptionError, UnknownNameError
 
 if TYPE_CHECKING:
     from hookline.integrations.ingest import ImportedRun
@@ -41,13 +43,13 @@ def import_command(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make runs of what other tools wrote: event files, trainer states, tables, completions, rollouts.
+    """Make runs of what other tools or `runs export` wrote: event files, states, tables, completions, rollouts.
 
     The exit status is 1 if nothing could be read of one of them.
     """
     from hookline.integrations.ingest import import_runs  # not for every command: it loads all formats
 
-    with _bar() as show, foreign_code():
+    with _wrong_words(path, as_json=as_json), _bar() as show, foreign_code():
         made = import_runs(
             path,
             root=root,
@@ -63,15 +65,32 @@ def import_command(
         print_json([_document(run) for run in made])
     else:
         _print(made, dry_run=dry_run)
-    if any(not (run.rows or run.samples or run.already) for run in made):
+    if any(run.is_empty for run in made):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _wrong_words(path: Path, *, as_json: bool) -> Iterator[None]:
+    """A path, format or column that is not there was given wrongly; of what is there a file tells what is wrong."""
+    try:
+        _check_there(path)
+        yield
+    except (OptionError, UnknownNameError):
+        with wrong_input(as_json=as_json):
+            raise
+
+
+def _check_there(path: Path) -> None:
+    if not path.expanduser().exists():
+        raise OptionError(f"{path}: there is no such file or directory.")
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error over the bytes that are read, and what moves it."""
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("", total=None)
         yield lambda read, total: progress.update(task, completed=read, total=total)
 
@@ -84,6 +103,7 @@ def _document(run: "ImportedRun") -> dict[str, Any]:
         "source": str(run.source),
         "rows": run.rows,
         "samples": run.samples,
+        "events": run.events,
         "already": run.already,
         "taken": [str(file) for file in run.taken],
         "left": [left._asdict() for left in run.left],
@@ -93,10 +113,11 @@ def _document(run: "ImportedRun") -> dict[str, Any]:
 
 
 def _print(made: list["ImportedRun"], *, dry_run: bool) -> None:
-    listing = table("run", "name", "format", "rows", "samples", "skipped", whole=("run",), numbers=("rows", "samples"))
+    counted = ("rows", "samples", *(["events"] if any(run.events for run in made) else []))
+    listing = table("run", "name", "format", *counted, "skipped", whole=("run",), numbers=counted)
     for run in made:
-        counts = (run.rows, run.samples, run.skipped_count or None) if not run.already else (None, None, None)
-        numbers = ["" if count is None else f"{count:,}" for count in counts]
+        counts = [None if run.already else getattr(run, name) for name in counted]
+        numbers = ["" if count is None else f"{count:,}" for count in (*counts, run.skipped_count or None)]
         listing.add_row(_outcome(run, dry_run=dry_run), run.name, run.format, *numbers, style=_style(run))
     console().print(listing)
     for run in made:
@@ -108,11 +129,11 @@ def _print(made: list["ImportedRun"], *, dry_run: bool) -> None:
 def _outcome(run: "ImportedRun", *, dry_run: bool) -> str:
     if run.directory is not None:
         return run.directory.name
-    return "(would be new)" if dry_run and (run.rows or run.samples) else "(nothing in it)"
+    return "(would be new)" if dry_run and not run.is_empty else "(nothing in it)"
 
 
 def _style(run: "ImportedRun") -> str:
-    return "dim" if run.already else "yellow" if run.skipped_count else "" if run.rows or run.samples else "red"
+    return "dim" if run.already else "yellow" if run.skipped_count else "red" if run.is_empty else ""
 
 
 def _print_notes(run: "ImportedRun") -> None:

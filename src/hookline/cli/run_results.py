@@ -10,9 +10,9 @@ from hookline.store.runs import Runs
 
 _SMALLER = re.compile(r"(^|[/_.-])(loss|error|perplexity|ppl|nll|mse|mae|rmse|wer|cer|kl)([/_.-]|$)", re.IGNORECASE)
 _QUERY = """
-SELECT run, name, axis, last(value ORDER BY step, time) AS last, last(step ORDER BY step, time) AS step,
+SELECT run, name, axis, last(value ORDER BY step, recorded) AS last, max(step) AS step,
     min(value) FILTER (isfinite(value)) AS least, max(value) FILTER (isfinite(value)) AS largest, count(*) AS points
-FROM metrics WHERE value IS NOT NULL GROUP BY ALL ORDER BY run, name, axis
+FROM metrics_in_order WHERE value IS NOT NULL GROUP BY ALL ORDER BY run, name, axis
 """
 
 

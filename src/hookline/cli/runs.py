@@ -13,7 +13,7 @@ from hookline.cli.import_runs import import_command
 from hookline.cli.output import AsJson, console, print_json, table
 from hookline.cli.plain_help import CommandGroup
 from hookline.cli.run_reference import OptionalRun, Root, all_places, locate
-from hookline.cli.run_words import one_line
+from hookline.cli.run_words import bytes_text, one_line
 from hookline.cli.runs_compare import compare_command
 from hookline.cli.runs_delete import delete_command
 from hookline.cli.runs_export import export_command
@@ -46,14 +46,15 @@ def sync(
 ) -> None:
     """Deliver to its sinks what a run that is over left behind, or without one what any run left behind.
 
-    The exit status is 1 if something still waits.
+    Where a run is given, `hookline serve` is also sent again what it had of it and lost. The exit status is 1 if
+    something still waits.
     """
     with wrong_input(as_json=as_json):
         chosen = [place for place in all_places(root) if _waits(place)] if run is None else [locate(root, run)]
     delivered = []
     for place in chosen:
         with _bar(sink_states(place.directory)) as show:
-            delivered.append(deliver(place.directory, seconds=seconds, progress=show))
+            delivered.append(deliver(place.directory, seconds=seconds, mend=run is not None, progress=show))
         if not as_json:
             _print(place, delivered[-1])
     documents = [{"run": place.id, "sinks": states} for place, states in zip(chosen, delivered, strict=True)]
@@ -97,3 +98,7 @@ def _print(place: Place, states: list[SinkState]) -> None:
         numbers = f"{state.delivered:,}", f"{state.behind_bytes:,}"
         listing.add_row(state.name, state.status, *numbers, state.error, style=style)
     console().print(listing)
+    for state in states:
+        if state.sent_again_bytes:
+            said = f"{one_line(state.name)} had lost {bytes_text(state.sent_again_bytes)}: they were sent again."
+            console().print(said, soft_wrap=True)

@@ -20,6 +20,7 @@ from hookline.cli.run_words import bytes_text, one_line
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import ConfigError, MissingExtraError, OptionError
 from hookline.record.records import clean
+from hookline.store.index import DamagedIndexError
 from hookline.store.result import Result
 from hookline.store.runs import Runs
 
@@ -99,6 +100,8 @@ def _replaced(output: Path) -> Iterator[Path]:
     try:
         yield aside
         aside.replace(output)
+    except DamagedIndexError:
+        raise
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}") from error
     finally:

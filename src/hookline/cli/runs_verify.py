@@ -5,7 +5,7 @@ like records that wait to be delivered, does not.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,12 +25,12 @@ from hookline.record import run_directory
 from hookline.record.delivery import sink_states
 from hookline.record.reader import COURIER, lines
 from hookline.record.records import Event, decode
-from hookline.record.segment import File
+from hookline.record.segment import File, no_files
 from hookline.store.catalogue import Place, read_facts
 from hookline.store.glance import Glance, glance
-from hookline.store.journal_files import own_files
-
-_CHUNK = 1 << 20
+from hookline.store.journal_files import behind, own_files
+from hookline.store.liveness import Liveness
+from hookline.store.received import last_sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_
 
 def verify(place: Place) -> Verdict:
     """Read all that a run recorded, and say what is wrong with it."""
-    found = own_files(place.journal)
-    is_live = run_directory.is_alive(place.directory)
+    found = [*own_files(place.journal), *no_files(place.journal)]
     files = {file: _read(file.path) for file in found}
     can_be_read = not any(seen.error for seen in files.values())
     end = glance([file for file, seen in files.items() if not seen.error])
+    is_live = _is_live(end, place)
     findings = [
         *_about_facts(place),
         *_about_missing(found),
@@ -111,6 +111,17 @@ def verify(place: Place) -> Verdict:
         *(_about_sinks(place.directory) if can_be_read and not is_live else ()),
     ]
     return Verdict(place, sum(one.records for one in files.values()), sum(one.end for one in files.values()), findings)
+
+
+def _is_live(end: Glance, place: Place) -> bool:
+    """Whether it is written, by its own process, or by a server for a run that is received; as the list of runs has it.
+
+    A process may have something to write behind the end of its run. One that has recorded nothing is not waited for.
+    """
+    if run_directory.is_alive(place.directory):
+        return True
+    word = Liveness().word(end, place.directory, read_facts(place.facts)[0])
+    return bool(end.last_seen) and word in ("running", "stalled")
 
 
 def _read(path: Path) -> _JournalFile:
@@ -188,9 +199,9 @@ def _about_files(files: dict[File, _JournalFile], *, is_live: bool, was_killed: 
             continue
         if seen.not_records:
             yield _not_records(name, seen)
-        behind = "" if is_live else _behind(file.path, seen.end)  # a live run writes there just now
-        if behind:
-            yield _cut_off(name, seen.end, behind, was_killed=was_killed and last[file.writer] is file)
+        rest = "" if is_live else behind(file.path, seen.end)  # a live run writes there just now
+        if rest:
+            yield _cut_off(name, seen.end, rest, was_killed=was_killed and last[file.writer] is file)
 
 
 def _not_records(name: str, seen: _JournalFile) -> Finding:
@@ -205,8 +216,8 @@ def _not_records(name: str, seen: _JournalFile) -> Finding:
     )
 
 
-def _cut_off(name: str, end: int, behind: str, *, was_killed: bool) -> Finding:
-    if behind == "hole":
+def _cut_off(name: str, end: int, rest: str, *, was_killed: bool) -> Finding:
+    if rest == "hole":
         return Finding(
             "damage",
             f"{name} cannot be read from byte {end:,} on: there is a hole in it",
@@ -218,8 +229,9 @@ def _cut_off(name: str, end: int, behind: str, *, was_killed: bool) -> Finding:
         return Finding(
             "note",
             f"{name} ends in the middle of a line, at byte {end:,}",
-            "The process was killed while it wrote that record. Nothing before it is lost.",
-            "Nothing has to be done.",
+            "The process was killed while it wrote that record, or the file was cut off there. Nothing before it is "
+            "lost.",
+            "Nothing has to be done, unless this is a copy: then copy the file again from where it was recorded.",
         )
     return Finding(
         "damage",
@@ -227,19 +239,6 @@ def _cut_off(name: str, end: int, behind: str, *, was_killed: bool) -> Finding:
         "The end of the file is gone: a copy was not complete, or the disk was full.",
         "Copy the file again from where it was recorded.",
     )
-
-
-def _behind(path: Path, end: int) -> Literal["", "torn", "hole"]:
-    """What lies behind the last line: nothing but zeros, a piece of a line, or something behind zeros."""
-    is_torn = has_zeros = False
-    with suppress(OSError), path.open("rb", buffering=0) as file:
-        file.seek(end)
-        while chunk := file.read(_CHUNK):
-            piece, zero, rest = (b"", b"", chunk) if has_zeros else chunk.partition(b"\0")
-            is_torn, has_zeros = is_torn or bool(piece), has_zeros or bool(zero)
-            if rest.strip(b"\0"):
-                return "hole"
-    return "torn" if is_torn else ""
 
 
 def _about_lost(files: Iterable[_JournalFile]) -> Iterator[Finding]:
@@ -268,7 +267,14 @@ def _about_checkpoints(run_dir: Path) -> Iterator[Finding]:
 
 
 def _about_end(end: Glance, place: Place) -> Iterator[Finding]:
-    if end.last_seen and not end.has_ended:
+    if end.last_seen and not end.has_ended and last_sign(place.directory) is not None:
+        yield Finding(
+            "note",
+            f"nothing more was heard of it after step {end.step:,}",
+            "Its process was killed, or cannot reach the server that receives it. What arrived up to then is there.",
+            "Look at the machine that it runs on; what it sends when it is back is taken in.",
+        )
+    elif end.last_seen and not end.has_ended:
         yield Finding(
             "note",
             f"it ended after step {end.step:,} without saying so",

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from hookline.cli.run_words import number, one_line
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import OptionError
 from hookline.record.records import clean
-from hookline.store.query import QueryError
+from hookline.store.query_error import QueryError
 from hookline.store.runs import SQL_SECONDS, Runs, runs
 
 TABLES = {
@@ -118,18 +119,20 @@ def _cell(value: Any) -> str:
 
 
 def _flat(value: Any) -> Any:
-    return json.dumps(_plain(value), ensure_ascii=False) if isinstance(value, dict | list | tuple) else value
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(_plain(value), ensure_ascii=False)
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it; dates, decimals and the like as text."""
+    """A value as JSON can hold it; dates, decimals and the like as text, points in time as ISO 8601 has them."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return clean(value)
-    return str(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _schema(found: Runs) -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ from hookline.record import run_directory
 from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
 from hookline.record.reader import COURIER, FINAL, last_status, last_step
 from hookline.record.recorder import Recorder
-from hookline.record.sink import Sink, make_sink
+from hookline.record.sink import Sink, can_mend, make_sink
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
@@ -81,6 +81,10 @@ class Courier:
         """Whether nothing waits to be delivered."""
         return all(delivery.is_done() for delivery in self.deliveries)
 
+    def has_tried(self) -> bool:
+        """Whether each sink was opened, or that was tried."""
+        return all(delivery.opened.is_set() for delivery in self.deliveries)
+
     def stop_beating(self) -> None:
         """Send no more heartbeats: the training process is dead."""
         for delivery in self.deliveries:
@@ -95,6 +99,7 @@ def sync(
     run_dir: str | Path,
     *,
     seconds: float,
+    mend: bool = False,
     progress: Callable[[list[SinkState]], object] = lambda states: None,
     pace: Pace | None = None,
 ) -> list[SinkState]:
@@ -103,6 +108,7 @@ def sync(
     A sink that cannot be built again is left as it is, with the reason. A run without sinks is left as it is.
 
     Args:
+        mend: Also have sinks that can find it out look for what was delivered and got lost there, and bring it again.
         progress: Called with the states now and then.
     """
     directory = Path(run_dir)
@@ -111,24 +117,26 @@ def sync(
     if not sink_states(directory):
         return []
     note_death(directory)
-    sinks, unbuilt = _rebuilt(directory)
+    sinks, unbuilt = _rebuilt(directory, mend=mend)
     courier = Courier(directory, sinks, pace=pace)
     courier.stop_beating()
     courier.begin()
     deadline = time.monotonic() + seconds
-    while not courier.is_done() and time.monotonic() < deadline:
+    while not (courier.has_tried() and courier.is_done()) and time.monotonic() < deadline:
         progress(courier.states())
         time.sleep(0.1)
     courier.close(max(CLOSE_SECONDS, deadline - time.monotonic()) if courier.is_done() else 0.0)
-    return [unbuilt.get(state.name, state) for state in courier.states()]
+    again = {name: sink.sent_again_bytes for name, sink in sinks.items()}
+    states = [replace(state, sent_again_bytes=again.get(state.name, 0)) for state in courier.states()]
+    return [unbuilt.get(state.name, state) for state in states]
 
 
-def _rebuilt(directory: Path) -> tuple[dict[str, Sink], dict[str, SinkState]]:
+def _rebuilt(directory: Path, *, mend: bool) -> tuple[dict[str, Sink], dict[str, SinkState]]:
     """The sinks of a run, made from what it wrote down; and the states of those that cannot be."""
     sinks: dict[str, Sink] = {}
     unbuilt: dict[str, SinkState] = {}
     for state in sink_states(directory):
-        if not state.behind_bytes:
+        if not state.behind_bytes and not (mend and can_mend(state.spec)):
             continue
         try:
             sink = make_sink(state.spec)

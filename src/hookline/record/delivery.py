@@ -55,7 +55,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """How a sink stands: ``ok``, ``lagging`` (a fault, it is being retried) or ``refused`` (it needs a fix)."""
+    """How a sink stands: ``ok``, ``lagging`` (a fault, it is being retried) or ``refused`` (it needs a fix).
+
+    ``sent_again_bytes`` is what `sync` brought again because the destination had lost it.
+    """
 
     name: str
     status: Word = "ok"
@@ -63,6 +66,7 @@ class SinkState:
     behind_bytes: int = 0
     error: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
+    sent_again_bytes: int = 0
 
 
 @dataclass(slots=True)

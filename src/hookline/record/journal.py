@@ -45,6 +45,8 @@ SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 KEEPER_SECONDS = 1.0
 _SMALLEST_SEGMENT = 64 << 10
+_NAME_BYTES = 100
+"""What a writer's name may take of a file's name, here and on a server that receives it."""
 _SPOILS = b"!\n"
 """Ends a torn line in front of the next, and makes it one that readers skip even if only its newline was missing."""
 _NO_GUARANTEE = "its file system gives no guarantee for preallocated files"
@@ -59,7 +61,7 @@ class Journal:
 
     Args:
         directory: Where the files go; made if need be.
-        name: What the writer is called, e.g. ``main`` or ``rank1``.
+        name: What the writer is called, e.g. ``main`` or ``rank1``: letters, digits and ``_``, in 100 bytes at most.
         segment_bytes: The size of one file.
         durability: ``"process"`` survives the death of the process; ``"power"`` also brings lines to
             the disk every ``sync_seconds``, in the background.
@@ -80,10 +82,9 @@ class Journal:
             raise OptionError(f"segment_bytes={segment_bytes!r}: give at least {mmap.PAGESIZE}.")
         if durability not in ("process", "power"):
             raise OptionError(f"durability={durability!r}: give 'process' or 'power'.")
+        _require_name(name)
         self.directory = Path(directory).resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
-        if not name.isidentifier():
-            raise OptionError(f"name={name!r}: give letters, digits and '_'.")
         self.lost = 0
         self.session = 1 + max((file.session for file in files(self.directory) if file.name == name), default=-1)
         self._name = name
@@ -394,6 +395,11 @@ class Journal:
         lost, self._lost_before = self.lost - self._lost_before, self.lost
         if self._on_gap is not None:
             self._on_gap(lost)
+
+
+def _require_name(name: str) -> None:
+    if not name.isidentifier() or len(name.encode()) > _NAME_BYTES:
+        raise OptionError(f"name={name!r:.80}: give letters, digits and '_', {_NAME_BYTES} bytes at most.")
 
 
 _OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()

@@ -5,11 +5,14 @@ or at a line without an end; a piece of a line that a full disk left behind is s
 
 A resume mark (an event called ``resume`` with the steps of the axes that are taken up again) says
 that what the same writer recorded in earlier sessions past those steps will be done anew: `read`
-leaves that out, so that the view has no duplicates and no gaps. The history stays in the files.
+leaves that out, so that the view has no duplicates and no gaps. An evaluation that a later session did
+again at the same step is left out by name: what was not done again stays. The history stays in the files.
 """
 
+import errno
 import heapq
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -105,9 +108,13 @@ class Reader:
 
 
 def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """The complete lines of a file from an offset on, each with the offset behind it."""
+    """The complete lines of a file from an offset on, each with the offset behind it.
+
+    Raises:
+        OSError: It cannot be read, or is something else than a file.
+    """
     try:
-        file = path.open("rb")
+        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - closed below
     except FileNotFoundError:  # a segment that was prepared and not needed
         return
     with file:
@@ -121,6 +128,16 @@ def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
                 yield line, offset
             if zero:
                 return
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, and nothing that one would have to wait for; of a directory `open` says itself that it is one."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "Not a file", path)
 
 
 def _unread(path: Path, offset: int) -> int:
@@ -290,7 +307,7 @@ def _stream(segments: list[File], marks: Marks, *, labelled: bool) -> Iterator[A
     for file in segments:
         for line, _ in lines(file.path):
             record = _decoded(line)
-            if record is None or is_obsolete(record, file, marks):
+            if record is None or drop_obsolete(record, file, marks):
                 continue
             if labelled:
                 label(record, file)
@@ -310,14 +327,23 @@ def _decoded(line: bytes) -> Any:
         return None
 
 
-def is_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
-    """Whether the same writer did a record anew in a later session."""
+def drop_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
+    """Take out of a record what the same writer did anew in a later session; whether that was all of it."""
     if not isinstance(record, Metrics | Sample | Rewards):
         return False
     axis = record.axis if not isinstance(record, Rewards) else "train"
-    if axis == "eval" and isinstance(record, Metrics):
-        keys = ((file.name, record.step, name) for name in record.values)  # another evaluation has other names
-        if any(marks.evaluated.get(key, 0) > file.session for key in keys):  # 0: written since the marks were read
-            return True
+    if axis == "eval" and isinstance(record, Metrics) and _drop_evaluated_again(record, file, marks):
+        return True
     resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)
+
+
+def _drop_evaluated_again(record: Metrics, file: File, marks: Marks) -> bool:
+    """Take out the names that a later session evaluated at the same step; whether there were no others."""
+    latest = marks.evaluated
+    again = {  # 0: written since the marks were read
+        name for name in record.values if latest.get((file.name, record.step, name), 0) > file.session
+    }
+    if again:
+        record.values = {name: value for name, value in record.values.items() if name not in again}
+    return bool(again) and not record.values

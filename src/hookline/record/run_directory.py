@@ -26,6 +26,7 @@ from hookline.record.records import clean
 FACTS = "run.json"
 LOCK = "lock"
 _DIFF_BYTES = 1 << 20
+_NAME_BYTES = 255
 _RUNS_NAMED = 3
 _ADJECTIVES = (
     "amber bold brave bright calm clever crisp eager fair fleet gentle glad keen lively mellow noble "
@@ -47,8 +48,9 @@ def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str
     Raises:
         ConfigError: The project's name is no name, or the directory cannot be written.
     """
-    if not project or project == ".." or Path(project).name != project:
-        raise ConfigError(f"project={project!r}: give a name without '/'.")
+    _require_project(project)
+    if project[0] == "." and run_id is None:  # whoever names the run, too, may want it out of sight
+        raise ConfigError(f"project={project!r}: runs of a name that begins with '.' are never listed. Give another.")
     home = Path(root).resolve() / project
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -60,6 +62,15 @@ def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str
             f"{home} cannot be written: {error.strerror}. Give another directory, or None to record nothing."
         ) from error
     return directory
+
+
+def _require_project(project: str) -> None:
+    try:
+        is_plain = "\0" not in project and 0 < len(os.fsencode(project)) <= _NAME_BYTES
+    except UnicodeEncodeError:  # half of a character
+        is_plain = False
+    if not is_plain or project == ".." or Path(project).name != project:
+        raise ConfigError(f"project={project!r:.80}: give a name without '/', of {_NAME_BYTES} bytes at most.")
 
 
 def find(root: str | Path, project: str, reference: str | Path, *, name: str) -> Path | None:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +29,36 @@ class File(NamedTuple):
 
 def files(directory: Path) -> list[File]:
     """The journal files in a directory, each writer's in order."""
+    return _named(directory, _is_file)
+
+
+def no_files(directory: Path) -> list[File]:
+    """What has the name of a journal file and is something else: whoever opens a pipe waits for ever."""
+    return _named(directory, lambda entry: not entry.is_symlink() and not _is_file(entry))
+
+
+def _named(directory: Path, chosen: Callable[["os.DirEntry[str]"], bool]) -> list[File]:
     found = []
-    for path in directory.glob("*.jsonl"):
-        writer, _, number = path.stem.rpartition("-")
+    for name in _names(directory, chosen):
+        writer, _, number = name.removesuffix(".jsonl").rpartition("-")
         parts = writer.split("-")
         if len(parts) == 4 and parts[1].isdigit() and number.isdigit():
-            found.append(File(path, parts[0], int(parts[1]), writer, int(number)))
+            found.append(File(directory / name, parts[0], int(parts[1]), writer, int(number)))
     return sorted(found, key=lambda file: (file.name, file.session, file.writer, file.number))
+
+
+def _names(directory: Path, chosen: Callable[["os.DirEntry[str]"], bool]) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.name.endswith(".jsonl") and chosen(entry)]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    with contextlib.suppress(OSError):  # a link that leads to itself, or to where nobody may look
+        return entry.is_file()
+    return False
 
 
 class Segment:

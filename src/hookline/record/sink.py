@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 from hookline.core.config import checked_arguments, import_object
 from hookline.core.config_source import Source
-from hookline.core.errors import ConfigError, OptionError, UnknownNameError
+from hookline.core.errors import ConfigError, HooklineError, OptionError, UnknownNameError
 from hookline.core.registry import Registry
 from hookline.record.reader import Parcel
 
@@ -43,6 +43,15 @@ class Sink(ABC):
 
     batch_records: ClassVar[int] = 500
     """How many records `write` is given at most."""
+
+    mends: ClassVar[bool] = False
+    """Whether `open` finds out what the destination holds, and brings it again what was delivered and got lost there.
+
+    Such a sink is opened by `hookline runs sync RUN` even where nothing waits.
+    """
+
+    sent_again_bytes: int = 0
+    """How much `open` brought again."""
 
     name: str | None = None
     """What the sink is called in its run; its registered name, where none is given."""
@@ -144,13 +153,25 @@ def _parts(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _build(name: str, arguments: Mapping[str, Any]) -> Sink:
     try:
-        factory = _imported(name) if ":" in name else SINKS.find(name)
+        factory = _found(name)
     except UnknownNameError as error:
         raise ConfigError(f"sinks: {error}") from error
     sink = factory(**checked_arguments(factory, arguments, Source(arguments), f"sinks.{name}"))
     if not isinstance(sink, Sink):
         raise ConfigError(f"sinks: {name!r} gives {sink!r}, which is no Sink.")
     return sink
+
+
+def can_mend(spec: Mapping[str, Any]) -> bool:
+    """Whether the sink of a spec `mends`; it is not built, and one that cannot be found does not."""
+    try:
+        return bool(getattr(_found(str(spec.get("use"))), "mends", False))
+    except HooklineError:
+        return False
+
+
+def _found(name: str) -> Callable[..., Any]:
+    return _imported(name) if ":" in name else SINKS.find(name)
 
 
 def _imported(name: str) -> type[Sink]:

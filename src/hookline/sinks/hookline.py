@@ -71,6 +71,7 @@ class HooklineSink(Sink):
     """
 
     batch_records: ClassVar[int] = 20_000  # a batch ends at a megabyte
+    mends: ClassVar[bool] = True
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -186,16 +187,18 @@ class HooklineSink(Sink):
             self._receiver.append(self._run, DIFF, diff, offset=0)
             self._state["diff"] = digest
 
-    def _send(self, file: File, end: int | None = None) -> None:
-        """What the server does not hold yet of a file, up to an offset, or all lines that there are."""
+    def _send(self, file: File, end: int | None = None) -> int:
+        """What the server does not hold yet of a file, up to an offset, or all lines that there are; how much it is."""
         assert self._receiver is not None
-        name = file.path.name
+        name, sent = file.path.name, 0
         for offset, data in pieces(file.path, self._held.get(name, 0), end):
             fitting = fitting_lines(data)
             self._held[name] = self._receiver.append(self._run, name, fitting, offset=offset)
             self._signed = self.clock()
+            sent += len(data)
             if fitting != data:
                 self._tell(f"The record at byte {offset:,} of {name}, {len(data):,} bytes,")
+        return sent
 
     def _fitting_description(self, run_dir: Path, facts: RunFacts) -> bytes:
         description = _description(run_dir, facts)
@@ -215,7 +218,7 @@ class HooklineSink(Sink):
         for file in files(journal):
             number, end = self._delivered.places.get(file.writer, (0, 0))
             if file.number <= number:
-                self._send(file, end if file.number == number else None)
+                self.sent_again_bytes += self._send(file, end if file.number == number else None)
 
     def _saved(self) -> dict[str, Any]:
         return self._state | {"places": dict(self._delivered.places)}

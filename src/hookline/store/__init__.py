@@ -3,7 +3,7 @@
 from hookline.store.bands import Band, Bands
 from hookline.store.index import DamagedIndexError
 from hookline.store.intake import Taken
-from hookline.store.query import QueryError, QueryTimeoutError
+from hookline.store.query_error import QueryError, QueryTimeoutError
 from hookline.store.result import Result
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs, runs

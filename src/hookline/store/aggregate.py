@@ -1,13 +1,14 @@
 """Mean, spread and range of a metric over runs, step by step.
 
 Runs are aligned on the step: a step has the values of those runs that recorded the metric there, and ``n`` says how
-many. A run that recorded it more than once at a step counts once, with the last value. As with NumPy, one NaN makes
-everything NaN; the spread of values of which one is infinite is NaN, too.
+many. A run that recorded it more than once at a step counts once, with the value that was recorded last, NaN or not.
+As with NumPy, one NaN makes everything NaN; the spread of values of which one is infinite is NaN, too.
 """
 
 from collections.abc import Sequence
 
 from hookline.core.errors import OptionError, closest
+from hookline.store.tables import IN_ORDER, ORDER
 
 BY = ("arm", "group", "experiment", "stage", "name", "project", "repeat", "seed", "status", "id")
 """What runs can be grouped by."""
@@ -49,8 +50,8 @@ SELECT {shown}, latest.axis, latest.step,
     max(value) AS max,
     count(*) AS n
 FROM (
-    SELECT run, axis, step, arg_max(value, time) AS value
-    FROM metrics {where} GROUP BY run, axis, step
+    SELECT run, axis, step, arg_max(value, {ORDER}) AS value
+    FROM {IN_ORDER} {where} GROUP BY run, axis, step
 ) AS latest JOIN runs ON runs.id = latest.run
 GROUP BY {groups}, latest.axis, latest.step
 ORDER BY {groups}, latest.axis, latest.step

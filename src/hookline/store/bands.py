@@ -6,7 +6,7 @@ them recorded something, each run that had begun and not ended counts with the v
 two points around there. Values that are not finite are left out then.
 
 That makes sense where x only grows in each run, and where runs of a group share some of it. Where they do not there is
-no band, and `Bands.problem` says why.
+no band, and `Bands.problem` says why; so it does where there is nothing to draw.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from typing import Any
 from hookline.store.aggregate import aggregate_query, checked_keys
 from hookline.store.conditions import Conditions
 from hookline.store.run_info import RunInfo
-from hookline.store.series import Chart, RawLine, cut, raw_lines, thinned
+from hookline.store.series import ELAPSED, Chart, RawLine, cut, raw_lines, thinned
 from hookline.store.store import Store
 
 Key = tuple[str | None, ...]
@@ -64,10 +64,18 @@ def bands(store: Store, runs: Sequence[RunInfo], chart: Chart, by: str | Sequenc
     """
     keys = checked_keys(by)
     if chart.x == "step":
-        return Bands(list(_over_steps(store, runs, chart, keys)))
+        found = Bands(list(_over_steps(store, runs, chart, keys)))
+    else:
+        found = _over_places(store, runs, chart, keys)
+    if not found.bands and not found.problem:
+        found.problem = _why_nothing(store, runs, chart)
+    return found
+
+
+def _over_places(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[str]) -> Bands:
     groups: dict[tuple[Key, str], list[RawLine]] = {}
     by_id = {info.id: _key(info, keys) for info in runs}
-    for line in raw_lines(store, runs, chart):
+    for line in raw_lines(store, runs, chart, is_one=True):
         if not line.rises:
             return Bands(
                 problem=f"{chart.x} does not only grow in {line.run}, so its values are no places to compare at"
@@ -86,7 +94,7 @@ def _over_steps(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[
     import numpy as np
 
     conditions = Conditions()
-    conditions.names("name", chart.names)
+    conditions.equal("name", chart.names)
     conditions.equal("axis", chart.axis)
     conditions.add("value IS NOT NULL")
     groups = ", ".join(f'"{name}"' for name in (*keys, "axis"))
@@ -94,7 +102,7 @@ def _over_steps(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[
         f"SELECT *, dense_rank() OVER (ORDER BY {groups}) AS place FROM ({aggregate_query(keys, 1, str(conditions))}) "
         "ORDER BY place, step"
     )
-    with store.snapshot(runs, "metrics runs") as cursor:
+    with store.snapshot(runs, query) as cursor:
         found = cursor.execute(query, conditions.parameters).fetchnumpy()
     starts = np.unique(found["place"], return_index=True)[1].tolist()
     for begin, end in pairwise([*starts, len(found["place"])]):
@@ -102,6 +110,25 @@ def _over_steps(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[
         own |= {"x": found["step"][begin:end].astype(np.float64), "n": found["n"][begin:end]}
         *key, axis = (_text(found[name], begin) for name in (*keys, "axis"))
         yield _band(tuple(key), str(axis), own, chart)
+
+
+def _why_nothing(store: Store, runs: Sequence[RunInfo], chart: Chart) -> str:
+    """Why there is nothing to draw."""
+    if not runs:
+        return "there are no runs"
+    names = [str(chart.names), *([] if chart.x in ("step", "time", ELAPSED) else [chart.x])]
+    with store.snapshot(runs, "metrics") as cursor:
+        for name in names:
+            conditions = Conditions()
+            conditions.equal("name", name)
+            conditions.equal("axis", chart.axis)
+            query = f"SELECT count(*), count(value), count(*) FILTER (isfinite(value)) FROM metrics {conditions}"
+            [(rows, numbers, finite)] = cursor.execute(query, conditions.parameters).fetchall()
+            if not rows:
+                return f"no run recorded {name!r}" + (f" on the axis {chart.axis!r}" if chart.axis else "")
+            if not finite:
+                return f"no value of {name!r} is finite" if numbers else f"{name!r} has no numbers"
+    return f"there is no step of an axis at which {' and '.join(map(repr, names))} both have a finite value"
 
 
 def _overlap(lines: list[RawLine]) -> bool:

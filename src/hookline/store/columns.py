@@ -20,11 +20,15 @@ class Rows:
         self.tables: dict[str, list[Row]] = {name: [] for name in TABLES}
         self.count = 0
 
-    def add(self, parcel: Parcel) -> None:
-        """Take a record in."""
+    def add(self, parcel: Parcel, order: float | None = None) -> None:
+        """Take a record in.
+
+        Args:
+            order: The time by which it comes behind what its writer recorded before, where its own is another.
+        """
         record, writer = parcel.record, parcel.file.name
         if isinstance(record, Metrics):
-            self._add_metrics(record, writer, parcel.file.session)
+            self._add_metrics(record, writer, parcel.file.session, order)
         elif isinstance(record, Sample):
             self._put("samples", _sample_row(record, writer, parcel.id))
         elif isinstance(record, LogLine):
@@ -41,14 +45,14 @@ class Rows:
         self.tables[table].append(row)
         self.count += 1
 
-    def _add_metrics(self, record: Metrics, writer: str, session: int) -> None:
+    def _add_metrics(self, record: Metrics, writer: str, session: int, order: float | None) -> None:
         append = self.tables["metrics"].append
         axis, step, time = record.axis, record.step, record.time
         for name, value in record.values.items():
             if type(value) is float:  # the usual case
-                append((writer, axis, step, time, name, value, None, session))
+                append((writer, axis, step, time, name, value, None, session, order))
             else:
-                append((writer, axis, step, time, name, number(value), _text(value), session))
+                append((writer, axis, step, time, name, number(value), _text(value), session, order))
         self.count += len(record.values)
 
     def _add_rewards(self, record: Rewards, writer: str) -> None:

@@ -3,13 +3,16 @@
 ``run.json`` beside them says which files count and which state of the journals they show, and is replaced as a whole: a
 process that dies while it writes leaves the files before valid. Another process, or one whose database is gone, takes
 them over without reading the journals again. The files before the last ones are kept until there are newer ones, so
-that a query that has begun can go on.
+that a query that has begun can go on. Files are on the disk before ``run.json`` names them, and it knows their
+checksums: where a query fails, `is_intact` tells whether they are to blame.
 """
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _RUNS = "runs"
 _SIDECAR = "run.json"
 _ASIDE = ".run.json.partial"
+_CHUNK = 1 << 20
 _NAME = re.compile(r"\w+-(\d+)\.parquet")
 
 
@@ -69,21 +73,42 @@ def load(index: Index, run: str) -> ReadState | None:
         found = msgspec.json.decode((home(index, run) / _SIDECAR).read_bytes(), type=Sidecar)
     except (OSError, msgspec.DecodeError):
         return None
-    return found.read if (found.version, found.run) == (VERSION, run) else None
+    is_ours = (found.version, found.run) == (VERSION, run) and index.refused.get(run) != found.read.generation
+    return found.read if is_ours else None
 
 
 def paths(index: Index, run: str, read: ReadState) -> dict[str, Path]:
     """A run's files by table."""
     folder = home(index, run)
-    return {table: folder / name for table, (name, _) in read.parquet.items()}
+    return {table: folder / name for table, (name, _, _) in read.parquet.items()}
 
 
 def is_whole(index: Index, run: str, read: ReadState) -> bool:
     """Whether all files are there, with the sizes that they were written with."""
     folder = home(index, run)
     with contextlib.suppress(OSError):
-        return all((folder / name).stat().st_size == size for name, size in read.parquet.values())
+        return all((folder / name).stat().st_size == size for name, size, _ in read.parquet.values())
     return False
+
+
+def is_intact(index: Index, run: str, read: ReadState) -> bool:
+    """Whether all files are what was written; reads them."""
+    folder = home(index, run)
+    with contextlib.suppress(OSError):
+        return all(_checksum(folder / name) == checksum for name, _, checksum in read.parquet.values())
+    return False
+
+
+def give_up(index: Index, run: str, read: ReadState) -> None:
+    """Have a run whose files are damaged read again from its journals; a private index leaves them to others."""
+    if index.state(run).read != read:  # which was done
+        return
+    index.state(run).read = None
+    index.touch(run)
+    if index.is_private:
+        index.refused[run] = read.generation
+    else:
+        remove(index, run)
 
 
 def remove(index: Index, run: str) -> None:
@@ -93,12 +118,13 @@ def remove(index: Index, run: str) -> None:
 
 def _written(
     connection: "DuckDBPyConnection", sources: dict[str, list[str]], folder: Path, generation: int
-) -> dict[str, tuple[str, int]]:
-    written: dict[str, tuple[str, int]] = {}
+) -> dict[str, tuple[str, int, int]]:
+    written: dict[str, tuple[str, int, int]] = {}
     for name, parts in sources.items():
         path = folder / f"{name}-{generation}.parquet"
         _copy(connection, name, parts, path)
-        written[name] = (path.name, path.stat().st_size)
+        _sync(path)
+        written[name] = (path.name, path.stat().st_size, _checksum(path))
     return written
 
 
@@ -112,7 +138,21 @@ def _copy(connection: "DuckDBPyConnection", table: str, parts: list[str], path: 
 def _put(folder: Path, sidecar: Sidecar) -> None:
     aside = folder / _ASIDE
     aside.write_bytes(msgspec.json.encode(sidecar))
+    _sync(aside)
     aside.replace(folder / _SIDECAR)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def _remove_files(folder: Path, is_unwanted: Callable[[int], bool]) -> None:

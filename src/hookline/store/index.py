@@ -3,15 +3,19 @@
 It lies in ``<root>/.hookline/``: ``index.duckdb`` with what is known about each run and the rows of live ones, and a
 folder with Parquet files for each run that has ended. One process has it at a time; another one, or one that cannot
 write there, keeps a private index in memory, with the same answers. What is damaged or of another version is made anew.
+One that was closed is opened again when it is next used. A forked child never touches what its parent has open.
 
 The database can touch no file outside that folder, load no extension and reach no network, and that cannot be changed
 once it is open: this holds for queries of users as for our own.
 """
 
 import contextlib
+import ctypes
+import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +48,7 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 
 _OPENED: dict[Path, int] = {}
 """Which process opened each database: what a forked child inherits of it must not be used."""
+_INDEXES: "weakref.WeakSet[Index]" = weakref.WeakSet()
 
 
 class DamagedIndexError(HooklineError, OSError):
@@ -60,19 +65,25 @@ class Index:
         note: Why it is private; empty where it is kept on disk.
         made_anew: What happened to it, so that it had to be made anew; empty where nothing did.
         states: What is known about each run, by its id.
+        refused: The generation of a run's files that a private index found to be damaged.
+        begun: How often it was opened: what was looked up before may not be in it any more.
     """
 
     def __init__(self, root: Path) -> None:
         self.folder = root / FOLDER
         self.lock = threading.RLock()
         self.note = self.made_anew = ""
-        self._process = os.getpid()
         self.states: dict[str, RunState] = {}
+        self.begun = 0
         self._unsaved: set[str] = set()
         self._staged: set[str] = set()
         self._inode = 0
+        self.refused: dict[str, int] = {}
         self._damage = ""
+        self._is_closed = True
         self._begin()
+        _INDEXES.add(self)
+        _look_out_for_forks()
 
     @property
     def is_private(self) -> bool:
@@ -80,10 +91,11 @@ class Index:
         return bool(self.note)
 
     def close(self) -> None:
-        """Save what is not saved and let another process have it; a forked child leaves it alone."""
-        if os.getpid() != self._process:
-            return
+        """Save what is not saved and let another process have it, until the next `check`."""
         with self.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
             with contextlib.suppress(duckdb_module().Error):
                 self.save()
             self.connection.close()
@@ -91,9 +103,12 @@ class Index:
                 _OPENED.pop(self.folder / DATABASE, None)
 
     def check(self) -> None:
-        """Begin again if somebody deleted or replaced the database, or if it was found to be damaged."""
+        """Begin again if it was closed, deleted, replaced, or found to be damaged."""
         with self.lock:
-            if self._damage:
+            if self._is_closed:
+                self.made_anew = self._damage = ""
+                self._begin()
+            elif self._damage:
                 self._begin_again()
             elif not self.is_private and _inode(self.folder / DATABASE) != self._inode:
                 self._begin_again()
@@ -102,11 +117,19 @@ class Index:
     def _begin_again(self) -> None:
         with contextlib.suppress(duckdb_module().Error):
             self.connection.close()
-        if self._damage:
+        if self._damage and not self.is_private:  # what lies on disk may be another process's
             self._remove(self.folder / DATABASE, self._damage)
         self._damage = ""
-        self.states, self._unsaved = {}, set()
         self._begin()
+
+    def abandon(self) -> None:
+        """In a forked child: never touch what the parent has open, not even to close it; the next `check` begins anew.
+
+        A thread of the parent may have had the lock.
+        """
+        self.lock = threading.RLock()
+        self._is_closed = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))  # or collecting it would end the child
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -118,7 +141,7 @@ class Index:
         try:
             yield
         except duckdb_module().Error as error:
-            if self.is_private or not is_damage(error):  # what lies on disk may be another process's
+            if not is_damage(error):
                 raise
             self._damage = str(error)
             raise DamagedIndexError(f"The index is damaged, and will be made anew. Ask again. {error}") from None
@@ -189,7 +212,10 @@ class Index:
         self._staged = set()
 
     def _begin(self) -> None:
+        self.note, self.states, self._unsaved = "", {}, set()
         self.connection = self._open()
+        self._is_closed = False
+        self.begun += 1
         self._staged = set(TABLES)
         self.clear_stage()
 
@@ -294,9 +320,35 @@ def duckdb_module() -> Any:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether a file is not as DuckDB left it, or the database cannot be used any more since it found that out."""
-    said = str(error).lower()
-    return any(words in said for words in ("corrupt", "checksum", "could not read enough bytes", "been invalidated"))
+    """Whether the database is not as DuckDB left it, or cannot be used any more since it found that out.
+
+    The words alone say nothing: those of a user's query stand in the messages about it.
+    """
+    duckdb = duckdb_module()
+    said = str(error).partition("\n")[0].lower()
+    if isinstance(error, duckdb.IOException):
+        return "corrupt database file" in said or ("could not read enough bytes" in said and DATABASE in said)
+    own = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
+    is_own = type(error) is duckdb.Error or isinstance(error, own)
+    return is_own and any(words in said for words in ("corrupt", "checksum", "been invalidated"))
+
+
+def may_be_of_a_file(error: Exception) -> bool:
+    """Whether a query may have failed because a Parquet file is damaged; a look at the files tells."""
+    duckdb = duckdb_module()
+    own = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
+    kinds = (duckdb.IOException, duckdb.InvalidInputException, *own)
+    return type(error) is duckdb.Error or isinstance(error, kinds)
+
+
+@functools.cache
+def _look_out_for_forks() -> None:
+    os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _abandon_all() -> None:
+    for index in list(_INDEXES):
+        index.abandon()
 
 
 def _is_in_use(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hookline.record.reader import Cursor, Marks, Reader, is_obsolete, is_resume, label, marks_of
+from hookline.record.reader import Cursor, Marks, Reader, drop_obsolete, is_resume, label, marks_of
 from hookline.record.records import Metrics
 from hookline.record.segment import File
 from hookline.sinks.standing import within_limits
@@ -19,7 +19,7 @@ from hookline.store import compaction
 from hookline.store.catalogue import Place
 from hookline.store.columns import Rows
 from hookline.store.index import Index, duckdb_module, quoted
-from hookline.store.journal_files import grown, is_same, own_files, seen
+from hookline.store.journal_files import grown, is_same, look_for_holes, own_files, seen
 from hookline.store.run_state import ReadState
 from hookline.store.tables import TABLES
 
@@ -58,6 +58,7 @@ def take_in(index: Index, place: Place, *, is_over: bool) -> Taken:
         is_over: It records nothing more: its rows go to Parquet files.
     """
     with index.lock:
+        index.check()  # another thread may have closed it
         try:
             return _Intake(index, place, is_over).take()
         finally:
@@ -70,6 +71,13 @@ class _Intake:
         self._found = own_files(place.journal)
 
     def take(self) -> Taken:
+        taken = self._take()
+        read = self._index.state(self._run).read
+        if self._is_over and read and look_for_holes(self._found, Cursor(read.places), read.files):
+            self._index.touch(self._run)
+        return taken
+
+    def _take(self) -> Taken:
         read = self._known()
         if read is None:
             return self._read_anew(replaced=0)
@@ -77,9 +85,7 @@ class _Intake:
             return self._read_anew(replaced=read.replaced + 1)
         new = grown(self._found, read.files)
         if not new:
-            if self._is_over and not read.is_compact and not self._index.is_private:
-                self._keep(read, read, fresh={})
-            return Taken()
+            return self._as_it_is(read)
         if self._are_behind(new, Cursor(read.places)):
             return self._read_anew(replaced=read.replaced)
         return self._append(read)
@@ -99,8 +105,15 @@ class _Intake:
             self._index.touch(self._run)
         return state.read
 
+    def _as_it_is(self, read: ReadState) -> Taken:
+        if self._is_over and not read.is_compact and not self._index.is_private:
+            self._keep(read, read, fresh={})
+        return Taken()
+
     def _append(self, before: ReadState) -> Taken:
         news = self._stage(_copied(before), Marks(), only_new=True)
+        if news.read.places == before.places:  # a piece of a line
+            return self._as_it_is(before)
         if news.takes_back or self._does_again(news, before):
             return self._read_anew(replaced=before.replaced)
         self._keep(before, news.read, fresh=_added(before, news.read))
@@ -125,11 +138,11 @@ class _Intake:
             record, file = parcel.record, parcel.file
             if only_new and file.session:
                 _note_what_takes_back(news, record, file)
-            if has_marks and is_obsolete(record, file, marks):
+            if has_marks and drop_obsolete(record, file, marks):
                 continue
             label(record, file)
             read.note(parcel)
-            rows.add(parcel)
+            rows.add(parcel, read.order(parcel))
             if rows.count >= _BATCH_ROWS:
                 self._put(news, rows)
                 rows = Rows()
@@ -236,7 +249,7 @@ def _view(found: list[File]) -> tuple[set[tuple[str, int]], Marks]:
 def _copied(read: ReadState) -> ReadState:
     """A copy that can be changed, with the same files."""
     copy: ReadState = msgspec.structs.replace(read)
-    copy.places, copy.files = dict(read.places), dict(read.files)
+    copy.places, copy.files, copy.clocks = dict(read.places), dict(read.files), dict(read.clocks)
     copy.rows, copy.times, copy.parquet = dict(read.rows), dict(read.times), dict(read.parquet)
     return copy
 

@@ -5,17 +5,20 @@ written do not show in its time either. So the byte behind what was read is look
 what lies there is told by the file's identity and, where that changed, by the bytes before the place that was reached.
 """
 
+import contextlib
 import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from hookline.record.reader import Cursor
+from hookline.record.reader import Cursor, lines
 from hookline.record.segment import File, files, first_zero
 
+_CHUNK = 1 << 20
 _MARK_BYTES = 256
 _MOST_GAPS = 10
 _LINE_BYTES = 128 << 10
@@ -39,11 +42,17 @@ class Stamp(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Seen(msgspec.Struct, array_like=True):
-    """A journal file as it was read: up to where, and a checksum of the bytes before that place."""
+    """A journal file as it was read: up to where, and a checksum of the bytes before that place.
+
+    Attributes:
+        hole: Where the last line ends before zeros with something behind them, at which readers stop; -1 where there
+            are none such, None where nobody has looked.
+    """
 
     stamp: Stamp
     offset: int
     checksum: int
+    hole: int | None = None
 
 
 def own_files(directory: Path) -> list[File]:
@@ -66,6 +75,20 @@ def seen(found: Iterable[File], cursor: Cursor, before: dict[str, Seen]) -> dict
     return now
 
 
+def look_for_holes(found: Iterable[File], cursor: Cursor, read: dict[str, Seen]) -> bool:
+    """Look for holes in the files of a run that has ended, once in each; whether there was one to be looked at.
+
+    Of the last files, what is behind the cursor is looked at; of those before, which it has passed, everything.
+    """
+    has_looked = False
+    for file in found:
+        known = read.get(file.path.name)
+        if known is not None and known.hole is None:
+            known.hole = _hole_in(file.path, cursor.offset(file) or 0)
+            has_looked = True
+    return has_looked
+
+
 def is_same(found: Iterable[File], before: dict[str, Seen]) -> bool:
     """Whether everything that was read is still there, and the same."""
     there = {file.path.name: file.path for file in found}
@@ -82,7 +105,7 @@ def damage(found: list[File], read: dict[str, Seen]) -> list[str]:
     said = list(_missing(found))
     for file in found:
         known = read.get(file.path.name)
-        wrong = _cut(file.path) or (_hole(file.path, known.offset) if known else "")
+        wrong = (_hole(file.path, known) if known else "") or _cut(file.path)
         if wrong:
             said.append(f"{file.path.name} {wrong}")
     return said
@@ -92,7 +115,10 @@ def _is_same(path: Path, old: Seen) -> bool:
     stamp = Stamp.of(path)
     if stamp is None or stamp.size < old.offset:
         return False
-    return stamp == old.stamp or _checksum(path, old.offset) == old.checksum
+    if stamp == old.stamp:
+        return True
+    has_hole = old.hole not in (None, -1)  # which may have been mended
+    return not has_hole and _checksum(path, old.offset) == old.checksum
 
 
 def _has_grown(path: Path, old: Seen | None) -> bool:
@@ -149,12 +175,30 @@ def _cut(path: Path) -> str:
     return f"is cut off in the middle of a line, at byte {end:,}" if is_cut else ""
 
 
-def _hole(path: Path, offset: int) -> str:
+def _hole(path: Path, known: Seen) -> str:
     """What to say about a file with something behind the zeros at which a reader stopped."""
-    stamp = Stamp.of(path)
-    if stamp is None or _bytes(path, offset, 1) != b"\0" or _bytes(path, stamp.size - 1, 1) == b"\0":
+    if known.hole in (None, -1) or Stamp.of(path) != known.stamp:
         return ""
-    return f"cannot be read from byte {offset:,} on: there is a hole in it"
+    return f"cannot be read from byte {known.hole:,} on: there is a hole in it"
+
+
+def _hole_in(path: Path, offset: int) -> int:
+    if behind(path, offset) != "hole":
+        return -1
+    return max((end for _, end in lines(path, offset)), default=offset)
+
+
+def behind(path: Path, end: int) -> Literal["", "torn", "hole"]:
+    """What lies behind the last line of a file: nothing but zeros, a piece of a line, or something behind zeros."""
+    is_torn = has_zeros = False
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        file.seek(end)
+        while chunk := file.read(_CHUNK):
+            piece, zero, rest = (b"", b"", chunk) if has_zeros else chunk.partition(b"\0")
+            is_torn, has_zeros = is_torn or bool(piece), has_zeros or bool(zero)
+            if rest.strip(b"\0"):
+                return "hole"
+    return "torn" if is_torn else ""
 
 
 def _end_of_lines(path: Path) -> int:

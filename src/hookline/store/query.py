@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import HooklineError, OptionError
-from hookline.store.index import duckdb_module, is_damage
+from hookline.core.errors import OptionError
+from hookline.store.index import duckdb_module
+from hookline.store.query_error import QueryError, QueryTimeoutError
 from hookline.store.run_info import RunInfo
 from hookline.store.store import Store
 
@@ -18,16 +19,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
 
 
-class QueryError(HooklineError, ValueError):
-    """A query that is not accepted, or that fails; the message says where."""
-
-
-class QueryTimeoutError(HooklineError, TimeoutError):
-    """A query that took longer than it may."""
-
-
 def check_select(query: str) -> str:
-    """The query as it is run, without the semicolon at its end.
+    """The query as it is run, without the semicolon at its end and the comments behind it.
 
     Raises:
         QueryError: It is not one SELECT.
@@ -41,7 +34,15 @@ def check_select(query: str) -> str:
     if kinds != ["SELECT"]:
         given = "nothing" if not kinds else " and ".join(kinds)
         raise QueryError(f"{query!r} is {given}; give one SELECT (or WITH ... SELECT, DESCRIBE, SUMMARIZE).")
-    return str(statements[0].query).strip().rstrip(";")
+    return _without_end(str(statements[0].query))
+
+
+def _without_end(statement: str) -> str:
+    duckdb = duckdb_module()
+    text = statement.encode()  # places are counted in bytes
+    operators = [place for place, kind in duckdb.tokenize(statement) if kind == duckdb.token_type.operator]
+    end = next((place for place in operators if text[place : place + 1] == b";"), len(text))
+    return text[:end].decode().strip()
 
 
 def check_seconds(name: str, seconds: float | None) -> None:
@@ -78,10 +79,6 @@ def executed(
             yield cursor.sql(query, params=parameters)
         except duckdb.InterruptException:
             raise QueryTimeoutError(f"The query took longer than {timeout_seconds:g} s, and was ended.") from None
-        except duckdb.Error as error:
-            if is_damage(error):  # which the snapshot sees to
-                raise
-            raise QueryError(str(error)) from None
         finally:
             if timer is not None:
                 timer.cancel()

@@ -1,11 +1,14 @@
 """What the index remembers of a run: what was listed, and how much of its journals is in the tables."""
 
+import math
+import sys
 from typing import Any
 
 import msgspec
 
 from hookline.record.reader import Parcel
-from hookline.record.records import Event
+from hookline.record.records import Event, Metrics
+from hookline.record.segment import File
 from hookline.sinks.standing import within_limits
 from hookline.store.glance import Glance
 from hookline.store.journal_files import Seen, Stamp
@@ -23,13 +26,15 @@ class ReadState(msgspec.Struct):
     Attributes:
         files: Each file that was read, and how far.
         rows: How many rows there are, by table.
-        parquet: The run's Parquet files by table, with their sizes; empty while its rows are in the database.
+        clocks: The time of each writer's last row of metrics, by which the next one has to come behind it.
+        parquet: The run's Parquet files by table, with their sizes and checksums; empty while its rows are in the
+            database.
     """
 
     places: dict[str, tuple[int, int]] = {}
     files: dict[str, Seen] = {}
     rows: dict[str, int] = {}
-    parquet: dict[str, tuple[str, int]] = {}
+    parquet: dict[str, tuple[str, int, int]] = {}
     generation: int = 0
     is_compact: bool = False
     skipped: int = 0
@@ -37,6 +42,7 @@ class ReadState(msgspec.Struct):
     clock_back_seconds: float = 0.0
     clock_back_step: int | None = None
     times: dict[str, float] = {}
+    clocks: dict[str, float] = {}
     replaced: int = 0
 
     def note(self, parcel: Parcel) -> None:
@@ -51,6 +57,28 @@ class ReadState(msgspec.Struct):
         if isinstance(record, Event) and record.name == "records_lost":
             count = record.data.get("count")
             self.lost += within_limits(count) if isinstance(count, int) else 0
+
+    def order(self, parcel: Parcel) -> float | None:
+        """The time by which a row of metrics comes behind what its writer recorded before; None where its own does so.
+
+        Rows of one writer are in the order of its journal, its sessions one behind the other. Those of processes that
+        write at the same time are in the order of their times.
+        """
+        if not isinstance(parcel.record, Metrics):
+            return None
+        time, before = parcel.record.time, self._clock(parcel.file)
+        if time > before:
+            self.clocks[parcel.file.writer] = time
+            return None
+        order = self.clocks[parcel.file.writer] = min(math.nextafter(before, math.inf), sys.float_info.max)
+        return order
+
+    def _clock(self, file: File) -> float:
+        known = self.clocks.get(file.writer)
+        if known is not None:
+            return known
+        earlier = (time for writer, time in self.clocks.items() if _is_earlier(writer, file))
+        return max(earlier, default=-math.inf)
 
     @property
     def problems(self) -> list[str]:
@@ -69,6 +97,12 @@ class ReadState(msgspec.Struct):
         if self.replaced:
             said.append("a journal became shorter, was removed or replaced by another one: what is there now is shown")
         return said
+
+
+def _is_earlier(writer: str, file: File) -> bool:
+    """Whether a writer is an earlier session of the one of a file."""
+    name, session, *_ = writer.split("-")
+    return name == file.name and int(session) < file.session
 
 
 class RunState(msgspec.Struct):

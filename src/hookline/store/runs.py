@@ -118,7 +118,7 @@ class Runs(Sequence[RunInfo]):
         return self._store.take_in(self._infos, progress)
 
     def close(self) -> None:
-        """Let another process have the index; queries of this object and others on the same root fail afterwards."""
+        """Let another process have the index, until the next use of this object, or of another on the same root."""
         self._store.close()
 
     def filter(
@@ -399,7 +399,11 @@ def _patterns(names: Names) -> list[str]:
 
 def _matches(value: object, patterns: Iterable[str]) -> bool:
     text = str(value)
-    return any(text == pattern or fnmatchcase(text, pattern.replace("[", "[[]")) for pattern in patterns)
+    return any(text == pattern or fnmatchcase(text, _with_stars_only(pattern)) for pattern in patterns)
+
+
+def _with_stars_only(pattern: str) -> str:
+    return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 def _is_one_of(field: str, patterns: list[str], info: RunInfo) -> bool:

@@ -14,6 +14,7 @@ from hookline.core.errors import OptionError
 from hookline.store.conditions import Conditions, Names
 from hookline.store.run_info import RunInfo
 from hookline.store.store import Store
+from hookline.store.tables import ORDER
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -82,19 +83,28 @@ class RawLine:
     rises: bool
 
 
-def raw_lines(store: Store, runs: Sequence[RunInfo], chart: Chart) -> Iterator[RawLine]:
-    """All points of some runs, run by run."""
+def raw_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, *, is_one: bool = False) -> Iterator[RawLine]:
+    """All points of some runs, run by run.
+
+    Args:
+        is_one: The names are that of one metric, in which ``*`` is a letter as any other.
+    """
+    wanted = Conditions()
+    if is_one:
+        wanted.equal("name", chart.names)
+    else:
+        wanted.names("name", chart.names)
+    wanted.equal("axis", chart.axis)
     with store.snapshot(runs, "metrics") as cursor:
         for info in runs:
-            yield from _lines(cursor, store.rows_of("metrics", [info]), info, chart)
+            yield from _lines(cursor, store.metrics_in_order([info]), info, chart, wanted)
 
 
-def _lines(cursor: "DuckDBPyConnection", rows: str, info: RunInfo, chart: Chart) -> Iterator[RawLine]:
-    conditions = Conditions()
-    conditions.names("name", chart.names)
-    conditions.equal("axis", chart.axis)
-    found = f"SELECT DISTINCT name, axis FROM ({rows}) {conditions} ORDER BY ALL"
-    for name, axis in cursor.execute(found, conditions.parameters).fetchall():
+def _lines(
+    cursor: "DuckDBPyConnection", rows: str, info: RunInfo, chart: Chart, wanted: Conditions
+) -> Iterator[RawLine]:
+    found = f"SELECT DISTINCT name, axis FROM ({rows}) {wanted} ORDER BY ALL"
+    for name, axis in cursor.execute(found, wanted.parameters).fetchall():
         xs, ys = _points(cursor, rows, name, axis, "time" if chart.x == ELAPSED else chart.x)
         line = _sorted(info.id, name, axis, xs, ys)
         line.rises = line.rises or chart.x in ("step", "time", ELAPSED)
@@ -105,15 +115,15 @@ def _lines(cursor: "DuckDBPyConnection", rows: str, info: RunInfo, chart: Chart)
 
 
 def _points(cursor: "DuckDBPyConnection", rows: str, name: str, axis: str, x: str) -> tuple[Any, Any]:
-    own = f"SELECT step, time, value FROM ({rows}) WHERE name = ? AND axis = ? AND value IS NOT NULL"
+    own = f"SELECT step, time, {ORDER}, value FROM ({rows}) WHERE name = ? AND axis = ? AND value IS NOT NULL"
     parameters = [name, axis]
     if x in ("step", "time"):
         query = f"SELECT CAST({x} AS DOUBLE) AS x, value AS y FROM ({own})"
     else:
         query = (
-            f"SELECT other.x AS x, own.value AS y FROM ({own}) AS own JOIN (SELECT step, arg_max(value, time) AS x "
+            f"SELECT other.x AS x, own.value AS y FROM ({own}) AS own JOIN (SELECT step, arg_max(value, {ORDER}) AS x "
             f"FROM ({rows}) WHERE name = ? AND axis = ? GROUP BY step) AS other USING (step) WHERE x IS NOT NULL "
-            "ORDER BY step, time"
+            f"ORDER BY step, {ORDER}"
         )
         parameters += [x, axis]
     found = cursor.execute(query, parameters).fetchnumpy()

@@ -6,7 +6,6 @@ All methods can be called from several threads; those of one process share an in
 
 import contextlib
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,14 +16,15 @@ from hookline.core.errors import ConfigError
 from hookline.store import compaction
 from hookline.store.catalogue import Place, places, read_facts
 from hookline.store.glance import Glance, glance
-from hookline.store.index import DamagedIndexError, Index, quoted
+from hookline.store.index import DamagedIndexError, Index, duckdb_module, may_be_of_a_file, quoted
 from hookline.store.intake import Taken, take_in
 from hookline.store.journal_files import Stamp, damage, own_files
 from hookline.store.liveness import Liveness
+from hookline.store.query_error import QueryError
 from hookline.store.run_info import RunInfo, run_info
-from hookline.store.run_state import RunState
+from hookline.store.run_state import ReadState, RunState
 from hookline.store.run_table import run_columns
-from hookline.store.tables import HOOKS, RUN_COLUMNS, TABLES
+from hookline.store.tables import HOOKS, IN_ORDER, ORDER, RUN_COLUMNS, TABLES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 """Called with how many runs are read, and how many there are."""
 
 _LIVE = ("running", "stalled")
-_OPEN: "weakref.WeakValueDictionary[tuple[Path, int], Store]" = weakref.WeakValueDictionary()
+_OPEN: "weakref.WeakValueDictionary[Path, Store]" = weakref.WeakValueDictionary()
 _OPENING = threading.Lock()
 
 
@@ -51,9 +51,9 @@ def open_store(root: str | Path) -> "Store":
     if not path.is_dir():
         raise no_runs_yet(path)
     with _OPENING:
-        store = _OPEN.get((path, os.getpid()))
+        store = _OPEN.get(path)
         if store is None:
-            store = _OPEN[path, os.getpid()] = Store(path)
+            store = _OPEN[path] = Store(path)
         return store
 
 
@@ -73,15 +73,12 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.index = Index(root)
-        self._close = weakref.finalize(self, Index.close, self.index)
+        weakref.finalize(self, Index.close, self.index)
         self._said: set[tuple[str, str]] = set()
 
     def close(self) -> None:
-        """Let another process have the index. May be called again."""
-        self._close()
-        with _OPENING:
-            if _OPEN.get((self.root, os.getpid())) is self:
-                del _OPEN[self.root, os.getpid()]
+        """Let another process have the index, until the next use. May be called again."""
+        self.index.close()
 
     def _list(self, liveness: Liveness) -> list[RunInfo]:
         with self.index.lock:
@@ -94,20 +91,57 @@ class Store:
 
     def list(self, liveness: Liveness) -> list[RunInfo]:
         """All runs as they are now, the latest first."""
-        return self._twice(lambda: self._list(liveness))
+        return self._twice(lambda: self._list(liveness), [])
 
     def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Taken:
         """Read what is new in some runs."""
-        return self._twice(lambda: self._take_in(runs, progress))
+        return self._twice(lambda: self._take_in(runs, progress), runs)
 
-    def _twice(self, work: Callable[[], T]) -> T:
-        """Do something to the index, and once more where it turns out to be damaged."""
+    def _twice(self, work: Callable[[], T], runs: Sequence[RunInfo]) -> T:
+        """Do something to the index, and once more where it or files of the runs turn out to be damaged."""
         try:
-            with self.index.watched():
+            with self._watched(lambda: self._compact(runs), is_own=True):
                 return work()
         except DamagedIndexError:
-            with self.index.watched():
+            with self._watched(lambda: self._compact(runs), is_own=True):
                 return work()
+
+    @contextlib.contextmanager
+    def _watched(self, compact: Callable[[], dict[str, ReadState]], *, is_own: bool) -> Iterator[None]:
+        """Look out for damage, in the index and in files, which are then made anew.
+
+        Args:
+            compact: Gives the runs whose files are read.
+            is_own: No query of a user is run: whatever fails, the files may be to blame.
+
+        Raises:
+            DamagedIndexError: There was some.
+            QueryError: Something else is wrong.
+        """
+        try:
+            with self.index.watched():
+                yield
+        except duckdb_module().Error as error:
+            if is_own or may_be_of_a_file(error):
+                self._give_up_damaged(compact())
+            raise QueryError(str(error)) from None
+
+    def _compact(self, runs: Sequence[RunInfo]) -> dict[str, ReadState]:
+        """Those runs whose rows are in files, and what is known about these."""
+        with self.index.lock:
+            known = {info.id: self.index.state(info.id).read for info in runs}
+        return {run: read for run, read in known.items() if read is not None and read.is_compact}
+
+    def _give_up_damaged(self, compact: dict[str, ReadState]) -> None:
+        damaged = [run for run, read in compact.items() if not compaction.is_intact(self.index, run, read)]
+        if not damaged:
+            return
+        with self.index.lock:
+            for run in damaged:
+                compaction.give_up(self.index, run, compact[run])
+        names = ", ".join(damaged)
+        logger.info("%s: files of the index are damaged, and made anew: %s", self.root, names)
+        raise DamagedIndexError(f"The index is damaged: the files of {names} will be made anew. Ask again.") from None
 
     def _take_in(self, runs: Sequence[RunInfo], progress: Progress | None) -> Taken:
         taken = Taken()
@@ -131,22 +165,31 @@ class Store:
 
         Args:
             query: Only the tables whose names it has are there; all where it has none.
+
+        Raises:
+            DamagedIndexError: The index, or a file of it, turned out to be damaged.
+            QueryError: What is done within the context fails.
         """
-        self.take_in(runs)
-        with self.index.watched(), self._cursor(runs, query) as cursor:
+        cursor, compact = self._twice(lambda: self._opened(runs, query), runs)
+        with contextlib.closing(cursor), self._watched(lambda: compact, is_own=False):
             yield cursor
 
-    @contextlib.contextmanager
-    def _cursor(self, runs: Sequence[RunInfo], query: str) -> Iterator["DuckDBPyConnection"]:
-        with self.index.lock:
+    def _opened(self, runs: Sequence[RunInfo], query: str) -> tuple["DuckDBPyConnection", dict[str, ReadState]]:
+        """A connection for a snapshot, and the runs whose files it reads."""
+        self.index.check()
+        begun = self.index.begun
+        self._take_in(runs, None)
+        with self.index.lock, contextlib.ExitStack() as otherwise:
+            self.index.check()
+            if self.index.begun != begun:  # by another thread: what was read is not in it
+                raise DamagedIndexError("The index was closed or made anew meanwhile. Ask again.")
             cursor = self.index.connection.cursor()
+            otherwise.callback(cursor.close)
             self._define_views(cursor, runs, _named_in(query))
             cursor.execute("BEGIN TRANSACTION READ ONLY")
             cursor.execute("SELECT count(*) FROM meta").fetchall()  # now, or the view would be that of the first query
-        try:
-            yield cursor
-        finally:
-            cursor.close()
+            otherwise.pop_all()
+            return cursor, self._compact(runs)
 
     def _look(self, place: Place, liveness: Liveness) -> RunInfo:
         """A run as it is now; whatever goes wrong about it is its own problem, and the others are listed."""
@@ -199,11 +242,20 @@ class Store:
         for name in TABLES:
             if name in names or (name in ("metrics", "events") and "hooks" in names):
                 cursor.execute(f"CREATE TEMP VIEW {name} AS {self.rows_of(name, runs)}")
+        if IN_ORDER in names:
+            cursor.execute(f"CREATE TEMP VIEW {IN_ORDER} AS {self.metrics_in_order(runs)}")
         if "hooks" in names:
             cursor.execute(f"CREATE TEMP VIEW hooks AS {HOOKS}")
 
     def rows_of(self, table: str, runs: Sequence[RunInfo]) -> str:
         """A query for the rows of some runs, in the database and in files."""
+        return self._rows_of(table, runs, TABLES[table].shown)
+
+    def metrics_in_order(self, runs: Sequence[RunInfo]) -> str:
+        """A query for the metrics of some runs with one column more: their order."""
+        return self._rows_of("metrics", runs, f"{TABLES['metrics'].shown}, coalesce(_order, time) AS {ORDER}")
+
+    def _rows_of(self, table: str, runs: Sequence[RunInfo], shown: str) -> str:
         live, files = [], []
         for info in runs:
             read = self.index.state(info.id).read
@@ -213,7 +265,6 @@ class Store:
                 files.append(str(compaction.paths(self.index, info.id, read)[table]))
             else:
                 live.append(info.id)
-        shown = TABLES[table].shown
         parts = [f"SELECT {shown} FROM live_{table} WHERE run IN ({', '.join(map(quoted, live)) or 'NULL'})"]
         if files:
             parts.append(f"SELECT {shown} FROM read_parquet([{', '.join(map(quoted, files))}])")
@@ -230,5 +281,5 @@ def _define_runs(cursor: "DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
 
 
 def _named_in(query: str) -> set[str]:
-    every = {"runs", "hooks", *TABLES}
+    every = {"runs", "hooks", IN_ORDER, *TABLES}
     return {name for name in every if name in query.lower()} or every

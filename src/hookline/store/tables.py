@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hookline.record.records import HOOKS_COST, HOOKS_PLAN
 
-VERSION = 2
+VERSION = 3
 """Of everything that is kept: what another version wrote is thrown away and made anew."""
 
 
@@ -48,8 +48,9 @@ TABLES = {
             "value": "DOUBLE",
             "text": "VARCHAR",
             "_session": "INTEGER",
+            "_order": "DOUBLE",
         },
-        "name, axis, step, time",
+        "name, axis, step, coalesce(_order, time)",
     ),
     "samples": Table(
         {
@@ -113,6 +114,11 @@ TABLES = {
 }
 """What the journals' records become: a metric, a sample, a reward, an event or status, or a log line a row."""
 
+IN_ORDER = "metrics_in_order"
+"""The view for our own queries: ``metrics`` with a column more, by which rows come in the order they were recorded."""
+ORDER = "recorded"
+"""That column: the time, or ``_order`` where a clock that stood still or went back says something else."""
+
 RUN_COLUMNS = {
     "id": "VARCHAR",
     "name": "VARCHAR",
@@ -148,12 +154,12 @@ _COST = json.dumps(
 )
 HOOKS = f"""
 SELECT run, writer, any_value(hook) AS name,
-    CAST(max(value) FILTER (key = 'calls') AS BIGINT) AS calls,
+    TRY_CAST(max(value) FILTER (key = 'calls') AS BIGINT) AS calls,
     1000 * max(value) FILTER (key = 'total_seconds') AS total_ms,
     1000 * max(value) FILTER (key = 'mean_seconds') AS mean_ms,
     1000 * max(value) FILTER (key = 'p95_seconds') AS p95_ms,
     1000 * max(value) FILTER (key = 'max_seconds') AS max_ms,
-    CAST(max(value) FILTER (key = 'errors') AS BIGINT) AS errors,
+    TRY_CAST(max(value) FILTER (key = 'errors') AS BIGINT) AS errors,
     CAST(NULL AS BOOLEAN) AS disabled, CAST(NULL AS DOUBLE) AS share,
     step, time
 FROM (

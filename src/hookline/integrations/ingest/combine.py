@@ -9,7 +9,7 @@ put between the rows by their steps.
 import heapq
 from collections.abc import Iterator
 
-from hookline.integrations.ingest.items import Item, Occurrence, Restart, Row
+from hookline.integrations.ingest.items import Item, Occurrence, Restart, Row, StatusRow
 from hookline.integrations.ingest.source import Reading, Source
 from hookline.integrations.ingest.trl import Completions
 
@@ -58,7 +58,7 @@ def tell_rewards(sources: list[Source]) -> None:
 
 
 def _step(item: Item) -> int:
-    return item.step
+    return 0 if item.step is None else item.step
 
 
 def _times(secondary: list[Source], reading: Reading) -> _Times:
@@ -79,8 +79,8 @@ def _timed(source: Source, reading: Reading, times: _Times) -> Iterator[Item]:
         return
     now = min(times.values())
     for item in source.items(reading):
-        axis = "train" if isinstance(item, Occurrence) else item.axis
-        now = times.get((axis, item.step)) or times.get(("train", item.step)) or now
+        axis = "train" if isinstance(item, Occurrence | StatusRow) else item.axis
+        now = times.get((axis, _step(item))) or times.get(("train", _step(item))) or now
         yield item._replace(time=now)
 
 

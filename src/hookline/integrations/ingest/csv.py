@@ -55,7 +55,7 @@ class CsvFile(Source):
         file = self.files[0]
         modified = written(file)
         make = self._sample if self._holds_samples else self._rows
-        for place, cells in _lines(file, reading, must_end=self.ends_lines or self._is_ours):
+        for place, cells in lines(file, reading, must_end=self.ends_lines or self._is_ours):
             if len(cells) != len(self._header):
                 reading.skip(place, f"it has {len(cells)} cells for {len(self._header)} columns")
                 continue
@@ -158,7 +158,7 @@ def _step_place(header: list[str], file: Path, step_column: str | None) -> int:
     )
 
 
-def _lines(file: Path, reading: Reading, *, must_end: bool) -> Iterator[tuple[str, list[str]]]:
+def lines(file: Path, reading: Reading, *, must_end: bool) -> Iterator[tuple[str, list[str]]]:
     """The lines behind the header, each with its place."""
     torn = must_end and not _ends_with_newline(file)
     with file.open("rb") as opened:

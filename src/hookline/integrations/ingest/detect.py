@@ -6,6 +6,8 @@
 - Other event files make a run of each directory; directories below one that has some itself, and
   those called ``train``, ``validation`` or the like, belong to their parent.
 - Each CSV file with a column of steps is a run, unless it lies in one of those above.
+- Tables that ``hookline runs export`` wrote are a run for each name in their column ``run``; several tables of one run
+  belong together.
 
 Hidden directories and runs of hookline's own are not looked into.
 """
@@ -18,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hookline.core.errors import ConfigError, UnknownNameError, closest
+from hookline.core.errors import ConfigError, MissingExtraError, UnknownNameError, closest
 from hookline.integrations.ingest.csv import STEP_COLUMNS, CsvFile, has_steps, read_header
+from hookline.integrations.ingest.export import Contents, Export, Part, runs_in
+from hookline.integrations.ingest.exported_table import SUFFIXES, columns_of, refusal, table_of
 from hookline.integrations.ingest.items import EVAL_WORDS
 from hookline.integrations.ingest.lightning import HPARAMS, METRICS, LightningMetrics
 from hookline.integrations.ingest.source import Left, Source
@@ -36,6 +40,7 @@ FORMATS = {
     "lightning": "Lightning's metrics.csv beside a hparams.yaml",
     "trl": "TRL's completions_*.parquet",
     "verl": "verl's rollouts (<step>.jsonl) and metrics ({'step': ..., 'data': {...}} lines)",
+    "hookline": "tables of metrics, samples or events that `hookline runs export` wrote (csv, jsonl, parquet)",
     "csv": f"a CSV file with a column of steps ({', '.join(STEP_COLUMNS)})",
 }
 """The formats that are read, by name."""
@@ -49,6 +54,7 @@ _FORMAT_OF = {
     "completions": "trl",
     "rollouts": "verl",
     "metrics": "verl",
+    "export": "hookline",
     "csv": "csv",
 }
 _SEEN_NAMED = 8
@@ -63,6 +69,8 @@ class Candidate:
     name: str
     sources: list[Source]
     left: list[Left] = field(default_factory=list)
+    part: str = ""
+    """Which of several runs in the files it is, where there can be several."""
 
     @property
     def format(self) -> str:
@@ -114,14 +122,22 @@ def detect(path: str | Path, *, format: str | None = None, step_column: str | No
     if _is_run(place):
         raise ConfigError(f"{path} is a run of hookline already: read it with hl.read.")
     seen: list[Path] = []
+    refused: list[Left] = []
     found = [
         (kind, file)
         for file in _files(place)
-        if (kind := _kind(file, seen, format, step_column, alone=file == place)) and format in (None, _FORMAT_OF[kind])
+        if (kind := _kind_or_refused(file, seen, refused, format, step_column, alone=file == place))
+        and format in (None, _FORMAT_OF[kind])
     ]
     if not found:
-        raise ConfigError(_nothing(place, format, seen))
-    return _candidates(place, found, step_column)
+        raise ConfigError(" ".join([_nothing(place, format, seen), *(f"{what}: {why}" for what, why in refused)]))
+    exported = [file for kind, file in found if kind == "export"]
+    others = [(kind, file) for kind, file in found if kind != "export"]
+    made = [*_candidates(place, others, step_column), *_exports(exported)]
+    if not made:
+        raise ConfigError(f"{place}: the tables in it have no rows. Export a run that has recorded something.")
+    made[0].left += refused
+    return made
 
 
 def _files(place: Path) -> Iterator[Path]:
@@ -138,6 +154,33 @@ def _is_run(directory: Path) -> bool:
     return (directory / FACTS).is_file() and (directory / JOURNAL).is_dir()
 
 
+def _kind_or_refused(
+    file: Path,
+    seen: list[Path],
+    refused: list[Left],
+    format: str | None,  # noqa: A002
+    step_column: str | None,
+    *,
+    alone: bool,
+) -> str | None:
+    """What a file is; what cannot be taken is an error where it was given alone, and is noted among others."""
+    try:
+        return _kind(file, seen, format, step_column, alone=alone)
+    except _RefusedError as error:
+        if alone:
+            raise ConfigError(f"{file} {error}") from None
+        refused.append(Left(str(file), f"it {error}"))
+    except MissingExtraError as error:
+        if alone:
+            raise
+        refused.append(Left(str(file), str(error)))
+    return None
+
+
+class _RefusedError(Exception):
+    """Something of hookline's own that cannot be imported."""
+
+
 def _kind(file: Path, seen: list[Path], format: str | None, step_column: str | None, *, alone: bool) -> str | None:  # noqa: A002
     """What a file is, by its name and, where that says too little, by its first line."""
     seen.append(file)
@@ -148,6 +191,8 @@ def _kind(file: Path, seen: list[Path], format: str | None, step_column: str | N
     if COMPLETIONS.fullmatch(file.name):
         return "completions"
     try:
+        if _is_export(file, format, alone=alone):
+            return "export"
         if file.suffix == ".jsonl":
             return _kind_of_lines(file)
         if file.suffix in (".csv", ".tsv") or (alone and format in ("csv", "lightning")):
@@ -155,6 +200,17 @@ def _kind(file: Path, seen: list[Path], format: str | None, step_column: str | N
     except OSError:  # nobody may read it: it is among those that were found and not taken
         return None
     return None
+
+
+def _is_export(file: Path, format: str | None, *, alone: bool) -> bool:  # noqa: A002
+    """Whether a file is a table that was exported; what was asked for as another format is that."""
+    if format not in (None, "hookline") or not (file.suffix in SUFFIXES or (alone and format)):
+        return False
+    columns = columns_of(file)
+    if (reason := refusal(columns)) is not None:
+        is_text = file.suffix in (".csv", ".tsv")
+        raise _RefusedError(f"{reason} --format csv reads it like any other CSV file." if is_text else reason)
+    return table_of(columns) is not None
 
 
 def _kind_of_lines(file: Path) -> str | None:
@@ -197,6 +253,31 @@ def _candidates(place: Path, found: list[tuple[str, Path]], step_column: str | N
         left = [Left(str(piece.file), "a table of its own: give it alone") for piece in beside[home] if others]
         made.append(Candidate(home, _name(home), sources, left))
     return made
+
+
+def _exports(files: list[Path]) -> list[Candidate]:
+    """A candidate for each run in tables; of two that hold the same of a run the first is taken."""
+    parts: dict[str, list[Part]] = {}
+    left: dict[str, list[Left]] = {}
+    told: set[str] = set()
+    for file in files:
+        for number, (run, held) in enumerate(_contents(file).items()):
+            own = parts.setdefault(run, [])
+            first = next((part.file for part in own if part.table == held.table), None)
+            if first is None:
+                own.append(Part(file, held.table, tells_broken=number == 0))
+            else:
+                left.setdefault(run, []).append(Left(str(file), f"{first} has {held.table} of the run, too"))
+            told |= {run} if held.has_statuses else set()
+    return [
+        Candidate(own[0].file, run, [Export(run, own, has_statuses=run in told)], left.get(run, []), part=run)
+        for run, own in parts.items()
+    ]
+
+
+def _contents(file: Path) -> dict[str, Contents]:
+    table = table_of(columns_of(file))
+    return {} if table is None else runs_in(file, table)
 
 
 def _placed(place: Path, found: list[tuple[str, Path]]) -> Iterator[_Piece]:

@@ -8,9 +8,13 @@ from pathlib import Path
 from hookline.record.run_directory import FACTS
 
 
-def fingerprint(home: Path, files: Iterable[Path]) -> str:
-    """A digest of files' contents and of their names below a directory."""
-    whole = hashlib.blake2b(digest_size=16)
+def fingerprint(home: Path, files: Iterable[Path], part: str = "") -> str:
+    """A digest of files' contents and of their names below a directory.
+
+    Args:
+        part: Which of several runs in them is meant.
+    """
+    whole = hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=16)
     for file in sorted(files):
         name = str(file.relative_to(home)) if file.is_relative_to(home) else file.name
         with file.open("rb") as opened:

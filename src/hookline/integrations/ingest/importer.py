@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookline.core.errors import ConfigError, MissingExtraError
 from hookline.integrations.ingest.combine import combined, tell_rewards
 from hookline.integrations.ingest.detect import Candidate, detect
 from hookline.integrations.ingest.fingerprint import fingerprint, imported_as
-from hookline.integrations.ingest.items import Item, Row, SampleRow
+from hookline.integrations.ingest.items import Item, Occurrence, Row, SampleRow, StatusRow
 from hookline.integrations.ingest.lightning import HPARAMS, read_hparams
 from hookline.integrations.ingest.run_writer import RunWriter
 from hookline.integrations.ingest.source import Left, Reading, Skipped, Source
@@ -41,6 +41,7 @@ class ImportedRun:
         source: Where that lies.
         rows: How many rows of metrics it has.
         samples: How many samples it has.
+        events: How many events and statuses of the source it has.
         skipped: Places in the source that could not be read, and why; the first hundred of them.
         skipped_count: How many there are.
         taken: The files that were read.
@@ -54,11 +55,23 @@ class ImportedRun:
     source: Path
     rows: int = 0
     samples: int = 0
+    events: int = 0
     skipped: tuple[Skipped, ...] = ()
     skipped_count: int = 0
     taken: tuple[Path, ...] = ()
     left: tuple[Left, ...] = ()
     already: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing could be read."""
+        return not (self.rows or self.samples or self.events or self.already)
+
+
+class _Counts(NamedTuple):
+    rows: int = 0
+    samples: int = 0
+    events: int = 0
 
 
 def import_runs(
@@ -100,7 +113,7 @@ def import_runs(
         made = [_imported(each, Path(root), project or PROJECT, passed=passed, **options) for each in candidates]
     except OSError as error:
         raise ConfigError(f"{path} cannot be imported into {root}: {error}") from error
-    if not any(run.rows or run.samples or run.already for run in made):
+    if all(run.is_empty for run in made):
         raise ConfigError(f"{path}: nothing in it could be read. {_reasons(made)}")
     return made
 
@@ -132,7 +145,7 @@ def _imported(
 ) -> ImportedRun:
     reading = Reading(passed=passed)
     _leave_unreadable(candidate, reading)
-    digest = fingerprint(candidate.home, candidate.files)
+    digest = fingerprint(candidate.home, candidate.files, candidate.part)
     earlier = None if again else imported_as(root, digest)
     if earlier is not None:
         if passed is not None:
@@ -140,15 +153,17 @@ def _imported(
         return ImportedRun(earlier, _name(earlier), candidate.format, candidate.path, already=True)
     items = _items(candidate, reading)
     if dry_run:
-        rows, samples = _counted(items)
-        return _told(candidate, reading, None, rows, samples)
-    with RunWriter(root, project, {"name": candidate.name, "project": project, "config": {}, "parents": {}}) as writer:
+        return _told(candidate, reading, None, _counted(items))
+    known = {"name": candidate.name, "project": project, "config": {}, "parents": {}}
+    says_finished = not any(source.has_statuses for source in candidate.sources)
+    with RunWriter(root, project, known, says_finished=says_finished) as writer:
         for item in items:
             _write(writer, item, reading)
-        if not writer.rows and not writer.samples:
-            return _told(candidate, reading, None, 0, 0)
+        counts = _Counts(writer.rows, writer.samples, writer.events)
+        if not any(counts):
+            return _told(candidate, reading, None, counts)
         facts = {"config": reading.config, "imported": _provenance(candidate, reading, digest)}
-        return _told(candidate, reading, writer.finish(facts), writer.rows, writer.samples)
+        return _told(candidate, reading, writer.finish(facts), counts)
 
 
 def _leave_unreadable(candidate: Candidate, reading: Reading) -> None:
@@ -189,23 +204,23 @@ def _write(writer: RunWriter, item: Item, reading: Reading) -> None:
         reading.skip(f"step {item.step}", error)
 
 
-def _counted(items: Iterator[Item]) -> tuple[int, int]:
-    rows = samples = 0
+def _counted(items: Iterator[Item]) -> _Counts:
+    rows = samples = events = 0
     for item in items:
         rows += isinstance(item, Row)
         samples += isinstance(item, SampleRow)
-    return rows, samples
+        events += isinstance(item, Occurrence | StatusRow)
+    return _Counts(rows, samples, events)
 
 
-def _told(candidate: Candidate, reading: Reading, directory: Path | None, rows: int, samples: int) -> ImportedRun:
+def _told(candidate: Candidate, reading: Reading, directory: Path | None, counts: _Counts) -> ImportedRun:
     unused = {file for source in candidate.sources for file in source.unused}
     return ImportedRun(
         directory,
         candidate.name,
         candidate.format,
         candidate.path,
-        rows=rows,
-        samples=samples,
+        **counts._asdict(),
         skipped=tuple(reading.skipped),
         skipped_count=reading.skipped_count,
         taken=tuple(file for file in candidate.files if file not in unused),

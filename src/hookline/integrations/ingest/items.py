@@ -1,4 +1,4 @@
-"""What a source of another tool yields: rows of metrics, samples, things that happened, and restarts.
+"""What a source yields: rows of metrics, samples, things that happened, statuses, and restarts.
 
 A name keeps the spelling it has in the source. A value whose name begins with ``eval``, ``val``,
 ``valid``, ``validation``, ``evaluation`` or ``test``, up to ``_``, ``/``, ``-`` or ``.``, belongs to the
@@ -9,6 +9,8 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
+
+from hookline.record.reader import MAIN
 
 EVAL_WORDS = ("eval", "evaluation", "val", "valid", "validation", "test")
 """How names and directories of evaluations begin."""
@@ -24,24 +26,39 @@ class Row(NamedTuple):
     time: float
     values: dict[str, Any]
     axis: str = "train"
+    writer: str = MAIN
 
 
 class SampleRow(NamedTuple):
-    """A completion, with the fields that ``log_samples`` takes."""
+    """A completion, with the fields that ``log_samples`` takes, and how long the texts were that were cut."""
 
     step: int
     time: float
     fields: dict[str, Any]
     axis: str = "train"
+    writer: str = MAIN
+    truncated: dict[str, int] | None = None
 
 
 class Occurrence(NamedTuple):
     """Something that happened, an event of the run."""
 
-    step: int
+    step: int | None
     time: float
     name: str
     data: dict[str, Any]
+    writer: str = MAIN
+
+
+class StatusRow(NamedTuple):
+    """Where the run was, by its own word."""
+
+    step: int | None
+    time: float
+    status: str
+    message: str
+    data: dict[str, Any]
+    writer: str = MAIN
 
 
 class Restart(NamedTuple):
@@ -52,7 +69,7 @@ class Restart(NamedTuple):
     axis: str
 
 
-Item: TypeAlias = Row | SampleRow | Occurrence | Restart
+Item: TypeAlias = Row | SampleRow | Occurrence | StatusRow | Restart
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from hookline.core.errors import ConfigError
-from hookline.integrations.ingest.items import Item, Occurrence, Restart, Row, SampleRow
+from hookline.integrations.ingest.items import Item, Occurrence, Restart, Row, SampleRow, StatusRow
 from hookline.record import run_directory
-from hookline.record.recorder import Recorder
-from hookline.record.records import clean
+from hookline.record.reader import MAIN
+from hookline.record.recorder import Recorder, cleaned
+from hookline.record.records import Sample, clean, encode
 
 _ASIDE = ".import-"
 _TEXT_BYTES = 64 << 20
@@ -31,9 +32,10 @@ class RunWriter:
         root: Where runs are recorded.
         project: The project.
         facts: What is known about the run beforehand.
+        says_finished: Whether to say that the run began and finished; otherwise its source says how it went.
     """
 
-    def __init__(self, root: Path, project: str, facts: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, project: str, facts: Mapping[str, Any], *, says_finished: bool = True) -> None:
         self._root = root.resolve()
         self._home = self._root / project
         self._aside = self._root / f"{_ASIDE}{secrets.token_hex(4)}"
@@ -41,14 +43,16 @@ class RunWriter:
         self._time = 0.0
         self._first: float | None = None
         self._step = 0
-        self.rows = self.samples = 0
+        self._says_finished = says_finished
+        self._others: dict[str, Recorder] = {}
+        self.rows = self.samples = self.events = 0
         unknown = {"git": {"commit": None, "changed": False}, "packages": {}}  # those of here are not those of then
         try:
             _tidy(self._root)
             self._aside.mkdir(parents=True)
             run_directory.hold(self._aside)
             self._directory = run_directory.create(self._aside, project, unknown | dict(facts))
-            self._recorder = self._record()
+            self._recorder = self._record(MAIN)
         except BaseException:
             self._discard()
             raise
@@ -59,7 +63,7 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder.close()
+        self._close()
         self._discard()
 
     def write(self, item: Item) -> None:
@@ -71,30 +75,34 @@ class RunWriter:
         self._time = item.time
         if self._first is None:
             self._first = item.time
-            self._recorder.status("running", step=0)
+            if self._says_finished:
+                self._recorder.status("running", step=0)
         self._first = min(self._first, item.time)
         match item:
             case Row():
-                self._recorder.metrics(item.values, item.step, item.axis)
+                self._recorder_of(item.writer).metrics(item.values, item.step, item.axis)
                 self.rows += 1
                 self._step = max(self._step, item.step)
             case SampleRow():
-                self._recorder.samples([item.fields], item.step, item.axis)
+                self._write_sample(item)
                 self.samples += 1
                 self._step = max(self._step, item.step)
             case Occurrence():
-                self._recorder.event(item.name, step=item.step, **item.data)
+                self._recorder_of(item.writer).event(item.name, step=item.step, **item.data)
+                self.events += 1
+            case StatusRow():
+                self._recorder_of(item.writer).status(item.status, item.message, step=item.step, **item.data)
+                self.events += 1
             case Restart():
                 self._begin_again(item)
-        if self._recorder.journal.lost:
-            raise ConfigError(f"{self._home} has no room for the run: make some, or give another root.")
+        self._check_room()
 
     def finish(self, facts: Mapping[str, Any]) -> Path:
         """Say that the run is over, and put it in its place."""
-        self._recorder.status("finished", "imported", step=self._step)
-        self._recorder.close()
-        if self._recorder.journal.lost:
-            raise ConfigError(f"{self._home} has no room for the run: make some, or give another root.")
+        if self._says_finished:
+            self._recorder.status("finished", "imported", step=self._step)
+        self._close()
+        self._check_room()
         known = json.loads((self._directory / run_directory.FACTS).read_text(encoding="utf-8"))
         place = self._reserve(known["id"])
         told = known | {"id": place.name, "started": self._first} | dict(facts)
@@ -122,13 +130,38 @@ class RunWriter:
             else:
                 return place
 
-    def _record(self) -> Recorder:
-        return Recorder(self._directory, text_bytes=_TEXT_BYTES, clock=lambda: self._time)
+    def _record(self, name: str) -> Recorder:
+        return Recorder(self._directory, name=name, text_bytes=_TEXT_BYTES, clock=lambda: self._time)
+
+    def _recorder_of(self, writer: str) -> Recorder:
+        if writer == MAIN:
+            return self._recorder
+        if writer not in self._others:
+            self._others[writer] = self._record(writer)
+        return self._others[writer]
+
+    def _write_sample(self, item: SampleRow) -> None:
+        recorder = self._recorder_of(item.writer)
+        if item.truncated is None:
+            recorder.samples([item.fields], item.step, item.axis)
+            return
+        # what was cut before is told with its length then, which a recorder finds out for itself
+        sample = Sample(time=item.time, step=item.step, axis=item.axis, truncated=item.truncated, **item.fields)
+        recorder.journal.append(encode(cleaned(sample)))
+
+    def _close(self) -> None:
+        for recorder in (self._recorder, *self._others.values()):
+            recorder.close()
+
+    def _check_room(self) -> None:
+        others = self._others.values()
+        if self._recorder.journal.lost or (others and any(other.journal.lost for other in others)):
+            raise ConfigError(f"{self._home} has no room for the run: make some, or give another root.")
 
     def _begin_again(self, restart: Restart) -> None:
         """Begin a new session, which makes what earlier ones recorded past a step obsolete."""
         self._recorder.close()
-        self._recorder = self._record()
+        self._recorder = self._record(MAIN)
         self._recorder.resume(**{restart.axis: restart.step - 1})
 
     def _discard(self) -> None:

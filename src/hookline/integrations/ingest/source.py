@@ -80,6 +80,8 @@ class Source(ABC):
     is_secondary: ClassVar[bool] = False
     """Whether other sources of metrics have the same values better."""
     has_metrics: ClassVar[bool] = True
+    has_statuses: bool = False
+    """Whether the source says how the run went; otherwise it is said to have finished."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files

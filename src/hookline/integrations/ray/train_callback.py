@@ -48,6 +48,7 @@ class HooklineTrainCallback(UserCallback):
         self.dir: Path | None = None
         self._recorder: Recorder | None = None
         self._step = self._reports = 0
+        self._has_failed = False  # and no report came since
 
     def __enter__(self) -> Self:
         if self.dir is not None or self._outlets is None:
@@ -88,6 +89,7 @@ class HooklineTrainCallback(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Workers have failed; Ray may start them again."""
+        self._has_failed = True
         for rank, error in worker_exceptions.items():
             self._recording().event("worker_failed", step=self._step, rank=rank, error=_told(error))
 
@@ -98,8 +100,13 @@ class HooklineTrainCallback(UserCallback):
         return self._recorder
 
     def _recording_at(self, step: int) -> Recorder:
-        """The recorder for a step; workers that went back begin a new session of it, behind that step."""
-        if self._recorder is not None and step <= self._step:
+        """The recorder for a step; workers that went back begin a new session of it, behind that step.
+
+        A step that is reported twice is done again only if workers failed in between; otherwise there is more of it.
+        """
+        goes_back = step < self._step + self._has_failed
+        self._has_failed = False
+        if self._recorder is not None and goes_back:
             self._recorder.close()
             self._recorder = None
             self._recording().resume(step - 1)

@@ -280,8 +280,7 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self.checkpoint_dir is not None and state.is_world_process_zero:
-            counts = self._saved() | {str(state.global_step): (self.correct_answers, self.total_answers)}
-            self._do(self._write, counts)
+            self._do(self._write, str(state.global_step), (self.correct_answers, self.total_answers))
         return control
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -320,10 +319,12 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
             return {}
         return counts
 
-    def _write(self, counts: dict[str, Any]) -> None:
+    def _write(self, step: str, counts: tuple[int, int]) -> None:
+        """Add the counts of a checkpoint; on the thread, behind those of the checkpoints before it."""
+        saved = self._saved() | {step: counts}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         aside = self._file.with_suffix(".partial")
-        aside.write_text(json.dumps(counts), encoding="utf-8")
+        aside.write_text(json.dumps(saved), encoding="utf-8")
         aside.replace(self._file)
 
 
