@@ -12,6 +12,7 @@ from page_runs import finished_run
 from sending import FILE, ORIGIN, OTHER, READ, TOKENS, WRITE, ask, beat, claim, home, put, rows_of, status_of
 
 import hookline as hl
+from hookline.server.disk_trouble import AGAIN_SECONDS, DiskTrouble
 from hookline.server.tokens import Tokens
 from hookline.store.liveness import Liveness
 from hookline.store.store import open_store
@@ -211,6 +212,33 @@ def test_full_disk_is_told_and_leaves_no_piece_of_a_line(root, receiving, monkey
     monkeypatch.undo()
     assert (answer.status, (root / "p" / "r0" / "journal" / FILE).read_bytes()) == (507, b"")
     assert put(receiving, TWO).status == 200
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE])
+def test_disk_that_cannot_be_used_is_told_and_logged_in_one_line(receiving, monkeypatch, caplog, number):
+    claim(receiving)
+
+    def broken(descriptor, data, offset):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    answers = [put(receiving, TWO) for _ in range(3)]
+    monkeypatch.undo()
+    assert {answer.status for answer in answers} == {503}
+    assert os.strerror(number) in answers[0].json["error"]
+    [logged] = [record for record in caplog.records if record.name == "hookline"]
+    assert (logged.exc_info, os.strerror(number) in logged.getMessage()) == (None, True)
+    assert put(receiving, TWO).status == 200
+
+
+def test_trouble_with_the_disk_that_lasts_is_logged_again_after_a_while(caplog):
+    now = [5.0]
+    trouble = DiskTrouble(clock=lambda: now[0])
+    for now[0] in (5.0, 6.0, 5.0 + AGAIN_SECONDS):
+        trouble.fault(OSError(errno.EROFS, "read-only"), "/api/status")
+    trouble.fault(OSError(errno.EIO, "broken"), "/api/status")
+    assert [record.args[1].errno for record in caplog.records] == [errno.EROFS, errno.EROFS, errno.EIO]
+    assert trouble.fault(ValueError("no"), "/") is None
 
 
 def test_reading_is_free_on_this_machine_unless_a_read_token_is_given(root, serve):

@@ -21,6 +21,7 @@ from hookline.cli.serve import sinks_line
 from hookline.cli.token_handover import without_tokens
 from hookline.core.errors import ConfigError, OptionError
 from hookline.server.tokens import KEPT, Given, Tokens, from_file, kept, settle
+from hookline.server.web_server import allowed_name
 
 SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 
@@ -113,6 +114,76 @@ def test_name_of_a_proxy_that_is_allowed_is_answered(tmp_path):
     statuses = [ask(served, "GET", "/api/runs", token=READ, headers={"Host": host}).status for host in hosts]
     served.end()
     assert statuses == [200, 421]
+
+
+def test_name_of_a_proxy_with_a_port_is_answered_and_told_with_it(tmp_path):
+    served = Served(tmp_path, "--allow-host", "Runs.example:8443", "--token", WRITE, "--read-token", READ)
+    hosts = ("runs.example:8443", "runs.example")
+    statuses = [ask(served, "GET", "/api/runs", token=READ, headers={"Host": host}).status for host in hosts]
+    served.end()
+    assert (statuses, "https://Runs.example:8443" in served.facts["sinks"]) == ([200, 200], True)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("runs.example.org", "runs.example.org"),
+        ("RUNS.example:8443", "runs.example"),
+        ("[FE80::1]:443", "fe80::1"),
+        ("fe80::1", "fe80::1"),
+        ("10.0.0.1:80", "10.0.0.1"),
+    ],
+)
+def test_allowed_name_has_no_port(given, name):
+    assert allowed_name(given) == name
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", " ", "https://foo.org:443/", "foo.org/runs", "foo.org:", "foo.org:x", ":80", "*.foo.org", "a b", "[x]"],
+)
+def test_allowed_name_that_no_request_can_have_is_refused(given):
+    with pytest.raises(ConfigError, match="no name of a host"):
+        allowed_name(given)
+
+
+def test_serve_says_which_tokens_are_kept_in_the_directory(tmp_path):
+    Served(tmp_path, "--host", "0.0.0.0").end()
+    served = Served(tmp_path, "--host", "0.0.0.0", HOOKLINE_WRITE_TOKEN=WRITE)
+    served.end()
+    assert (served.facts["made"], served.facts["kept"]) == ({}, ["read"])
+    assert served.facts["token_file"] == str(tmp_path / "runs" / KEPT)
+
+
+def test_serve_tells_people_which_token_is_the_kept_one(tmp_path):
+    Served(tmp_path, "--host", "0.0.0.0").end()
+    command, env = [SCRIPT, "serve", "runs", "--port", "0", "--host", "0.0.0.0"], {"HOOKLINE_WRITE_TOKEN": WRITE}
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | env, stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline().strip() for _ in range(3)]
+        process.kill()
+    assert lines[2] == f"The read token is the one in {tmp_path / 'runs' / KEPT}."
+
+
+@pytest.mark.parametrize(
+    ("given", "needs_read", "made", "in_file"),
+    [
+        (Given(), True, ("write", "read"), ("write", "read")),
+        (Given(), False, ("write",), ("write",)),
+        (Given(write=WRITE), True, ("read",), ("read",)),
+        (Given(read=READ), True, ("write",), ("write",)),
+        (Given(WRITE, READ), True, (), ()),
+    ],
+)
+def test_tokens_that_are_given_do_not_count_as_kept(tmp_path, given, needs_read, made, in_file):
+    first, again = (settle(tmp_path, given, needs_read=needs_read) for _ in range(2))
+    assert [(each.made, each.kept) for each in (first, again)] == [(made, in_file), ((), in_file)]
+
+
+@pytest.mark.parametrize("text", ['{"write": ""}', f'{{"write": "{WRITE}", "read": ""}}'])
+def test_file_of_tokens_with_an_empty_one_is_refused(tmp_path, text):
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(ConfigError, match="is empty"):
+        from_file(tmp_path / "tokens")
 
 
 def test_run_without_progress_is_stalled_after_the_seconds_that_were_given(tmp_path):
@@ -215,6 +286,10 @@ def test_tokens_that_are_no_secrets_are_refused_without_repeating_them(write, re
         (["--token", "short"], "16 to 1024"),
         (["--token", WRITE, "--read-token", WRITE], "are the same"),
         (["--token-file", "nowhere"], "cannot be read"),
+        (["/proc", "--token", WRITE], "cannot be written"),
+        (["--host", "", "--token", WRITE], "is no address"),
+        (["--allow-host", "", "--token", WRITE], "is no name of a host"),
+        (["--allow-host", "https://runs.example"], "is no name of a host"),
         (["--host", "203.0.113.1", "--token", WRITE, "--read-token", READ], "does not have that address"),
     ],
 )

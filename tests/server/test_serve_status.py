@@ -220,6 +220,59 @@ def test_journal_is_not_read_through_for_counts_that_no_message_says(root):
     assert len(read) <= 3 + 503
 
 
+@pytest.mark.parametrize("word", ["running", "uploading"])
+def test_progress_without_metrics_is_shown_and_counts_as_moving(root, word):
+    now = [1e9]
+    statuses = StatusRuns(ReceivedRuns(root), clock=lambda: now[0])
+    for step in (7, 8, 9):
+        now[0] += 1000
+        message = {"status": word, "step": step, "max_step": 100}
+        statuses.take(json.dumps(message).encode(), project=None, run="night", key=None)
+    [run] = hl.runs(root)
+    assert (run.status, run.step, run.num_steps) == ("running", 9, 100)
+    assert [record.step for record in recorded(root)] == [7, 8, 9]
+    assert run.eta_seconds == 91_000
+
+
+def test_word_with_a_step_shows_the_step(root, monitor):
+    post(monitor, {"run": "night", "status": "uploading", "step": 7})
+    assert [run.step for run in hl.runs(root)] == [7]
+
+
+def test_progress_in_an_event_or_heartbeat_is_shown(root, monitor):
+    shared = {"run": "night", "status": "running"}
+    post(monitor, shared | {"kind": "event", "phase": "checkpoint", "step": 5})
+    assert hl.runs(root).latest().step == 5
+    post(monitor, shared | {"kind": "heartbeat", "step": 6})
+    assert hl.runs(root).latest().step == 6
+    names = [type(record).__name__ for record in recorded(root)]
+    assert names == ["Event", "Metrics", "Status", "Metrics"]
+
+
+def test_message_that_says_nothing_new_is_a_sign_of_life(root, monitor):
+    for _ in range(2):
+        assert post(monitor, {"run": "night", "status": "running", "step": 3, "max_step": 10}).json["records"] == 1
+    assert [record.status for record in recorded(root)] == ["running", "heartbeat"]
+
+
+def test_number_of_epochs_alone_is_kept_once_also_after_a_restart(root, serve):
+    epochs = {"run": "night", "status": "RUNNING", "verbosity": "INFO", "max_epoch": 5, "graphical": {"loss": 1}}
+    first, second = serve(root, tokens=Tokens(WRITE)), serve(root, tokens=Tokens(WRITE))
+    counts = [post(first, epochs | {"step": step}).json["records"] for step in (1, 2)]
+    counts += [post(second, epochs | {"step": step}).json["records"] for step in (3, 4)]
+    post(second, {"run": "night", "max_step": 50, "message": "counted"})
+    post(first, epochs | {"step": 5})
+    said = [record.data for record in recorded(root) if isinstance(record, Status)]
+    assert [(each.get("num_steps"), each.get("num_epochs")) for each in said] == [(None, 5), (50, 5)]
+    assert (counts, hl.runs(root).latest().step) == ([2, 1, 1, 1], 5)
+
+
+def test_counts_that_come_late_do_not_take_the_step_back(root, monitor):
+    post(monitor, {"run": "night", "step": 30, "metrics": {"loss": 1}})
+    post(monitor, {"run": "night", "status": "running", "max_step": 50})
+    assert [(run.step, run.num_steps) for run in hl.runs(root)] == [(30, 50)]
+
+
 def test_counts_that_an_event_says_are_kept_by_the_status_after_it(root, monitor):
     shared = {"run": "night", "status": "running", "num_steps": 10}
     post(monitor, shared | {"kind": "event", "phase": "checkpoint"})
@@ -246,6 +299,33 @@ def test_counts_of_kubeflow_that_are_none_are_left_out(root, monitor, count):
     metrics = [{"name": name, "value": count} for name in ("currentStep", "totalSteps", "totalEpochs")]
     assert post(monitor, {"run": "night", "trainerStatus": {"metrics": metrics}}).status == 200
     assert recorded(root) == [Status(status="running")]
+
+
+@pytest.mark.parametrize(
+    "given", [9e15, 1e12, 0, -1, 1, True, float("inf"), "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "now"]
+)
+def test_time_that_can_be_none_of_a_training_counts_as_not_given(root, given):
+    statuses = StatusRuns(ReceivedRuns(root), clock=lambda: 1.8e9)
+    message = {"status": "done", "step": 1, "timestamp": given}
+    statuses.take(json.dumps(message).encode(), project=None, run="night", key=None)
+    assert [run.ended for run in hl.runs(root)] == [1.8e9]
+
+
+@pytest.mark.parametrize("given", [1.7e9, "2023-11-14T22:13:20Z"])
+def test_time_of_the_sender_is_kept(root, given):
+    message = {"status": "done", "step": 1, "timestamp": given}
+    StatusRuns(ReceivedRuns(root)).take(json.dumps(message).encode(), project=None, run="night", key=None)
+    assert [run.ended for run in hl.runs(root)] == [1.7e9]
+
+
+@pytest.mark.parametrize("count", [-1, 0, -(10**9)])
+def test_counts_below_one_count_as_not_given(root, monitor, count):
+    post(monitor, {"run": "night", "status": "running", "max_step": count, "max_epoch": count})
+    kubeflow = [{"name": name, "value": str(count)} for name in ("totalSteps", "totalEpochs")]
+    post(monitor, {"run": "night", "trainerStatus": {"metrics": kubeflow}})
+    assert [record.data for record in recorded(root) if record.status != "heartbeat"] == [{}]
+    post(monitor, {"run": "night", "status": "running", "num_steps": count, "max_steps": 8})
+    assert [run.num_steps for run in hl.runs(root)] == [8]
 
 
 def test_message_that_could_not_be_written_is_said_by_the_next(root, monkeypatch):

@@ -1,8 +1,10 @@
 """``hookline serve``: takes the runs of other machines, and shows them."""
 
 import contextlib
+import errno
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from hookline.cli.token_handover import READ_OPTION, WRITE_OPTION, handed_over
 from hookline.cli.ui import PORT, Stall
 from hookline.core.errors import ConfigError
 from hookline.server.tokens import KEPT, Given, Settled, from_environment, from_file, settle
-from hookline.server.web_server import WebServer, is_loopback
+from hookline.server.web_server import WebServer, allowed_name, check_host, is_loopback
 from hookline.store.liveness import STALL_SECONDS
 
 Root = Annotated[Path, typer.Argument(help="Where the runs are kept; made if need be.")]
@@ -31,7 +33,10 @@ ReadToken = Annotated[
 TokenFile = Annotated[
     Path | None, typer.Option(help='A file with {"write": "...", "read": "..."}, or with the write token alone.')
 ]
-AllowHost = Annotated[list[str] | None, typer.Option(help="A name that a proxy is reached by. May be given again.")]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="A name that a proxy is reached by, with its port if need be. May be given again."),
+]
 
 
 def serve(
@@ -53,8 +58,11 @@ def serve(
     """
     given = handed_over(Given(token, read_token)).or_else(from_environment(os.environ))
     given = given.or_else(from_file(token_file)) if token_file is not None else given
-    _make(root)
     names = allow_host or []
+    check_host(host)
+    for name in names:
+        allowed_name(name)
+    _make(root)
     settled = settle(root, given, needs_read=bool(names) or not is_loopback(host))
     server = WebServer(
         root, host=host, port=port, stall_seconds=stall_seconds, tokens=settled.tokens, allow_hosts=names
@@ -73,6 +81,14 @@ def _make(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{root} cannot be made: {error.strerror}. Give another directory.") from error
+    try:
+        tempfile.TemporaryFile(dir=root).close()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # there may be room later
+            raise ConfigError(
+                f"{root} cannot be written: {error.strerror}. Give a directory that you may write to; to look at runs "
+                "only, use: hookline ui"
+            ) from error
 
 
 def _facts(server: WebServer, settled: Settled, address: str) -> dict[str, Any]:
@@ -82,6 +98,7 @@ def _facts(server: WebServer, settled: Settled, address: str) -> dict[str, Any]:
         "root": str(server.runs.root),
         "runs": len(server.runs),
         "made": {name: tokens[name] for name in settled.made},
+        "kept": list(settled.kept),
         "token_file": str(server.runs.root / KEPT) if settled.is_kept else None,
         "reading_needs_token": settled.tokens.read is not None,
         "sinks": sinks_line(address),
@@ -102,8 +119,9 @@ def _say(facts: dict[str, Any]) -> None:
         out.print(f"These tokens are new, and kept in {facts['token_file']}:", soft_wrap=True)
         for name, token in facts["made"].items():
             out.print(f"  {name:<5}  {token}", soft_wrap=True)
-    elif facts["token_file"]:
-        out.print(f"The tokens are those in {facts['token_file']}.", soft_wrap=True)
+    for name in facts["kept"]:
+        if name not in facts["made"]:
+            out.print(f"The {name} token is the one in {facts['token_file']}.", soft_wrap=True)
     out.print("A machine that trains needs the write token in HOOKLINE_TOKEN, and in its configuration:")
     out.print(f"  {facts['sinks']}", soft_wrap=True)
 
@@ -111,7 +129,8 @@ def _say(facts: dict[str, Any]) -> None:
 def _address(url: str, names: list[str]) -> str:
     """Where others reach the server: by a proxy's name, which speaks TLS, or by this machine's."""
     if names:
-        return f"https://{names[0]}"
+        is_bare = names[0].count(":") > 1 and not names[0].startswith("[")
+        return f"https://[{names[0]}]" if is_bare else f"https://{names[0]}"
     for anywhere in ("//0.0.0.0:", "//[::]:"):
         url = url.replace(anywhere, f"//{socket.gethostname()}:")
     return url.rstrip("/")

@@ -1,6 +1,5 @@
 """The application: every address there is, and how errors are told."""
 
-import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import hookline
 from hookline.core.errors import HooklineError, UnknownNameError
 from hookline.server import activity_api, charts_api, experiment_api, receive_api, runs_api, samples_api, status_api
 from hookline.server.access import Access
+from hookline.server.disk_trouble import DiskTrouble
 from hookline.server.endpoint import json_response
 from hookline.server.guard import Guard
 from hookline.server.listing import Listing
@@ -94,6 +94,7 @@ def application(
     handlers = {HTTPException: _told, HooklineError: _refused, OSError: _not_written, Exception: _failed}
     made = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
     made.state.tokens = None if receiving is None else receiving.tokens
+    made.state.trouble = DiskTrouble()
     return made
 
 
@@ -128,14 +129,18 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _error(request: Request, what: str, status: int, **facts: object) -> Response:
+    return json_response({"error": _hidden(request, what), **facts}, status)
+
+
+def _hidden(request: Request, text: str) -> str:
     tokens: Tokens | None = request.app.state.tokens
-    return json_response({"error": what if tokens is None else tokens.hidden(what), **facts}, status)
+    return text if tokens is None else tokens.hidden(text)
 
 
 def _not_written(request: Request, error: Exception) -> Response:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return json_response({"error": "There is no room left on the server's disk. Send it again later."}, 507)
-    return _failed(request, error)
+    trouble: DiskTrouble = request.app.state.trouble
+    fault = trouble.fault(error, _hidden(request, request.url.path))
+    return _failed(request, error) if fault is None else _error(request, fault.error, fault.status)
 
 
 def _failed(request: Request, error: Exception) -> Response:

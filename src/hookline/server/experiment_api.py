@@ -15,7 +15,7 @@ from hookline.experiment.results.result import ExperimentResult
 from hookline.experiment.store import PLAN, RESULT, ExperimentStore
 from hookline.record.records import clean
 from hookline.server.endpoint import Endpoint
-from hookline.server.listing import Listing
+from hookline.server.listing import Listed, Listing
 from hookline.server.parameters import Parameter, Values
 from hookline.server.recorded_results import recorded_results
 from hookline.server.run_rows import Number
@@ -138,7 +138,7 @@ def _experiment_row(project: str, infos: list[RunInfo]) -> ExperimentRow:
 
 
 def _experiment(listing: Listing, values: Values) -> ExperimentReply:
-    infos = _own_runs(listing, values["project"])
+    infos = listing.find(lambda listed: _own_runs(listed, values["project"]))
     directory, problems = infos[0].directory.parent, []
     results: dict[str, RunResult] = {}
     for info in infos:
@@ -156,8 +156,8 @@ def _experiment(listing: Listing, values: Values) -> ExperimentReply:
     return _reply(_shown(whole, infos, values["stage"]), infos, values["metric"], problems)
 
 
-def _own_runs(listing: Listing, project: str) -> list[RunInfo]:
-    known = _by_experiment(listing.now().runs)
+def _own_runs(listed: Listed, project: str) -> list[RunInfo]:
+    known = _by_experiment(listed.runs)
     if project not in known:
         raise UnknownNameError(f"There is no experiment {project!r:.80}. {closest(project[:80], known)}")
     return known[project][::-1]

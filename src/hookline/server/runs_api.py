@@ -61,7 +61,7 @@ def _runs(listing: Listing, values: Values) -> RunsReply:
 
 
 def _run(listing: Listing, values: Values) -> RunDetails:
-    return run_details(listing.now().runs.read(values["id"]))
+    return run_details(listing.find(lambda listed: listed.runs.read(values["id"])))
 
 
 def _metrics(listing: Listing, values: Values) -> MetricNames:

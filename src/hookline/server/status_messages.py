@@ -2,14 +2,14 @@
 
 Understood are the lines of NVIDIA TAO's ``status.json``, the ``trainerStatus`` of a Kubeflow TrainJob, what hookline's
 own ``status`` sink posts, and plain JSON: ``{"status": ..., "message": ..., "step": ..., "max_step": ..., "metrics":
-{...}}``. Times of the sender are kept where they have a zone; TAO's have none.
+{...}}``. Times of the sender are kept where they have a zone, TAO's have none, and lie between the years 2000 and 2200.
+How many steps or epochs there will be counts as not said where it is less than one.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from hookline.core.errors import OptionError
@@ -25,6 +25,7 @@ _EPOCH = ("epoch", "current_epoch")
 _NUM_EPOCHS = ("num_epochs", "max_epoch", "total_epochs")
 _RUN = ("run", "run_id", "job_id", "experiment_name")
 _TAO = ("verbosity", "graphical", "kpi", "categorical")
+_FIRST_TIME, _LAST_TIME = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2200))
 _KINDS = ("heartbeat", "metrics", "status", "event")
 _WORDS = {
     **dict.fromkeys(("started", "running", "in_progress"), "running"),
@@ -108,8 +109,8 @@ def _common(message: Mapping[str, Any]) -> dict[str, Any]:
         "run": next((_text(message[name]) for name in _RUN if message.get(name) not in (None, "")), None),
         "message": _text(message.get("message")) or "",
         "step": _whole(message, _STEP),
-        "num_steps": _whole(message, _NUM_STEPS),
-        "num_epochs": _whole(message, _NUM_EPOCHS),
+        "num_steps": _count(message, _NUM_STEPS),
+        "num_epochs": _count(message, _NUM_EPOCHS),
     }
 
 
@@ -142,7 +143,7 @@ def _of_kubeflow(status: Mapping[str, Any], message: Mapping[str, Any]) -> Told:
     listed = status.get("metrics")
     pairs = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     metrics = {str(each.get("name")): _number(each.get("value")) for each in pairs}
-    counts = {name: _whole(metrics, (key,)) for name, key in _COUNTS.items()}
+    counts = {name: (_whole if name == "step" else _count)(metrics, (key,)) for name, key in _COUNTS.items()}
     own = _common(message) | {name: count for name, count in counts.items() if count is not None}
     values = {name: value for name, value in metrics.items() if name not in _COUNTS.values()}
     percent = status.get("progressPercentage")
@@ -182,6 +183,12 @@ def _whole(message: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return None
 
 
+def _count(message: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """How many there will be; some programs say -1 where they do not know."""
+    found = (_whole(message, (name,)) for name in names)
+    return next((count for count in found if count is not None and count >= 1), None)
+
+
 def _number(value: Any) -> Any:
     """Kubeflow writes numbers as texts."""
     if not isinstance(value, str):
@@ -197,11 +204,16 @@ def _text(value: Any) -> str | None:
 
 
 def _time(value: Any) -> float | None:
+    """Seconds since 1970; None for what can be no time of a training."""
     if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-        return moment.timestamp() if moment.tzinfo is not None else None
-    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST
-    return float(value) if is_time and math.isfinite(value) else None
+        value = _moment(value)
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and _FIRST_TIME <= value < _LAST_TIME
+    return float(value) if is_time else None
+
+
+def _moment(given: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo is not None else None

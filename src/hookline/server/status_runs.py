@@ -2,11 +2,12 @@
 
 A message with an ``Idempotency-Key`` that was taken before is not taken again, as long as the server runs. How long a
 program may say nothing is not known: it counts as stalled when it is silent for long, and as killed after ten times
-that.
+that. Each message is a sign of life, and one whose step is another says that the run moves, with metrics or without:
+then a row without values is recorded.
 
 What a run has said before is in its journal. It is read again where this server did not write the end of it: after a
-restart, or where another server on the same root took a message. How many steps there will be may stand far back, and
-is looked for only when a message says it: the journal of a program that never does is not read through for it.
+restart, or where another server on the same root took a message. How many steps or epochs there will be may stand far
+back, and is looked for only when a message says it: the journal of a program that never does is not read through.
 """
 
 import contextlib
@@ -124,36 +125,55 @@ class StatusRuns:
 
     def _records(self, message: Told, known: _Known) -> Iterator[AnyRecord]:
         at = message.time or self.clock()
+        has_moved = message.step not in (None, known.step)
         known.step = known.step if message.step is None else message.step
-        yield from _statuses(message, known, at)
+        said: list[AnyRecord] = [*_statuses(message, known, at)]
         if message.event is not None:
-            yield Event(time=at, name=message.event, step=message.step, data=message.data)
+            said.append(Event(time=at, name=message.event, step=message.step, data=message.data))
         latest = known.step, message.values
         if message.values and not (message.is_heartbeat and known.latest == latest):
             known.latest = latest
-            yield Metrics(time=at, step=known.step, values=message.values, axis=message.axis)
+            said.append(Metrics(time=at, step=known.step, values=message.values, axis=message.axis))
+        if has_moved and not any(map(_says_how_far, said)):  # a heartbeat would say it, but not that the run moves
+            said.append(Metrics(time=at, step=known.step, values={}))
+        return iter(said or [Status(time=at, status="heartbeat", step=message.step)])
+
+
+def _says_how_far(record: AnyRecord) -> bool:
+    """Whether those who list the run take its step from a record."""
+    if isinstance(record, Status):
+        return record.step is not None and (record.status in FINAL or "num_steps" in record.data)
+    return isinstance(record, Metrics)
 
 
 def _statuses(message: Told, known: _Known, at: float) -> Iterator[Status]:
-    counts = message.num_steps, message.num_epochs
-    begins = _gives_counts(message) and counts != known.counts
-    if begins:
-        known.counts = counts
+    counts = _counts(message, known) if _gives_counts(message) else known.counts
+    begins = counts != known.counts
+    known.counts = counts
     data = {name: value for name, value in message.data.items() if name not in ("report", "num_steps", "num_epochs")}
-    data |= {"num_steps": counts[0], "num_epochs": counts[1]} if begins else {}
+    if begins and counts is not None:
+        data |= {"num_steps": counts[0], "num_epochs": counts[1]}
     word = message.status or known.status or "running"
     changes = message.status is not None and (message.status != known.status or message.status in FINAL)
     says = bool(message.message) and not message.values
     if message.event is None and (begins or changes or (says and not message.is_heartbeat)):
         known.status = word
-        yield Status(time=at, status=word, message=message.message, step=message.step, data=data)
+        step = known.step if begins else message.step  # where it begins, without one it would begin at 0
+        yield Status(time=at, status=word, message=message.message, step=step, data=data)
     if message.is_heartbeat:
         yield Status(time=at, status="heartbeat", step=message.step)
 
 
 def _gives_counts(message: Told) -> bool:
-    """Whether it says how many steps there will be, in a status: an event makes none, and so leaves it to the next."""
-    return message.num_steps is not None and message.event is None
+    """Whether it says how much there will be, in a status: an event makes none, and so leaves it to the next."""
+    return message.event is None and (message.num_steps, message.num_epochs) != (None, None)
+
+
+def _counts(message: Told, known: _Known) -> _Counts:
+    """The counts that a message gives; what it leaves out was said before."""
+    num_steps, num_epochs = known.counts or (None, None)
+    given = message.num_steps, message.num_epochs
+    return num_steps if given[0] is None else given[0], num_epochs if given[1] is None else given[1]
 
 
 def _known_from(lines: Iterable[bytes]) -> _Known:
@@ -163,18 +183,18 @@ def _known_from(lines: Iterable[bytes]) -> _Known:
     """
     known, has_step = _Known(), False
     for line in lines:
-        if known.status is not None and has_step:
-            break
         record = _decoded(line) if not has_step or line.startswith(_STATUS) else None
         if record is None:
             continue
         step = getattr(record, "step", None)
         if step is not None and not has_step:
             known.step, has_step = step, True
-        if isinstance(record, Metrics) and known.latest is None:
+        if isinstance(record, Metrics) and record.values and known.latest is None:
             known.latest = record.step, clean(record.values)
         if isinstance(record, Status) and record.status != "heartbeat" and known.status is None:
             known.status = record.status
+        if known.status is not None and has_step:
+            break
     return known
 
 
@@ -189,8 +209,9 @@ def _counts_from(lines: Iterable[bytes]) -> _Counts:
         record = _decoded(line) if line.startswith(_STATUS) else None
         if not isinstance(record, Status):
             continue
-        if record.data.get("num_steps") is not None:
-            return record.data["num_steps"], record.data.get("num_epochs")
+        counts = record.data.get("num_steps"), record.data.get("num_epochs")
+        if counts != (None, None):
+            return counts
         if record.status in FINAL:
             break
     return None, None

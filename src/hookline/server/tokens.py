@@ -115,7 +115,7 @@ def from_file(path: Path) -> Given:
     """The tokens in a file: ``{"write": ..., "read": ...}``, or the write token and nothing else.
 
     Raises:
-        ConfigError: It cannot be read, or holds something else.
+        ConfigError: It cannot be read, or holds something else, or a token in it is empty.
     """
     try:
         with path.open("rb") as file:
@@ -125,7 +125,12 @@ def from_file(path: Path) -> Given:
     if not text.startswith(b"{"):
         with contextlib.suppress(UnicodeDecodeError):
             return Given(write=text.decode() or None)
-    return _decoded(path, text)
+    given = _decoded(path, text)
+    if "" in (given.write, given.read):
+        raise ConfigError(
+            f"A token in the file {path} is empty: write one, or leave its name out to have it taken from elsewhere."
+        )
+    return given
 
 
 def _decoded(path: Path, text: bytes) -> Given:
@@ -180,11 +185,16 @@ def keep(root: Path, tokens: Given) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The tokens of a server, and which of them were made just now and must be told to somebody."""
+    """The tokens of a server, which of them are kept in its root, and which were made just now and must be told."""
 
     tokens: Tokens
     made: tuple[str, ...] = ()
-    is_kept: bool = False
+    kept: tuple[str, ...] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether one of them is kept in the root."""
+        return bool(self.kept)
 
 
 def settle(root: Path, given: Given, *, needs_read: bool) -> Settled:
@@ -204,7 +214,8 @@ def settle(root: Path, given: Given, *, needs_read: bool) -> Settled:
         if made:
             keep(root, now)
     write, read = given.write or now.write, given.read or (now.read if needs_read else None)
-    return Settled(Tokens(write or "", read), tuple(made), is_kept=True)
+    own = {"write": not given.write, "read": needs_read and not given.read}
+    return Settled(Tokens(write or "", read), tuple(made), tuple(name for name, is_kept in own.items() if is_kept))
 
 
 @contextlib.contextmanager

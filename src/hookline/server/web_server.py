@@ -8,6 +8,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import re
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hookline")
 
+_HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9_.-]+)|\[(?P<bracketed>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -41,11 +43,12 @@ class WebServer:
         port: 0 takes any that is free.
         stall_seconds: After how long without progress a run counts as stalled.
         tokens: What is asked of those who send runs and of those who look; without them nothing can be sent.
-        allow_hosts: Other names that it is reached by, e.g. that of a proxy.
+        allow_hosts: Other names that it is reached by, e.g. that of a proxy; a port makes no difference.
         bodies: How much it takes at a time.
 
     Raises:
-        ConfigError: There is no such directory, the address is taken, or others reach it and no token is asked for.
+        ConfigError: There is no such directory, the address is none or taken, a name is none, or others reach it and no
+            token is asked for.
         MissingExtraError: What the page needs is not installed.
     """
 
@@ -68,11 +71,13 @@ class WebServer:
             from hookline.server.request_body import Bodies
         except ImportError as error:
             raise MissingExtraError("The web page", "ui") from error
-        _check_reach(host, tokens, allow_hosts)
+        check_host(host)
+        others = [allowed_name(each) for each in allow_hosts]
+        _check_reach(host, tokens, others)
         self.runs = _runs(root, stall_seconds, receives=tokens is not None)
         self._socket = _bound(host, port)
         bodies = bodies or Bodies()
-        receiving = None if tokens is None else Receiving(tokens, host_names(host, allow_hosts), bodies)
+        receiving = None if tokens is None else Receiving(tokens, host_names(host, others), bodies)
         app = application(self.runs, is_closing=lambda: self._server.should_exit, receiving=receiving)
         config = uvicorn.Config(
             app,
@@ -147,6 +152,42 @@ def host_names(host: str, others: Sequence[str] = ()) -> list[str]:
     with contextlib.suppress(OSError):
         names += [str(found[4][0]) for found in socket.getaddrinfo(own, None)]
     return [*LOOPBACK, *names, *others]
+
+
+def check_host(host: str) -> None:
+    """Refuse an address that is none: the system would take it for every address that the machine has.
+
+    Raises:
+        ConfigError: It is empty.
+    """
+    if not host.strip():
+        raise ConfigError(
+            f"host={host!r} is no address: give 127.0.0.1 for this machine alone, or 0.0.0.0 for every address that it "
+            "has."
+        )
+
+
+def allowed_name(given: str) -> str:
+    """The name, without its port, that a request may call a server by.
+
+    Raises:
+        ConfigError: It is no name of a host.
+    """
+    found = _HOST.fullmatch(given)
+    name = found["name"] or found["bracketed"] if found else given if _is_address(given) else None
+    if not name:
+        raise ConfigError(
+            f"allow_host={given!r:.80} is no name of a host: give what stands between https:// and the next /, e.g. "
+            "runs.example.org or runs.example.org:8443."
+        )
+    return name.lower()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def _check_reach(host: str, tokens: Tokens | None, allow_hosts: Sequence[str]) -> None:
