@@ -3,6 +3,7 @@
 import math
 import random
 from statistics import fmean, pstdev
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,22 @@ def test_grpo_loss_tokens_outside_of_the_mask_get_no_gradient_whatever_stands_th
     loss.backward()
     assert (logprobs.grad[mask == 0] == 0).all()
     assert (logprobs.grad[mask == 1] != 0).all()
+
+
+@pytest.mark.parametrize("name", ["old", "reference"])
+@pytest.mark.parametrize("number", [-1e3, 1e3, -math.inf, math.inf, math.nan])
+def test_grpo_loss_extreme_number_outside_of_the_mask_changes_nothing(name, number):
+    logprobs, old, advantages, mask, reference = numbers(1)
+    given = {"old": old, "reference": reference}
+
+    def result(**changed):
+        made = given | changed
+        loss, facts = grpo_loss(logprobs, made["old"], advantages, mask, clip=0.2, reference=made["reference"], kl=0.1)
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        return [loss, gradient, *facts.values()]
+
+    extreme = result(**{name: given[name].masked_fill(mask == 0, number)})
+    torch.testing.assert_close(extreme, result(), rtol=0, atol=0)
 
 
 def test_grpo_loss_at_the_policy_that_wrote_is_the_plain_policy_gradient():
@@ -216,6 +233,16 @@ def test_token_logprobs_entropy_is_that_of_the_distribution(policy):
         _, entropy = token_logprobs(policy.model, ids, torch.ones_like(ids))
         distribution = torch.distributions.Categorical(logits=policy.model(ids).logits[0, :-1])
     torch.testing.assert_close(entropy[0], distribution.entropy())
+
+
+def test_token_logprobs_entropy_where_a_token_is_impossible_is_that_of_the_others():
+    def model(input_ids, attention_mask, use_cache):
+        return SimpleNamespace(logits=torch.tensor([0.0, 0.0, -math.inf]).repeat(*input_ids.shape, 1))
+
+    ids = torch.tensor([[0, 1, 2]])
+    logprobs, entropy = token_logprobs(model, ids, torch.ones_like(ids))
+    assert entropy.tolist() == [pytest.approx([math.log(2)] * 2)]
+    assert logprobs.tolist() == [[pytest.approx(-math.log(2)), -math.inf]]
 
 
 def test_rollout_batch_completions_without_a_token_are_left_out(policy):

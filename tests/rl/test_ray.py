@@ -148,6 +148,26 @@ def test_train_on_ray_worker_killed_training_goes_on_and_an_alarm_names_it(ray, 
     assert any(not torch.equal(before[name], tensor) for name, tensor in given["model"].state_dict().items())
 
 
+class CountsLogprobs(hl.Callback):
+    """Notes how many log-probabilities at the temperature came with the rollouts, and how many tokens."""
+
+    def on_rollout_end(self, loop, step_idx, rollouts):
+        completions = [each.completion for each in rollouts]
+        counts = [sum(len(getattr(each, name)) for each in completions) for name in ("sampled_logprobs", "token_ids")]
+        loop.recorder.event("counted", step=loop.step, counts=counts)
+
+
+def test_train_on_ray_at_a_temperature_stale_rollouts_bring_their_log_probabilities(ray, tmp_path):
+    config = settings(tmp_path, max_steps=3)
+    config.rollout.temperature, config.max_staleness = 0.7, 2
+
+    made = rl.train(config, **model_and_tokenizer(), callbacks=[CountsLogprobs()])
+
+    counts = [event.data["counts"] for event in events(made.output_dir, "counted")]
+    assert made.step == 3
+    assert all(sampled == tokens > 0 for sampled, tokens in counts)
+
+
 class StopsTheDriver(hl.Callback):
     def __init__(self):
         self.driver = os.getpid()

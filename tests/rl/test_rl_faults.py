@@ -153,3 +153,48 @@ def test_rl_train_in_one_of_several_processes_is_refused(monkeypatch):
     config = rl.RLConfig(curriculum=lessons, train=hl.TrainerConfig(max_steps=1))
     with pytest.raises(OptionError, match="executor='ray'"):
         rl.train(config, model=tiny_causal_lm(TOKENIZER), tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.05])
+def test_learner_model_for_which_padding_is_impossible_learns_with_finite_numbers(kl):
+    def forbid(module, given, output):
+        output.logits[..., TOKENIZER.pad_token_id] = -math.inf
+
+    model = tiny_causal_lm(TOKENIZER)
+    model.register_forward_hook(forbid)
+    made = learner(Scored(lambda call: {"a": float(call % 2)}), kl=kl, model=model, output_dir=None)
+    made.fit()
+    facts = [name for name in ("loss", "entropy", "ratio", "kl") if name in made.metrics]
+    assert all(math.isfinite(made.metrics[name]) for name in facts)
+    assert len(facts) == (4 if kl else 3)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def stream_with(reference):
+    source = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    return RolloutStream(source, Flat(), pad_id=0, reference=reference)
+
+
+def test_rollout_stream_reference_whose_sum_was_rounded_otherwise_is_the_same():
+    reference = Flat()
+    state = stream_with(reference).state_dict()
+    state["reference"] = [math.nextafter(total, math.inf) for total in state["reference"]]
+    stream = stream_with(reference)
+    stream.load_state_dict(state)
+    assert stream.state_dict()["reference"] == pytest.approx(state["reference"])
+
+
+@pytest.mark.parametrize("change", [1e-6, math.nan])
+def test_rollout_stream_reference_with_one_other_weight_is_refused(change):
+    reference = Flat()
+    state = stream_with(reference).state_dict()
+    with torch.no_grad():
+        reference.table.weight[0, 0] += change
+    with pytest.raises(hl.CheckpointError, match="this is another one"):
+        stream_with(reference).load_state_dict(state)
+
+
+def test_rollout_stream_reference_of_another_number_of_weights_is_refused():
+    state = stream_with(Flat()).state_dict()
+    with pytest.raises(hl.CheckpointError, match="this is another one"):
+        stream_with(torch.nn.ModuleList([Flat(), Flat()])).load_state_dict(state)

@@ -1,7 +1,8 @@
 """`Decoding`: tokens for a batch of prompts, one pass of the model for each token of all rows.
 
-A prompt is read once for all its completions. The log-probabilities are those of the model itself, from the pass that
-the token was sampled in. Rows that are finished leave the batch once they are enough to be worth it.
+A prompt is read once for all its completions. The log-probabilities, those of the model itself and those at the
+temperature, are from the pass that the token was sampled in. Rows that are finished leave the batch once they are
+enough to be worth it.
 """
 
 import math
@@ -44,21 +45,23 @@ class Rules:
 class Row:
     """A completion that is being written."""
 
-    __slots__ = ("_limit", "_rules", "finish", "logprobs", "prompt", "tokens")
+    __slots__ = ("_limit", "_rules", "finish", "logprobs", "prompt", "sampled", "tokens")
 
     def __init__(self, prompt: list[int], rules: Rules) -> None:
         self.prompt, self._rules = prompt, rules
         self._limit = min(rules.longest, (rules.positions or math.inf) - len(prompt))
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.sampled: list[float] = []
         self.finish: Literal["stop", "length"] | None = None
 
-    def add(self, token: int, logprob: float) -> None:
-        """Take a token, and see whether it is the last one."""
+    def add(self, token: int, logprob: float, *sampled: float) -> None:
+        """Take a token with what `pick` knows of it, and see whether it is the last one."""
         if math.isnan(logprob):
             raise PolicyError("The model gives NaN for the next token: its weights are not finite. Load others.")
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        self.sampled += sampled
         if token in self._rules.ends or self._rules.stops.reached(self.tokens):
             self.finish = "stop"
         elif len(self.tokens) >= self._limit:
@@ -66,7 +69,8 @@ class Row:
 
     def completion(self, text: str) -> Completion:
         """What was written, with the text of its tokens."""
-        return Completion(self._rules.stops.cut(text), self.tokens, self.logprobs, self.finish or "length", self.prompt)
+        text, finish = self._rules.stops.cut(text), self.finish or "length"
+        return Completion(text, self.tokens, self.logprobs, finish, self.prompt, self.sampled)
 
 
 class Decoding:
@@ -98,9 +102,9 @@ class Decoding:
         logits = self._read(copies)
         for step in range(rules.longest):
             tokens, logprobs = pick(logits, None if noise is None else noise[:, step], rules.sampling)
-            for row, token, logprob in zip(open_rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            for row, token, known in zip(open_rows, tokens.tolist(), logprobs.tolist(), strict=True):
                 if row.finish is None:
-                    row.add(token, logprob)
+                    row.add(token, *known)
             kept = [place for place, row in enumerate(open_rows) if row.finish is None]
             if not kept:
                 break
@@ -144,16 +148,21 @@ class Decoding:
 
 
 def pick(logits: Tensor, noise: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """A token for each row, and its log-probability under the model itself."""
+    """A token for each row, and its log-probability under the model itself; beside it that at another temperature."""
     logprobs = logits.log_softmax(-1)
     if noise is None:
         tokens = logits.argmax(-1, keepdim=True)
-    else:
-        edges = _weights(logprobs, sampling).cumsum(-1)
-        # The first edge beyond the number: never a token of weight 0.
-        tokens = torch.searchsorted(edges, noise[:, None] * edges[:, -1:], right=True)
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN gets there
-    return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+        return tokens[:, 0], logprobs.gather(-1, tokens)
+    tempered = logprobs if sampling.temperature == 1 else _tempered(logprobs, sampling.temperature)
+    edges = _weights(tempered, sampling).cumsum(-1)
+    # The first edge beyond the number: never a token of weight 0.
+    tokens = torch.searchsorted(edges, noise[:, None] * edges[:, -1:], right=True)
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN gets there
+    known = logprobs.gather(-1, tokens)
+    if sampling.temperature != 1:
+        sampled = tempered.gather(-1, tokens) - tempered.logsumexp(-1, keepdim=True)
+        known = torch.cat([known, sampled], dim=-1)  # one tensor, which the host waits for once
+    return tokens[:, 0], known
 
 
 def device_of(model: Any) -> Any:
@@ -161,12 +170,13 @@ def device_of(model: Any) -> Any:
     return next(model.parameters()).device
 
 
-def _weights(logprobs: Tensor, sampling: Sampling) -> Tensor:
-    if sampling.temperature == 1:
-        weights = logprobs.exp()
-    else:
-        largest = logprobs.max(-1, keepdim=True).values  # taken off first, so that a tiny temperature does not overflow
-        weights = ((logprobs - largest) / sampling.temperature).softmax(-1)
+def _tempered(logprobs: Tensor, temperature: float) -> Tensor:
+    """Logits at a temperature; the largest is taken off first, so that a tiny temperature does not overflow."""
+    return (logprobs - logprobs.max(-1, keepdim=True).values) / temperature
+
+
+def _weights(tempered: Tensor, sampling: Sampling) -> Tensor:
+    weights = tempered.exp() if sampling.temperature == 1 else tempered.softmax(-1)
     if sampling.top_p == 1:
         return weights
     ordered, order = weights.sort(dim=-1, descending=True)

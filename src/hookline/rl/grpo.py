@@ -18,7 +18,7 @@ def token_logprobs(
     distribution = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
     chosen = distribution.gather(-1, ids[:, 1:, None]).squeeze(-1)
     with torch.no_grad():
-        entropy = -(distribution.exp() * distribution).sum(-1)
+        entropy = torch.special.entr(distribution.exp()).sum(-1)  # 0 for what is impossible
     return chosen, entropy
 
 
@@ -38,20 +38,21 @@ def grpo_loss(
         logprobs: Under the policy that is trained, for each token.
         old: Under the policy that wrote them.
         advantages: One for each completion.
-        mask: 1 for the tokens of completions, 0 for prompts and padding.
+        mask: 1 for the tokens of completions, 0 for prompts and padding: whatever stands there does not matter.
         clip: How far the ratio of probabilities counts, to either side of 1.
         reference: Under the reference policy.
         kl: How much the divergence from the reference weighs.
     """
-    tokens = mask.sum().clamp(min=1)
-    ratio = (logprobs - old).exp()
+    tokens, outside = mask.sum().clamp(min=1), mask == 0
+    ratio = (logprobs - old).masked_fill(outside, 0).exp()  # before exp: an overflow times 0 is NaN
     clipped = ratio.clamp(1 - clip, 1 + clip)
     gains = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
-    loss = -(gains * mask).sum() / tokens
-    facts = {"clip_share": (((ratio - 1).abs() > clip) * mask).sum() / tokens, "ratio": (ratio * mask).sum() / tokens}
+    loss = -gains.masked_fill(outside, 0).sum() / tokens
+    is_clipped = ((ratio - 1).abs() > clip) & ~outside
+    facts = {"clip_share": is_clipped.sum() / tokens, "ratio": ratio.masked_fill(outside, 0).sum() / tokens}
     if reference is not None:
-        behind = reference - logprobs
-        divergence = ((behind.exp() - behind - 1) * mask).sum() / tokens  # never negative, and right on average
+        behind = (reference - logprobs).masked_fill(outside, 0)
+        divergence = (behind.exp() - behind - 1).sum() / tokens  # never negative, and right on average
         loss = loss + kl * divergence
         facts["kl"] = divergence
     return loss, {name: value.detach() for name, value in facts.items()}

@@ -84,7 +84,8 @@ class GRPOLearner(Trainer):
             kl=self.grpo.kl,
         )
         tokens = batch["mask"].sum().clamp(min=1)
-        return {"loss": loss, "entropy": (entropy * batch["mask"]).sum() / tokens, **facts, **batch["metrics"]}
+        entropy = entropy.masked_fill(batch["mask"] == 0, 0).sum() / tokens
+        return {"loss": loss, "entropy": entropy, **facts, **batch["metrics"]}
 
     def start(self) -> None:
         """Begin to record, and let the worker record with it."""

@@ -49,7 +49,7 @@ class RemoteRollouts:
     ) -> None:
         self._ray = import_ray()
         self._hire, self._workers = hire, workers
-        self._max_staleness, self._updates = max_staleness, updates
+        self.max_staleness, self._updates = max_staleness, updates
         self._heartbeat_seconds, self._alarm = heartbeat_seconds, alarm
         self._states: list[State | None] = [None] * workers
         self._fleet: RolloutFleet | None = None
@@ -129,13 +129,13 @@ class RemoteRollouts:
         """Ask idle workers for steps, as long as those can be learnt from in time."""
         fleet = self._required
         for seat in fleet.idle():
-            if self._to_learn + fleet.outstanding * self._updates > self._max_staleness:
+            if self._to_learn + fleet.outstanding * self._updates > self.max_staleness:
                 return
             fleet.ask(seat, self.latest_version, self._weights)
 
     def _is_too_old(self, seat: Seat, step: Step, result: StepResult) -> bool:
         staleness = self.latest_version - step.version
-        if staleness <= self._max_staleness or not result.rollouts:
+        if staleness <= self.max_staleness or not result.rollouts:
             return False
         self.discarded += len(result.rollouts)
         self._tell(

@@ -5,13 +5,15 @@ in the middle: the rollouts that are still to be learnt from are part of its sta
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from hookline.core.errors import CheckpointError
+from hookline.core.errors import CheckpointError, OptionError
+from hookline.loops.evaluation_mode import set_to_evaluate
 from hookline.rl.grpo import token_logprobs
 from hookline.rl.policy import PolicyError
 from hookline.rl.rollout_batch import Batch, rollout_batch
@@ -21,6 +23,8 @@ from hookline.rl.types import Rollout
 
 EMPTY_STEPS = 100
 """After how many rollout steps in a row without anything to learn from the stream gives up."""
+ROUNDING = 1e-11
+"""By how much sums of the same weights may differ, as a share of the sum of their absolute values."""
 
 
 class RolloutStream:
@@ -31,8 +35,9 @@ class RolloutStream:
         model: The model that is trained, which the worker's policy writes with.
         updates: How often each batch is learnt from.
         reference: What the policy is held near, if anything: its log-probabilities become part of the batches.
-        temperature: At which completions are sampled. Policies give log-probabilities at 1: at another temperature
-            they are computed here.
+        temperature: At which completions are sampled. At another than 1, log-probabilities are the
+            ``sampled_logprobs`` of the completions; where a policy gives none, they are computed here, with the weights
+            of now.
         stops: Whether a stop was asked for; then nothing more is tried where rollouts stay empty.
     """
 
@@ -78,7 +83,8 @@ class RolloutStream:
         Raises:
             CheckpointError: The reference is another model than before.
         """
-        if self._reference is not None and state["reference"] not in (None, _fingerprint(self._reference)):
+        saved = state["reference"]
+        if self._reference is not None and saved is not None and not _is_of(saved, self._reference):
             raise CheckpointError(
                 "kl: the policy is held near the model as it was when the training began, and this is another one. "
                 "Give the model with which it began."
@@ -104,9 +110,13 @@ class RolloutStream:
 
     def _made(self, rollouts: list[Rollout], seconds: float) -> Batch:
         device = next(self.model.parameters()).device
-        batch = rollout_batch(rollouts, pad_id=self._pad_id, device=device)
-        if self._temperature != 1:
-            with torch.no_grad():
+        stale = max(self.worker.latest_version - each.version for each in rollouts)
+        is_tempered = self._temperature != 1
+        is_known = all(each.completion.sampled_logprobs for each in rollouts if each.completion.token_ids)
+        batch = rollout_batch(rollouts, pad_id=self._pad_id, device=device, at_temperature=is_tempered and is_known)
+        if is_tempered and not is_known:
+            self._require_newest(stale)
+            with torch.no_grad(), set_to_evaluate(self.model):  # as the policy wrote
                 batch["old"], _ = token_logprobs(
                     self.model, batch["ids"], batch["attention"], temperature=self._temperature
                 )
@@ -117,18 +127,36 @@ class RolloutStream:
                     reference, batch["ids"], batch["attention"], temperature=self._temperature
                 )
         metrics = rollout_metrics(rollouts)
-        stale = [self.worker.latest_version - each.version for each in rollouts]
-        metrics |= {"policy/version": min(each.version for each in rollouts), "policy/staleness": max(stale)}
+        metrics |= {"policy/version": min(each.version for each in rollouts), "policy/staleness": stale}
         metrics["tokens_per_second"] = metrics["tokens"] / seconds
         groups = {each.task.id for each in rollouts}
         unequal = {each.task.id for each in rollouts if each.advantage}
         metrics["groups/zero_variance"] = (len(groups) - len(unequal)) / len(groups)
         return batch | {"metrics": metrics}
 
+    def _require_newest(self, stale: int) -> None:
+        """Log-probabilities of older weights cannot be computed: refuse at the first batch, if there may be such."""
+        allowed = getattr(self.worker, "max_staleness", 0)
+        if stale > 0 or allowed > 0:
+            raise OptionError(
+                f"temperature={self._temperature!r} with rollouts of older weights (max_staleness={allowed}, "
+                f"{max(stale, 0)} versions behind now): their log-probabilities at that temperature are not known. "
+                "Give max_staleness=0, a temperature of 1, or a policy that gives sampled_logprobs, as HFPolicy does."
+            )
+
 
 def _fingerprint(model: Any) -> list[float]:
-    """Something that is the same for the same weights, and hardly for others."""
+    """Something that is the same for the same weights, but for rounding, and hardly for others."""
     return [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+
+
+def _is_of(fingerprint: list[float], model: Any) -> bool:
+    """Whether it is that of the model: sums are rounded otherwise with other threads or on another device."""
+    sizes = [float(parameter.detach().double().abs().sum()) for parameter in model.parameters()]
+    return len(fingerprint) == len(sizes) and all(
+        math.isclose(saved, own, rel_tol=0, abs_tol=ROUNDING * size)
+        for saved, own, size in zip(fingerprint, _fingerprint(model), sizes, strict=True)
+    )
 
 
 def frozen_copy(model: Any) -> Any:

@@ -66,10 +66,11 @@ class Completion:
     Attributes:
         text: Without the stop text and special tokens.
         token_ids: Its tokens, the end-of-text token included where it was sampled.
-        logprobs: The log-probability of each token under the distribution it was sampled from, at temperature 1
-            without top-p: that of the model itself.
+        logprobs: The log-probability of each token at temperature 1 without top-p: that of the model itself.
         finish: "stop" where it came to an end, "length" where it was cut off.
         prompt_ids: The tokens of the prompt, as the policy saw it.
+        sampled_logprobs: The log-probability of each token at the temperature it was sampled at, without top-p. Empty
+            at temperature 1, where they are ``logprobs``, at 0, and from a policy that does not know them.
     """
 
     text: str
@@ -77,6 +78,7 @@ class Completion:
     logprobs: Sequence[float] = ()
     finish: Literal["stop", "length"] = "stop"
     prompt_ids: Sequence[int] = ()
+    sampled_logprobs: Sequence[float] = ()
 
 
 @dataclass(slots=True)

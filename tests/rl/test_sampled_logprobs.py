@@ -1,0 +1,124 @@
+"""At a temperature other than 1 the learner's ratios are those of the distribution that was sampled from."""
+
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import hookline as hl
+from hookline import rl
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
+from hookline.rl.grpo import grpo_loss, token_logprobs  # noqa: E402
+from hookline.rl.rollout_batch import rollout_batch  # noqa: E402
+from hookline.rl.rollout_stream import RolloutStream  # noqa: E402
+
+torch.set_num_threads(1)
+TOKENIZER = character_tokenizer("0123456789>")
+TEMPERATURE = 0.7
+PROMPTS = ["1>", "4321>", "77777777>"]
+
+
+def model_with_dropout(seed=0):
+    """In training mode, with opinions: fresh weights find all tokens alike."""
+    model = tiny_causal_lm(TOKENIZER, hidden_size=32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3, generator=generator)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    return model.train()
+
+
+def changed(model):
+    """As it is some updates later."""
+    later, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in later.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return later
+
+
+def rollouts_of(model, *, temperature=TEMPERATURE, top_p=1.0, known=True):
+    sampling = rl.Sampling(temperature=temperature, top_p=top_p, max_tokens=7, seed=0)
+    groups = rl.HFPolicy(model, TOKENIZER).generate(PROMPTS, 4, sampling)
+    completions = [each if known else replace(each, sampled_logprobs=()) for group in groups for each in group]
+    return [rl.Rollout(rl.Task("1>"), each, advantage=1.0) for each in completions]
+
+
+def by_hand(model, rollouts, *, temperature=TEMPERATURE):
+    """Log-probabilities of all tokens, by one plain pass for each completion, without dropout."""
+    found = []
+    for each in rollouts:
+        prompt, written = each.completion.prompt_ids, each.completion.token_ids
+        with torch.no_grad():
+            logits = copy.deepcopy(model).eval()(torch.tensor([[*prompt, *written]])).logits[0]
+        rows = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
+        found += [row[token].item() for row, token in zip(rows, written, strict=True)]
+    return found
+
+
+def first_batch(model, rollouts, *, latest_version=0, **options):
+    source = SimpleNamespace(latest_version=latest_version, roll_out=lambda: rollouts, **options)
+    return next(iter(RolloutStream(source, model, pad_id=0, temperature=TEMPERATURE)))
+
+
+def written(batch, name="old"):
+    return batch[name][batch["mask"].bool()].tolist()
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_hf_policy_gives_log_probabilities_at_the_temperature_beside_those_of_the_model(top_p):
+    model = model_with_dropout()
+    rollouts = rollouts_of(model, top_p=top_p)
+    sampled = [logprob for each in rollouts for logprob in each.completion.sampled_logprobs]
+    own = [logprob for each in rollouts for logprob in each.completion.logprobs]
+    assert sampled == pytest.approx(by_hand(model, rollouts), abs=1e-4)
+    assert own == pytest.approx(by_hand(model, rollouts, temperature=1.0), abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_hf_policy_at_temperature_one_or_zero_gives_those_of_the_model_alone(temperature):
+    rollouts = rollouts_of(model_with_dropout(), temperature=temperature)
+    assert {len(each.completion.sampled_logprobs) for each in rollouts} == {0}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["given", "computed"])
+def test_rollout_stream_old_at_a_temperature_is_that_of_the_policy_without_dropout(known):
+    model = model_with_dropout()
+    rollouts = rollouts_of(model, known=known)
+    assert written(first_batch(model, rollouts)) == pytest.approx(by_hand(model, rollouts), abs=1e-4)
+    assert all(module.training for module in model.modules())
+
+
+def test_rollout_stream_ratio_of_stale_rollouts_is_that_to_the_weights_that_wrote_them():
+    wrote = model_with_dropout()
+    model = changed(wrote)
+    rollouts = rollouts_of(wrote)
+    batch = first_batch(model, rollouts, latest_version=1, max_staleness=2)
+    now, _ = token_logprobs(model.eval(), batch["ids"], batch["attention"], temperature=TEMPERATURE)
+    _, facts = grpo_loss(now, batch["old"], batch["advantages"], batch["mask"], clip=0.2)
+    before, after = torch.tensor(by_hand(wrote, rollouts)), torch.tensor(by_hand(model, rollouts))
+    ratios = (after - before).exp()
+    assert facts["ratio"].item() == pytest.approx(ratios.mean().item(), abs=1e-3)
+    assert (ratios - 1).abs().mean() > 0.1
+    assert batch["metrics"]["policy/staleness"] == 1
+
+
+@pytest.mark.parametrize("source", [{"max_staleness": 1}, {"latest_version": 1}], ids=["may be", "is"])
+def test_rollout_stream_stale_rollouts_at_a_temperature_the_policy_cannot_tell_of_are_refused(source):
+    model = model_with_dropout()
+    with pytest.raises(hl.OptionError, match=r"temperature=0\.7 with rollouts of older weights.*max_staleness=0"):
+        first_batch(model, rollouts_of(model, known=False), **source)
+
+
+def test_rollout_batch_with_too_few_log_probabilities_at_the_temperature_says_so():
+    completion = rl.Completion("42", (6, 4), (-0.1, -0.2), prompt_ids=(1, 5), sampled_logprobs=(-0.3,))
+    with pytest.raises(hl.OptionError, match="2 tokens and 1 log-probabilities"):
+        rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0, at_temperature=True)
