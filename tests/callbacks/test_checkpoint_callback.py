@@ -315,6 +315,27 @@ def test_checkpoint_callbacks_that_save_the_same_steps_leave_what_one_of_them_ke
     assert on_disk(train([None] * 5, *rules)) == left
 
 
+@pytest.mark.parametrize(
+    "arranged",
+    [
+        lambda one, other: [hl.CallbackCollection([one]), other],
+        lambda one, other: [one, hl.CallbackCollection([other])],
+        lambda one, other: [hl.CallbackCollection([one]), hl.CallbackCollection([other])],
+        lambda one, other: [hl.CallbackCollection([hl.CallbackCollection([one, other])])],
+    ],
+)
+def test_checkpoint_callbacks_in_groups_leave_what_one_of_them_keeps(arranged):
+    rules = arranged(CheckpointCallback(every_n_steps=1), CheckpointCallback(every_n_steps=1))
+    assert on_disk(train([None] * 6, *rules)) == [6]
+
+
+def test_checkpoint_callbacks_of_a_kind_of_ones_own_leave_what_one_of_them_keeps():
+    class Own(CheckpointCallback):
+        pass
+
+    assert on_disk(train([None] * 5, CheckpointCallback(every_n_steps=1), Own(every_n_steps=1))) == [5]
+
+
 def test_checkpoint_callbacks_one_of_which_keeps_all_leave_all():
     rules = [CheckpointCallback(every_n_steps=1), CheckpointCallback(every_n_steps=1, save_top_k=-1)]
     assert on_disk(train([None] * 3, *rules)) == [1, 2, 3]

@@ -1,19 +1,28 @@
 """Callbacks that are part of a second training, or of one that has begun already."""
 
+import contextlib
+import logging
+import math
 import subprocess
 import sys
+
+import pytest
 
 import hookline as hl
 from hookline.callbacks import (
     EMA,
     Alert,
+    CheckpointCallback,
     CsvMetrics,
     EarlyStoppingCallback,
+    LoggerCallback,
+    NaNGuard,
     PrintProgress,
     ProgressBar,
     SampleLogger,
     Timer,
 )
+from hookline.testing import FakeLoop
 
 
 def losses(callback, *values):
@@ -66,6 +75,75 @@ def test_ema_in_a_second_training_averages_the_second_model_alone(torch):
             for _ in run.steps(2):
                 pass
         assert (ema.updates, ema.averages["weight"].item()) == (2, value)
+
+
+def broken():
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("end", [lambda: None, broken])
+@pytest.mark.parametrize(
+    ("make", "state", "anew"),
+    [
+        (lambda: EarlyStoppingCallback("loss"), {"best": 0.0, "waited": 3}, {"best": 1.0, "waited": 0}),
+        (lambda: Alert("loss", above=9), {"fired": 3}, {"fired": 0}),
+        (lambda: SampleLogger(source="validation"), {"validations": 3}, {"validations": 0}),
+        (lambda: Timer(clock=lambda: 0.0), {"total_seconds": 60.0}, {"total_seconds": 0.0}),
+        (lambda: EMA(), {"updates": 3, "averages": {}}, {"updates": 0, "averages": {}}),
+        (CheckpointCallback, {"kept": [], "saving": None, "at": 7}, {"kept": [], "saving": None, "at": None}),
+    ],
+)
+def test_state_loaded_while_training_is_not_that_of_the_next_training(make, state, anew, end):
+    callback = make()
+    with contextlib.suppress(RuntimeError), hl.run(root=None, summary=False, callbacks=[callback]) as run:
+        for _ in run.steps(1):
+            callback.load_state_dict(state)
+        end()
+    loop = FakeLoop(callbacks=[callback])
+    loop.callbacks.on_train_start(loop)
+    loop.callbacks.on_log(loop, 1, {"loss": 1.0})
+    assert callback.state_dict() == anew
+
+
+def test_nan_guard_in_a_second_training_counts_bad_steps_anew(caplog):
+    guard = NaNGuard("skip", max_skips=3)
+    runs = [losses(guard, math.nan, math.nan) for _ in range(2)]
+    assert [run.stop_reason for run in runs] == [None, None]
+    assert [record.getMessage().partition(".")[0] for record in caplog.records] == [
+        "nan_guard: at step 1 loss is nan"
+    ] * 2
+
+
+def test_logger_in_a_second_training_takes_the_mean_of_its_own_steps(caplog):
+    caplog.set_level(logging.INFO, "hookline.training")
+    callback = LoggerCallback(log_every_n_steps=None, log_every_n_epochs=2)
+    losses(callback, 100)
+    with hl.run(callbacks=[callback], summary=False) as run:
+        for _ in run.steps(1, epochs=2):
+            run.log(loss=1.0)
+    assert caplog.messages == ["epoch 2/2  step 2  loss 1"]
+
+
+def test_logger_in_a_second_training_records_the_gradients_of_its_first_step(torch):
+    callback, rows = LoggerCallback(log_metrics=False, log_gradients=True), []
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    for _ in range(2):
+        with hl.run(callbacks=[callback], summary=False) as run:
+            run.model = model
+            for _ in run.steps(1):
+                pass
+        rows.append([row.metrics["gradients/norm"] for row in run.history])
+    assert rows == [[5.0], [5.0]]
+
+
+def test_print_progress_in_a_second_training_shows_its_own_metrics_alone(capsys):
+    callback = PrintProgress(every=1, clock=lambda: 0.0)
+    for name in ("first", "second"):
+        with hl.run(callbacks=[callback], summary=False) as run:
+            for _ in run.steps(1):
+                run.log({name: 1.0})
+    assert capsys.readouterr().out.splitlines() == ["step 1/1  first 1", "step 1/1  second 1"]
 
 
 def add_after_the_first_step(callback):

@@ -1,6 +1,8 @@
 """LoggerCallback."""
 
+import io
 import logging
+import sys
 
 import pytest
 
@@ -75,6 +77,53 @@ def test_logger_level_that_is_switched_off_is_warned_about_with_what_to_do(caplo
     (warning,) = caplog.messages
     assert "'hookline.training' have level INFO, which is switched off" in warning
     assert "hookline.logging.initialize()" in warning
+
+
+def without_logging(monkeypatch):
+    """The logger ``hookline.training`` as in a program that has not set up logging."""
+    training = logging.getLogger("hookline.training")
+    monkeypatch.setattr(training, "propagate", False)
+    return training
+
+
+class Broken(io.StringIO):
+    """A stream that nobody reads any more."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
+def test_logger_console_that_is_broken_does_no_harm_to_others_who_log_there(monkeypatch, error):
+    training = without_logging(monkeypatch)
+    with hl.run(callbacks=[LoggerCallback()], strict=True, summary=False) as run:
+        for step in run.steps(2):
+            monkeypatch.setattr(sys, "stderr", Broken(error))
+            training.info("of the user")
+            run.log(loss=step)
+    assert run.state == "completed"
+
+
+def test_logger_line_of_a_user_that_cannot_be_formatted_is_told_and_does_no_harm(monkeypatch, capsys):
+    training = without_logging(monkeypatch)
+    with hl.run(callbacks=[LoggerCallback()], strict=True, summary=False) as run:
+        for _ in run.steps(1):
+            training.info("%d", "no number")
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_logger_removed_while_training_leaves_logging_as_it_was_when_the_run_ends(monkeypatch):
+    training = without_logging(monkeypatch)
+    before, callback = (training.level, list(training.handlers)), LoggerCallback()
+    with hl.run(callbacks=[callback], strict=True, summary=False) as run:
+        for step in run.steps(2):
+            if step == 0:
+                run.callbacks.remove(callback)
+    assert (training.level, training.handlers) == before
 
 
 class Late:

@@ -46,6 +46,20 @@ def test_throughput_monitor_window_takes_the_last_steps_only():
     assert rates == [None, 0.25, 0.4, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("back_to", [0, 2, 3])
+def test_throughput_monitor_after_a_rollback_has_the_rates_of_the_steps_that_are_done_again(back_to):
+    clock = Clock()
+    loop = FakeLoop(callbacks=[ThroughputMonitor(clock=clock)])
+    loop.run_steps(4)
+    loop.step, rates = back_to, []
+    for seconds in (60.0, 0.5, 0.5):
+        clock.now += seconds
+        loop.metrics.clear()
+        loop.run_steps(1)
+        rates.append(loop.get_metric("throughput/steps_per_second"))
+    assert rates == [None, 2.0, 2.0]
+
+
 def test_throughput_monitor_due_now_and_then_has_the_same_rates():
     rates = {"steps_per_second": 2.0, "samples_per_second": 8.0}
     assert trained([[1, 2, 3, 4]] * 6, options={"every": 2}) == [{}, {}, {}, rates, {}, rates]

@@ -74,6 +74,20 @@ def test_timer_after_a_resume_counts_earlier_sessions_where_asked(includes, step
     assert second.state_dict() == {"total_seconds": 30.0 + steps * 10.0}
 
 
+@pytest.mark.parametrize(("includes", "remaining"), [(True, 395.0), (False, 385.0)])
+def test_timer_state_loaded_while_training_counts_no_time_twice_and_gives_none_back(includes, remaining):
+    clock = Clock()
+    timer = Timer(seconds=500, includes_earlier_sessions=includes, clock=clock)
+    loop = FakeLoop(callbacks=[timer])
+    loop.callbacks.on_train_start(loop)
+    clock.now += 100
+    saved = timer.state_dict()
+    clock.now += 10
+    timer.load_state_dict(saved)
+    clock.now += 5
+    assert (timer.total_seconds, timer.elapsed_seconds, timer.remaining_seconds) == (105.0, 115.0, remaining)
+
+
 def test_timer_with_nothing_left_stops_before_the_first_step():
     clock = Clock()
     timer = Timer(seconds=50, includes_earlier_sessions=True, clock=clock)

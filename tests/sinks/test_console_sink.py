@@ -139,6 +139,18 @@ def test_console_broken_pipe_is_given_up_and_nothing_waits(recorder, tmp_path, m
         stream.close()
 
 
+def test_console_closed_stream_is_given_up_and_nothing_waits(recorder, tmp_path, monkeypatch, caplog):
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    recorder.log(loss=1.0, step=1)
+    delivery = Delivery(tmp_path, "console", ConsoleSink("stdout"))
+    delivery.round()
+    assert (delivery.progress.status, delivery.is_done()) == ("ok", True)
+    (message,) = caplog.messages
+    assert message.startswith("Nothing more is shown on stdout: I/O operation on closed file")
+
+
 def test_console_without_a_stream_shows_nothing(recorder, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     recorder.log(loss=1.0, step=1)

@@ -66,6 +66,17 @@ def test_csv_given_columns_stay_and_the_rest_is_json_in_extra(recorder, tmp_path
     assert json.loads(row["extra"]) == {"axis": "train", "time": 1.0, "other": 2.0, "bad": "NaN"}
 
 
+@pytest.mark.parametrize(("columns", "column"), [(("step",), None), (("step", "extra_"), "extra_")])
+def test_csv_metric_called_extra_is_kept_under_another_name_where_columns_are_given(
+    recorder, tmp_path, columns, column
+):
+    recorder.log({"extra": 2.0, "other": 3.0}, step=1)
+    deliver(tmp_path, CsvSink(columns=columns))
+    (row,) = table(tmp_path)
+    rest = json.loads(row["extra"])
+    assert (rest["other"], row[column] if column else rest["extra_"]) == (3.0, "2.0" if column else 2.0)
+
+
 def test_csv_column_called_extra_is_refused():
     with pytest.raises(hl.OptionError, match="'extra' is added"):
         CsvSink(columns=("step", "extra"))

@@ -157,6 +157,14 @@ def test_number_too_large_for_a_float_is_infinite(run_dir, recorder, uri):
     assert history(uri, "tokens") == [(1, sys.float_info.max)]
 
 
+@pytest.mark.parametrize(("step", "shown"), [(2**65, 2**63 - 1), (-(2**65), 1 - 2**63)])
+def test_step_too_large_for_mlflow_is_the_largest_that_it_takes(run_dir, recorder, uri, step, shown):
+    recorder.log(loss=0.5, step=step)
+    recorder.log(loss=0.25, step=1)
+    assert deliver(run_dir, MlflowSink(uri)).progress.status == "ok"
+    assert history(uri, "loss") == sorted([(shown, 0.5), (1, 0.25)])
+
+
 @pytest.mark.parametrize(
     ("word", "shown"),
     [("finished", "FINISHED"), ("failed", "FAILED"), ("stopped", "KILLED"), ("tokenizing", "RUNNING")],
@@ -189,6 +197,23 @@ def test_status_of_a_dead_run_stays_failed_when_older_words_come_later(run_dir, 
         deliver(run_dir, MlflowSink(uri))
     run = only_run(uri)[1]
     assert (run.info.status, run.info.end_time) == ("FAILED", 20_000)
+
+
+def test_status_of_a_run_that_lives_is_not_heartbeat(run_dir, recorder, uri):
+    recorder.status("tokenizing", "why")
+    recorder.status("heartbeat", step=1)
+    deliver(run_dir, MlflowSink(uri))
+    tags = only_run(uri)[1].data.tags
+    assert (tags["hookline.status"], tags["hookline.message"]) == ("tokenizing", "why")
+
+
+def test_status_of_a_run_that_has_ended_outlives_a_late_heartbeat(run_dir, recorder, uri):
+    recorder.status("finished")
+    deliver(run_dir, MlflowSink(uri))
+    recorder.status("heartbeat", step=1)
+    deliver(run_dir, MlflowSink(uri))
+    run = only_run(uri)[1]
+    assert (run.info.status, run.data.tags["hookline.status"]) == ("FINISHED", "finished")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,24 @@ def test_numbers_that_its_encoder_refuses_are_the_nearest_that_it_takes(run_dir,
     assert rows(place) == [(1, {"huge": 1e308, "large": float(2**70), "right": 1})]
 
 
+@pytest.mark.parametrize(("step", "shown"), [(2**65, 2**63 - 1), (-(2**65), 1 - 2**63)])
+def test_step_that_its_database_refuses_is_the_nearest_that_it_takes(run_dir, recorder, place, step, shown):
+    recorder.log(loss=0.5, step=step)
+    recorder.log(loss=0.25, step=1)
+    assert deliver(run_dir, TrackioSink(directory=place)).progress.status == "ok"
+    assert sorted(rows(place)) == sorted([(shown, {"loss": 0.5}), (1, {"loss": 0.25})])
+
+
+def test_resume_at_a_step_that_its_database_refuses_goes_on(run_dir, recorder, place):
+    recorder.log(loss=0.5, step=1)
+    again = Recorder(run_dir)
+    again.resume(2**65)
+    again.log(loss=0.25, step=2)
+    again.close()
+    assert deliver(run_dir, TrackioSink(directory=place)).progress.status == "ok"
+    assert rows(place) == [(1, {"loss": 0.5}), (2, {"loss": 0.25})]
+
+
 def test_sample_is_a_trace_with_its_rewards(run_dir, recorder, place):
     recorder.samples([{"prompt": "2+2", "completion": "4", "rewards": {"right": 1.0}, "seed": 7}], step=3)
     deliver(run_dir, TrackioSink(directory=place))

@@ -148,6 +148,31 @@ def test_end_of_the_run_is_told_to_wandb(record, tmp_path, status, code):
     assert [end.exit_code for end in records(tmp_path, "exit")] == [code]
 
 
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ([("main", "failed"), ("rank1", "heartbeat"), ("main", "heartbeat")], 1),
+        ([("main", "finished"), ("rank1", "failed")], 0),
+        ([("main", "running"), ("courier", "failed")], 1),
+    ],
+)
+def test_end_told_to_wandb_is_the_word_of_who_speaks_for_the_run(record, tmp_path, said, code):
+    for writer, status in said:
+        record(writer).status(status, step=1)
+    deliver(tmp_path)
+    wandb.teardown()  # its process finishes the file on its own time
+    assert [end.exit_code for end in records(tmp_path, "exit")] == [code]
+
+
+def test_end_of_a_dead_run_stays_failed_when_older_words_come_later(tmp_path):
+    for name, word, when in (("courier", "failed", 20.0), ("main", "running", 10.0)):
+        recorder = Recorder(tmp_path, name=name, clock=lambda when=when: when)
+        recorder.status(word)
+        recorder.close()
+        delivery = deliver(tmp_path)
+    assert (delivery.progress.state["failed"], delivery.progress.state["status_time"]) == (True, 20.0)
+
+
 def test_every_start_goes_on_in_the_same_run(record, tmp_path):
     for step in (1, 2):
         record().log(loss=float(step), step=step)

@@ -81,10 +81,12 @@ class Alert(FreshStart):
         self._look(loop, leave=WAITING_VALUES)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        super().on_train_end(loop, artifacts)
         self._look(loop, leave=0)
         warn_of_unseen(self.metric, loop, who=self.name)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
+        super().on_exception(loop, error)
         self._look(loop, leave=0)
 
     def state_dict(self) -> dict[str, Any]:

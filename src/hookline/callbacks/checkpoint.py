@@ -20,6 +20,7 @@ from hookline.callbacks.fresh_start import FreshStart
 from hookline.callbacks.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
+from hookline.core.roster import Roster
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 from hookline.core.subscriber import WRITER_PRIORITY
 from hookline.core.values import find_metric
@@ -142,6 +143,7 @@ class CheckpointCallback(FreshStart):
             self._save(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        super().on_train_end(loop, artifacts)
         self.save_at_end(loop)  # unless the loop has done so, before it told others of the end
         if self.monitor is not None and self._value_step is None and loop.get_metric(self.monitor) is None:
             seen = ", ".join(sorted(loop.metrics)) or "none"
@@ -199,8 +201,10 @@ class CheckpointCallback(FreshStart):
         self._kept.prune(spared=kept_by_others, delete=loop.rank == 0)
 
     def _others(self, loop: LoopState) -> "list[CheckpointCallback]":
-        """The other callbacks of this kind, which may keep the same checkpoints."""
-        return [each for each in getattr(loop, "callbacks", ()) if isinstance(each, type(self)) and each is not self]
+        """The other callbacks of this kind, in groups or not, which may keep the same checkpoints."""
+        callbacks = getattr(loop, "callbacks", None)
+        every = [leaf.entry.subscriber for leaf in callbacks.leaves()] if isinstance(callbacks, Roster) else []
+        return [each for each in every if isinstance(each, CheckpointCallback) and each is not self]
 
     def _saves(self, row: ManifestRow) -> bool:
         return self._saving is not None or self._requested_at == row.step

@@ -75,6 +75,7 @@ class EarlyStoppingCallback(FreshStart):
             self._reason = None
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        super().on_train_end(loop, artifacts)
         if self.best is None:
             warn_of_unseen(self.monitor, loop, who=self.name)
 

@@ -84,10 +84,12 @@ class EMA(FreshStart):
         self._put_back()
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        super().on_train_end(loop, artifacts)
         self._put_back()
         self._puts_in_at_close = self.use_at_end and bool(self.averages) and bool(self._parameters)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
+        super().on_exception(loop, error)
         self._put_back()
 
     def close(self) -> None:

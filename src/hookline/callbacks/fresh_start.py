@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookline.core.callback import Callback
-from hookline.core.state import LoopState
+from hookline.core.state import LoopArtifacts, LoopState
 
 
 class FreshStart(Callback):
@@ -18,6 +18,12 @@ class FreshStart(Callback):
     def on_train_start(self, loop: LoopState, /) -> None:
         if loop.step == 0 and not self._was_loaded:
             self._forget()
+        self._was_loaded = False
+
+    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        self._was_loaded = False  # what was loaded while training is not for the next one
+
+    def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
         self._was_loaded = False
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ arrived, in its place and with its step.
 import logging
 import sys
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from hookline.callbacks.cadence import is_nth, require_cadence
@@ -57,14 +58,22 @@ class LoggerCallback(Callback):
         self.log_metrics = log_metrics
         self.log_gradients = log_gradients
         self.log_parameters = log_parameters
+        self._console: _Console | None = None
+        self._is_set_up = False
+        self._forget()
+
+    def _forget(self) -> None:
         self._of_steps, self._of_epochs = _Means(), _Means()
         self._waiting: deque[dict[str, Any] | _Line] = deque()
         self._line_due = False
         self._gradients_at: int | None = None
-        self._console: _Console | None = None
-        self._is_set_up = False
 
     def on_train_start(self, loop: LoopState, /) -> None:
+        self._forget()
+        self._set_up(loop)
+
+    def _set_up(self, loop: LoopState) -> None:
+        """Have somewhere for the lines to go, and say what is missing."""
         self._is_set_up = True
         if self.log_metrics and not training.hasHandlers():
             self._console = _Console()
@@ -82,7 +91,7 @@ class LoggerCallback(Callback):
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
         if not self._is_set_up:  # added while training
-            self.on_train_start(loop)
+            self._set_up(loop)
         self._line_due = is_nth(step_idx + 1, self.log_every_n_steps)
         if not self._line_due:
             return
@@ -124,6 +133,9 @@ class LoggerCallback(Callback):
         if self.log_every_n_steps is not None:
             self._waiting.append(_Line(_counted("step", loop.step, loop.num_steps), self._of_steps))
         self._work_off(at_most=0)
+        self.close()
+
+    def close(self) -> None:
         self._is_set_up = False
         if self._console is not None:
             self._console.close()
@@ -160,7 +172,11 @@ class _Console(logging.Handler):
         training.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(self.format(record) + "\n")  # as it is at the moment: a progress bar may stand in for it
+        try:
+            sys.stderr.write(self.format(record) + "\n")  # as it is at the moment: a progress bar may stand in for it
+        except Exception:  # the user's own lines come here as well, and logging raises nothing
+            with suppress(ValueError):  # of a console that is closed
+                self.handleError(record)
 
     def close(self) -> None:
         training.removeHandler(self)

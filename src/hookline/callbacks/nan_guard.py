@@ -71,6 +71,9 @@ class NaNGuard(Callback):
         self._dropped = False
         self._in_a_row = 0
 
+    def on_train_start(self, loop: LoopState, /) -> None:
+        self._in_a_row = 0
+
     def on_step_start(self, loop: LoopState, step_idx: int, /) -> None:
         self._dropped = False
 

@@ -48,6 +48,7 @@ class PrintProgress(Callback):
         self._before: tuple[int, float] | None = None  # the step and the time of the line before
 
     def on_train_start(self, loop: LoopState, /) -> None:
+        self._seen = {}
         self._before = (loop.step, self._clock())
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:

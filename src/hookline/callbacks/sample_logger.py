@@ -74,6 +74,7 @@ class SampleLogger(FreshStart):
             self._wanted -= self._log(loop, self._wanted, outputs, batch)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        super().on_train_end(loop, artifacts)
         if self._found is False:
             logger.warning("%s found no samples in the %s: say with make= what they are.", self.name, self.source)
 

@@ -95,6 +95,8 @@ class ThroughputMonitor(Callback):
         self._tokens = _sum(self._tokens, _ask(self.tokens, batch, otherwise=tokens_of))
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        if self._marks and step_idx < self._marks[-1].step:  # back at an earlier checkpoint
+            self._marks.clear()
         self._marks.append(_Mark(step_idx + 1, self.clock() - self._away, self._samples, self._tokens))
         self._samples = self._tokens = None
         rates = self._rates()

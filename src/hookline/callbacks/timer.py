@@ -72,6 +72,7 @@ class Timer(FreshStart):
         self.includes_earlier_sessions = includes_earlier_sessions
         self._clock = clock
         self._began: float | None = None
+        self._counted_from: float | None = None  # the same, or when a state was loaded since
         self._earlier = 0.0
 
     @property
@@ -82,7 +83,7 @@ class Timer(FreshStart):
     @property
     def total_seconds(self) -> float:
         """The same with that of the sessions before a resume."""
-        return self._earlier + self.elapsed_seconds
+        return self._earlier + (0.0 if self._counted_from is None else self._clock() - self._counted_from)
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -94,7 +95,7 @@ class Timer(FreshStart):
 
     def on_train_start(self, loop: LoopState, /) -> None:
         super().on_train_start(loop)
-        self._began = self._clock()
+        self._began = self._counted_from = self._clock()
         self._look(loop)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
@@ -109,6 +110,8 @@ class Timer(FreshStart):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._earlier = float(state["total_seconds"])
+        if self._counted_from is not None:  # what was saved has the time up to then in it
+            self._counted_from = self._clock()
 
     def _forget(self) -> None:
         self._earlier = 0.0

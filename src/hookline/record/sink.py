@@ -50,7 +50,7 @@ class Sink(ABC):
     Such a sink is opened by `hookline runs sync RUN` even where nothing waits.
     """
 
-    sent_again_bytes: int = 0
+    sent_again_bytes = 0
     """How much `open` brought again."""
 
     name: str | None = None

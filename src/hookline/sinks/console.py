@@ -140,8 +140,8 @@ class ConsoleSink(Sink):
         stream: TextIO | None = getattr(sys, self.stream)
         if not lines or stream is None or self._is_closed:
             return
-        text = _styled(lines) if stream.isatty() else "".join(f"{_plain(line)}\n" for line in lines)
         try:
+            text = _styled(lines) if stream.isatty() else "".join(f"{_plain(line)}\n" for line in lines)
             stream.write(_encodable(text, stream))
             stream.flush()
         except (BrokenPipeError, ValueError) as error:

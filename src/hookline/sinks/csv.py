@@ -2,8 +2,8 @@
 
 A record with new keys makes the file be rewritten with more columns, aside and then renamed, so that
 no cell ever stands under no name or the wrong one. Where the columns are given, they stay as they
-are, and what has none is kept as JSON in the column ``extra``. A file that is there is appended to. A
-resume mark takes out the rows that are done again.
+are, and what has none is kept as JSON in the column ``extra``; a value of that very name is called
+``extra_``. A file that is there is appended to. A resume mark takes out the rows that are done again.
 
 The state is the number of rows and bytes delivered and the columns: rows survive a rewrite that the
 cursor does not know of yet, bytes make the usual cut cheap.
@@ -150,6 +150,8 @@ class Table:
         return tuple(dict.fromkeys((*self.columns, *new)))
 
     def _cells(self, values: Mapping[str, Any]) -> list[str]:
+        if self.fixed and EXTRA in values:
+            values = {f"{EXTRA}_" if key == EXTRA else key: value for key, value in values.items()}
         cells = [_cell(values.get(column)) for column in self.columns]
         if self.fixed:
             rest = {key: value for key, value in values.items() if key not in self.columns and value is not None}

@@ -45,7 +45,7 @@ from hookline.sinks.mlflow_connection import (
     has_password,
 )
 from hookline.sinks.run_facts import Membership, RunFacts, read_facts
-from hookline.sinks.standing import SPEAKERS
+from hookline.sinks.standing import SPEAKERS, within_limits
 
 KEY_TAG = "hookline.key"
 PARENT_TAG = "mlflow.parentRunId"
@@ -238,7 +238,8 @@ class MlflowSink(Sink):
     def _note_status(self, parcels: Sequence[Parcel]) -> None:
         """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
         spoken = [parcel.record for parcel in parcels if parcel.file.name in SPEAKERS]
-        last = max((record for record in spoken if isinstance(record, Status)), key=lambda s: s.time, default=None)
+        told = (record for record in spoken if isinstance(record, Status) and record.status != "heartbeat")
+        last = max(told, key=lambda status: status.time, default=None)
         if last is None or last.time < self._state["status_time"]:
             return
         self._log(tags={"hookline.status": last.status, "hookline.message": last.message})
@@ -281,7 +282,7 @@ def _metrics(parcels: Iterable[Parcel]) -> Iterator[Any]:
             at = int(record.time * 1000)
             for name, value in record.values.items():
                 if isinstance(value, int | float):
-                    yield Metric(_name(parcel, name), _number(value), at, record.step)
+                    yield Metric(_name(parcel, name), _number(value), at, within_limits(record.step))
 
 
 def _tags(parcels: Iterable[Parcel]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_
 from hookline.record.records import Event, Metrics, Sample
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline.sinks.standing import within_limits
 
 _RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
 _INTEGERS = range(-(2**63), 2**64)
@@ -105,7 +106,7 @@ class Place:
             run=self.facts.id,
             run_id=self.facts.key,
             metrics_list=[values for _, values in rows],
-            steps=[getattr(parcel.record, "step", 0) for parcel, _ in rows],
+            steps=[within_limits(getattr(parcel.record, "step", 0)) for parcel, _ in rows],
             timestamps=[_iso(parcel.record.time) for parcel, _ in rows],
             log_ids=[self._log_id(parcel) for parcel, _ in rows],
             config=self.config,
@@ -120,7 +121,7 @@ class Place:
                 prefix = self._prefix(mark) + ("" if axis == EVERY_AXIS else f"{quote(axis, safe='')}/")
                 for table in ("metrics", "traces"):
                     query = f"DELETE FROM {table} WHERE run_id = ? AND step > ? AND substr(log_id, 1, ?) = ?"  # noqa: S608
-                    connection.execute(query, (self.facts.key, step, len(prefix), prefix))
+                    connection.execute(query, (self.facts.key, within_limits(step), len(prefix), prefix))
 
     def _prefix(self, parcel: Parcel) -> str:
         return f"{self.facts.key}/{parcel.file.name}/"

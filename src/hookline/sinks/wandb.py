@@ -25,6 +25,7 @@ from hookline.record.reader import Parcel
 from hookline.record.records import Metrics, Rewards, Sample, Status
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.run_facts import Membership, RunFacts, read_facts
+from hookline.sinks.standing import SPEAKERS
 
 if TYPE_CHECKING:
     from hookline.sinks.wandb_rows import Numbers
@@ -76,7 +77,7 @@ class WandbSink(Sink):
         self.tags = tuple(self.tags)
         self.directory = Path(self.directory).absolute() if self.directory is not None else None
         self._made_id = ""
-        self._failed = False
+        self._failed, self._status_time = False, 0.0
         self._run: WandbRun | None = None
         self._numbers: Numbers | None = None
 
@@ -91,7 +92,7 @@ class WandbSink(Sink):
 
         facts = read_facts(run_dir)
         state = state or {"id": self.id or self._new_id(facts.id), "rows": 0, "failed": False}
-        self._failed = state["failed"]
+        self._failed, self._status_time = state["failed"], state.get("status_time", 0.0)
         noted = run_dir / SINKS_FOLDER / f"{state['id']}.rows"
         noted.parent.mkdir(exist_ok=True)
         self._numbers = Numbers(noted, state["rows"])
@@ -114,8 +115,8 @@ class WandbSink(Sink):
         if rows:
             self._numbers.following = rows[-1][0] + 1
         for parcel in parcels:
-            if isinstance(parcel.record, Status):
-                self._failed = parcel.record.status == "failed"
+            if isinstance(parcel.record, Status) and parcel.file.name in SPEAKERS:
+                self._note_status(parcel.record)
         return self._state(self._run.run.id)
 
     def close(self) -> None:
@@ -125,6 +126,11 @@ class WandbSink(Sink):
 
     def ids(self, state: Any) -> dict[str, str]:
         return {"run_id": state["id"]}
+
+    def _note_status(self, record: Status) -> None:
+        """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
+        if record.status != "heartbeat" and record.time >= self._status_time:
+            self._failed, self._status_time = record.status == "failed", record.time
 
     def _wants(self, parcel: Parcel) -> bool:
         wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
@@ -168,4 +174,5 @@ class WandbSink(Sink):
 
     def _state(self, wandb_id: str) -> dict[str, Any]:
         assert self._numbers is not None
-        return {"id": wandb_id, "rows": self._numbers.following, "failed": self._failed}
+        told = {"failed": self._failed, "status_time": self._status_time}
+        return {"id": wandb_id, "rows": self._numbers.following, **told}
