@@ -155,3 +155,74 @@ def test_contract_refuses_a_factory_that_makes_one_instance_only():
     one = Fine()
     with pytest.raises((AssertionError, hl.DuplicateError)):
         check_callback(lambda: one)
+
+
+class CopiesToItself(Fine):
+    def __deepcopy__(self, memo):
+        return self
+
+
+class SharesWithItsCopy(hl.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def __deepcopy__(self, memo):
+        copied = SharesWithItsCopy()
+        copied.seen = self.seen
+        return copied
+
+    def on_step_end(self, loop):
+        self.seen.append(loop.step)
+
+    def state_dict(self):
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen[:] = state["seen"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"), [(CopiesToItself, "gives the very same one"), (SharesWithItsCopy, "a copy shares state")]
+)
+def test_contract_refuses_a_copy_that_shares_something(factory, message):
+    with pytest.raises(AssertionError, match=message):
+        check_callback(factory)
+
+
+def _rows_of(make_steps):
+    """The rows of two steps in which every moment logs, the state it was in as well."""
+    moments = ["step_start", "train_batch_start", "train_batch_end", "step_end"]
+
+    def logs(loop, name):
+        loop.log({name: loop.step, f"{name}/within": int(loop.in_step)})
+
+    members = [hl.on(name, lambda loop, name=name: logs(loop, name)) for name in moments]
+    return [(row.step, dict(row.metrics)) for row in make_steps(members).history]
+
+
+def test_fake_loop_moments_within_a_step_log_into_its_row_as_in_a_real_run():
+    def fake(members):
+        loop = FakeLoop(callbacks=members)
+        loop.run_steps(2)
+        return loop
+
+    def real(members):
+        with hl.run(callbacks=members, root=None, summary=False) as run:
+            list(run.steps(2))
+        return run
+
+    assert [step for step, _ in _rows_of(fake)] == [1, 2]
+    assert _rows_of(fake) == _rows_of(real)
+
+
+def test_fake_loop_is_out_of_a_step_that_failed():
+    def fail(loop, step_idx):
+        if step_idx == 0 and not loop.metrics:
+            raise ValueError("bad")
+
+    loop = FakeLoop(callbacks=[hl.on("step_start", fail)])
+    with pytest.raises(ValueError, match="bad"):
+        loop.run_steps(1)
+    loop.log(seen=1)
+    loop.run_steps(1)
+    assert [(row.step, row.metrics) for row in loop.history] == [(0, {"seen": 1}), (1, {})]

@@ -90,8 +90,14 @@ class FakeLoop(Loop):
         self.num_steps = num_steps
         self.num_epochs = 1
         self.checkpoints: list[ManifestRow] = []
+        self._in_step = False
         for name, value in facts.items():
             setattr(self, name, value)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether `run_steps` is within a step that `step` does not count yet."""
+        return self._in_step
 
     @property
     def logged_metrics(self) -> dict[str, Any]:
@@ -110,16 +116,24 @@ class FakeLoop(Loop):
         for _ in range(n):
             if self.stop_requested:
                 return
-            row = MetricsRow(metrics(self.step))
-            self.callbacks.on_step_start(self, self.step)
-            self.callbacks.on_train_batch_start(self, None, self.step)
-            self.callbacks.on_train_batch_end(self, row, None, self.step)
-            self.metrics.update(row)
-            self._open_row = row
-            self.step += 1
-            self.callbacks.on_step_end(self, self.step - 1, None, row)
-            self._open_row = None
+            row = self._open_row = MetricsRow()
+            try:
+                self._step(row, metrics)
+            finally:  # also where a subscriber fails, so that a test can go on
+                self._in_step, self._open_row = False, None
             self.commit(self.step, row)
+
+    def _step(self, row: MetricsRow, metrics: Callable[[int], Mapping[str, Any]]) -> None:
+        self._in_step = True
+        self.callbacks.on_step_start(self, self.step)
+        self.callbacks.on_train_batch_start(self, None, self.step)
+        values = metrics(self.step)
+        row.update(values)
+        self.metrics.update(values)
+        self.callbacks.on_train_batch_end(self, row, None, self.step)
+        self.step += 1
+        self._in_step = False
+        self.callbacks.on_step_end(self, self.step - 1, None, row)
 
 
 def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) -> FakeLoop:
@@ -197,10 +211,21 @@ def check_callback(factory: Callable[[], Callback | Hook]) -> None:
     pair = CallbackCollection([first, second])
     assert len(set(pair.names())) == 2, "two of a kind do not live side by side"
     assert first is not second, "the factory must make a new one each time"
-    _expect("a copy can be made and works", lambda: fire_everything(copy.deepcopy(factory())))
     _check_state(factory)
     after = _json_state(unused)
     assert after == before, f"two of a kind share state: that of one became {after}, from {before}, as others were used"
+    _check_copy(factory)
+
+
+def _check_copy(factory: Callable[[], Callback | Hook]) -> None:
+    original = factory()
+    before = _json_state(original)
+    copies: list[Callback | Hook] = []
+    _expect("a copy can be made", lambda: copies.append(copy.deepcopy(original)))
+    assert copies[0] is not original, "copy.deepcopy() gives the very same one: a copy shares nothing"
+    _expect("a copy works", partial(fire_everything, copies[0]))
+    after = _json_state(original)
+    assert after == before, f"a copy shares state: that of the original became {after}, from {before}, as it was used"
 
 
 def _check_state(factory: Callable[[], Callback | Hook]) -> None:

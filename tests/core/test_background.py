@@ -351,3 +351,166 @@ def test_async_cancelled_task_is_a_failure_and_the_others_go_on():
     FakeLoop(callbacks=callbacks).run_steps(4)
     callbacks.close()
     assert (seen, callbacks.costs()[0].errors) == ([0, 2, 3], 1)
+
+
+def test_background_subscriber_removed_and_added_again_goes_on_behind_its_earlier_calls():
+    seen, begins, goes_on = [], threading.Event(), threading.Event()
+
+    def slow(loop, step_idx):
+        begins.set()
+        assert goes_on.wait(30)
+        seen.append((step_idx, threading.current_thread()))
+
+    subscriber = hl.on("step_end", slow, name="slow", background=True)
+    callbacks = collection(subscriber, drain_seconds=30)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(4)
+    assert begins.wait(30)
+    callbacks.remove(subscriber)
+    callbacks.add(subscriber)
+    loop.run_steps(1)
+    goes_on.set()
+    callbacks.close()
+    assert [step_idx for step_idx, _ in seen] == [0, 1, 2, 3, 4]
+    assert len({thread for _, thread in seen}) == 1
+
+
+def test_background_subscriber_added_again_without_a_thread_is_still_drained():
+    seen, threads = [], ManualThreads()
+    subscriber = hl.on("step_end", lambda loop, step_idx: seen.append(step_idx))
+    callbacks = collection(threads=threads)
+    callbacks.add(subscriber, background=True)
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(2)
+    callbacks.remove(subscriber)
+    callbacks.add(subscriber, background=False)
+    loop.run_steps(1)
+    callbacks.close()
+    assert seen == [2, 0, 1]
+    assert not callbacks.costs()[0].background
+
+
+def test_background_members_of_a_group_that_left_are_drained():
+    seen, threads = [], ManualThreads()
+    group = hl.CallbackCollection([hl.on("step_end", lambda loop, i: seen.append(i), background=True)])
+    callbacks = collection(group, threads=threads)
+    FakeLoop(callbacks=callbacks).run_steps(2)
+    callbacks.remove(group)
+    callbacks.close()
+    assert seen == [0, 1]
+
+
+class KeptThreads:
+    """Starts threads and keeps them, so that a test can see which of them run on."""
+
+    def __init__(self):
+        self.all = []
+
+    def start(self, target, name):
+        self.all.append(threading.Thread(target=target, name=name, daemon=True))
+        self.all[-1].start()
+        return self.all[-1]
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_async_member_of_a_group_in_two_parents_leaves_no_event_loop_running(in_turn):
+    seen, threads = [], KeptThreads()
+
+    async def look(loop, step_idx):
+        seen.append(step_idx)
+
+    group = hl.CallbackCollection([hl.on("step_end", look, name="look")])
+    first, second = (collection(group, threads=threads) for _ in range(2))
+    loops = [FakeLoop(callbacks=parent) for parent in (first, second)]
+    for loop in () if in_turn else loops:
+        loop.run_steps(1)
+    for loop in loops:
+        loop.run_steps(2)
+        loop.callbacks.close()
+    assert seen == ([0, 1, 0, 1] if in_turn else [0, 0, 1, 2, 1, 2])
+    assert [thread for thread in threads.all if thread.is_alive()] == []
+    assert second.costs()[0].background
+
+
+def test_async_calls_dropped_before_the_close_stay_in_the_costs():
+    async def look(loop, step_idx):
+        pass
+
+    callbacks = collection(hl.on("step_end", look, name="look"), queue_size=0)
+    FakeLoop(callbacks=callbacks).run_steps(3)
+    callbacks.close()
+    FakeLoop(callbacks=callbacks).run_steps(2)
+    cost = callbacks.costs()[0]
+    assert (cost.dropped, cost.background) == (5, True)
+
+
+@pytest.mark.parametrize("moment", ["step_start", "train_batch_end", "step_end"])
+@pytest.mark.parametrize("background", [False, True])
+def test_background_returned_dict_is_recorded_at_the_step_that_the_foreground_would(moment, background):
+    steps = iter(range(3))
+    look = hl.on(moment, lambda loop: {"i": next(steps)}, name="look", background=background)
+    callbacks = collection(look, threads=ManualThreads())
+    with hl.run(callbacks=callbacks, root=None, summary=False) as run:
+        list(run.steps(3))
+    rows = [(row.step, row.metrics["look/i"]) for row in run.history if "look/i" in row.metrics]
+    assert rows == [(1, 0), (2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("moment", ["train_batch_start", "step_end"])
+def test_background_samples_are_recorded_at_the_step_of_their_moment(moment):
+    look = hl.on(moment, lambda loop: loop.log_samples([{"completion": "4"}]), background=True)
+    loop = FakeLoop(callbacks=collection(look, threads=ManualThreads()))
+    loop.run_steps(3)
+    loop.callbacks.close()
+    assert [sample["step"] for sample in loop.samples] == [1, 2, 3]
+
+
+def test_background_samples_given_a_step_are_recorded_there():
+    look = hl.on("step_end", lambda loop: loop.log_samples([{"completion": "4"}], step=7), background=True)
+    loop = FakeLoop(callbacks=collection(look, threads=ManualThreads()))
+    loop.run_steps(1)
+    loop.callbacks.close()
+    assert loop.samples == [{"step": 7, "completion": "4"}]
+
+
+def test_background_subscriber_can_save_a_checkpoint(tmp_path, caplog):
+    def save(loop):
+        loop.save_checkpoint()
+
+    saves = hl.on("step_end", save, name="saves", background=True, critical=True)
+    with hl.run(callbacks=[saves], root=tmp_path, summary=False) as run:
+        list(run.steps(1))
+    assert ([row.step for row in run.checkpoints], caplog.messages) == ([1], [])
+
+
+def test_async_subscriber_that_saves_a_checkpoint_does_not_wait_for_the_event_loop(tmp_path, caplog):
+    async def saves(loop):
+        loop.save_checkpoint()
+
+    async def waits(loop):
+        await asyncio.sleep(0)
+
+    members = [hl.on("step_end", waits, name="waits"), hl.on("step_end", saves, name="saves", critical=True)]
+    with hl.run(callbacks=members, root=tmp_path, summary=False) as run:
+        list(run.steps(1))
+    assert ([row.step for row in run.checkpoints], caplog.messages) == ([1], [])
+
+
+def test_background_subscriber_that_saves_waits_for_the_others(tmp_path):
+    seen, begins, goes_on = [], threading.Event(), threading.Event()
+
+    def slow(loop):
+        begins.set()
+        assert goes_on.wait(30)
+        seen.append("slow")
+
+    def saves(loop):
+        assert begins.wait(30)
+        threading.Thread(target=goes_on.set).start()
+        loop.save_checkpoint()
+        seen.append("saved")
+
+    members = [hl.on("step_end", slow, background=True), hl.on("step_end", saves, background=True, critical=True)]
+    with hl.run(callbacks=members, root=tmp_path, summary=False) as run:
+        list(run.steps(1))
+    assert seen == ["slow", "saved"]

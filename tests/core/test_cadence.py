@@ -99,3 +99,65 @@ def test_cadence_subscriber_not_due_is_not_called_at_all():
         raise AssertionError("called although not due")
 
     FakeLoop(callbacks=[hl.on("step_end", explode, every=1000)]).run_steps(999)
+
+
+def test_cadence_group_and_member_combine_as_schedules_do():
+    seen = []
+    member = hl.on("step_end", lambda loop: seen.append(loop.step), every=hl.Every(1) & ~hl.Once())
+    callbacks = hl.CallbackCollection(strict=True)
+    callbacks.add(hl.CallbackCollection([member], name="group"), when=lambda loop: True)
+    FakeLoop(callbacks=callbacks).run_steps(5)
+    assert seen == [2, 3, 4, 5]
+
+
+def test_cadence_row_of_another_step_leaves_the_answer_of_the_step_under_way():
+    recording = RecordingCallback()
+    callbacks = hl.CallbackCollection(strict=True)
+    callbacks.add(recording, every=hl.Once())
+    with hl.run(callbacks=callbacks, root=None, summary=False) as run:
+        for _ in run.steps(2):
+            for step in (0, 7, 0):
+                run.log(x=1, step=step)
+    of_step = ["on_step_start", "on_train_batch_start", "on_train_batch_end", "on_step_end", "on_log"]
+    assert [event for event in recording.names() if event in of_step] == of_step
+    assert [event.arguments[0] for event in recording.events if event.moment == "on_log"] == [1]
+
+
+def test_cadence_row_of_the_step_under_way_decides_for_the_step():
+    seen = []
+
+    class Late(hl.Callback):
+        def on_step_end(self, loop, step_idx):
+            seen.append(("end", step_idx + 1))
+
+        def on_log(self, loop, step):
+            seen.append(("log", step))
+
+    callbacks = hl.CallbackCollection(strict=True)
+    callbacks.add(Late(), every=hl.Once())
+    with hl.run(callbacks=callbacks, root=None, summary=False) as run:
+        for _ in run.steps(2):
+            run.log(x=1, step=run.step + 1)
+    assert seen == [("log", 1), ("end", 1), ("log", 1)]
+
+
+def test_cadence_is_asked_again_in_a_second_training():
+    asked, seen = [], []
+    look = hl.on("step_end", lambda loop: seen.append(loop.step), when=lambda loop: asked.append(1) or len(asked) == 2)
+    callbacks = hl.CallbackCollection([look], strict=True)
+    for _ in range(2):
+        with hl.run(callbacks=callbacks, root=None, summary=False) as run:
+            list(run.steps(1))
+    assert (len(asked), seen) == (2, [1])
+
+
+def test_cadence_is_asked_again_when_a_step_is_done_again_after_a_checkpoint_was_loaded(tmp_path):
+    asked = []
+    look = hl.on("step_end", lambda loop: None, when=lambda loop: asked.append(loop.step))
+    group = hl.CallbackCollection([look], name="group")
+    with hl.run(callbacks=[group], root=tmp_path, summary=False) as run:
+        row = run.save_checkpoint()
+        list(run.steps(1))
+        run.load_checkpoint(row.path)
+        list(run.steps(1))
+    assert asked == [1, 1]

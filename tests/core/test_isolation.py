@@ -156,3 +156,70 @@ def test_error_of_a_state_is_counted_in_the_costs():
     callbacks.state_dict()
     (cost,) = callbacks.costs()
     assert (cost.name, cost.calls, cost.errors, cost.note) == ("broken", 0, 1, "1 error")
+
+
+class Stateless(hl.Callback):
+    """Can neither save nor restore a state."""
+
+    def state_dict(self):
+        raise RuntimeError("no state")
+
+    def load_state_dict(self, state):
+        raise RuntimeError("no load")
+
+
+@pytest.mark.parametrize(("strict", "critical"), [(True, False), (False, True)])
+def test_failing_state_in_a_group_propagates_as_it_would_beside_it(strict, critical):
+    group = hl.CallbackCollection([Stateless()], name="group")
+    callbacks = hl.CallbackCollection(strict=strict)
+    callbacks.add(group, critical=critical)
+    with pytest.raises(RuntimeError, match="no state"):
+        callbacks.state_dict()
+    with pytest.raises(RuntimeError, match="no load"):
+        callbacks.load_state_dict({"group": {"stateless": {}}})
+    assert [(f.subscriber, f.moment) for f in callbacks.failures] == [
+        ("group/stateless", "state_dict"),
+        ("group/stateless", "load_state_dict"),
+    ]
+
+
+def test_failing_state_in_a_group_is_isolated_and_in_the_failures_of_the_parent():
+    group = hl.CallbackCollection([Stateless()], name="group")
+    callbacks = hl.CallbackCollection([group])
+    assert callbacks.state_dict() == {"group": {"stateless": {}}}
+    callbacks.load_state_dict({"group": {"stateless": {}}})
+    callbacks.load_state_dict({"group": 3})
+    assert [(f.subscriber, f.moment) for f in callbacks.failures] == [
+        ("group/stateless", "state_dict"),
+        ("group/stateless", "load_state_dict"),
+        ("group", "load_state_dict"),
+    ]
+
+
+def test_state_of_a_group_with_methods_of_its_own_is_theirs():
+    class Versioned(hl.CallbackCollection):
+        def state_dict(self):
+            return {"version": 2, "members": super().state_dict()}
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    group = Versioned([RecordingCallback()], name="group")
+    callbacks = hl.CallbackCollection([group], strict=True)
+    saved = callbacks.state_dict()
+    callbacks.load_state_dict(saved)
+    assert saved == {"group": {"version": 2, "members": {"recording_callback": {}}}}
+    assert group.loaded == saved["group"]
+
+
+def test_disabled_member_of_a_shared_group_is_disabled_in_every_parent():
+    failing = Failing(*range(100))
+    group = hl.CallbackCollection([failing], name="group")
+    first, second = hl.CallbackCollection([group]), hl.CallbackCollection([group])
+    changes = []
+    second.on_change = lambda: changes.append(second.plan())
+    second.on_step_end(FakeLoop(), 200, None, {})
+    run(first, 5)
+    run(second, 5)
+    assert failing.called == 4
+    assert changes == [{}]

@@ -288,3 +288,50 @@ def test_gate_on_validation_tells_two_validations_apart_by_the_step():
 def test_schedule_base_class_cannot_be_made():
     with pytest.raises(TypeError, match="abstract"):
         hl.Schedule()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (hl.Every(1) & ~hl.Once() & hl.Every(1), [2, 3, 4, 5]),
+        (hl.Every(1) & (hl.Every(1) & ~hl.Once()), [2, 3, 4, 5]),
+        ((hl.Every(2) & ~hl.Once()) & (hl.Every(1) & hl.Every(2)), [4]),
+        (hl.Every(2) & (~hl.Once() | hl.At(3)), [4]),
+        (hl.Every(2) & (hl.At(3) | (hl.Every(1) & ~hl.Once())), [4]),
+        (hl.Every(1) & (hl.At(1) | (hl.Once() & hl.At(4))), [1, 4]),
+        ((hl.Once() | ~hl.Every(1)) & ~hl.At(1), [2]),
+        (~(hl.Every(1) & ~hl.Once()), [1]),
+    ],
+)
+def test_schedule_combined_in_depth_remembers_only_what_was_due(schedule, expected):
+    assert due_counts(schedule.copy(), range(1, 6)) == expected
+
+
+def test_cadence_not_once_together_with_when_leaves_out_the_first_time():
+    assert due_counts(cadence(hl.Every(1) & ~hl.Once(), when=lambda loop: True), range(1, 6)) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda every, seconds: every & seconds,
+        lambda every, seconds: seconds & every,
+        lambda every, seconds: every & (hl.At() | seconds),
+        lambda every, seconds: every & ~~seconds,
+    ],
+)
+def test_seconds_together_with_every_counts_from_the_first_question(combine):
+    clock, opened = FakeClock(), []
+    gate = Gate(combine(hl.Every(100), hl.Seconds(60, clock=clock)), "train")
+    for count in range(1, 201):
+        clock.now += 1
+        opened += [count] if gate(count, None) else []
+    assert opened == [100, 200]
+
+
+def test_gate_that_was_told_to_forget_asks_again_at_the_same_count():
+    schedule = Counting()
+    gate = Gate(schedule, "train")
+    gate(2, "loop")
+    gate.forget()
+    assert (gate(2, "loop"), schedule.events) == (True, [("due", 2, "loop"), ("fired", 2)] * 2)

@@ -246,3 +246,18 @@ def test_subscriber_defaults_hold_no_state():
     subscriber = Plain()
     subscriber.load_state_dict({"anything": 1})
     assert (subscriber.state_dict(), subscriber.close()) == ({}, None)
+
+
+def test_options_when_of_the_class_with_a_default_is_a_function():
+    class Choosy(hl.Callback):
+        when = lambda loop, k=3: loop.step == k  # noqa: E731
+
+    class Method(hl.Callback):
+        least = 3
+
+        def when(self, loop, k=0):
+            return loop.step == self.least + k
+
+    for subscriber in (Choosy(), Method()):
+        schedule = settled(subscriber).schedule
+        assert [schedule.due(step, SimpleNamespace(step=step)) for step in (2, 3)] == [False, True]

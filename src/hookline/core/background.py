@@ -11,7 +11,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,10 @@ class Lane(ABC):
         return False
 
     @abstractmethod
+    def is_current(self) -> bool:
+        """Whether who asks is on the thread that makes this lane's calls, and so must not wait for them."""
+
+    @abstractmethod
     def take(self, job: Callable[[], Any]) -> None:
         """Put a job at the end of the queue."""
 
@@ -83,6 +87,10 @@ class ThreadLane(Lane):
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._thread: Joinable | None = None
         self._leaving = threading.RLock()  # a thread that leaves, and a job that comes, must know of each other
+        self._here = threading.local()
+
+    def is_current(self) -> bool:
+        return getattr(self._here, "runs", False)
 
     def take(self, job: Callable[[], Any]) -> None:
         with self._leaving:
@@ -97,10 +105,14 @@ class ThreadLane(Lane):
             thread.join(seconds)
 
     def _run(self) -> None:
-        while not self._leaves(job := self._jobs.get()):
-            if job is not None:
-                job()
-                self._done += 1
+        self._here.runs = True
+        try:
+            while not self._leaves(job := self._jobs.get()):
+                if job is not None:
+                    job()
+                    self._done += 1
+        finally:
+            self._here.runs = False
 
     def _leaves(self, job: Callable[[], Any] | None) -> bool:
         """Whether the thread is to end: not where a drain ran out of time and more came behind it."""
@@ -131,6 +143,17 @@ class EventLoop:
             self._loop = asyncio.new_event_loop()
             self._thread = self._policy.start_thread(self._loop.run_forever, "hookline-async")
         self._loop.call_soon_threadsafe(function)
+
+    def is_current(self) -> bool:
+        """Whether who asks is called by the loop."""
+        if self._loop is None:
+            return False
+        import asyncio
+
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Start a coroutine; only from within the loop, which itself keeps but weak references to tasks."""
@@ -174,6 +197,9 @@ class AsyncLane(Lane):
     @property
     def stopping(self) -> bool:
         return self._loop.stopping
+
+    def is_current(self) -> bool:
+        return self._loop.is_current()
 
     def take(self, job: Callable[[], Any]) -> None:
         async def counted() -> None:
@@ -230,7 +256,15 @@ class LoopSnapshot:
 
     def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
         """Record metrics at the step of the snapshot rather than at the one under way."""
-        self._loop.log(*args, step=self.step if step is None else step, **values)
+        self._loop.log(*args, step=self._under_way() if step is None else step, **values)
+
+    def log_samples(self, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> None:
+        """Record samples at the step of the snapshot rather than at the one under way."""
+        self._loop.log_samples(rows, step=self._under_way() if step is None else step)
+
+    def _under_way(self) -> int:
+        """The step that the moment fired in, or the last one if it fired between two."""
+        return int(self.step) + bool(vars(self).get("in_step", False))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_loop"], name)

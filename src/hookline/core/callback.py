@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from hookline.core.moment import catalogue, lenient, repeats
+from hookline.core.moment import catalogue, lenient, repeats, restarts
 from hookline.core.subscriber import Subscriber
 
 if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
@@ -129,10 +129,12 @@ class Callback(Subscriber):
         """Before a run trains; ``ctx.run_config`` is set. A logger sets ``ctx.ids['run_id']``."""
 
     @lenient
+    @restarts
     def on_train_start(self, loop: LoopState, /) -> Returned:
         """Once, before the first step."""
 
     @lenient
+    @restarts
     def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> Returned:
         """After a checkpoint was loaded; the loop's counters are those of the checkpoint."""
 
@@ -180,7 +182,7 @@ class Callback(Subscriber):
         """After a step, before its row is written: what is logged or returned here lands in that row."""
 
     @lenient
-    @repeats("step")
+    @repeats("step", of_row=True)
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> Returned:
         """After a row of metrics was written; ``step`` is the completed count it belongs to."""
 

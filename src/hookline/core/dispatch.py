@@ -79,12 +79,14 @@ def compile_moment(
     clock: Callable[[], int],
     sampled: Callable[[Any], None],
     reviewed: bool = False,
+    first: Callable[[], None] | None = None,
 ) -> Compiled:
     """Build the function that fires ``moment`` for ``calls``.
 
     Args:
         sampled: Called with the moment's subject after a timed pass.
         reviewed: Make timed passes even where every call is timed anyway, for the sake of ``sampled``.
+        first: Called before the subscribers are, each time.
     """
     quiet = [call for call in calls if not call.slot.gated]
     gates = [call.gate for call in calls if call.gate is not None]
@@ -103,7 +105,17 @@ def compile_moment(
     code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls))
     exec(marshal.loads(code), namespace)  # noqa: S102, S302 - our own text, compiled by ourselves
     fire, tally.left, open_tally.left = namespace["make"]()
+    if first is not None:
+        fire = _preceded(first, fire)
     return Compiled(fire, calls, [(tally, _counted(quiet)), (open_tally, _counted(calls))])
+
+
+def _preceded(first: Callable[[], None], fire: Fire) -> Fire:
+    def fire_after(*arguments: Any, **keywords: Any) -> None:
+        first()
+        fire(*arguments, **keywords)
+
+    return fire_after
 
 
 def _counted(calls: Iterable[Call]) -> list[Call]:
@@ -111,7 +123,7 @@ def _counted(calls: Iterable[Call]) -> list[Call]:
 
 
 def _horizon(gates: Iterable[Gate], count: int) -> int:
-    return min((gate.schedule.next(count) for gate in gates), default=NEVER)
+    return min((gate.next(count) for gate in gates), default=NEVER)
 
 
 @lru_cache(maxsize=1024)

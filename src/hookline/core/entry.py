@@ -8,7 +8,7 @@ from hookline.core.background import Lane
 from hookline.core.binding import Binding
 from hookline.core.errors import DuplicateError
 from hookline.core.moment import Moment
-from hookline.core.schedule import Gate, Schedule
+from hookline.core.schedule import Gate, RowGate, Schedule
 from hookline.core.subscriber import Options
 from hookline.core.timing import Cost, Meter
 
@@ -19,6 +19,8 @@ class Entry:
 
     ``subscriber`` is what the user gave; ``target`` is what the engine calls: the same object, the
     wrapper around a hook, or the roster inside a composite hook. One that is ``borrowed`` is closed by somebody else.
+    ``former_lanes`` are those of the same subscriber before it left and came again; ``was_async`` and ``dropped``
+    remember the lanes that were let go of.
     """
 
     subscriber: Any
@@ -34,13 +36,32 @@ class Entry:
     warned: bool = False
     meters: dict[str, Meter] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)
-    gates: "dict[tuple[str, tuple[Entry, ...]], Gate]" = field(default_factory=dict)
+    former_lanes: dict[str, Lane] = field(default_factory=dict)
+    was_async: bool = False
+    dropped: int = 0
+    gates: "dict[tuple[str, tuple[Entry, ...], bool], Gate]" = field(default_factory=dict)
     streaks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def is_for(self, thing: object) -> bool:
         """Whether ``thing`` is this very subscriber; equality would also find its twin."""
         function = getattr(self.subscriber, "function", self.subscriber)
         return thing is self.subscriber or thing is self.target or thing is function
+
+    @property
+    def all_lanes(self) -> list[Lane]:
+        """Where calls may still wait or run."""
+        return [*self.former_lanes.values(), *self.lanes.values()]
+
+    def take_over(self, former: "Entry") -> None:
+        """Go on in the lanes of the same subscriber as it was before it left: what waits there comes first."""
+        self.former_lanes = {**former.former_lanes, **former.lanes}
+
+    def leave_event_loop(self) -> bool:
+        """Let go of async lanes, whose event loop has ended; return whether there were any."""
+        ended = [lanes.pop("async") for lanes in (self.lanes, self.former_lanes) if "async" in lanes]
+        self.was_async = self.was_async or bool(ended)
+        self.dropped += sum(lane.dropped for lane in ended)
+        return bool(ended)
 
     @property
     def total_ns(self) -> float:
@@ -71,6 +92,11 @@ class Leaf:
         return any(entry.options.critical for entry in self.chain)
 
     @property
+    def borrowed(self) -> bool:
+        """Whether somebody else closes it."""
+        return any(entry.borrowed for entry in self.chain)
+
+    @property
     def background(self) -> bool:
         """Whether it runs on a thread of its own."""
         return any(entry.options.background for entry in self.chain)
@@ -85,11 +111,18 @@ class Leaf:
         schedules = [entry.options.schedule for entry in self.chain if entry.options.schedule is not None]
         if moment.axis is None or not schedules:
             return None
-        key = (moment.axis, self.groups)
-        if key not in self.entry.gates:
+        gates, key, row_key = self.entry.gates, (moment.axis, self.groups, False), (moment.axis, self.groups, True)
+        if key not in gates:
             # A copy, so that two subscribers given the same Once() or Seconds() do not share its memory.
-            self.entry.gates[key] = Gate(Schedule.together(schedules).copy(), moment.axis)
-        return self.entry.gates[key]
+            gates[key] = Gate(Schedule.together(schedules).copy(), moment.axis)
+            gates[row_key] = RowGate(gates[key])
+        return gates[row_key if moment.of_row else key]
+
+    def forget_answers(self) -> None:
+        """Let every gate ask again at a count that it has an answer for."""
+        for (_, groups, _), gate in list(self.entry.gates.items()):
+            if groups == self.groups:
+                gate.forget()
 
     def cost(self) -> Cost:
         """What it has cost so far."""
@@ -98,8 +131,8 @@ class Leaf:
             self.path,
             self.entry.meters.values(),
             disabled=self.entry.disabled,
-            background=bool(lanes),
-            dropped=sum(lane.dropped for lane in lanes),
+            background=bool(lanes) or self.entry.was_async,
+            dropped=self.entry.dropped + sum(lane.dropped for lane in lanes),
         )
 
 

@@ -7,10 +7,10 @@ any under a strict policy, is counted too, gets a note that says where it came f
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from hookline.core.entry import Entry, Leaf
+from hookline.core.entry import Leaf
 from hookline.core.moment import Moment
 from hookline.core.policy import Failure, Policy
 from hookline.core.timing import Meter
@@ -46,14 +46,14 @@ class Health:
         self._note(Failure(leaf.path, moment.name, step, error, disable), fatal=fatal)
         return disable
 
-    def guarded(self, entry: Entry, what: str, function: Callable[[], Any]) -> Any:
+    def guarded(self, leaf: Leaf, what: str, function: Callable[[], Any]) -> Any:
         """Call something other than a moment (state, close) under the same policy; None if it failed."""
         try:
             return function()
         except Exception as error:
-            entry.meters.setdefault(what, Meter()).errors += 1
-            fatal = self.strict or entry.options.critical
-            self._note(Failure(entry.name, what, None, error, disabled=False), fatal=fatal)
+            leaf.entry.meters.setdefault(what, Meter()).errors += 1
+            fatal = self.propagates(leaf)
+            self._note(Failure(leaf.path, what, None, error, disabled=False), fatal=fatal)
             if fatal:
                 raise
             return None
@@ -68,3 +68,20 @@ class Health:
             logger.error("%s is DISABLED from here on: it failed %d times in a row.", failure.subscriber, self._allowed)
         if self.on_failure is not None:
             self.on_failure(failure)
+
+
+def make_all(calls: Iterable[Callable[[], Any]]) -> None:
+    """Make every call, then raise the first exception; an exit or an interrupt goes before any other."""
+    errors: list[BaseException] = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+    if not errors:
+        return
+    raised = next((each for each in errors if not isinstance(each, Exception)), errors[0])
+    for other in errors:
+        if other is not raised:
+            logger.error("%s: %s (beside the exception that is raised)", type(other).__name__, other, exc_info=other)
+    raise raised

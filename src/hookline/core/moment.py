@@ -17,7 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in a loop's life: its name and arguments, and on which axis it repeats, if it does."""
+    """A point in a loop's life: its name and arguments, and on which axis it repeats, if it does.
+
+    One ``of_row`` may be about another count than the one under way. After one that ``restarts``, counts come again.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -25,6 +28,8 @@ class Moment:
     axis: str | None = None
     count: str = ""
     doc: str = ""
+    of_row: bool = False
+    restarts: bool = False
 
     @property
     def subject(self) -> str:
@@ -47,14 +52,20 @@ class Moment:
         return f"{self.name}({', '.join([*self.arguments, *keywords])})"
 
 
-def repeats(count: str, *, axis: str = "train") -> Callable[[F], F]:
+def repeats(count: str, *, axis: str = "train", of_row: bool = False) -> Callable[[F], F]:
     """Mark a moment as one that repeats, counted by the expression ``count`` on ``axis``."""
 
     def mark(function: F) -> F:
-        function.__dict__.update(_count=count, _axis=axis)
+        function.__dict__.update(_count=count, _axis=axis, _of_row=of_row)
         return function
 
     return mark
+
+
+def restarts(function: F) -> F:
+    """Mark a moment after which counts come again: cadences are asked anew."""
+    function.__dict__.update(_restarts=True)
+    return function
 
 
 S = TypeVar("S")
@@ -113,4 +124,6 @@ def _moment(name: str, function: Any) -> Moment:
         axis=getattr(function, "_axis", None),
         count=getattr(function, "_count", ""),
         doc=function.__doc__ or "",
+        of_row=getattr(function, "_of_row", False),
+        restarts=getattr(function, "_restarts", False),
     )

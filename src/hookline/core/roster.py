@@ -9,7 +9,7 @@ that nested rosters are compiled flat, so that a group costs no more than its me
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -19,13 +19,15 @@ from hookline.core.binding import Binding, bind
 from hookline.core.dispatch import Call, Compiled, Fire, Slot, compile_moment
 from hookline.core.entry import Entry, Leaf, unique_name
 from hookline.core.errors import DuplicateError, OptionError, UnknownNameError, closest
+from hookline.core.group import Group
 from hookline.core.handover import HandOver
-from hookline.core.health import Health
+from hookline.core.health import Health, make_all
 from hookline.core.ledger import Ledger
 from hookline.core.moment import Moment
 from hookline.core.order import arrange, matches, require_known, require_order
 from hookline.core.policy import Policy
 from hookline.core.schedule import Schedule
+from hookline.core.states import States
 from hookline.core.subscriber import Options, Subscriber
 from hookline.core.timing import Costs, Meter
 
@@ -45,7 +47,7 @@ class Member(NamedTuple):
     borrowed: bool
 
 
-class Roster:
+class Roster(Group):
     """An ordered set of subscribers; see the module's guarantees.
 
     Args:
@@ -55,6 +57,7 @@ class Roster:
     """
 
     def __init__(self, moments: Mapping[str, Moment], *, paced_by: str, policy: Policy) -> None:
+        super().__init__()
         self.health = Health(policy)
         self._moments = moments
         self._paced_by = paced_by
@@ -63,17 +66,10 @@ class Roster:
         self._event_loop = EventLoop(policy)
         self._lock = threading.RLock()
         self._preferred: list[Entry] = []
-        self._entries: list[Entry] = []
-        self._left: list[Entry] = []
         self._compiled: dict[str, Compiled] = {}
         self._parents: weakref.WeakSet[Roster] = weakref.WeakSet()
         self.on_change: Callable[[], None] | None = None
         """Called after who runs, or in which order, changed here or in a group."""
-
-    @property
-    def entries(self) -> Sequence[Entry]:
-        """The subscribers in the order in which they run."""
-        return self._entries
 
     @property
     def strict(self) -> bool:
@@ -143,8 +139,6 @@ class Roster:
             for entry in leaving:
                 if isinstance(entry.target, Roster):
                     entry.target._parents.discard(self)
-                else:
-                    self._left.append(entry)
             return [entry.subscriber for entry in leaving]
 
     def place(self, reference: Any, position: int) -> None:
@@ -200,51 +194,53 @@ class Roster:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every subscriber, by name."""
-        states = {entry.name: self._state(entry) for entry in self._entries}
-        return {name: {} if state is None else state for name, state in states.items()}
+        return States(self.health, Roster).save(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore every subscriber by name; warn about names that are on one side only."""
-        for name in state.keys() - {entry.name for entry in self._entries}:
-            if state[name]:
-                logger.warning("The checkpoint has state for %r, which is not here: ignored.", name)
-        for entry in self._entries:
-            if entry.name in state:
-                load = partial(entry.target.load_state_dict, state[entry.name])
-                self.health.guarded(entry, "load_state_dict", load)
-            elif self._state(entry):
-                logger.warning("The checkpoint has no state for %r: it starts anew.", entry.name)
+        States(self.health, Roster).load(self, state)
 
     def drain(self) -> None:
         """Wait, within the time limit, for the background work of all members and of those that left."""
         limit = self.policy.drain_seconds
         for lane in self._lanes():
+            if lane.is_current():  # one of its own calls asks: it would wait for itself
+                continue
             lane.drain(limit)
             if lane.undone():
                 logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, lane.undone())
 
     def close(self) -> None:
-        """Finish background work, then close every subscriber, also those that left. May be called again."""
+        """Finish background work, then close every subscriber, also those that left. May be called again.
+
+        All are closed, then the first exception that propagates is raised.
+        """
         self.drain()
         self._event_loop.stop()
-        for entry in [leaf.entry for leaf in self.leaves()] + self._left:
-            if not entry.borrowed:
-                self.health.guarded(entry, "close", entry.target.close)
-        lanes, self._left = self._lanes(), []
-        for lane in lanes:
-            lane.raise_waiting()
+        closing: dict[int, Leaf] = {}
+        for leaf in self.everyone():
+            if not leaf.borrowed:
+                closing.setdefault(id(leaf.entry.subscriber), leaf)
+        closes = [partial(self.health.guarded, leaf, "close", leaf.entry.target.close) for leaf in closing.values()]
+        try:
+            make_all([*closes, *(lane.raise_waiting for lane in self._lanes())])
+        finally:
+            self._leave_event_loop()
+            self.forget_left()
+
+    def _leave_event_loop(self) -> None:
+        """Another collection that shares a group brings an event loop of its own: this one would start again."""
+        for leaf in self.everyone():
+            if leaf.entry.leave_event_loop():
+                self._owner(leaf)._invalidate()
 
     def _lanes(self) -> list[Lane]:
-        entries = [leaf.entry for leaf in self.leaves()] + self._left
-        return [lane for entry in entries for lane in entry.lanes.values()]
+        return list(dict.fromkeys(lane for leaf in self.everyone() for lane in leaf.entry.all_lanes))
 
-    def leaves(self, groups: tuple[Entry, ...] = ()) -> Iterator[Leaf]:
-        """Every subscriber in the order of running, those of groups in their group's place."""
-        for entry in self._entries:
-            if isinstance(entry.target, Roster):
-                yield from entry.target.leaves((*groups, entry))
-            else:
-                yield Leaf(entry, groups)
+    def _owner(self, leaf: Leaf) -> "Roster":
+        """The roster that the leaf's entry is in: this one, or a group."""
+        owner: Roster = leaf.groups[-1].target if leaf.groups else self
+        return owner
 
     def _meant(self, reference: Any) -> list[Entry]:
         found = self.find(reference)
@@ -272,7 +268,6 @@ class Roster:
                 raise OptionError(
                     f"{options.name}: budget={options.budget!r}; a budget is for one subscriber, not a group."
                 )
-        self._left = [entry for entry in self._left if not entry.is_for(subscriber)]
         own = getattr(target, "schedule", None)  # a hook's should_run
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
@@ -302,9 +297,27 @@ class Roster:
                 entry.target._parents.add(self)
 
     def _commit(self, preferred: list[Entry], arranged: list[Entry]) -> None:
+        self._see_off(preferred)
         self._preferred, self._entries = preferred, arranged
-        self._invalidate()
-        self._tell_change()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Take note, here and in all parents, that who runs has changed; a group's lock is taken before a parent's."""
+        with self._lock:
+            self._invalidate()
+            self._tell_change()
+
+    def _see_off(self, staying: Iterable[Entry]) -> None:
+        """Keep those that leave until the end; what one that came again left undone is its new entry's."""
+        here = {id(entry.subscriber): entry for entry in staying}
+        left = []
+        for entry in [*self._left, *self._preferred]:
+            now = here.get(id(entry.subscriber))
+            if now is None:
+                left.append(entry)
+            elif now is not entry:
+                now.take_over(entry)
+        self._left = left
 
     def _invalidate(self) -> None:
         """Forget the compiled moments, here and wherever this roster is nested; firings under way run on."""
@@ -341,7 +354,12 @@ class Roster:
             clock=self.policy.clock,
             sampled=partial(self._sampled, meters, paces, budgets),
             reviewed=paces,
+            first=self._forget_answers if moment.restarts else None,
         )
+
+    def _forget_answers(self) -> None:
+        for leaf in self.leaves():
+            leaf.forget_answers()
 
     def _call(self, leaf: Leaf, moment: Moment, binding: Binding) -> Call:
         meter = leaf.entry.meters.setdefault(moment.name, Meter())
@@ -368,9 +386,12 @@ class Roster:
     def _lane(self, leaf: Leaf, *, is_async: bool) -> Lane:
         lanes, kind = leaf.entry.lanes, "async" if is_async else "thread"
         if kind not in lanes:
-            policy = self.policy
-            lanes[kind] = AsyncLane(leaf.path, policy, self._event_loop) if is_async else ThreadLane(leaf.path, policy)
+            former = leaf.entry.former_lanes
+            lanes[kind] = former.pop(kind) if kind in former else self._new_lane(leaf.path, is_async=is_async)
         return lanes[kind]
+
+    def _new_lane(self, name: str, *, is_async: bool) -> Lane:
+        return AsyncLane(name, self.policy, self._event_loop) if is_async else ThreadLane(name, self.policy)
 
     def _failed(
         self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, error: BaseException, ns: int | None
@@ -382,9 +403,9 @@ class Roster:
                 meter.count(ns or 0)
             elif ns is not None:
                 meter.sample(ns)
-            if self.health.failed(leaf, moment, subject, error):
-                self._invalidate()
-                self._tell_change()
+            disabled = self.health.failed(leaf, moment, subject, error)
+        if disabled:
+            self._owner(leaf)._refresh()  # so that all that share its group see it
 
     def _given(self, leaf: Leaf, moment: Moment, metered: bool, subject: Any, value: Any) -> None:
         try:
@@ -409,9 +430,6 @@ class Roster:
             with self._lock:
                 self._credit()
                 self._ledger.review(self.leaves(), subject)
-
-    def _state(self, entry: Entry) -> Any:
-        return self.health.guarded(entry, "state_dict", entry.target.state_dict)
 
 
 def _place(entries: Sequence[Entry], priority: float) -> int:

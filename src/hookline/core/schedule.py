@@ -19,6 +19,7 @@ from typing import Any
 from hookline.core.errors import OptionError
 
 NEVER = 2**63
+_UNASKED = object()
 
 
 class Schedule(ABC):
@@ -38,6 +39,13 @@ class Schedule(ABC):
         if answer:
             self.fired(count)
         return answer
+
+    def _weigh(self, count: int, subject: Any = None) -> "list[Schedule] | None":
+        """Who is to be told if this count is taken; None where it is not due."""
+        return [self] if self.due(count, subject) else None
+
+    def _begin(self) -> None:  # noqa: B027 - most schedules count, and have no clock to start
+        """Told before the first question, so that `Seconds` can start its clock; may be told again."""
 
     def fired(self, count: int) -> None:  # noqa: B027 - most schedules have nothing to remember
         """Told once for each count that was due, so that `Once` and `Seconds` can remember."""
@@ -119,7 +127,7 @@ class Once(Schedule):
 
 
 class Seconds(Schedule):
-    """At the first opportunity after each ``interval`` seconds."""
+    """At the first opportunity after each ``interval`` seconds, counted from the first moment that it governs."""
 
     def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
@@ -127,6 +135,10 @@ class Seconds(Schedule):
         self.interval = interval
         self.clock = clock
         self.last: float | None = None
+
+    def _begin(self) -> None:
+        if self.last is None:
+            self.last = self.clock()
 
     def due(self, count: int, subject: Any = None) -> bool:
         now = self.clock()
@@ -165,6 +177,16 @@ class _Pair(Schedule):
                 raise OptionError(f"{side!r} cannot be combined with a schedule; give Every, At, Seconds, When, ...")
         self.left, self.right = left, right
 
+    def settle(self, count: int, subject: Any = None) -> bool:
+        told = self._weigh(count, subject)
+        for schedule in told or ():
+            schedule.fired(count)
+        return told is not None
+
+    def _begin(self) -> None:
+        self.left._begin()
+        self.right._begin()
+
     def fired(self, count: int) -> None:
         self.left.fired(count)
         self.right.fired(count)
@@ -179,18 +201,20 @@ class _Pair(Schedule):
 class _All(_Pair):
     sign = "&"
 
-    def settle(self, count: int, subject: Any = None) -> bool:
-        # What is negated decides last: only then may it remember that its inside was due.
-        sides = (self.left, self.right)
-        straight = [side for side in sides if not isinstance(side, _Not)]
-        negated = [side for side in sides if isinstance(side, _Not)]
-        if not all(side.due(count, subject) for side in straight):
-            return False
-        if not all(side.settle(count, subject) for side in negated):
-            return False
-        for side in straight:
-            side.fired(count)
-        return True
+    def __init__(self, left: Schedule, right: Schedule) -> None:
+        super().__init__(left, right)
+        # What is negated decides last, however deep it stands: only then may it remember that its inside was due.
+        parts = [part for side in (left, right) for part in (side.parts if isinstance(side, _All) else [side])]
+        self.parts: list[Schedule] = sorted(parts, key=_negates)
+
+    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        told: list[Schedule] = []
+        for part in self.parts:
+            due = part._weigh(count, subject)
+            if due is None:
+                return None
+            told += due
+        return told
 
     def due(self, count: int, subject: Any = None) -> bool:
         return self.left.due(count, subject) and self.right.due(count, subject)
@@ -202,9 +226,9 @@ class _All(_Pair):
 class _Any(_Pair):
     sign = "|"
 
-    def settle(self, count: int, subject: Any = None) -> bool:
-        answers = [side.settle(count, subject) for side in (self.left, self.right)]
-        return any(answers)
+    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        left, right = self.left._weigh(count, subject), self.right._weigh(count, subject)
+        return None if left is None and right is None else (left or []) + (right or [])
 
     def due(self, count: int, subject: Any = None) -> bool:
         return self.left.due(count, subject) or self.right.due(count, subject)
@@ -223,11 +247,24 @@ class _Not(Schedule):
     def settle(self, count: int, subject: Any = None) -> bool:
         return not self.inner.settle(count, subject)
 
+    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        return [] if self.settle(count, subject) else None
+
+    def _begin(self) -> None:
+        self.inner._begin()
+
     def copy(self) -> Schedule:
         return _Not(self.inner.copy())
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"
+
+
+def _negates(schedule: Schedule) -> bool:
+    """Whether something in it remembers already while it is asked."""
+    if isinstance(schedule, _Pair):
+        return _negates(schedule.left) or _negates(schedule.right)
+    return isinstance(schedule, _Not)
 
 
 def cadence(
@@ -253,21 +290,58 @@ class Gate:
 
     def __init__(self, schedule: Schedule, axis: str) -> None:
         self.schedule, self.axis = schedule, axis
-        self.key: object = None
+        self.key: object = _UNASKED
         self.answer = False
 
     def __call__(self, count: int, subject: Any) -> bool:
         key = self._key(count, subject)
         if key is None or key != self.key:
+            if self.key is _UNASKED:
+                self.schedule._begin()
             self.key, self.answer = key, False
             self.answer = self.schedule.settle(count, subject)
         return self.answer
+
+    def next(self, count: int) -> int:
+        """The first count after ``count`` at which it is worth asking again."""
+        return self.schedule.next(count)
+
+    def forget(self) -> None:
+        """Ask the schedule again even at the count that was the last: its step is done anew."""
+        self.key, self.answer = _UNASKED, False
 
     def _key(self, count: int, subject: Any) -> object:
         """What an answer holds for; None where each question is a new one."""
         if self.axis == "validation":  # counted from zero in each validation: the step tells those apart
             return count, getattr(subject, "step", None)
         return None if self.axis == "hook" else count
+
+
+class RowGate(Gate):
+    """The gate of `on_log`: a row of the step under way gets that step's answer, and leaves it as it is otherwise.
+
+    Args:
+        step: The gate of the other moments on the axis.
+    """
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: Gate) -> None:
+        super().__init__(step.schedule, step.axis)
+        self.step = step
+
+    def __call__(self, count: int, subject: Any) -> bool:
+        if count == self.step.key:
+            return self.step.answer
+        if count == getattr(subject, "step", count) + bool(getattr(subject, "in_step", False)):
+            return self.step(count, subject)
+        return super().__call__(count, subject)
+
+    def next(self, count: int) -> int:
+        following, under_way = self.schedule.next(count), self.step.key
+        if self.step.answer and isinstance(under_way, int) and under_way > count:  # its own row is still to come
+            return min(following, under_way)
+        return following
 
 
 def _whole(what: str, value: object, *, least: int) -> int:

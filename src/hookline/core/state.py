@@ -99,7 +99,7 @@ class LoopState(Protocol):
     def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
         """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``."""
 
-    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def log_samples(self, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> None:
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
 
     def save_checkpoint(self, path: Any = None) -> "ManifestRow":

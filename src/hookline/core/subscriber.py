@@ -106,9 +106,15 @@ def _own(subscriber: Subscriber) -> dict[str, Any]:
     """What a subscriber says of itself, as an attribute of the instance or of its class."""
     own = {key: getattr(subscriber if key in _OF_INSTANCE else type(subscriber), key) for key in OPTION_NAMES}
     when = own["when"]
-    if getattr(getattr(when, "__code__", None), "co_argcount", 1) == 2:  # written as a method: when(self, loop)
+    if _needed_arguments(when) == 2:  # written as a method: when(self, loop)
         own["when"] = when.__get__(subscriber)
     return own
+
+
+def _needed_arguments(function: Any) -> int:
+    """How many a function must be given; 0 where it does not say."""
+    count: int = getattr(getattr(function, "__code__", None), "co_argcount", 0)
+    return count - len(getattr(function, "__defaults__", None) or ())
 
 
 def checked_option(who: str, key: str, value: Any) -> Any:

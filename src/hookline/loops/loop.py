@@ -172,15 +172,20 @@ class Loop(ABC):
         else:
             self.commit(at, copied(metrics))
 
-    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Record samples (prompt, completion, rewards, ...), one mapping each."""
+    def log_samples(self, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> None:
+        """Record samples (prompt, completion, rewards, ...), one mapping each; one may have a ``step`` of its own.
+
+        Args:
+            step: The completed count to record them at, where it is not the current one.
+        """
+        at = self.step + self.in_step if step is None else whole_step(step)
         if self.recorder is not None:
-            self.recorder.samples(rows, self.step + self.in_step, self.axis)
+            self.recorder.samples(rows, at, self.axis)
             return
         for row in rows:
             if not isinstance(row, Mapping):
                 raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
-            self.samples.append({"step": self.step + self.in_step, **row})
+            self.samples.append({"step": at, **row})
 
     @abstractmethod
     def save_checkpoint(self, path: Any = None) -> ManifestRow:
