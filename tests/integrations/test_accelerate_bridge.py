@@ -128,6 +128,46 @@ def test_resume_repeats_losses_learning_rates_and_weights_exactly(until, seedabl
         assert torch.equal(mine, theirs)
 
 
+class SaveAtEpoch(hl.Callback):
+    """Saves as the second epoch starts."""
+
+    def on_train_epoch_start(self, loop):
+        if loop.epoch == 1:
+            loop.save_checkpoint()
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+def test_resume_from_a_checkpoint_saved_as_an_epoch_starts_is_exact(seedable):
+    _, whole = train("straight", seedable=seedable)
+    first, _ = train("first", callbacks=[SaveAtEpoch()], seedable=seedable)
+    (saved,) = (row.path for row in first.checkpoints)
+    resumed, second = train("first", seed=3 if seedable else 9, resume=saved, seedable=seedable)
+    assert (len(second), resumed.step) == (7, 8)
+    assert second == whole[7:]
+
+
+class SaveAtBatch(hl.Callback):
+    """Saves after a batch of an epoch."""
+
+    def __init__(self, epoch, batch_idx):
+        self.at = (epoch, batch_idx)
+
+    def on_train_batch_end(self, loop, outputs, batch, batch_idx):
+        if (loop.epoch, batch_idx) == self.at:
+            loop.save_checkpoint()
+
+
+@pytest.mark.parametrize(("saved_at", "last_update"), [((0, 0), 0), ((0, 2), 2), ((1, 0), 7), ((1, 4), 11)])
+def test_resume_from_a_checkpoint_between_batches_of_a_step_is_exact(saved_at, last_update):
+    straight, whole = train("straight")
+    first, _ = train("first", callbacks=[SaveAtBatch(*saved_at)])
+    (saved,) = (row.path for row in first.checkpoints)
+    resumed, second = train("first", seed=9, resume=saved)
+    assert (resumed.step, second) == (8, whole[last_update:])
+    for mine, theirs in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_checkpoint_is_accelerates_own_and_whole():
     halved, _ = train(until=2)
     (row,) = halved.checkpoints

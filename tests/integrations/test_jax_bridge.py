@@ -109,6 +109,23 @@ def test_resume_repeats_losses_and_state_exactly(until):
     assert isinstance(resumed.train_state, State)
 
 
+class SaveAtEpoch(hl.Callback):
+    """Saves as the second epoch starts."""
+
+    def on_train_epoch_start(self, loop):
+        if loop.epoch == 1:
+            loop.save_checkpoint()
+
+
+def test_resume_from_a_checkpoint_saved_as_an_epoch_starts_is_exact():
+    _, whole = train("straight")
+    first, _ = train("first", callbacks=[SaveAtEpoch()])
+    (saved,) = (row.path for row in first.checkpoints)
+    resumed, second = train("first", seed=5, resume=saved)
+    assert (len(second), resumed.step) == (6, 12)
+    assert second == whole[6:]
+
+
 def test_checkpoint_is_arrays_and_json_and_nothing_else():
     halved, _ = train(until=2)
     (row,) = halved.checkpoints

@@ -112,6 +112,56 @@ def test_resume_with_a_generator_of_the_loader_repeats_its_order():
     assert first + second == whole
 
 
+class SaveAtEpoch(hl.Callback):
+    """Saves as the second epoch starts."""
+
+    def on_train_epoch_start(self, loop):
+        torch.randn(2)
+        if loop.epoch == 1:
+            loop.save_checkpoint()
+
+
+class Draw(hl.Callback):
+    """Draws as an epoch starts."""
+
+    def on_train_epoch_start(self, loop):
+        torch.randn(2)
+
+
+class Tape(DataLoader):
+    """Batches in a row that keep their place from epoch to epoch."""
+
+    at = 0
+
+    def __iter__(self):
+        for _ in range(6):
+            self.at += 1
+            yield torch.full((1, 4), self.at / 10), torch.ones(1, 1)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+DATA = {
+    "a loader": loader,
+    "batches": lambda: list(loader(generator=torch.Generator().manual_seed(5))),
+    "a loader that keeps its place": lambda: Tape(range(6)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_resume_from_a_checkpoint_saved_as_an_epoch_starts_is_exact(kind):
+    _, whole = train("straight", callbacks=[Draw()], data=DATA[kind]())
+    first, _ = train("first", callbacks=[SaveAtEpoch()], data=DATA[kind]())
+    (saved,) = (row.path for row in first.checkpoints)
+    resumed, second = train("first", callbacks=[Draw()], seed=9, resume=saved, data=DATA[kind]())
+    assert (len(second), resumed.step) == (6, 12)
+    assert second == whole[6:]
+
+
 def test_resume_over_plain_batches_skips_those_that_are_done():
     batches = list(loader())
     _, whole = train("straight", data=batches)
@@ -142,6 +192,37 @@ def test_resume_with_another_model_or_optimizer_is_refused_and_changes_nothing()
     assert all(torch.equal(mine, old) for mine, old in zip(wide.parameters(), before, strict=True))
 
 
+def trainer():
+    model, optimizer, scheduler = parts()
+    config = hl.TrainerConfig(max_steps=2, summary=False)
+    loss = torch.nn.functional.mse_loss
+    return hl.Trainer(model, loader(), config=config, loss=loss, optimizer=optimizer, scheduler=scheduler)
+
+
+def test_resume_from_a_checkpoint_of_a_trainer_is_refused_and_changes_nothing():
+    made = trainer()
+    (saved,) = (row.path for row in made.fit().checkpoints)
+    model, optimizer, scheduler = parts(seed=9)
+    before = [parameter.clone() for parameter in model.parameters()]
+    told = r"was saved by a Trainer, not by a run of hookline.integrations.torch.*Nothing was changed"
+    with pytest.raises(CheckpointError, match=told), run(model, optimizer, scheduler, resume=saved):
+        pass
+    assert all(torch.equal(mine, old) for mine, old in zip(model.parameters(), before, strict=True))
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_resume_of_a_trainer_from_a_checkpoint_of_a_run_is_refused_and_changes_nothing():
+    stopped, _ = train(until=2)
+    (saved,) = (row.path for row in stopped.checkpoints)
+    made = trainer()
+    before = [parameter.clone() for parameter in made.model.parameters()]
+    told = r"was saved by a run of hookline.integrations.torch, not by a Trainer.*Nothing was changed"
+    with pytest.raises(CheckpointError, match=told):
+        made.resume(saved)
+    assert all(torch.equal(mine, old) for mine, old in zip(made.model.parameters(), before, strict=True))
+    assert (made.step, made.optimizer.state_dict()["state"]) == (0, {})
+
+
 def test_checkpoint_holds_what_hookline_can_read_without_code():
     stopped, _ = train(until=2)
     (saved,) = (row.path for row in stopped.checkpoints)
@@ -150,13 +231,25 @@ def test_checkpoint_holds_what_hookline_can_read_without_code():
     assert set(torch.load(saved / "model.pt", weights_only=True)) == set(stopped.model.state_dict())
 
 
-def accumulate(name, *, callbacks=(), seed=3, until=None, count=12, every=2, **options):
+class Noisy(TensorDataset):
+    """Samples that are different each time."""
+
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return inputs + torch.rand(()), targets
+
+
+def noisy(count):
+    return DataLoader(Noisy(*loader(count).dataset.tensors), batch_size=2, shuffle=True)
+
+
+def accumulate(name, *, callbacks=(), seed=3, until=None, count=12, every=2, data=None, **options):
     """Two epochs of ``count / 2`` batches, of which so many make a step, across epochs."""
     model, optimizer, _ = parts(seed=seed)
     losses = []
     options = {"summary": False, "strict": True, "accumulation": every} | options
     with run(model, optimizer, name=name, callbacks=callbacks, **options) as loop:
-        for inputs, targets in loop.steps(loader(count), epochs=2):
+        for inputs, targets in loop.steps(loader(count) if data is None else data, epochs=2):
             loss = (model(inputs) - targets).square().mean() / every
             loss.backward()
             losses.append(float(loss.detach()))
@@ -202,6 +295,33 @@ def test_accumulation_batches_without_an_update_are_done_again_after_a_checkpoin
     assert again.step == 6
     assert len(second) == 10  # the third batch is done again
     assert (len(first), len(rows(again, "loss"))) == (4, 6)
+
+
+class SaveAtBatch(hl.Callback):
+    """Saves after a batch of an epoch."""
+
+    def __init__(self, epoch, batch_idx):
+        self.at = (epoch, batch_idx)
+
+    def on_train_batch_end(self, loop, outputs, batch, batch_idx):
+        if (loop.epoch, batch_idx) == self.at:
+            loop.save_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("count", "every", "saved_at", "last_update"),
+    [(12, 2, (0, 0), 0), (12, 2, (0, 2), 2), (12, 2, (1, 0), 6), (12, 3, (1, 4), 9), (10, 4, (1, 1), 4)],
+    ids=["first step", "in an epoch", "an epoch begins", "second batch", "across epochs"],
+)
+def test_accumulation_resume_from_a_checkpoint_between_batches_of_a_step_is_exact(count, every, saved_at, last_update):
+    shape = {"count": count, "every": every, "data": noisy(count)}
+    straight, whole = accumulate("straight", **shape)
+    first, _ = accumulate("first", callbacks=[SaveAtBatch(*saved_at)], **shape)
+    (saved,) = (row.path for row in first.checkpoints)
+    resumed, second = accumulate("first", seed=9, resume=saved, **shape)
+    assert second == whole[last_update:]
+    for mine, theirs in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_accumulation_last_batches_that_no_update_comes_of_are_recorded_and_no_step():

@@ -30,10 +30,10 @@ SHARDING = {
     "FSDP_RESHARD_AFTER_FORWARD": "true",
 }
 SCENARIOS = {
-    "alone": ["weights_after", "data", "reductions", "saved"],
+    "alone": ["weights_after", "weights_by_tokens", "data", "reductions", "saved"],
     "together": [
         *("record", "weights_after", "data", "reductions", "stops", "requests", "resumed", "hooks", "saved"),
-        "taken_up",
+        *("taken_up", "weights_by_tokens"),
     ],
     "sharded": ["sharded", "taken_up"],
     "alone_again": ["taken_up"],
@@ -157,6 +157,14 @@ def test_weights_of_two_processes_are_those_of_one_with_twice_the_batch(runs, ac
     (alone,) = runs["alone"]["weights_after"]
     assert zero == one
     assert zero == pytest.approx(alone[accumulation], abs=1e-6)
+
+
+def test_weights_of_two_processes_are_by_token_those_of_one_with_the_same_batches(runs):
+    zero, one = runs["together"]["weights_by_tokens"]
+    (alone,) = runs["alone"]["weights_by_tokens"]
+    assert (zero["step"], one["step"], alone["step"]) == (8, 8, 8)
+    assert zero["weights"] == one["weights"]
+    assert zero["weights"] == pytest.approx(alone["weights"], abs=1e-6)
 
 
 def test_training_data_is_shared_out_without_overlap_in_an_order_of_each_epoch(together):

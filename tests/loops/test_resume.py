@@ -121,6 +121,17 @@ class At(hl.Callback):
         self._look(loop, "on_train_epoch_end")
 
 
+class SaveAtEpoch(hl.Callback):
+    """Saves as one of the epochs starts."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, loop):
+        if loop.epoch == self.epoch:
+            loop.save_checkpoint()
+
+
 def stop(loop):
     loop.request_stop("enough")
 
@@ -363,6 +374,45 @@ def test_resume_from_a_checkpoint_saved_at_any_moment_is_exact(tmp_path, moment,
         assert resumed(tmp_path / "failed", **settings) == whole
     else:
         assert (moment, step) == ("on_train_epoch_end", 2)  # which is in the middle of an epoch
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_resume_from_a_checkpoint_saved_as_an_epoch_starts_is_exact(tmp_path, kind):
+    settings = {"max_steps": 18, "validate_every_steps": 3, "save_at_end": False}
+    whole = uninterrupted(tmp_path / "whole", data=LOADERS[kind](), **settings)
+    first = trainer_in(tmp_path / "first", SaveAtEpoch(1), data=LOADERS[kind](), **settings)
+    first.fit()
+    (saved,) = (row.path for row in first.checkpoints)
+    assert resumed(tmp_path / "first", path=saved, data=LOADERS[kind](), **settings) == whole
+
+
+class Tape:
+    """Endless batches in a row, six to an epoch, that keep their place."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        for _ in range(6):
+            self.at += 1
+            yield torch.full((1, 3), self.at / 10), torch.ones(1, 1)
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+def test_resume_from_a_checkpoint_saved_as_an_epoch_starts_loses_no_batch_of_data_that_keeps_its_place(tmp_path):
+    settings = {"accumulation": 1, "epochs": 2, "schedule": "constant", "save_at_end": False}
+    whole = uninterrupted(tmp_path / "whole", data=Tape(), **settings)
+    first = trainer_in(tmp_path / "first", SaveAtEpoch(1), data=Tape(), **settings)
+    first.fit()
+    (saved,) = (row.path for row in first.checkpoints)
+    again = resumed(tmp_path / "first", path=saved, data=Tape(), **settings)
+    assert again["rows"][-1][0] == 12
+    assert again == whole
 
 
 @pytest.mark.parametrize("moment", ["on_step_end", "on_log"])

@@ -62,12 +62,13 @@ class AccelerateBackend:
         """The batch on the device."""
         return moved(batch, self.device)
 
-    def learn(self, step: StepFunction, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
+    def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Forward and backward; gradients travel between processes with the last part only."""
+        is_all = isinstance(share, float) and share == 1  # one on a device is not looked at, which would wait for it
         with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
             with self._accelerator.autocast():
                 outputs = checked_outputs(step(self._wrapped, batch))
-            self._accelerator.backward(outputs["loss"] if share == 1 else outputs["loss"] * share)
+            self._accelerator.backward(outputs["loss"] if is_all else outputs["loss"] * share)
         if last:
             self._accelerator.unscale_gradients()
         return outputs

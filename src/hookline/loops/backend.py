@@ -29,8 +29,11 @@ class Backend(Protocol):
     def place(self, batch: Any) -> Any:
         """The batch on the device."""
 
-    def learn(self, step: StepFunction, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
-        """Forward and backward for a batch with its share in a step; after the last, the gradients are complete."""
+    def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
+        """Forward and backward for a batch with its share in a step; after the last, the gradients are complete.
+
+        The share is a number, or a tensor of one where it comes from other processes.
+        """
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
         """Forward only."""

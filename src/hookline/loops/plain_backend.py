@@ -30,7 +30,7 @@ class PlainBackend:
         """The batch on the device."""
         return moved(batch, self.device)
 
-    def learn(self, step: StepFunction, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
+    def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Forward and backward."""
         outputs = checked_outputs(step(self.model, batch))
         loss = outputs["loss"]

@@ -1,10 +1,10 @@
 """Who this process is among those that train together, and how they agree to stop.
 
-hookline runs no collective that nobody asked for, with one exception: the processes of a run agree on
+hookline runs no collective that nobody asked for, with two exceptions. The processes of a run agree on
 its directory when it begins, and at each step boundary on whether to stop, so that all stop at the
 same step. Metrics that somebody asked to have reduced are exchanged there as well. They do so only where
 torch.distributed is already in use by more than one process, over a CPU group of its own, so that no
-device is waited for.
+device is waited for. And the processes of a Trainer add up the tokens of their batches (`ProcessShares`).
 """
 
 import os

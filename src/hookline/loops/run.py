@@ -8,6 +8,10 @@ The body of the ``for`` is one step. It is complete when the next batch is asked
 ends, and also when the body breaks out of the loop; a step that raises is not. Stop requests,
 SIGINT and SIGTERM end the iteration at the next step boundary.
 
+A resume goes on where the checkpoint was saved: calls of `steps` and `epochs` that were complete give nothing, and the
+one under way goes on behind its last batch. A call that was left with ``break`` is complete, unless a stop was
+requested.
+
 A loop that goes on without `steps` and logs with ``step=`` is counted by its rows. Nothing can end it but itself.
 """
 
@@ -22,6 +26,7 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 from hookline.core.errors import OptionError
 from hookline.core.metrics import MetricsRow
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
+from hookline.loops.place import Place
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
 from hookline.record.recorder import whole_step
@@ -83,9 +88,11 @@ class Run(Session):
         """A checkpoint to begin with, given by the stage before in an experiment."""
         self.answers: Any = None
         """What answers benchmarks: a policy, or a function of a list of prompts. Set it while training."""
-        self._resume: tuple[int, int] | None = None  # the epoch and its batches done, until somebody iterates
+        self._at = Place()
+        self._resume: Place | None = None  # where a checkpoint was saved, until somebody iterates there
+        self._calls_begun = 0
+        self._passes_begun = 0  # in this epoch
         self._to_skip = 0
-        self._batches_done = 0
         self._step: tuple[Any, int] | None = None
         self._epoch_state = "closed"
         self._inside_epochs = False
@@ -109,6 +116,8 @@ class Run(Session):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leaves = isinstance(error, SystemExit) and error.code in (None, 0)  # sys.exit() says that all is well
+        if leaves:
+            self._was_not_left()
         self.finish(None if leaves else error)
 
     @overload
@@ -138,9 +147,10 @@ class Run(Session):
             )
         if epochs > 1 and self._inside_epochs:
             raise OptionError(f"steps(epochs={epochs}) inside run.epochs(): give the epochs in one place.")
-        self._settle()
+        self._leave_calls()
         self._count_by_steps()
-        self._plan(data, epochs, total)
+        if self._inside_epochs or not self._is_next_call_done():
+            self._plan(data, epochs, total)
         return self._steps(data, epochs, total)
 
     def epochs(self, n: int) -> Iterator[int]:
@@ -148,9 +158,9 @@ class Run(Session):
         self._require_running("epochs")
         self._require_no_body("epochs")
         _require_count("epochs", n)
-        self._settle()
+        self._leave_calls()
         self.num_epochs = n
-        return self._epochs(n)
+        return self._open_epochs(n)
 
     def checkpoint_with(self, save: Callable[[Path], object], load: Callable[[Path], object]) -> None:
         """Say how checkpoints are written and read, inside the run; the one that it goes on or starts from is read now.
@@ -212,22 +222,38 @@ class Run(Session):
 
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)
-        self._resume = (state["epoch"], state["batches_done"])
+        self._resume, self._at = Place.of(state), Place.of(state)
         self.resumed_row = state.get("open_row", {})
 
+    @property
+    def _batches_done(self) -> int:
+        """How many batches of the pass under way are done."""
+        return self._at.batches
+
     def _steps(self, batches: Iterable[B], epochs: int, total: int | None) -> Iterator[B]:
+        if not self._inside_epochs and self._skip_call():
+            return
         self.start()
-        for _ in range(1) if self._inside_epochs else self._epochs(epochs):
-            for batch_idx, batch in self._fetch(batches, total):
+        for _ in range(1) if self._inside_epochs else self._epochs(epochs, batches):
+            at = self._begin_pass()
+            for batch_idx, batch in () if at.pass_left else self._fetch(batches, total):
                 self._enter_epoch()
                 self._begin_step(batch, batch_idx)
                 self._in_body = True
                 try:
                     yield batch
+                except GeneratorExit:
+                    at.leave_pass(stopped=self.stop_requested)
+                    raise
                 finally:  # also where a `break` leaves it
                     self._in_body = False
                 self._end_step()
+            if at is self._at:
+                self._to_skip = 0
+            if self._at.epoch_open and not self._agreed_to_stop:
+                self._enter_epoch()  # no batch was left, but nobody was told yet that the epoch ends
             if self._agreed_to_stop or (total is not None and self.step >= total):
+                self._at.cut_short = True
                 self._settle()
                 return
 
@@ -246,24 +272,99 @@ class Run(Session):
             else:
                 yield batch_idx, batch
 
-    def _epochs(self, n: int) -> Iterator[int]:
-        first, self._to_skip = self._place(n)
-        self._resume = None
+    def _open_epochs(self, n: int) -> Iterator[int]:
+        if not self._skip_call():
+            yield from self._epochs(n)
+
+    def _epochs(self, n: int, batches: Any = None) -> Iterator[int]:
+        place = self._beginning(n, batches)
+        if place.epoch == n and self._resume is not None:
+            self._complete_call(self._resume)
         self._inside_epochs = True
         try:
-            for epoch in range(first, n):
+            for epoch in range(place.epoch, n):
                 if self._must_stop():
                     break
-                self.epoch, self._batches_done = epoch, 0
-                self._epoch_state = "waiting"
+                self._begin_epoch(place if epoch == place.epoch else Place(place.calls, epoch))
                 yield epoch
-                self._settle()
+                self._finish_epoch()
+        except GeneratorExit:
+            if self._at.calls == place.calls:  # rather than another call, which came before this one was closed
+                self._at.call_left = not self.stop_requested and not self._at.cut_short
+            raise
         finally:
             self._inside_epochs = False
 
+    def _is_next_call_done(self) -> bool:
+        """Whether the next call was complete when the checkpoint was saved that is taken up."""
+        return self._resume is not None and self._calls_begun < self._resume.calls
+
+    def _skip_call(self) -> bool:
+        done = self._is_next_call_done()
+        self._calls_begun += done
+        return done
+
+    def _beginning(self, n: int, batches: Any) -> Place:
+        """Where a call begins: at the place of a resume, otherwise at its first batch."""
+        place = Place(self._calls_begun) if self._resume is None else self._resume.within(n)
+        if place.epoch_complete and (batches is None or (isinstance(batches, Sized) and len(batches) <= place.batches)):
+            return Place(place.calls, n)
+        return place
+
     def _place(self, n: int) -> tuple[int, int]:
         """The epoch to begin with, and how many of its batches are done: those of a resume, otherwise none."""
-        return self._resume if self._resume is not None and self._resume[0] < n else (0, 0)
+        place = Place() if self._resume is None else self._resume.within(n)
+        return place.epoch, place.batches
+
+    def _complete_call(self, place: Place) -> None:
+        """Nothing is left to do in the call that a resume is in, but perhaps to tell that its epoch ends."""
+        self._calls_begun, self._resume = place.calls + 1, None
+        if not place.call_left:
+            return
+        if self.rank == 0:
+            logger.warning(
+                "%r: the loop that was left with a break at step %d is complete, and gives nothing. "
+                "To leave one that a resume goes on with, call run.request_stop().",
+                *(self.name, self.step),
+            )
+        if place.epoch_open:
+            self.start()
+            self._epoch_state = "waiting"
+            self._enter_epoch()
+            self._settle()
+
+    def _begin_epoch(self, place: Place) -> None:
+        self._calls_begun, self._resume = place.calls + 1, None
+        self._at, self._passes_begun, self._to_skip = place, 0, place.batches
+        self.epoch, self._epoch_state = place.epoch, "waiting"
+
+    def _finish_epoch(self) -> None:
+        if self._step is not None:  # the iterator of a pass that was left is kept
+            self._at.leave_pass(stopped=self.stop_requested)
+        self._at.epoch_complete = not self._at.cut_short
+        self._settle()
+
+    def _begin_pass(self) -> Place:
+        """The place at which a pass over data begins; it says that it was left where a resume finds it complete."""
+        if self._agreed_to_stop and self.stop_requested:
+            return self._at  # nothing is done any more
+        number, self._passes_begun = self._passes_begun, self._passes_begun + 1
+        if number < self._at.passes:
+            return Place(pass_left=True)
+        if number > self._at.passes:
+            self._at = self._at.next_pass(number)
+        return self._at
+
+    def _leave_calls(self) -> None:
+        """Complete what a ``break`` left open, before another call; an epoch that the call is inside of goes on."""
+        if self._inside_epochs:
+            self._end_step()
+        else:
+            self._settle()
+
+    def _was_not_left(self) -> None:
+        """Take back that the loop was left: the program ends in it."""
+        self._at.pass_left = self._at.call_left = False
 
     def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
         if not self._inside_epochs:
@@ -323,11 +424,11 @@ class Run(Session):
 
     def _enter_epoch(self) -> None:
         if self._epoch_state == "waiting":
-            self._epoch_state = "open"
+            self._epoch_state, self._at.epoch_open = "open", True
             self.callbacks.on_train_epoch_start(self)
 
     def _begin_step(self, batch: Any, batch_idx: int) -> None:
-        self._step = (batch, batch_idx)
+        self._step, self._resume = (batch, batch_idx), None
         self._open_row = MetricsRow()
         self.callbacks.on_step_start(self, self.step)
         self.callbacks.on_train_batch_start(self, batch, batch_idx)
@@ -338,7 +439,7 @@ class Run(Session):
         (batch, batch_idx), row = self._step, self._open_row
         self.callbacks.on_train_batch_end(self, row, batch, batch_idx)
         self.step += 1
-        self._step, self._batches_done = None, batch_idx + 1
+        self._step, self._at.batches = None, batch_idx + 1
         self.callbacks.on_step_end(self, self.step - 1, batch, row)
         self._open_row = None
         self.commit(self.step, row)
@@ -360,14 +461,16 @@ class Run(Session):
         """Complete a step and an epoch that a ``break`` left open."""
         self._end_step()
         if self._epoch_state == "open":
-            self._epoch_state = "closed"
+            self._epoch_state, self._at.epoch_open = "closed", False
             self.callbacks.on_train_epoch_end(self)
 
     def _leave_step(self) -> None:
         self._step = None
+        self._was_not_left()
 
     def _state(self, step: int) -> dict[str, Any]:
         return super()._state(step) | {
+            **self._at.state(),
             "batches_done": self._batches_done if self._step is None else self._step[1] + 1,
             "open_row": dict(self._open_row or {}) if self.in_step else {},
             "has_files": self._save is not None,

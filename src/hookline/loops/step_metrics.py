@@ -32,11 +32,19 @@ def _is_scalar(value: Any) -> bool:
 
 def shares_of(batches: list[Any]) -> list[float]:
     """The share of each batch in a step: that of its tokens that are trained on where it brings their number."""
-    counts = [getattr(batch.get("counts"), "trained", None) if isinstance(batch, dict) else None for batch in batches]
-    total = sum(count for count in counts if count is not None)
-    if None in counts or not total:
+    counts = tokens_of(batches)
+    total = sum(counts or ())
+    if counts is None or not total:
         return [1 / len(batches)] * len(batches)
-    return [count / total for count in counts if count is not None]
+    return [count / total for count in counts]
+
+
+def tokens_of(batches: list[Any]) -> list[int] | None:
+    """How many tokens each batch is trained on; None where one of them does not bring the number."""
+    held = [batch.get("counts") if isinstance(batch, dict) else None for batch in batches]
+    counts = [getattr(each, "trained", None) for each in held]
+    known = [count for count in counts if count is not None]
+    return known if len(known) == len(counts) else None
 
 
 def combined(parts: list[dict[str, Any]], shares: list[float]) -> MetricsRow:

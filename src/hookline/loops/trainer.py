@@ -4,7 +4,9 @@
     trainer.fit()
 
 One process on one device runs plain torch; several processes and mixed precision run on Accelerate, with the
-same moments and the same results. A step goes like this, and everything in it happens once::
+same moments. The processes of a step weigh the same, or by their tokens where the batches bring those numbers, so
+that the results are those of one process with the same batches. A step goes like this, and everything in it happens
+once::
 
     on_step_start
     for each of its batches:  on_train_batch_start, forward and backward, on_train_batch_end
@@ -39,6 +41,7 @@ from hookline.loops.finite_loss import FiniteLoss
 from hookline.loops.flat_callbacks import flat
 from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
 from hookline.loops.plan import Plan
+from hookline.loops.process_shares import ProcessShares
 from hookline.loops.run_record import checked_resume
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
@@ -126,6 +129,7 @@ class Trainer(Session):
         self.backend = choose_backend(config.precision, config.device)
         self._training: TrainingState | None = None
         self._finite_loss: FiniteLoss | None = None
+        self._process_shares: ProcessShares | None = None
         self._in_step = False
         self._epoch_open = self._epoch_complete = False
         self._batches_done = 0
@@ -263,6 +267,7 @@ class Trainer(Session):
         self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
         guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in flat(self.callbacks))
         self._finite_loss = None if guarded else FiniteLoss()
+        self._process_shares = None if self.world_size == 1 else ProcessShares(self.agreement, self.backend.device)
         self.optimizer.zero_grad()  # a step that failed left gradients behind
         if self.config.seed is not None:  # what is taken up brings its own random states
             rng.seed(self.config.seed)
@@ -290,8 +295,8 @@ class Trainer(Session):
     def _train_epoch(self) -> None:
         done_before = self._batches_done
         training = self._prepared()
-        source = training.open_epoch(self.epoch, done_before)
         self._epoch_open = True
+        source = training.open_epoch(self.epoch, done_before)
         self.callbacks.on_train_epoch_start(self)
         training.go_on()
         for window in self._windows(source, done_before):
@@ -329,6 +334,9 @@ class Trainer(Session):
     def _train_step(self, window: Window) -> None:
         callbacks, parts = self.callbacks, len(window)
         shares = [1.0] if parts == 1 else shares_of([batch for _, batch in window])
+        weights = shares
+        if self._process_shares is not None:
+            weights = self._process_shares.weighed(shares, [batch for _, batch in window])
         row = self._open_row = MetricsRow()
         self._in_step = True
         callbacks.on_step_start(self, self.step)
@@ -336,7 +344,7 @@ class Trainer(Session):
         for batch_idx, batch in window:
             batch = self.backend.place(batch)
             part = len(recorded)
-            recorded.append(self._train_batch(batch_idx, batch, shares[part], last=part == parts - 1))
+            recorded.append(self._train_batch(batch_idx, batch, weights[part], last=part == parts - 1))
         row.update(recorded[0] if parts == 1 else combined(recorded, shares))
         if self._finite_loss is not None:
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
@@ -348,7 +356,7 @@ class Trainer(Session):
         self._open_row = None
         self.commit(self.step, row)
 
-    def _train_batch(self, batch_idx: int, batch: Any, share: float, *, last: bool) -> dict[str, Any]:
+    def _train_batch(self, batch_idx: int, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Forward and backward; returns what is to be recorded of it."""
         self.callbacks.on_train_batch_start(self, batch, batch_idx)
         outputs = self.backend.learn(self.training_step, batch, share, last=last)
@@ -504,7 +512,8 @@ class Trainer(Session):
         self.callbacks.drain()
         aside = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
         try:
-            self.agreement.all_do(lambda: training.save(aside))
+            begins = self._epoch_open and self._batches_done == 0
+            self.agreement.all_do(lambda: training.save(aside, epoch_begins=begins))
         except Exception:
             checkpoint.discard(aside)
             raise

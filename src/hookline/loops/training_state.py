@@ -2,10 +2,12 @@
 
 A resume is exact. An epoch begins by noting the random states and drawing its first batch; to take it up again,
 those states are put back, the batches that are done are skipped in the same order, and then the states are set
-to those that held when the checkpoint was saved. Processes that train together begin an epoch with one and the
+to those that held when the checkpoint was saved. One that is saved before the first of them is done goes on from
+the beginning of the epoch: the order is drawn once more. Processes that train together begin an epoch with one and the
 same state, so that they draw one order and share it out, and each goes on with one of its own.
 """
 
+import copy
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,7 @@ class TrainingState:
         self._batches, self._validation = batches, validation
         self._rank, self._world_size, self._seed = rank, world_size, seed
         self._epoch_began: dict[str, Any] = {}
+        self._place_before: Any = None  # where the data was by itself when the epoch began
         self._to_restore: dict[str, Any] | None = None
 
     def open_epoch(self, epoch: int, done: int) -> Iterator[Any]:
@@ -60,6 +63,7 @@ class TrainingState:
         if self._world_size > 1:
             rng.seed(_mixed(self._seed, epoch))
         self._epoch_began = self._states()
+        self._place_before = copy.deepcopy(self._batches.place())
         source = self._batches.epoch(epoch)
         first = list(itertools.islice(source, 1))  # the order is drawn here, before anybody draws something else
         if self._world_size > 1:
@@ -90,18 +94,27 @@ class TrainingState:
     def _states(self) -> dict[str, Any]:
         return {**rng.capture(), "order": self._batches.state()}
 
-    def save(self, directory: Path) -> None:
-        """Write this process's part; all processes have to."""
+    def save(self, directory: Path, *, epoch_begins: bool = False) -> None:
+        """Write this process's part; all processes have to.
+
+        Args:
+            epoch_begins: Whether an epoch was opened none of whose batches is done.
+        """
         model, optimizer = self._backend.model_state(), self._backend.optimizer_state()
         if self._rank == 0:
             schedule = None if self._scheduler is None else self._scheduler.state_dict()
             write_tensors(model, directory / MODEL_FILE)
             write_tensors({**optimizer, "scheduler": schedule, "kinds": self._kinds()}, directory / OPTIMIZER_FILE)
-        now = self._states() if self._to_restore is None else self._to_restore
         order = [] if self._validation is None else self._validation.state()
-        states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order}
-        states["place"] = self._batches.place()
+        now, place = self._to_go_on_from(epoch_begins)
+        states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order, "place": place}
         write_tensors(states, directory / _rng_file(self._rank))
+
+    def _to_go_on_from(self, epoch_begins: bool) -> tuple[dict[str, Any], Any]:
+        """The random states and the place in the data; those from before the order was drawn if it will be again."""
+        if epoch_begins:
+            return self._epoch_began, self._place_before
+        return self._states() if self._to_restore is None else self._to_restore, self._batches.place()
 
     def load(self, directory: Path) -> None:
         """Read everything, see whether it fits, and only then take it up."""
@@ -119,6 +132,11 @@ class TrainingState:
             self._validation.load_state(states["validation_order"])
 
     def _require_fitting(self, directory: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        if not isinstance(optimizer["kinds"], list):
+            raise CheckpointError(
+                f"The checkpoint {directory} was saved by a run of hookline.integrations.torch, not by a Trainer. "
+                "Take it up with such a run. Nothing was changed."
+            )
         _require_weights(directory, model, self._backend.model)
         if (optimizer["scheduler"] is None) != (self._scheduler is None):
             here_or_there = "there" if self._scheduler is None else "here"

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -140,6 +141,29 @@ def weights_after():
         made.fit()
         found[name] = weights(made)
     return found
+
+
+def weights_by_tokens():
+    """What is learnt of batches of very different lengths, two of them a step; alone those are accumulated."""
+    lengths = (2, 9, 8, 1, 0, 3, 4, 4)
+    texts = [torch.randn(length, 4, generator=torch.Generator().manual_seed(length)) for length in lengths]
+    batches = [{"inputs": text, "counts": Counts(len(text))} for text in texts]
+
+    def step(net, batch):
+        return {"loss": (net(batch["inputs"]) - 1).square().sum() / max(1, batch["counts"].trained)}
+
+    accumulation = 2 // dist.get_world_size()
+    config = settings("by-tokens", epochs=2, accumulation=accumulation)
+    made = hl.Trainer(model(), batches, config=config, training_step=step)
+    made.fit()
+    return {"step": made.step, "weights": weights(made)}
+
+
+@dataclass
+class Counts:
+    """How many tokens of a batch are trained on."""
+
+    trained: int
 
 
 def data():

@@ -5,7 +5,8 @@ folder of hookline's, whatever the sharding; a resume (``load_state``) is exact,
 shuffled. `on_before_optimizer_step` is fired by the prepared optimizers, when gradients are complete and unscaled.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,19 @@ class AccelerateRun(JointRun):
         return bool(self._accelerator.sync_gradients)
 
     def _save_files(self, directory: Path) -> None:
-        self._accelerator.save_state(str(directory / FOLDER))
+        with self._counted_from_the_update():
+            self._accelerator.save_state(str(directory / FOLDER))
         super()._save_files(directory)
+
+    @contextmanager
+    def _counted_from_the_update(self) -> Iterator[None]:
+        """What the accelerator counts of the batches of a step, without those that a resume does again."""
+        counted = self._accelerator.step
+        self._accelerator.step = 0 if self._goes_back else counted
+        try:
+            yield
+        finally:
+            self._accelerator.step = counted
 
     def _load_files(self, directory: Path) -> None:
         if not (directory / FOLDER).is_dir():

@@ -92,7 +92,9 @@ class JaxRun(Run):
         self.train_state, self.key = train_state, key
 
     def _state(self, step: int) -> dict[str, Any]:
-        return super()._state(step) | {"has_files": True, "replay": self._replay.state()}
+        state = super()._state(step)
+        nothing_done = self._epoch_state == "open" and state["batches_done"] == 0
+        return state | {"has_files": True, "replay": self._replay.state(nothing_done=nothing_done)}
 
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)

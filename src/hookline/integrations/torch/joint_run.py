@@ -6,13 +6,13 @@ its place in the data, so that a resume goes on as if there had been no interrup
 
 A step is one update of the weights. Where several batches make one, the moments of a batch are fired around each, and
 the step with its row goes on until the update. Stops and checkpoints wait for it; a checkpoint that is saved before it
-is one of the last update, and a resume does the batches since then again.
+is one of the last update, and a resume does the batches since then again, with the random states that they had.
 """
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hookline.core.state import ManifestRow
 from hookline.integrations.replay import Replay
@@ -22,6 +22,13 @@ from hookline.loops.run import Run
 from hookline.loops.tensor_file import write_tensors
 
 B = TypeVar("B")
+
+
+class StepStart(NamedTuple):
+    """Where a step begins: what a checkpoint goes back to that is saved before its update."""
+
+    place: dict[str, Any]
+    replay: dict[str, Any]
 
 
 class JointRun(Run):
@@ -40,6 +47,7 @@ class JointRun(Run):
         self._listening: list[Any] = []
         self._is_between_batches = False  # of one step
         self._goes_back = False  # a checkpoint is saved that belongs to the last update
+        self._step_start: StepStart | None = None  # of a step of several batches
 
     @property
     @abstractmethod
@@ -103,7 +111,13 @@ class JointRun(Run):
     def _save_files(self, directory: Path) -> None:
         if self.rank == 0:
             super()._save_files(directory)
-        write_tensors(self._replay.state(), directory / _random_file(self.rank))
+        write_tensors(self._replay_state(), directory / _random_file(self.rank))
+
+    def _replay_state(self) -> dict[str, Any]:
+        if self._goes_back and self._step_start is not None:
+            return self._step_start.replay
+        nothing_done = self._epoch_state == "open" and self._step is None and self._batches_done == 0
+        return self._replay.state(nothing_done=nothing_done)
 
     def _load_files(self, directory: Path) -> None:
         own, first = (directory / _random_file(rank) for rank in (self.rank, 0))
@@ -112,10 +126,26 @@ class JointRun(Run):
 
     def _state(self, step: int) -> dict[str, Any]:
         state = super()._state(step) | {"has_files": True}
-        return state | {"batches_done": self._batches_done} if self._goes_back else state
+        if self._goes_back and self._step_start is not None:
+            state |= self._step_start.place
+        return state
 
     def _fetch(self, batches: Iterable[B], total: int | None) -> Iterator[tuple[int, B]]:
-        return super()._fetch(self._replay.epoch(batches, self.epoch, self._to_skip), total)
+        done = self._to_skip
+        return super()._fetch(self._noted(self._replay.epoch(batches, self.epoch, done), done), total)
+
+    def _noted(self, batches: Iterator[B], done: int) -> Iterator[B]:
+        """The same batches; where a step begins is noted before its first one is drawn."""
+        for index, batch in enumerate(batches):
+            if index == 0:
+                self._note_step_start(nothing_done=not done)
+            yield batch
+            self._note_step_start()
+
+    def _note_step_start(self, *, nothing_done: bool = False) -> None:
+        if self.batches_per_step > 1 and not self._is_between_batches:
+            place = {"epoch": self.epoch, **self._at.state()}
+            self._step_start = StepStart(place, self._replay.state(nothing_done=nothing_done))
 
     def _begin_step(self, batch: Any, batch_idx: int) -> None:
         if self._is_between_batches:

@@ -4,6 +4,7 @@ Besides the random states, an order comes from the generators that a loader and 
 are skipped in the sampler, where that is all it takes. A loader that saves its own place is put back there.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -30,17 +31,19 @@ class LoaderReplay(Replay):
         elif self._batches is None or self._batches.data is not data:
             self._batches = self.made_of(data)
 
+    def _put_in_place(self) -> None:
+        if self._batches is not None and self._now is not None:
+            self._batches.load_place(self._now["place"])
+
     def _open(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
         if self._batches is None:
             return super()._open(data, number, done)
-        if self._now is not None:
-            self._batches.load_place(self._now["place"])
         return self._batches.epoch(number, done=done)
 
     def _states(self) -> dict[str, Any]:
-        batches = self._batches
-        order, place = ([], None) if batches is None else (batches.state(), batches.place())
-        return {**super()._states(), "order": order, "place": place}
+        drawn, batches = super()._states(), self._batches  # before the place: to tell it, a loader may begin to draw
+        order, place = ([], None) if batches is None else (batches.state(), copy.deepcopy(batches.place()))
+        return {**drawn, "order": order, "place": place}
 
     def _restore(self, states: dict[str, Any]) -> None:
         super()._restore(states)

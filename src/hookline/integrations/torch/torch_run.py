@@ -97,6 +97,11 @@ class TorchRun(JointRun):
         return {name: type(part).__name__ for name, part in self._parts().items()}
 
     def _require_fitting(self, directory: Path, states: dict[str, Any]) -> None:
+        if not isinstance(states["kinds"], dict):
+            raise CheckpointError(
+                f"The checkpoint {directory} was saved by a Trainer, not by a run of hookline.integrations.torch. "
+                "Take it up with a Trainer. Nothing was changed."
+            )
         if states["kinds"] != self._kinds():
             raise CheckpointError(
                 f"The checkpoint {directory} does not fit: it has {_named(states['kinds'])}, and here are "
