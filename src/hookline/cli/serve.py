@@ -1,6 +1,5 @@
 """``hookline serve``: takes the runs of other machines, and shows them."""
 
-import contextlib
 import errno
 import os
 import socket
@@ -68,11 +67,11 @@ def serve(
         root, host=host, port=port, stall_seconds=stall_seconds, tokens=settled.tokens, allow_hosts=names
     )
     facts = _facts(server, settled, _address(server.url, names))
-    if as_json:
-        typer.echo(msgspec.json.encode(facts).decode())
-    else:
-        _say(facts)
-    with contextlib.suppress(KeyboardInterrupt):
+    with server.ended_by_interrupt():
+        if as_json:
+            typer.echo(msgspec.json.encode(facts).decode())
+        else:
+            _say(facts)
         server.serve()
 
 

@@ -1,6 +1,5 @@
 """``hookline ui``: recorded runs in a browser."""
 
-import contextlib
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -30,12 +29,15 @@ def ui(
 ) -> None:
     """Show recorded runs, live, in a browser on this machine. Ctrl-C ends it."""
     server = WebServer(root, host=host, port=port, stall_seconds=stall_seconds)
-    out = console()
-    count = len(server.runs)
+    with server.ended_by_interrupt():
+        _say(server)
+        if open_page:
+            webbrowser.open(server.url)
+        server.serve()
+
+
+def _say(server: WebServer) -> None:
+    out, count = console(), len(server.runs)
     out.print(f"{count} {'run' if count == 1 else 'runs'} in {server.runs.root} at {server.url}", soft_wrap=True)
     if server.runs.note:
         out.print(server.runs.note)
-    if open_page:
-        webbrowser.open(server.url)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.serve()

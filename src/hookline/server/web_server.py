@@ -9,10 +9,11 @@ import errno
 import ipaddress
 import logging
 import re
+import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -104,6 +105,15 @@ class WebServer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
+
+    @contextlib.contextmanager
+    def ended_by_interrupt(self) -> Iterator[None]:
+        """Have Ctrl-C end it, also before it serves: an exception could be raised where Python ignores it."""
+        before = signal.signal(signal.SIGINT, lambda number, frame: self.stop())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def stop(self) -> None:
         """Have it end; may be called from any thread."""
