@@ -240,9 +240,10 @@ def finish_later(run_dir):
     """What `hookline runs sync` does: a new delivery from what was saved, until nothing waits."""
     (state,) = sink_states(run_dir)
     delivery = Delivery(run_dir, state.name, make_sink(state.spec), PACE)
-    for _ in range(200):
+
+    def is_done():  # at first the run's own thread may still be at it
         delivery.round()
-        if delivery.is_done():
-            break
-    assert delivery.is_done(), delivery.progress
+        return delivery.is_done()
+
+    wait_until(is_done)
     finish(delivery)
