@@ -6,7 +6,7 @@ reader; a metric whose value is one of these three strings comes back as a float
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -150,23 +150,19 @@ def finite_back(value: Any) -> Any:
 
 
 def _restore(values: dict[str, Any]) -> None:
-    if _PLAIN(map(type, values.values())):
-        return
-    for key, value in values.items():
-        if isinstance(value, str):
-            values[key] = _NAMES.get(value, value)
-        elif isinstance(value, dict):
-            _restore(value)
-        elif isinstance(value, list):
-            _restore_list(value)
+    if not _PLAIN(map(type, values.values())):
+        _restore_items(values, values.items())
 
 
 def _restore_list(values: list[Any]) -> None:
-    if _PLAIN(map(type, values)):
-        return
-    for index, value in enumerate(values):
+    if not _PLAIN(map(type, values)):
+        _restore_items(values, enumerate(values))
+
+
+def _restore_items(values: Any, items: Iterable[tuple[Any, Any]]) -> None:
+    for key, value in items:
         if isinstance(value, str):
-            values[index] = _NAMES.get(value, value)
+            values[key] = _NAMES.get(value, value)
         elif isinstance(value, dict):
             _restore(value)
         elif isinstance(value, list):
