@@ -182,10 +182,7 @@ def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
     callbacks.on_validation_epoch_start(loop)
     callbacks.on_validation_batch_start(loop, None, 0)
     callbacks.on_validation_batch_end(loop, dict(metrics), None, 0)
-    loop.log(metrics)
-    callbacks.on_validation_epoch_end(loop)
-    callbacks.on_validation_end(loop)
-    callbacks.on_eval(loop, loop.step - 1, "val", dict(metrics))
+    loop.record_evaluation("val", dict(metrics), ends_validation=True)
 
 
 def check_callback(factory: Callable[[], Callback | Hook]) -> None:

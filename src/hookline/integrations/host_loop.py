@@ -258,15 +258,10 @@ class HostLoop(Session):
             metrics: By the names that they are recorded under, such as ``val/loss``.
             step: The number of completed steps, where the host knows of more than it has told.
         """
-        step = self.step if step is None else step
         self._validating = False
         row = self.validation_metrics = MetricsRow(collect((dict(metrics),), {}, defer))
-        self.commit(step, row, axis="eval", common=True)
-        if self.recorder is not None and self.rank == 0:
-            self.recorder.event("eval", step=step, evaluator=name)
-        self.callbacks.on_validation_epoch_end(self)
-        self.callbacks.on_validation_end(self)
-        self.callbacks.on_eval(self, step - 1, name, row)
+        at = self.step if step is None else step  # an open step goes on behind the validation
+        self.record_evaluation(name, row, step=at, common=True, ends_validation=True)
 
     def rollout_start(self, step_idx: int, lesson_id: str | None = None) -> None:
         """Completions are about to be generated."""

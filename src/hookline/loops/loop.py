@@ -200,6 +200,36 @@ class Loop(ABC):
         self._write(step, metrics, axis, common=common)
         self._tell(step, metrics)
 
+    def record_evaluation(
+        self,
+        name: str,
+        metrics: dict[str, Any],
+        *,
+        step: int | None = None,
+        common: bool = False,
+        ends_validation: bool = False,
+    ) -> None:
+        """Record an evaluation: its row on the axis "eval" with `on_log`, and then `on_eval`.
+
+        Every evaluation goes through here (validations, benchmarks, evaluations of rollouts and of other trainers), so
+        subscribers see all of them alike.
+
+        Args:
+            name: The evaluation's name, for `on_eval`. The names of its metrics begin with it.
+            metrics: By full names: ``val/loss`` for ``val``.
+            step: The completed steps of the weights that were evaluated; the step under way counts by default.
+            common: All processes have this row: rank zero records it for them.
+            ends_validation: Fire the ends of a validation in between: subscribers of those find the metrics.
+        """
+        at = self.step + self.in_step if step is None else step
+        self.commit(at, metrics, axis="eval", common=common)
+        if self.recorder is not None and (self.rank == 0 or not common):
+            self.recorder.event("eval", step=at, evaluator=name)
+        if ends_validation:
+            self.callbacks.on_validation_epoch_end(self)
+            self.callbacks.on_validation_end(self)
+        self.callbacks.on_eval(self, at - 1, name, metrics)
+
     def _tell(self, step: int, metrics: dict[str, Any]) -> None:
         self._committing = True
         try:

@@ -52,12 +52,7 @@ class Validation:
             self._gather()
         self.metrics = MetricsRow({f"{self.name}/{key}": self._result(key) for key in self._values})
         run.validation_metrics = self.metrics
-        run.commit(run.step + run.in_step, self.metrics, axis="eval", common=self._everywhere)
-        if run.recorder is not None and (run.rank == 0 or not self._everywhere):
-            run.recorder.event("eval", step=run.step + run.in_step, evaluator=self.name)
-        run.callbacks.on_validation_epoch_end(run)
-        run.callbacks.on_validation_end(run)
-        run.callbacks.on_eval(run, run.step if run.in_step else run.step - 1, self.name, self.metrics)
+        run.record_evaluation(self.name, self.metrics, common=self._everywhere, ends_validation=True)
         run.answer_requests()
 
     def batches(self, batches: Iterable[B]) -> Iterator[B]:
