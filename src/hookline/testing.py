@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.collection import CallbackCollection
 from hookline.core.hook import Hook
-from hookline.core.metrics import MetricsRow
 from hookline.core.moment import Moment
 from hookline.core.state import (
     ArmResult,
@@ -90,14 +89,8 @@ class FakeLoop(Loop):
         self.num_steps = num_steps
         self.num_epochs = 1
         self.checkpoints: list[ManifestRow] = []
-        self._in_step = False
         for name, value in facts.items():
             setattr(self, name, value)
-
-    @property
-    def in_step(self) -> bool:
-        """Whether `run_steps` is within a step that `step` does not count yet."""
-        return self._in_step
 
     @property
     def logged_metrics(self) -> dict[str, Any]:
@@ -116,24 +109,16 @@ class FakeLoop(Loop):
         for _ in range(n):
             if self.stop_requested:
                 return
-            row = self._open_row = MetricsRow()
             try:
-                self._step(row, metrics)
+                row = self.lifecycle.begin()
+                self.callbacks.on_train_batch_start(self, None, self.step)
+                values = metrics(self.step)
+                row.update(values)
+                self.metrics.update(values)
+                self.callbacks.on_train_batch_end(self, row, None, self.step)
+                self.lifecycle.end(None)
             finally:  # also where a subscriber fails, so that a test can go on
-                self._in_step, self._open_row = False, None
-            self.commit(self.step, row)
-
-    def _step(self, row: MetricsRow, metrics: Callable[[int], Mapping[str, Any]]) -> None:
-        self._in_step = True
-        self.callbacks.on_step_start(self, self.step)
-        self.callbacks.on_train_batch_start(self, None, self.step)
-        values = metrics(self.step)
-        row.update(values)
-        self.metrics.update(values)
-        self.callbacks.on_train_batch_end(self, row, None, self.step)
-        self.step += 1
-        self._in_step = False
-        self.callbacks.on_step_end(self, self.step - 1, None, row)
+                self.lifecycle.abandon()
 
 
 def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) -> FakeLoop:

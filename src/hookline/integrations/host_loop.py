@@ -45,6 +45,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +118,7 @@ class HostLoop(Session):
             drain_seconds=drain_seconds,
         )
         self._native, self._save = native, save
-        self._in_step = self._validating = False
+        self._validating = False
         self._trains = True
         self._batch_idx = self._validation_batch_idx = 0
 
@@ -129,11 +130,6 @@ class HostLoop(Session):
     @native.setter
     def native(self, trainer: Any) -> None:
         self._native = trainer
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is under way that `step` does not count yet."""
-        return self._in_step
 
     @property
     def is_running(self) -> bool:
@@ -190,8 +186,7 @@ class HostLoop(Session):
 
     def step_start(self) -> None:
         """A step (one optimizer update) begins."""
-        self._in_step, self._open_row = True, MetricsRow()
-        self.callbacks.on_step_start(self, self.step)
+        self.lifecycle.begin()
 
     def batch_start(self, batch: Any = None, batch_idx: int | None = None) -> None:
         """A forward and backward pass begins; batches are counted in each epoch where the host does not."""
@@ -214,14 +209,11 @@ class HostLoop(Session):
             step: The number of completed steps; one more than before where the host does not say.
         """
         given = collect((dict(metrics or {}),), {}, defer)
-        row = self._open_row = MetricsRow() if self._open_row is None else self._open_row
-        row.update(given)
+        if self.lifecycle.row is None:  # a host that does not report the start of its steps
+            self.lifecycle.row = MetricsRow()
+        self.lifecycle.row.update(given)
         self.metrics.update(given)
-        self.step = self.step + 1 if step is None else step
-        self._in_step = False
-        self.callbacks.on_step_end(self, self.step - 1, batch, row)
-        self._open_row = None
-        self._commit_of_host(self.step, row, given)
+        self.lifecycle.end(batch, completed=step, commit=partial(self._commit_of_host, given))
         self._commit_held_back()
 
     def host_log(self, metrics: Mapping[str, Any], *, step: int | None = None, axis: str | None = None) -> None:
@@ -334,9 +326,9 @@ class HostLoop(Session):
     def _start_anew(self, trains: bool) -> None:
         """Forget what belongs to an earlier training."""
         self._trains = trains
-        self._in_step = self._validating = False
+        self.lifecycle.abandon()
+        self._validating = False
         self.checkpoint_requested = self.validation_requested = False
-        self._open_row = None
         if trains:
             self.step = self.epoch = 0
             self.metrics, self.validation_metrics = MetricsRow(), {}
@@ -371,7 +363,7 @@ class HostLoop(Session):
             self.metrics.update(dict(state["metrics"]))
             self._load_states(state)
 
-    def _commit_of_host(self, step: int, row: MetricsRow, given: Mapping[str, Any]) -> None:
+    def _commit_of_host(self, given: Mapping[str, Any], step: int, row: MetricsRow) -> None:
         """Write the row of a step: what the host says is rank zero's to record, what subscribers log each rank's."""
         own = row if self.rank == 0 else MetricsRow({name: row[name] for name in row if name not in given})
         self._write(step, own)
@@ -387,10 +379,10 @@ class HostLoop(Session):
 
     def _settle(self) -> None:
         """Leave a step that the host began and did not complete; what was logged in it is kept."""
-        row, self._open_row = self._open_row, None
+        number, row = self.lifecycle.abandon()
         self._leave_step()
         if row:
-            self.commit(self.step + 1, row)
+            self.commit(number, row)
 
     def _leave_step(self) -> None:
-        self._in_step = self._validating = False
+        self._validating = False

@@ -20,6 +20,7 @@ from hookline.core.metrics import MetricsRow, collect, copied
 from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
+from hookline.loops.step import StepLifecycle
 from hookline.record.device import defer
 from hookline.record.reader import MAIN, read
 from hookline.record.recorder import Recorder, whole_step
@@ -75,7 +76,7 @@ class Loop(ABC):
         self.checkpoint_requested = False
         self.validation_requested = False
         self._thread = threading.get_ident()
-        self._open_row: MetricsRow | None = None
+        self.lifecycle = StepLifecycle(self)
         self._held_back: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
         self._committing = False
 
@@ -109,7 +110,7 @@ class Loop(ABC):
     @property
     def in_step(self) -> bool:
         """Whether a step is under way that `step` does not count yet."""
-        return False
+        return self.lifecycle.is_open
 
     @property
     def trainer(self) -> Any:
@@ -161,12 +162,14 @@ class Loop(ABC):
             step: The completed count to record them at, where it is not the current one.
         """
         metrics = collect(args, values, defer)
+        row = self.lifecycle.row
+        if row is not None and step is None and threading.get_ident() == self._thread:
+            row.update(metrics)
+            self.metrics.update(metrics)
+            return
         at = self.step + self.in_step if step is None else whole_step(step)
         if threading.get_ident() != self._thread:
             self._held_back.put((at, copied(metrics)))
-        elif self._open_row is not None and step is None:
-            self._open_row.update(metrics)
-            self.metrics.update(metrics)
         elif self._committing:
             self._write(at, metrics)
         else:

@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, overload
 
 from hookline.core.errors import OptionError
-from hookline.core.metrics import MetricsRow
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
 from hookline.loops.place import Place
 from hookline.loops.session import Session
@@ -100,11 +99,6 @@ class Run(Session):
         self._has_steps = False
         self._first_row: int | None = None  # the lowest step= of a row, as long as nobody asked for steps
         self._before_rows: int | None = None  # what `step` was before it was counted by rows
-
-    @property
-    def in_step(self) -> bool:
-        """Whether the body of a step is under way."""
-        return self._step is not None
 
     def __enter__(self) -> Self:
         if self.state != "created":
@@ -429,20 +423,16 @@ class Run(Session):
 
     def _begin_step(self, batch: Any, batch_idx: int) -> None:
         self._step, self._resume = (batch, batch_idx), None
-        self._open_row = MetricsRow()
-        self.callbacks.on_step_start(self, self.step)
+        self.lifecycle.begin()
         self.callbacks.on_train_batch_start(self, batch, batch_idx)
 
     def _end_step(self) -> None:
-        if self._step is None or self._open_row is None:
+        if self._step is None:
             return
-        (batch, batch_idx), row = self._step, self._open_row
-        self.callbacks.on_train_batch_end(self, row, batch, batch_idx)
-        self.step += 1
+        batch, batch_idx = self._step
+        self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)
         self._step, self._at.batches = None, batch_idx + 1
-        self.callbacks.on_step_end(self, self.step - 1, batch, row)
-        self._open_row = None
-        self.commit(self.step, row)
+        self.lifecycle.end(batch)
         self._commit_held_back()
         if self.world_size == 1:
             self.answer_requests()
@@ -472,7 +462,7 @@ class Run(Session):
         return super()._state(step) | {
             **self._at.state(),
             "batches_done": self._batches_done if self._step is None else self._step[1] + 1,
-            "open_row": dict(self._open_row or {}) if self.in_step else {},
+            "open_row": dict(self.lifecycle.row or {}) if self.in_step else {},
             "has_files": self._save is not None,
         }
 

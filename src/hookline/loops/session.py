@@ -332,10 +332,10 @@ class Session(Loop):
     def _fail(self, error: BaseException) -> None:
         self.state = "failed"
         self._interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        row, self._open_row = self._open_row, None
+        number, row = self.lifecycle.abandon()
         self._leave_step()
         if row:  # what the step that failed had logged is what explains it
-            self._write(self.step + 1, row)
+            self._write(number, row)
         self.ctx.status, self.ctx.error = "failed", self.explain(error)
         try:
             self.callbacks.on_exception(self, error)

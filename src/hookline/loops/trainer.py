@@ -130,17 +130,11 @@ class Trainer(Session):
         self._training: TrainingState | None = None
         self._finite_loss: FiniteLoss | None = None
         self._process_shares: ProcessShares | None = None
-        self._in_step = False
         self._epoch_open = self._epoch_complete = False
         self._batches_done = 0
         self._validated_at: int | None = None
         self._saves_waiting: list[tuple[Path | None, str]] = []
         self._validating = False
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is under way that `step` does not count yet."""
-        return self._in_step
 
     @property
     def next_epoch(self) -> int:
@@ -222,7 +216,7 @@ class Trainer(Session):
         """
         if self._must_wait():
             self._saves_waiting.append((None if path is None else Path(path), kind))
-            step = self.step + self._in_step
+            step = self.step + self.in_step
             return ManifestRow(step=step, path=self._checkpoint_path(path, step), metrics=dict(self.metrics), kind=kind)
         self._prepared()
         return super().save_checkpoint(path, kind=kind)
@@ -263,7 +257,8 @@ class Trainer(Session):
         return self._training
 
     def _reset(self) -> None:
-        self._in_step = self._epoch_open = self._epoch_complete = False
+        self.lifecycle.abandon()
+        self._epoch_open = self._epoch_complete = False
         self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
         guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in flat(self.callbacks))
         self._finite_loss = None if guarded else FiniteLoss()
@@ -332,14 +327,12 @@ class Trainer(Session):
                 yield window
 
     def _train_step(self, window: Window) -> None:
-        callbacks, parts = self.callbacks, len(window)
+        parts = len(window)
         shares = [1.0] if parts == 1 else shares_of([batch for _, batch in window])
         weights = shares
         if self._process_shares is not None:
             weights = self._process_shares.weighed(shares, [batch for _, batch in window])
-        row = self._open_row = MetricsRow()
-        self._in_step = True
-        callbacks.on_step_start(self, self.step)
+        row = self.lifecycle.begin()
         recorded: list[dict[str, Any]] = []
         for batch_idx, batch in window:
             batch = self.backend.place(batch)
@@ -350,11 +343,8 @@ class Trainer(Session):
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
         self._update(row)
         self.metrics.update(row)
-        self.step += 1
-        self._in_step, self._batches_done = False, batch_idx + 1
-        callbacks.on_step_end(self, self.step - 1, batch, row)
-        self._open_row = None
-        self.commit(self.step, row)
+        self._batches_done = batch_idx + 1
+        self.lifecycle.end(batch)
 
     def _train_batch(self, batch_idx: int, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Forward and backward; returns what is to be recorded of it."""
@@ -393,7 +383,7 @@ class Trainer(Session):
 
     def _must_wait(self) -> bool:
         """Whether what would be saved now is not what training goes on from."""
-        return self._open_row is not None or self._validating
+        return self.lifecycle.row is not None or self._validating
 
     def _save_if_asked(self) -> None:
         if not self._must_wait() and self._is_under_way():
@@ -530,9 +520,6 @@ class Trainer(Session):
 
     def _load_files(self, directory: Path) -> None:
         self._prepared().load(directory)
-
-    def _leave_step(self) -> None:
-        self._in_step = False
 
 
 def _loss_of(metrics: Mapping[str, Any]) -> Any:

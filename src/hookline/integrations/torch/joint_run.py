@@ -45,7 +45,6 @@ class JointRun(Run):
         super().__init__(name, **options)
         self._replay = replay
         self._listening: list[Any] = []
-        self._is_between_batches = False  # of one step
         self._goes_back = False  # a checkpoint is saved that belongs to the last update
         self._step_start: StepStart | None = None  # of a step of several batches
 
@@ -65,7 +64,12 @@ class JointRun(Run):
     @property
     def in_step(self) -> bool:
         """Whether a step is under way that `step` does not count yet."""
-        return not self._goes_back and (self._is_between_batches or super().in_step)
+        return not self._goes_back and super().in_step
+
+    @property
+    def _is_between_batches(self) -> bool:
+        """Whether some batches of a step are done and others, with its update, are not."""
+        return self.lifecycle.is_open and self._step is None
 
     def begin(self) -> None:
         """Begin to record, and listen to the optimizers."""
@@ -149,7 +153,7 @@ class JointRun(Run):
 
     def _begin_step(self, batch: Any, batch_idx: int) -> None:
         if self._is_between_batches:
-            self._is_between_batches, self._step = False, (batch, batch_idx)
+            self._step = (batch, batch_idx)
             self.callbacks.on_train_batch_start(self, batch, batch_idx)
         else:
             super()._begin_step(batch, batch_idx)
@@ -159,8 +163,8 @@ class JointRun(Run):
             super()._end_step()
             return
         batch, batch_idx = self._step
-        self.callbacks.on_train_batch_end(self, self._open_row, batch, batch_idx)
-        self._step, self._is_between_batches = None, True
+        self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)
+        self._step = None
 
     def _must_stop(self) -> bool:
         return not self._is_between_batches and super()._must_stop()
@@ -172,10 +176,6 @@ class JointRun(Run):
             steps = -(-len(batches) // self.batches_per_step)
             steps_done = -(-done // self.batches_per_step)  # the last one of an epoch may have had fewer batches
             self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - steps_done
-
-    def _leave_step(self) -> None:
-        super()._leave_step()
-        self._is_between_batches = False
 
     def _end(self) -> None:
         try:
@@ -191,8 +191,7 @@ class JointRun(Run):
         """Record what was logged of batches that no update came of."""
         self._settle()
         if self._is_between_batches:
-            row, self._open_row, self._is_between_batches = self._open_row, None, False
-            self._write(self.step + 1, row or {})
+            self._write(*self.lifecycle.abandon())
 
 
 def _random_file(rank: int) -> str:
