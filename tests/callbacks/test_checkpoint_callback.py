@@ -196,6 +196,18 @@ def test_checkpoint_callback_deletion_that_was_cut_short_is_completed():
     assert [path.name for path in (run.dir / "checkpoints").iterdir()] == ["step-00000003"]
 
 
+def test_checkpoint_callback_leaves_directories_that_it_did_not_write(caplog):
+    with hl.run(callbacks=[CheckpointCallback(every_n_steps=1)], summary=False) as run:
+        for i in run.steps(3):
+            if i == 2:  # the user's own, in the place of a checkpoint that is deleted next
+                place = run.dir / "checkpoints" / "step-00000002"
+                shutil.rmtree(place)
+                place.mkdir()
+                (place / "mine.txt").write_text("mine")
+    assert (place / "mine.txt").read_text() == "mine"
+    assert "is not a checkpoint of hookline, and is not deleted" in caplog.text
+
+
 def test_checkpoint_callback_metric_never_seen_is_warned_about_with_the_names_seen(caplog):
     run = train([1, 2], CheckpointCallback("val/acuracy", every_n_steps=1))
     assert on_disk(run) == [2]

@@ -1,5 +1,6 @@
 """EarlyStoppingCallback."""
 
+import logging
 import math
 
 import pytest
@@ -127,6 +128,52 @@ def test_early_stopping_metric_never_seen_is_warned_about_with_the_names_seen(ca
     assert [r.getMessage() for r in caplog.records] == [
         "early_stopping never saw 'val/acuracy'. Metrics seen: accuracy, loss."
     ]
+
+
+def monitored(callback, *, steps=6, stop_at=None, evaluate_at=()):
+    """The steps done when a warning came, and its text, in a run that logs ``loss`` and evaluates after some steps."""
+    warned = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warned.append((run.step, record.getMessage()))
+    logging.getLogger("hookline").addHandler(handler)
+    try:
+        with hl.run(callbacks=[callback], summary=False) as run:
+            for i in run.steps(steps):
+                run.log(loss=1.0)
+                for name in ("first", "second") if i + 1 in evaluate_at else ():
+                    with run.validate(name) as val:
+                        val.log(accuracy=0.5)
+                if i + 1 == stop_at:
+                    run.request_stop("SIGTERM")
+    finally:
+        logging.getLogger("hookline").removeHandler(handler)
+    return warned
+
+
+MONITORS = {
+    "stopping": lambda monitor: EarlyStoppingCallback(monitor),
+    "checkpoint": lambda monitor: hl.callbacks.CheckpointCallback(monitor),
+    "alert": lambda monitor: hl.callbacks.Alert(monitor),
+}
+
+
+@pytest.mark.parametrize("kind", MONITORS)
+def test_monitor_missing_at_the_first_evaluation_is_warned_about_while_training(kind):
+    [(step, text)] = monitored(MONITORS[kind]("second/acuracy"), evaluate_at=(2, 4))
+    assert step <= 3
+    assert "never saw 'second/acuracy' up to the first evaluation, at step 2" in text
+    assert "Metrics seen: first/accuracy, loss, second/accuracy." in text
+
+
+@pytest.mark.parametrize("kind", MONITORS)
+@pytest.mark.parametrize("monitor", ["second/accuracy", "loss"])
+def test_monitor_that_exists_is_not_warned_about(kind, monitor):
+    assert monitored(MONITORS[kind](monitor), evaluate_at=(2,)) == []
+
+
+@pytest.mark.parametrize("kind", MONITORS)
+def test_monitor_is_not_warned_about_when_a_stop_comes_before_any_evaluation(kind):
+    assert monitored(MONITORS[kind]("second/accuracy"), stop_at=2) == []
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Raises an alert when a metric breaks a rule: a line of logging, an event in the record, and what else is asked for.
 
 A rule is looked at whenever a row with the metric is written. A value that is still on its way from a
-device is not waited for: it is looked at when it is there, at the end of training at the latest. A metric that never
-came is warned about at the end.
+device is not waited for: it is looked at when it is there, at the end of training at the latest. A metric that is
+not there after the first evaluation, or at the end, is warned about.
 """
 
 import logging
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline.callbacks.fresh_start import FreshStart
-from hookline.callbacks.unseen_metric import warn_of_unseen
+from hookline.callbacks.unseen_metric import MonitorCheck
 from hookline.core.errors import OptionError, closest
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
@@ -67,23 +67,29 @@ class Alert(FreshStart):
         self.action = action
         self._rules = _rules(above, below, when)
         self._clock = clock
+        self._check = MonitorCheck(metric)
         self._forget()
 
     def _forget(self) -> None:
         self.fired = 0
         self._silent_until = -math.inf
         self._waiting: deque[tuple[int, Any]] = deque()
+        self._check.forget()
+
+    def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
+        self._check.evaluated(step_idx + 1)
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
         value = find_metric(dict(dict.items(metrics)), self.metric)  # as it is, also one on its way
         if value is not None:
             self._waiting.append((step, value))
+        self._check.after_row(loop, step, who=self.name)
         self._look(loop, leave=WAITING_VALUES)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         super().on_train_end(loop, artifacts)
         self._look(loop, leave=0)
-        warn_of_unseen(self.metric, loop, who=self.name)
+        self._check.at_end(loop, who=self.name)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
         super().on_exception(loop, error)

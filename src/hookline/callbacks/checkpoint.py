@@ -18,6 +18,7 @@ from hookline.callbacks.cadence import is_nth, require_cadence
 from hookline.callbacks.direction import direction
 from hookline.callbacks.fresh_start import FreshStart
 from hookline.callbacks.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
+from hookline.callbacks.unseen_metric import MonitorCheck
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.roster import Roster
@@ -56,7 +57,7 @@ class CheckpointCallback(FreshStart):
         every_n_epochs: int | None = None,
         every_n_steps: int | None = None,
     ) -> None:
-        _check(monitor, save_top_k, save_last)
+        _require(monitor, save_top_k, save_last)
         require_cadence("every_n_epochs", every_n_epochs)
         require_cadence("every_n_steps", every_n_steps)
         self.monitor = monitor
@@ -67,10 +68,12 @@ class CheckpointCallback(FreshStart):
         self.every_n_steps = every_n_steps
         sign = -1 if self.mode == "min" else 1
         self._kept = KeptCheckpoints(ranked_by_value=monitor is not None, sign=sign, top_k=save_top_k, last=save_last)
+        self._check = MonitorCheck(monitor or "", consequence=": no checkpoint counts as the best")
         self._forget()
 
     def _forget(self) -> None:
         self._kept.restore(())
+        self._check.forget()
         self._saving: KeptCheckpoint | None = None
         self._elsewhere: set[Path] = set()  # what others saved
         self._requested: KeptCheckpoint | None = None  # what was asked for, and is not saved yet
@@ -116,7 +119,10 @@ class CheckpointCallback(FreshStart):
             self._kept.disown(row.path)
 
     def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
-        if self.monitor is None or not _has(metrics, self.monitor):
+        if self.monitor is None:
+            return
+        self._check.evaluated(step_idx + 1)
+        if not _has(metrics, self.monitor):
             return
         self._value_step = step_idx + 1
         candidate = KeptCheckpoint(step_idx + 1, value=self._take_value(loop, step_idx + 1))
@@ -132,8 +138,10 @@ class CheckpointCallback(FreshStart):
         self._due = is_nth(step_idx + 1, self.every_n_steps)
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
-        if self.monitor is not None and _has(metrics, self.monitor):
-            self._value_step = step
+        if self.monitor is not None:
+            self._check.after_row(loop, step, who=self.name)
+            if _has(metrics, self.monitor):
+                self._value_step = step
         if self._due:
             self._save(loop)
 
@@ -145,11 +153,8 @@ class CheckpointCallback(FreshStart):
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         super().on_train_end(loop, artifacts)
         self.save_at_end(loop)  # unless the loop has done so, before it told others of the end
-        if self.monitor is not None and self._value_step is None and loop.get_metric(self.monitor) is None:
-            seen = ", ".join(sorted(loop.metrics)) or "none"
-            logger.warning(
-                "checkpoint never saw %r: no checkpoint counts as the best. Metrics seen: %s.", self.monitor, seen
-            )
+        if self.monitor is not None:
+            self._check.at_end(loop, who=self.name)
 
     def save_at_end(self, loop: LoopState) -> None:
         """Save what is left to save when training ends."""
@@ -224,7 +229,7 @@ def _has(metrics: Mapping[str, Any], name: str) -> bool:
     return bool(find_metric(dict.fromkeys(metrics, True), name))
 
 
-def _check(monitor: object, save_top_k: object, save_last: object) -> None:
+def _require(monitor: object, save_top_k: object, save_last: object) -> None:
     if monitor is not None and (not isinstance(monitor, str) or not monitor):
         raise OptionError(f"monitor={monitor!r}: give the name of a metric, such as 'val/loss', or None.")
     if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard
 
 from hookline.callbacks.direction import direction
 from hookline.callbacks.fresh_start import FreshStart
-from hookline.callbacks.unseen_metric import warn_of_unseen
+from hookline.callbacks.unseen_metric import MonitorCheck
 from hookline.core.errors import OptionError
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
@@ -45,14 +45,15 @@ class EarlyStoppingCallback(FreshStart):
         check_finite: bool = True,
         stopping_threshold: float | None = None,
     ) -> None:
-        _check(monitor, patience)
-        _check_numbers(min_delta, stopping_threshold)
+        _require(monitor, patience)
+        _require_numbers(min_delta, stopping_threshold)
         self.monitor = monitor
         self.mode = direction(monitor, mode)
         self.patience = patience
         self.min_delta = min_delta
         self.check_finite = check_finite
         self.stopping_threshold = stopping_threshold
+        self._check = MonitorCheck(monitor)
         self._forget()
 
     def _forget(self) -> None:
@@ -61,6 +62,10 @@ class EarlyStoppingCallback(FreshStart):
         self._waiting: deque[Any] = deque()
         self._seen_at: int | None = None
         self._reason: str | None = None
+        self._check.forget()
+
+    def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
+        self._check.evaluated(step_idx + 1)
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
         value = find_metric(dict(dict.items(metrics)), self.monitor)  # as it is, on a device or not
@@ -69,6 +74,7 @@ class EarlyStoppingCallback(FreshStart):
             wait = self._seen_at is None or step > self._seen_at + 1
             self._seen_at = step
             self._waiting.append(value)
+        self._check.after_row(loop, step, who=self.name)
         self._look(wait=wait)
         if self._reason is not None:
             loop.request_stop(f"early stopping: {self.monitor} {self._reason}")
@@ -76,8 +82,7 @@ class EarlyStoppingCallback(FreshStart):
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         super().on_train_end(loop, artifacts)
-        if self.best is None:
-            warn_of_unseen(self.monitor, loop, who=self.name)
+        self._check.at_end(loop, who=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         self._look(wait=True)
@@ -126,14 +131,14 @@ def _number(monitor: str, value: Any) -> float:
     raise OptionError(f"monitor={monitor!r} is {value!r}: give the name of a metric that is a number.")
 
 
-def _check(monitor: object, patience: object) -> None:
+def _require(monitor: object, patience: object) -> None:
     if not isinstance(monitor, str) or not monitor:
         raise OptionError(f"monitor={monitor!r}: give the name of a metric, such as 'val/loss'.")
     if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
         raise OptionError(f"patience={patience!r}: give a whole number of at least 1.")
 
 
-def _check_numbers(min_delta: object, stopping_threshold: object) -> None:
+def _require_numbers(min_delta: object, stopping_threshold: object) -> None:
     if not _is_number(min_delta) or not 0 <= min_delta < math.inf:
         raise OptionError(f"min_delta={min_delta!r}: give a number of at least 0.")
     if stopping_threshold is not None and (not _is_number(stopping_threshold) or math.isnan(stopping_threshold)):

@@ -15,6 +15,7 @@ from typing import Any
 logger = logging.getLogger("hookline")
 
 TRASH = ".deleted"
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,9 @@ class KeptCheckpoints:
 
     def _delete(self, path: Path) -> None:
         if path.is_symlink() or not self.is_inside(path):
+            return
+        if path.name.startswith("step-") and path.is_dir() and not (path / _MANIFEST).is_file():
+            logger.warning("%s has no %s: it is not a checkpoint of hookline, and is not deleted.", path, _MANIFEST)
             return
         trash = path.with_name(TRASH)
         try:

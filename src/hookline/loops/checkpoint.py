@@ -28,6 +28,7 @@ TENSORS_FILE = "tensors.pt"
 MANIFEST_FILE = "manifest.json"
 _PLACE = "$tensor"
 _NAMED = 3
+_FILE_SUFFIXES = frozenset({".bin", ".ckpt", ".h5", ".json", ".keras", ".npz", ".pkl", ".pt", ".pth", ".safetensors"})
 Save = Callable[[Path], object]
 
 
@@ -46,18 +47,24 @@ def make_aside(path: Path) -> Path:
     """An empty directory beside a checkpoint's place, to write it in.
 
     Raises:
-        CheckpointError: There is something else at that place, which the checkpoint would take away; or the disk fails.
+        CheckpointError: The path is one of a file; something else lies there, which the checkpoint would replace; or
+            the disk fails.
     """
+    if path.suffix.lower() in _FILE_SUFFIXES:  # a directory of that name would fail later, in torch.load
+        raise CheckpointError(
+            f"save_checkpoint({str(path)!r}): a checkpoint is a directory with several files, which torch.load cannot "
+            f"read. Give a path without {path.suffix!r}, or use torch.save(model.state_dict(), path)."
+        )
     recover(path)
-    is_ours = path.match("checkpoints/step-*")
-    if not path.name or (path.exists() and not (is_ours or is_one(path) or _is_empty(path))):
+    # The name says nothing: a directory called step-00000010 may be the user's own.
+    if not path.name or (path.exists() and not (is_one(path) or _is_empty(path))):
         raise CheckpointError(
             f"The checkpoint {path} is not saved: what lies there is no checkpoint, and would be replaced by one. "
             "Give a path that does not exist yet."
         )
     aside = path.with_name(f".{path.name}.partial")
     try:
-        for left in (aside, *(path.parent.glob(".step-*.partial") if is_ours else ())):
+        for left in (aside, *(path.parent.glob(".step-*.partial") if path.match("checkpoints/step-*") else ())):
             shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
     except OSError as error:

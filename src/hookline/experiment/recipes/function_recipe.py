@@ -105,7 +105,9 @@ def _forget_what_cannot_be_taken_up(directory: Path) -> None:
     """Remove checkpoints of a function that never said what belongs to them: it can only begin anew."""
     saved = checkpoint.last(directory)
     if saved is not None and not checkpoint.load(saved).get("has_files", True):
-        shutil.rmtree(directory / "checkpoints")
+        for path in (directory / "checkpoints").iterdir():
+            if checkpoint.is_one(path):  # anything else there is the user's own
+                shutil.rmtree(path)
 
 
 def checked_results(returned: Any, function: Any) -> dict[str, Any]:
