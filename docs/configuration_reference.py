@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 import hookline.rl.hooks  # noqa: F401 - they register themselves
 from hookline.core.registry import REGISTRY
@@ -80,10 +80,25 @@ def page() -> str:
 def settings(kind: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:
     """Name, type, default and meaning of each setting."""
     meanings = _meanings(kind)
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, parameter in _parameters(kind).items():
         is_setting = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_setting and name != "clock":  # which tests hand in
             yield name, _type(parameter.annotation), _default(parameter), meanings.get(name, "")
+
+
+def _parameters(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What a call takes; options that are passed on stand where they are documented, in a class above."""
+    own = dict(inspect.signature(kind).parameters)
+    passed_on = {
+        name
+        for parameter in own.values()
+        if parameter.kind is parameter.VAR_KEYWORD and get_origin(parameter.annotation) is Unpack
+        for name in get_type_hints(get_args(parameter.annotation)[0])
+    }
+    for above in getattr(kind, "__mro__", ())[1:]:
+        found = inspect.signature(above.__init__).parameters
+        own |= {name: found[name] for name in found if name in passed_on and name not in own}
+    return own
 
 
 def documented() -> dict[str, Callable[..., Any]]:

@@ -74,13 +74,13 @@ def public_options(package: Package) -> list[Options]:
 
 def options_of(place: str, package: Package) -> Options | None:
     if place in package.functions:
-        return _of_function(place, package.functions[place], skip=0)
+        return _of_function(place, package, package.functions[place], skip=0)
     owner = package.classes.get(place)
     if owner is None or owner.node.name.endswith("Error") or owner.node.name in (*MADE, *MADE_BY):
         return None
     for each in package.lineage(owner):
         if "__init__" in each.methods():
-            found = _of_function(place, each.methods()["__init__"], skip=1)
+            found = _of_function(place, package, each.methods()["__init__"], skip=1)
             break
         if _has_fields(each):
             found = Options(place, set(), names := _fields(owner, package), names)
@@ -91,12 +91,20 @@ def options_of(place: str, package: Package) -> Options | None:
     return found
 
 
-def _of_function(place: str, function: Function, *, skip: int) -> Options:
+def _of_function(place: str, package: Package, function: Function, *, skip: int) -> Options:
     placed = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][skip:]
-    by_name = [each.arg for each in function.args.kwonlyargs]
+    by_name = [each.arg for each in function.args.kwonlyargs] + _passed_on(package, function)
     only_placed = {each.arg for each in function.args.posonlyargs}
     names = [name for name in (*placed, *by_name) if name not in only_placed and not name.startswith("_")]
     return Options(place, {place.rpartition(".")[2]}, names, placed)
+
+
+def _passed_on(package: Package, function: Function) -> list[str]:
+    """The keys of the set of options that ``**options: Unpack[...]`` names."""
+    annotation = function.args.kwarg.annotation if function.args.kwarg else None
+    named = re.fullmatch(r"Unpack\[(\w+)\]", ast.unparse(annotation)) if annotation else None
+    places = [place for place in package.classes if named and place.endswith(f".loops.options.{named[1]}")]
+    return [name for place in places for name in _fields(package.classes[place], package)]
 
 
 def _has_fields(owner: Class) -> bool:
@@ -256,3 +264,11 @@ def test_option_that_no_test_gives_is_noticed(tmp_path):
     options = public_options(Package(tmp_path))
     assert untried(options, files) == ["made.train(steps)"]
     assert untried(options, files[:1]) == ["made.Timer(margin)", "made.Timer(clock)", "made.train(steps)"]
+
+
+def test_options_that_are_passed_on_count_as_options():
+    names = {options.place: options.names for options in public_options(Package())}
+    hosts = [f"hookline.integrations.{name}.HooklineCallback" for name in ("keras", "lightning", "transformers")]
+    for place in hosts:
+        found = next(names[each] for each in names if each.startswith(place.rpartition(".")[0]) and "Callback" in each)
+        assert {"project", "tags", "notes", "delivery"} <= set(found)

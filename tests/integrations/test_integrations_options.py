@@ -10,13 +10,22 @@ import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
+import hookline as hl
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.integrations.ingest import detect
 from hookline.testing import RecordingCallback
 
 NAME = "first-try"
-OPTIONS = {"project": "warmups", "sinks": ["csv"], "summary": False}
+LABELS = {"tags": ["nightly"], "notes": "Does it learn at all?"}
+OPTIONS = {
+    "project": "warmups",
+    "sinks": ["csv"],
+    "delivery": "process",
+    "drain_seconds": 30,
+    "summary": False,
+    **LABELS,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +47,8 @@ def check(tmp_path, capsys):
     def check(directory, **facts):
         assert directory.parent == tmp_path / "warmups"
         told = json.loads((directory / "run.json").read_text())
-        assert {key: told[key] for key in ("name", *facts)} == {"name": NAME, **facts}
+        expected = {"name": NAME, **LABELS, **facts}
+        assert {key: told.get(key) for key in expected} == expected
         assert (directory / "metrics.csv").read_text().count("\n") >= 2
         assert NAME not in capsys.readouterr().err
 
@@ -144,9 +154,11 @@ def test_ray_train_callback_delivery_and_drain_seconds_are_those_of_its_courier(
     for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}):
         with pytest.raises(OptionError, match=f"^{next(iter(option))}="):
             HooklineTrainCallback(root=tmp_path, **option)
-    with HooklineTrainCallback(root=tmp_path, sinks=["csv"], delivery="process", drain_seconds=30) as recorded:
+    options = {"sinks": ["csv"], "delivery": "process", "drain_seconds": 30, **LABELS}
+    with HooklineTrainCallback(root=tmp_path, **options) as recorded:
         recorded.after_report(None, [{"loss": 0.5}], None)
     assert (recorded.dir / "metrics.csv").read_text().count("\n") == 2
+    assert LABELS.items() <= json.loads((recorded.dir / "run.json").read_text()).items()
 
 
 def test_detect_step_column_makes_a_table_of_any_csv(tmp_path):
@@ -155,3 +167,26 @@ def test_detect_step_column_makes_a_table_of_any_csv(tmp_path):
     assert found.path == tmp_path / "losses.csv"
     with pytest.raises(OptionError, match="step_column"):
         detect(tmp_path / "losses.csv", step_column="steps")
+
+
+def test_loops_of_the_user_take_the_options_of_every_run(torch, tmp_path, check):
+    from hookline.integrations.torch import run
+
+    model = torch.nn.Linear(1, 1)
+    with run(model, torch.optim.SGD(model.parameters(), lr=0.1), name=NAME, root=tmp_path, **OPTIONS) as loop:
+        for _ in loop.steps(1):
+            loop.log(loss=0.5)
+    check(loop.dir)
+
+
+def test_trainer_config_takes_the_options_of_every_run(torch, tmp_path, check):
+    config = hl.TrainerConfig(max_steps=1, name=NAME, output_dir=str(tmp_path), **OPTIONS)
+    data = [(torch.ones(1), torch.ones(1))]
+    trainer = hl.Trainer(torch.nn.Linear(1, 1), data, config=config, loss=torch.nn.functional.mse_loss)
+    trainer.fit()
+    check(trainer.dir)
+
+
+def test_unknown_option_of_a_run_is_an_error_that_names_it():
+    with pytest.raises(TypeError, match="tag"):
+        hl.run(tag=["nightly"])

@@ -236,6 +236,18 @@ def test_tune_callback_leaves_out_what_is_no_number_and_takes_sinks_by_name(capl
         HooklineTuneCallback(sinks=[print])
 
 
+def test_tune_callback_options_are_those_of_each_trials_run():
+    labels = {"tags": ["sweep"], "notes": "Which rate?"}
+    callback, trial = HooklineTuneCallback(config={"lr": 1.0, "data": "digits"}, **labels), Trial(lr=0.1)
+    callback.on_trial_start(0, [], trial)
+    callback.on_trial_complete(0, [], trial)
+    facts = json.loads((callback.directories["t1"] / "run.json").read_text())
+    assert facts.items() >= {"config": {"lr": 0.1, "data": "digits"}, **labels}.items()
+    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}, {"root": None}):
+        with pytest.raises(OptionError, match=f"^{next(iter(option))}="):
+            HooklineTuneCallback(**option)
+
+
 @pytest.fixture(scope="module")
 def cluster():
     with RayCluster(2) as made:

@@ -47,13 +47,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from hookline.core.errors import CheckpointError
 from hookline.core.metrics import MetricsRow, collect, copied
 from hookline.core.state import ManifestRow
 from hookline.loops import checkpoint
-from hookline.loops.outlets import DRAIN_SECONDS, Delivery
+from hookline.loops.options import RunOptions
 from hookline.loops.session import Session
 from hookline.record.device import defer
 from hookline.record.run_directory import FACTS
@@ -82,11 +82,12 @@ class HostLoop(Session):
     """A recorded loop that another framework's trainer drives; see the module for how a bridge uses it.
 
     Args:
-        name, project, root, callbacks, sinks, config, strict, summary, delivery, drain_seconds: As for every `Session`.
+        name, callbacks: As for every `Session`.
         native: The framework's own trainer, as callbacks find it in ``loop.native``.
         save: Saves a checkpoint through the framework, at this path or where the framework keeps them, and returns its
             row: now, followed by `checkpoint_saved`, or, where the framework can only do it at its next boundary, the
             row that it will have. None where the framework saves none.
+        options: As for every `Session`.
     """
 
     def __init__(
@@ -95,28 +96,10 @@ class HostLoop(Session):
         *,
         native: Any,
         save: SaveFunction | None = None,
-        project: str = "default",
-        root: str | Path | None = "runs",
         callbacks: Iterable[Any] = (),
-        sinks: Iterable[Any] = (),
-        config: Any = None,
-        strict: bool = False,
-        summary: bool = True,
-        delivery: Delivery = "thread",
-        drain_seconds: float = DRAIN_SECONDS,
+        **options: Unpack[RunOptions],
     ) -> None:
-        super().__init__(
-            name,
-            project=project,
-            root=root,
-            callbacks=callbacks,
-            sinks=sinks,
-            config=config,
-            strict=strict,
-            summary=summary,
-            delivery=delivery,
-            drain_seconds=drain_seconds,
-        )
+        super().__init__(name, callbacks=callbacks, **options)
         self._native, self._save = native, save
         self._validating = False
         self._trains = True

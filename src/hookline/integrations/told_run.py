@@ -5,13 +5,14 @@ told the same and know what to do with it.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
 
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect
 from hookline.core.state import ManifestRow
 from hookline.integrations.host_loop import HostLoop
+from hookline.loops.options import RunOptions
 from hookline.loops.ranks import Agreement
 
 logger = logging.getLogger("hookline")
@@ -20,8 +21,10 @@ logger = logging.getLogger("hookline")
 class ToldRun(HostLoop):
     """A run of one process, whatever processes train: it settles nothing with others, and takes no signals."""
 
-    def __init__(self, name: str, *, native: Any = None, **options: Any) -> None:
-        super().__init__(name, native=native, **options)
+    def __init__(
+        self, name: str, *, native: Any = None, callbacks: Iterable[Any] = (), **options: Unpack[RunOptions]
+    ) -> None:
+        super().__init__(name, native=native, callbacks=callbacks, **options)
         self.rank, self.world_size = 0, 1
         self.agreement = _Alone()
         self._left_out: set[str] = set()

@@ -21,10 +21,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from hookline.core.errors import OptionError
-from hookline.loops.outlets import DRAIN_SECONDS, Delivery
+from hookline.loops.options import RunOptions
 from hookline.loops.place import Place
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
@@ -41,10 +41,15 @@ class Run(Session):
     """Drives a loop of your own, as ``hl.run(...)``: a context that fires the moments of training around it.
 
     Args:
-        name, project, root, callbacks, sinks, config, tags, resume, strict, summary, delivery, drain_seconds: As for
-            every `Session`.
+        name: What the run is called; ``resume="auto"`` finds it by this.
+        callbacks: Anything a `CallbackCollection` takes, or a collection.
+        resume: Resume an earlier run: its id or directory, a checkpoint's directory, ``"last"`` for the latest of this
+            name that has a checkpoint, or ``"auto"`` for the latest of this name that neither finished nor is running,
+            if there is one.
         save: Called with a checkpoint's directory to write the model and what else belongs to it.
         load: Called with a checkpoint's directory to read it back.
+        options: ``project``, ``root``, ``sinks``, ``config``, ``tags``, ``notes``, ``strict``, ``summary``,
+            ``delivery`` and ``drain_seconds``, as for every `Session`.
     """
 
     restores_itself: ClassVar[bool] = False
@@ -54,34 +59,13 @@ class Run(Session):
         self,
         name: str | None = None,
         *,
-        project: str = "default",
-        root: str | Path | None = "runs",
         callbacks: Iterable[Any] = (),
-        sinks: Iterable[Any] = (),
-        config: Any = None,
-        tags: Iterable[str] = (),
         resume: str | Path | None = None,
         save: Callable[[Path], object] | None = None,
         load: Callable[[Path], object] | None = None,
-        strict: bool = False,
-        summary: bool = True,
-        delivery: Delivery = "thread",
-        drain_seconds: float = DRAIN_SECONDS,
+        **options: Unpack[RunOptions],
     ) -> None:
-        super().__init__(
-            name or "run",
-            project=project,
-            root=root,
-            callbacks=callbacks,
-            sinks=sinks,
-            config=config,
-            tags=tags,
-            resume=resume,
-            strict=strict,
-            summary=summary,
-            delivery=delivery,
-            drain_seconds=drain_seconds,
-        )
+        super().__init__(name or "run", callbacks=callbacks, resume=resume, **options)
         self._save, self._load = save, load
         self.start_from: Path | None = None
         """A checkpoint to begin with, given by the stage before in an experiment."""

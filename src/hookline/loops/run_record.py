@@ -5,6 +5,7 @@ All ranks share one directory, which rank zero finds or makes; each writes a jou
 
 import logging
 import os
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +18,7 @@ from hookline.loops.peers import Peers, forget
 from hookline.record import run_directory
 from hookline.record.plain_settings import plain_settings
 from hookline.record.recorder import Recorder
+from hookline.record.tags import checked_notes, checked_tags
 
 if TYPE_CHECKING:
     from hookline.loops.session import Session
@@ -82,15 +84,21 @@ def end(run: "Session", word: str) -> None:
     _let_go(run, run.output_dir, run.recorder)
 
 
+def facts(name: str, config: Any, tags: Iterable[str] = (), notes: str = "") -> dict[str, Any]:
+    """The part of ``run.json`` that the user decides, in plain values; tags and notes only where there are some."""
+    optional: dict[str, Any] = {"tags": list(checked_tags(tags)), "notes": checked_notes(notes)}
+    known = {"name": name, "config": plain_settings(config)}
+    return known | {key: value for key, value in optional.items() if value}
+
+
 def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
     """The run's directory, held, and the checkpoint to go on from, or what is wrong, for all ranks to hear."""
     try:
         directory, saved = _find(run, root) if run.resume_from is not None else (None, None)
         if directory is None:
-            config = plain_settings(run.config if run.recorded_config is None else run.recorded_config)
-            facts = {"name": run.name, "project": run.project, "config": config, "parents": run.ctx.ids}
-            facts |= {"tags": list(run.tags)} if run.tags else {}
-            directory = run_directory.create(root, run.project, facts)
+            config = run.config if run.recorded_config is None else run.recorded_config
+            known = facts(run.name, config, run.tags, run.notes) | {"project": run.project, "parents": run.ctx.ids}
+            directory = run_directory.create(root, run.project, known)
         if not run_directory.hold(directory):  # somebody else was as quick to take it up
             raise run_directory.still_running(directory)
         forget(directory)

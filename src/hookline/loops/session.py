@@ -29,7 +29,7 @@ from hookline.loops.ranks import Agreement
 from hookline.loops.signals import StopSignals
 from hookline.record.device import defer
 from hookline.record.recorder import whole_step
-from hookline.record.tags import checked_tags
+from hookline.record.tags import checked_notes, checked_tags
 
 if TYPE_CHECKING:
     from hookline.record.delivery import SinkState
@@ -49,6 +49,7 @@ class Session(Loop):
             ``{"wandb": {"project": "mine"}}``, sinks, or functions ``(report_data, step)``.
         config: Kept as ``run.config`` and ``run.ctx.run_config``.
         tags: Short words that the run is found by in lists, on the page and in SQL.
+        notes: What the run is about, in a few sentences; ``run.notes``.
         resume: Take up an earlier run: its id or directory, a checkpoint's directory, ``"last"`` for the latest
             of this name that has a checkpoint, or ``"auto"`` for the latest of this name that neither finished
             nor is running, if there is one.
@@ -68,6 +69,7 @@ class Session(Loop):
         sinks: Iterable[Any] = (),
         config: Any = None,
         tags: Iterable[str] = (),
+        notes: str = "",
         resume: str | Path | None = None,
         strict: bool = False,
         summary: bool = True,
@@ -89,6 +91,7 @@ class Session(Loop):
         self.recorded_config: Any = None
         """What is recorded as the configuration, where that is more than `config`."""
         self.tags = checked_tags(tags)
+        self.notes = checked_notes(notes)
         self.state = "created"
         self.checkpoints: list[ManifestRow] = []
         self.seconds = 0.0

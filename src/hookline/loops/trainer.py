@@ -108,9 +108,12 @@ class Trainer(Session):
             sinks=config.sinks,
             config=config,
             tags=config.tags,
+            notes=config.notes,
             resume=config.resume,
             strict=config.strict,
             summary=config.summary,
+            delivery=config.delivery,
+            drain_seconds=config.drain_seconds,
         )
         self._step_function = step_function(loss, training_step)
         shared: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from hookline.core.errors import OptionError
 from hookline.loops.backend import Precision
 from hookline.loops.checked_struct import CheckedStruct
+from hookline.loops.outlets import DRAIN_SECONDS, Delivery
 from hookline.record.tags import checked_tags
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -33,6 +34,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         name: What the run is called; ``resume="auto"`` and ``resume="last"`` find it by this.
         project: The folder of ``output_dir`` that the run's directory lies in.
         tags: Short words that the run is found by in lists, on the page and in SQL.
+        notes: What the run is about, in a few sentences.
         output_dir: Where runs are recorded, each in a directory of its own; None records and saves nothing.
         epochs: How often to go over the data. This or ``max_steps`` is needed; with both, what comes first.
         max_steps: How many optimizer updates to make.
@@ -61,6 +63,8 @@ class TrainerConfig(CheckedStruct, kw_only=True):
             after each epoch, or each tenth of ``max_steps`` where no ``epochs`` are given, if no other rule says when.
         callbacks: Callbacks, or their names and arguments.
         sinks: Where the record is delivered to.
+        delivery: "thread" delivers from this process, "process" from one that survives it.
+        drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
         strict: Let exceptions of observers propagate.
         summary: Print how the run ended.
     """
@@ -68,6 +72,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     name: str = "train"
     project: str = "default"
     tags: Sequence[str] = ()
+    notes: str = ""
     output_dir: str | None = "runs"
     epochs: int | None = None
     max_steps: int | None = None
@@ -95,6 +100,8 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     resume: str | None = None
     callbacks: Any = ()
     sinks: Any = ()
+    delivery: Delivery = "thread"
+    drain_seconds: float = DRAIN_SECONDS
     strict: bool = False
     summary: bool = True
 
@@ -106,7 +113,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         at_least_one = ("epochs", "max_steps", "batch_size", "accumulation", "validate_every_steps")
         for name in (*at_least_one, "validate_every_epochs", "validation_batches"):
             self._require(name, 1, "a whole number of at least 1")
-        for name in ("workers", "warmup_steps", "weight_decay"):
+        for name in ("workers", "warmup_steps", "weight_decay", "drain_seconds"):
             self._require(name, 0, "a number of at least 0")
         for name in ("learning_rate", "gradient_clip_norm"):
             value = getattr(self, name)

@@ -13,6 +13,7 @@ from datetime import date
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -57,10 +58,32 @@ def fields_of(config: Any) -> dict[str, Any]:
 
 
 def shown_fields(config: Any) -> dict[str, Any]:
-    """The settings without those that a data class hides: ``field(repr=False)``."""
-    own = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-    hidden = {field.name for field in own if not field.repr}
-    return {name: value for name, value in fields_of(config).items() if name not in hidden}
+    """The settings of an object that consists of settings, without those that its class hides with ``repr=False``.
+
+    That is a struct, a data class, a namespace, or an instance of a class of attrs or pydantic. The latter two are
+    recognised by attributes of their classes, so that neither package is imported here.
+    """
+    if isinstance(config, type):
+        return {}
+    kind = type(config)
+    if isinstance(config, SimpleNamespace) or _is_argparse_namespace(config):
+        return dict(vars(config))
+    if hasattr(kind, "__attrs_attrs__"):
+        hidden = {field.name for field in kind.__attrs_attrs__ if not field.repr}
+        given = {field.name: getattr(config, field.name) for field in kind.__attrs_attrs__}
+    elif isinstance(fields := getattr(kind, "model_fields", None), Mapping):
+        hidden = {name for name, field in fields.items() if not getattr(field, "repr", True)}
+        given = {name: getattr(config, name) for name in fields} | (getattr(config, "model_extra", None) or {})
+    else:
+        own = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+        hidden = {field.name for field in own if not field.repr}
+        given = fields_of(config)
+    return {name: value for name, value in given.items() if name not in hidden}
+
+
+def _is_argparse_namespace(value: Any) -> bool:
+    argparse = sys.modules.get("argparse")  # a Namespace can only exist where it was imported
+    return argparse is not None and isinstance(value, argparse.Namespace)
 
 
 def _named(value: Any) -> Any:

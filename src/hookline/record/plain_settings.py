@@ -1,7 +1,9 @@
 """The configuration of a run in plain values, for ``run.json``: its settings can be shown and compared one by one.
 
-Structs and data classes become mappings of their settings, sinks what they write down of themselves, so that secrets
-which these hide stay hidden. Objects become short texts without addresses in memory. Of large arrays, and of long
+Objects that consist of settings (structs, data classes, namespaces of argparse, instances of classes of attrs and
+pydantic, configurations of OmegaConf) become mappings, sinks what they write down of themselves, so that secrets which
+these hide stay hidden. Paths become texts, enumeration members their text or name, functions and classes their
+names, and other objects short texts without addresses in memory. Of large arrays, and of long
 lists that are a setting, such as the rows of a data set, only the size is written. Mappings and texts stay as they
 were given.
 """
@@ -9,6 +11,7 @@ were given.
 import functools
 import math
 import re
+import sys
 from collections.abc import Mapping
 from datetime import date
 from enum import Enum
@@ -38,23 +41,58 @@ def plain_settings(config: Any, room: int = _DEEPEST) -> Any:
     Args:
         room: How many levels there may be; what lies below them is replaced by a text that says so.
     """
+    if isinstance(config, Enum):
+        return config.value if isinstance(config.value, str) or isinstance(config, int | float) else config.name
     if config is None or isinstance(config, bool | int | float | str):
         return config
     if room <= 0:
         return "(nested too deeply)"
     if isinstance(config, Sink):
         return plain_settings(config.spec(), room)
-    if isinstance(config, Mapping):
-        return {str(key): plain_settings(item, room - 1) for key, item in config.items()}
-    if isinstance(config, set | frozenset):
-        return sorted((plain_settings(item, room - 1) for item in config), key=str)
-    if isinstance(config, list | tuple):
-        return [plain_settings(item, room - 1) for item in config]
+    config = _resolved(config)
+    if _is_mapping(config):
+        return {str(key): plain_settings(config[key], room - 1) for key in config.keys()}  # noqa: SIM118
+    if isinstance(config, list | tuple | set | frozenset):
+        items = [plain_settings(item, room - 1) for item in config]
+        return items if isinstance(config, list | tuple) else sorted(items, key=str)
     if callable(getattr(config, "tolist", None)):
         return _array(config)
     if not isinstance(config, Callback) and (fields := shown_fields(config)):
         return {name: _setting(name, value, room - 1) for name, value in fields.items()}
     return _text(config)
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The settings of a configuration by their names, as they are; one that has no names is called ``config``.
+
+    >>> from types import SimpleNamespace
+    >>> settings(SimpleNamespace(lr=0.1))
+    {'lr': 0.1}
+    """
+    if config is None:
+        return {}
+    config = _resolved(config)
+    if _is_mapping(config):
+        return {str(key): config[key] for key in config.keys()}  # noqa: SIM118
+    return shown_fields(config) or {"config": config}
+
+
+def _is_mapping(value: Any) -> bool:
+    """Whether something is a mapping to `dict`: those of ml_collections, for one, are no `Mapping`."""
+    return isinstance(value, Mapping) or (
+        not isinstance(value, type) and hasattr(value, "keys") and hasattr(value, "__getitem__")
+    )
+
+
+def _resolved(config: Any) -> Any:
+    """A configuration of OmegaConf as dicts and lists, unresolved where its interpolations fail; others unchanged."""
+    if not type(config).__module__.startswith("omegaconf."):
+        return config
+    convert = sys.modules["omegaconf"].OmegaConf.to_container
+    try:
+        return convert(config, resolve=True)
+    except Exception:
+        return convert(config, resolve=False)
 
 
 def _setting(name: str, value: Any, room: int) -> Any:

@@ -1,4 +1,4 @@
-"""Tags: short words that a run is found by. They stand in ``run.json`` and are checked before anything is recorded."""
+"""Tags, short words that a run is found by, and notes. They are checked before anything is recorded."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -31,6 +31,17 @@ def checked_tags(given: Any) -> tuple[str, ...]:
     if len(kept) > MOST_TAGS:
         raise OptionError(f"tags: {len(kept)} are given; at most {MOST_TAGS} are accepted.")
     return kept
+
+
+def checked_notes(given: Any) -> str:
+    """Notes as they are kept: any text.
+
+    Raises:
+        OptionError: They are no text.
+    """
+    if not isinstance(given, str):
+        raise OptionError(f"notes={given!r:.200}: give a text.")
+    return given
 
 
 def _is_tag(text: str) -> bool:

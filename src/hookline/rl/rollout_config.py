@@ -2,12 +2,14 @@
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from hookline.core.errors import OptionError
 from hookline.loops.checked_struct import CheckedStruct
+from hookline.loops.outlets import DRAIN_SECONDS, Delivery
 from hookline.rl.curriculum_config import CurriculumConfig
 from hookline.rl.types import Sampling
 
@@ -73,11 +75,15 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
         max_steps: How many rollout steps `run()` makes; without it until a stop is asked for.
         name: What the run is called.
         project: The folder of ``output_dir`` that its directory lies in.
+        tags: Short words that the run is found by in lists, on the page and in SQL.
+        notes: What the run is about, in a few sentences.
         output_dir: Where it is recorded; None keeps everything in memory.
         seed: Of the tasks, the lessons and the sampling.
         resume: Take up an earlier run, as for any other.
         callbacks: Callbacks, or their names and arguments.
         sinks: Where the record is delivered to.
+        delivery: "thread" delivers from this process, "process" from one that survives it.
+        drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
         strict: Let exceptions of observers propagate.
         summary: Print how the run ended.
     """
@@ -88,10 +94,14 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
     max_steps: int | None = None
     name: str = "rollouts"
     project: str = "default"
+    tags: Sequence[str] = ()
+    notes: str = ""
     output_dir: str | None = "runs"
     seed: int = 0
     resume: str | None = None
     callbacks: Any = ()
     sinks: Any = ()
+    delivery: Delivery = "thread"
+    drain_seconds: float = DRAIN_SECONDS
     strict: bool = False
     summary: bool = True

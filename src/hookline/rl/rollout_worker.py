@@ -74,9 +74,13 @@ class RolloutWorker(Session):
             callbacks=[*config.callbacks, *callbacks],
             sinks=config.sinks,
             config=config,
+            tags=config.tags,
+            notes=config.notes,
             resume=config.resume,
             strict=config.strict,
             summary=config.summary,
+            delivery=config.delivery,
+            drain_seconds=config.drain_seconds,
         )
         self.policy = _checked_policy(policy if policy is not None else config.policy)
         self.rollout: RolloutConfig = config.rollout

@@ -8,13 +8,14 @@ shuffled. `on_before_optimizer_step` is fired by the prepared optimizers, when g
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from accelerate import Accelerator
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.integrations.accelerate.prepared_batches import PreparedReplay
 from hookline.integrations.torch.joint_run import JointRun
+from hookline.loops.options import LoopOptions
 
 FOLDER = "accelerate"
 """Where in a checkpoint the state of the accelerator lies."""
@@ -39,7 +40,7 @@ class AccelerateRun(JointRun):
         model: Any = None,
         optimizer: Any = None,
         scheduler: Any = None,
-        **options: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         _check(accelerator)
         super().__init__(name, replay=PreparedReplay(), **options)

@@ -5,14 +5,15 @@ or truth value (an image, a histogram) is not recorded, and said once by name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from accelerate.state import PartialState
 from accelerate.tracking import GeneralTracker
 
 from hookline.core.errors import OptionError
 from hookline.integrations.told_run import ToldRun
+from hookline.loops.options import RunOptions
+from hookline.record.plain_settings import settings
 
 
 class HooklineTracker(GeneralTracker):  # type: ignore[misc]
@@ -23,8 +24,9 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
 
     Args:
         run_name: What the run is called.
-        project, root, callbacks, sinks, config, summary: As for every run of hookline. Callbacks hear the start and
-            the end of the training and what is logged: a tracker is told no more.
+        callbacks: They are notified of the start and the end of the training and of what is logged: a tracker knows
+            no more.
+        options: As for every run of hookline.
     """
 
     name = "hookline"
@@ -35,23 +37,11 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         self,
         run_name: str = "run",
         *,
-        project: str = "default",
-        root: str | Path | None = "runs",
         callbacks: Iterable[Any] = (),
-        sinks: Iterable[Any] = (),
-        config: Mapping[str, Any] | None = None,
-        summary: bool = True,
+        **options: Unpack[RunOptions],
     ) -> None:
         super().__init__()
-        self._run = ToldRun(
-            run_name,
-            project=project,
-            root=root,
-            callbacks=callbacks,
-            sinks=sinks,
-            config=None if config is None else dict(config),
-            summary=summary,
-        )
+        self._run = ToldRun(run_name, callbacks=callbacks, **options)
         self._last_given: int | None = None
 
     @property
@@ -69,7 +59,7 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         if self._run.is_running and self._run.recorder is not None:
             self._run.recorder.event("hyperparameters", step=self._run.step, values=values)
         else:
-            self._run.config = self._run.ctx.run_config = {**(self._run.config or {}), **values}
+            self._run.config = self._run.ctx.run_config = {**settings(self._run.config), **values}
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record metrics; without a step, at the last one that was given or, where none ever was, at the next."""

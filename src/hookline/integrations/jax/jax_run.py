@@ -9,13 +9,14 @@ It is for one process. Of several (`jax.distributed`) each has a part of the sta
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import jax
 
 from hookline.core.errors import OptionError
 from hookline.integrations.jax import pytree_file
 from hookline.integrations.replay import Replay
+from hookline.loops.options import LoopOptions
 from hookline.loops.run import Run
 
 B = TypeVar("B")
@@ -44,7 +45,7 @@ class JaxRun(Run):
         *,
         model: Callable[[Any], Any] | None = None,
         key: Any = None,
-        **options: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         if model is not None and not callable(model):
             raise OptionError(f"model={model!r}: give a function of the state, such as lambda state: state['params'].")

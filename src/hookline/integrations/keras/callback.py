@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import keras
 
@@ -34,6 +34,7 @@ from hookline.integrations.keras import model_files
 from hookline.integrations.keras.keras_loop import KerasLoop
 from hookline.integrations.keras.update_count import UpdateCount
 from hookline.loops import checkpoint
+from hookline.loops.options import RunOptions
 
 logger = logging.getLogger("hookline")
 
@@ -42,7 +43,7 @@ class HooklineCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Fires the moments of hookline in ``fit`` and ``evaluate``.
 
     Args:
-        callbacks, name, project, root, sinks, config, strict, summary: As for every run of hookline.
+        callbacks, name, options: As for every run of hookline.
         resume: A checkpoint's directory, as a callback saved it: the first ``fit`` goes on in its run, with the
             callbacks' states. The model is yours to load, from ``model.keras`` in it.
         weights_only: Save the model's weights in checkpoints (``model.weights.h5``) instead of the whole model.
@@ -56,28 +57,12 @@ class HooklineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         callbacks: Iterable[Any] = (),
         *,
         name: str = "run",
-        project: str = "default",
-        root: str | Path | None = "runs",
-        sinks: Iterable[Any] = (),
-        config: Any = None,
         resume: str | Path | None = None,
         weights_only: bool = False,
-        strict: bool = False,
-        summary: bool = True,
+        **options: Unpack[RunOptions],
     ) -> None:
         super().__init__()
-        self.loop = KerasLoop(
-            name,
-            callback=self,
-            save=self._save,
-            project=project,
-            root=root,
-            callbacks=callbacks,
-            sinks=sinks,
-            config=config,
-            strict=strict,
-            summary=summary,
-        )
+        self.loop = KerasLoop(name, callback=self, save=self._save, callbacks=callbacks, **options)
         self._resume = None if resume is None else Path(resume)
         self._weights_only = weights_only
         self._thread = 0

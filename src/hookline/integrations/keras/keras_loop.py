@@ -9,10 +9,12 @@ under way is not for it: it goes to whoever had the signals before, and so does 
 
 import signal
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Unpack
 
-from hookline.integrations.host_loop import HostLoop
+from hookline.integrations.host_loop import HostLoop, SaveFunction
 from hookline.integrations.keras.optimizer_view import OptimizerView
+from hookline.loops.options import RunOptions
 
 
 class KerasLoop(HostLoop):
@@ -20,12 +22,20 @@ class KerasLoop(HostLoop):
 
     Args:
         callback: The callback, which knows the model.
-        options: Those of `HostLoop`.
+        save, callbacks, options: As for `HostLoop`.
     """
 
-    def __init__(self, name: str, *, callback: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        callback: Any,
+        save: SaveFunction | None = None,
+        callbacks: Iterable[Any] = (),
+        **options: Unpack[RunOptions],
+    ) -> None:
         self._callback = callback
-        super().__init__(name, native=None, **options)
+        super().__init__(name, native=None, save=save, callbacks=callbacks, **options)
 
     def _heard_signal(self, name: str) -> None:
         if _keras_runs():

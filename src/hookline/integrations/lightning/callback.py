@@ -19,7 +19,7 @@ import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from hookline.core.errors import DuplicateError
 from hookline.core.state import ManifestRow
@@ -31,6 +31,7 @@ from hookline.integrations.lightning.logger import HooklineLogger
 from hookline.integrations.lightning.plain_state import plain_state
 from hookline.integrations.lightning.step_loss import StepLoss
 from hookline.integrations.lightning.validation_request import ValidationRequest
+from hookline.loops.options import RunOptions
 from hookline.loops.signals import is_signal
 
 logger = logging.getLogger("hookline")
@@ -40,7 +41,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
     """Fires the moments of hookline in a Lightning trainer.
 
     Args:
-        callbacks, name, project, root, sinks, config, strict, summary: As for every run of hookline.
+        callbacks, name, options: As for every run of hookline.
 
     Attributes:
         loop: What callbacks are given, and the run: ``loop.dir``, ``loop.history``.
@@ -51,25 +52,9 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         callbacks: Iterable[Any] = (),
         *,
         name: str = "run",
-        project: str = "default",
-        root: str | Path | None = "runs",
-        sinks: Iterable[Any] = (),
-        config: Any = None,
-        strict: bool = False,
-        summary: bool = True,
+        **options: Unpack[RunOptions],
     ) -> None:
-        self.loop = HostLoop(
-            name,
-            native=None,
-            save=self._save,
-            project=project,
-            root=root,
-            callbacks=callbacks,
-            sinks=sinks,
-            config=config,
-            strict=strict,
-            summary=summary,
-        )
+        self.loop = HostLoop(name, native=None, save=self._save, callbacks=callbacks, **options)
         self.is_recording = False
         """Whether the run has begun and not ended, its last moments included."""
         self._watch = CheckpointWatch(self._tell_saved)

@@ -10,13 +10,14 @@ A logger has one run, and goes on in it with every fit and test. It begins with 
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from hookline.integrations.host_loop import HostLoop
 from hookline.integrations.lightning.framework import FRAMEWORK
 from hookline.integrations.told_run import ToldRun
+from hookline.loops.options import RecordOptions
 
 logger = logging.getLogger("hookline")
 
@@ -35,21 +36,18 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
     """A logger of Lightning that writes hookline's record.
 
     Args:
-        name, project, root, sinks, config, summary: As for every run of hookline; beside a `HooklineCallback` its hold.
+        name, summary, options: As for every run of hookline; beside a `HooklineCallback`, those of the callback hold.
     """
 
     def __init__(
         self,
         name: str = "run",
         *,
-        project: str = "default",
-        root: str | Path | None = "runs",
-        sinks: Iterable[Any] = (),
-        config: Any = None,
         summary: bool = True,
+        **options: Unpack[RecordOptions],
     ) -> None:
         super().__init__()
-        self._own = ToldRun(name, project=project, root=root, sinks=sinks, config=config, summary=summary)
+        self._own = ToldRun(name, summary=summary, **options)
         self._companion: Companion | None = None
         self._state: dict[str, Any] | None = None
         self._early: list[tuple[dict[str, Any], int | None]] = []  # what came while the callback's run was not open

@@ -5,16 +5,17 @@ process, is told the reports, and records them: both need to see one directory. 
 of rank zero under their names and those of the others as ``rank1/loss``.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ray.train import UserCallback
 
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect
-from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
+from hookline.loops import run_record
+from hookline.loops.options import RecordOptions
+from hookline.loops.outlets import DRAIN_SECONDS, Outlets
 from hookline.record import run_directory
 from hookline.record.recorder import Recorder
 
@@ -28,23 +29,24 @@ class HooklineTrainCallback(UserCallback):
             TorchTrainer(..., run_config=RunConfig(callbacks=[recorded])).fit()
 
     Args:
-        name, project, root, sinks, config, delivery, drain_seconds: As for every run of hookline.
+        name, options: As for every run of hookline.
     """
 
     def __init__(
         self,
         name: str = "ray",
-        *,
-        project: str = "default",
-        root: str | Path = "runs",
-        sinks: Iterable[Any] = (),
-        config: Any = None,
-        delivery: Delivery = "thread",
-        drain_seconds: float = DRAIN_SECONDS,
+        **options: Unpack[RecordOptions],
     ) -> None:
-        self._facts = {"name": name, "project": project, "config": config, "parents": {}}
-        self._project, self._root = project, Path(root).resolve()
-        self._outlets: Outlets | None = Outlets(sinks, delivery=delivery, drain_seconds=drain_seconds)
+        root = options.get("root", "runs")
+        if root is None:
+            raise OptionError("root=None: the controller of Ray Train and this process meet in the run's directory.")
+        delivery, drain_seconds = options.get("delivery", "thread"), options.get("drain_seconds", DRAIN_SECONDS)
+        self._project, self._root = options.get("project", "default"), Path(root).resolve()
+        self._facts = run_record.facts(name, options.get("config"), options.get("tags", ()), options.get("notes", ""))
+        self._facts |= {"project": self._project, "parents": {}}
+        self._outlets: Outlets | None = Outlets(
+            options.get("sinks", ()), delivery=delivery, drain_seconds=drain_seconds
+        )
         self.dir: Path | None = None
         self._recorder: Recorder | None = None
         self._step = self._reports = 0

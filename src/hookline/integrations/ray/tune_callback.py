@@ -9,9 +9,9 @@ It runs where the `Tuner` does, and is told by it. What a trial itself records, 
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ray import cloudpickle
 from ray.tune import Callback as TuneCallback
@@ -19,7 +19,10 @@ from ray.tune import Callback as TuneCallback
 from hookline.core.errors import OptionError
 from hookline.core.values import plain
 from hookline.integrations.told_run import ToldRun
+from hookline.loops import run_record
+from hookline.loops.options import RecordOptions
 from hookline.record import run_directory
+from hookline.record.plain_settings import settings
 
 logger = logging.getLogger("hookline")
 
@@ -36,23 +39,21 @@ class HooklineTuneCallback(TuneCallback):
     """Records each trial: ``RunConfig(callbacks=[HooklineTuneCallback()])``.
 
     Args:
-        project: The folder of ``root`` that the runs lie in; the experiment's name by default.
-        root: Where runs are recorded.
-        sinks: Where each run is delivered to, as names and mappings: every trial has its own.
+        options: As for every run of hookline, for each trial. ``project`` is the experiment's name by default;
+            ``sinks`` are names and mappings, of which each trial makes its own; a trial's settings are added to
+            ``config``.
     """
 
-    def __init__(
-        self,
-        *,
-        project: str | None = None,
-        root: str | Path = "runs",
-        sinks: Iterable[str | Mapping[str, Any]] = (),
-    ) -> None:
-        self._sinks = list(sinks)
-        for sink in self._sinks:
+    def __init__(self, **options: Unpack[RecordOptions]) -> None:
+        root = options.get("root", "runs")
+        if root is None:
+            raise OptionError("root=None: trials are recorded in directories. Give one.")
+        sinks = list(options.get("sinks", ()))
+        for sink in sinks:
             if not isinstance(sink, str | Mapping):
                 raise OptionError(f"sinks=[{sink!r}]: give names or mappings, of which each trial makes its own.")
-        self._project, self._root = project, Path(root).resolve()
+        self._options: RecordOptions = {**options, "root": Path(root).resolve(), "sinks": sinks}
+        ToldRun("trial", **self._options)  # what is wrong with the options is seen now, not at the first trial
         self._runs: dict[str, ToldRun] = {}
         self._states: dict[str, dict[str, Any]] = {}  # of trials that are to go on
         self._ended_by_tune: dict[str, str | None] = {}
@@ -117,14 +118,12 @@ class HooklineTuneCallback(TuneCallback):
     def _begin_new(self, trial: Any) -> None:
         experiment = trial.experiment_dir_name
         run = self._made(trial)
-        facts = {
-            "name": run.name,
+        facts = run_record.facts(run.name, run.config, run.tags, run.notes) | {
             "project": run.project,
-            "config": trial.config,
             "parents": {"experiment_id": experiment, "trial_id": trial.trial_id},
             "experiment": {"id": experiment, "name": experiment, "arm": _arm(trial), "run_key": run.name},
         }
-        run.resume_from = run_directory.create(self._root, run.project, facts)
+        run.resume_from = run_directory.create(run.root or "", run.project, facts)
         try:
             run.begin()
         finally:
@@ -153,11 +152,12 @@ class HooklineTuneCallback(TuneCallback):
         run.train_end()
 
     def _made(self, trial: Any) -> ToldRun:
-        project = self._project or trial.experiment_dir_name
-        run = ToldRun(
-            str(trial), native=trial, project=project, root=self._root, sinks=self._sinks, config=trial.config,
-            summary=False,
-        )  # fmt: skip
+        options: RecordOptions = {
+            "project": trial.experiment_dir_name,
+            **self._options,
+            "config": {**settings(self._options.get("config")), **trial.config},
+        }
+        run = ToldRun(str(trial), native=trial, summary=False, **options)
         self._runs[trial.trial_id] = run
         return run
 

@@ -12,12 +12,13 @@ is one of the last update, and a resume does the batches since then again, with 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from hookline.core.state import ManifestRow
 from hookline.integrations.replay import Replay
 from hookline.loops import checkpoint
 from hookline.loops.checkpoint import read_tensors
+from hookline.loops.options import LoopOptions
 from hookline.loops.run import Run
 from hookline.loops.tensor_file import write_tensors
 
@@ -41,7 +42,7 @@ class JointRun(Run):
 
     restores_itself = True
 
-    def __init__(self, name: str | None, *, replay: Replay, **options: Any) -> None:
+    def __init__(self, name: str | None, *, replay: Replay, **options: Unpack[LoopOptions]) -> None:
         super().__init__(name, **options)
         self._replay = replay
         self._listening: list[Any] = []

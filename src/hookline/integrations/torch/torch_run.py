@@ -5,7 +5,7 @@ interruption has. A checkpoint is read and found to fit before anything is chang
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -13,6 +13,7 @@ from hookline.core.errors import CheckpointError, OptionError
 from hookline.integrations.torch.joint_run import JointRun
 from hookline.integrations.torch.loader_replay import LoaderReplay
 from hookline.loops.checkpoint import read_tensors
+from hookline.loops.options import LoopOptions
 from hookline.loops.tensor_file import write_tensors
 from hookline.loops.training_state import MODEL_FILE, OPTIMIZER_FILE, load_weights
 
@@ -40,7 +41,7 @@ class TorchRun(JointRun):
         name: str | None = None,
         scaler: Any = None,
         accumulation: int = 1,
-        **options: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         _check(model, optimizer, accumulation)
         _check_states(scheduler=scheduler, scaler=scaler)

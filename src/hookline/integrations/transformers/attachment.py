@@ -10,14 +10,14 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers.trainer_utils import get_last_checkpoint
 
 from hookline.core.errors import DuplicateError, OptionError
 from hookline.integrations.transformers.callback import HooklineCallback
 from hookline.integrations.trl import Generations, generates
+from hookline.loops.options import RunOptions
 
 logger = logging.getLogger("hookline")
 
@@ -129,12 +129,8 @@ def attach(
     callbacks: Iterable[Any] = (),
     *,
     name: str | None = None,
-    project: str = "default",
-    root: str | Path | None = "runs",
-    sinks: Iterable[Any] = (),
-    strict: bool = False,
-    summary: bool = True,
     samples: int | None = None,
+    **options: Unpack[RunOptions],
 ) -> HooklineCallback:
     """Let callbacks of hookline observe and steer a Hugging Face `Trainer`, or one of TRL.
 
@@ -145,24 +141,17 @@ def attach(
         trainer: The trainer, before it trains.
         callbacks: What a `CallbackCollection` takes: callbacks, names, functions, ...
         name: What the run is called; the settings' ``run_name``, or the trainer's class, where it is left out.
-        project, root, sinks, strict, summary: As for every run of hookline.
         samples: How many completions of each generation are recorded, where the trainer generates; None for all.
+        options: As for every run of hookline; ``config`` replaces the trainer's settings as the run's configuration.
 
     Raises:
         DuplicateError: The trainer has hookline attached already.
     """
     _check(trainer, samples)
     settings = trainer.args
-    callback = HooklineCallback(
-        callbacks,
-        name=name or getattr(settings, "run_name", None) or type(trainer).__name__,
-        project=project,
-        root=root,
-        sinks=sinks,
-        config=settings.to_sanitized_dict(),
-        strict=strict,
-        summary=summary,
-    )
+    options.setdefault("config", settings.to_sanitized_dict())
+    called = name or getattr(settings, "run_name", None) or type(trainer).__name__
+    callback = HooklineCallback(callbacks, name=called, **options)
     callback.trainer = callback.loop.native = trainer
     callback.attachment = Attachment(trainer, callback, samples)
     trainer.add_callback(callback)

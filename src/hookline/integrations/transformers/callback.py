@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import TrainerCallback
 
@@ -25,6 +25,7 @@ from hookline.integrations.host_loop import HostLoop
 from hookline.integrations.transformers import metric_names
 from hookline.integrations.transformers.checkpoints import Checkpoints
 from hookline.integrations.transformers.step_under_way import StepUnderWay
+from hookline.loops.options import RunOptions
 
 logger = logging.getLogger("hookline")
 
@@ -33,7 +34,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
     """Fires the moments of hookline in a Hugging Face trainer.
 
     Args:
-        callbacks, name, project, root, sinks, config, strict, summary: As for every run of hookline.
+        callbacks, name, options: As for every run of hookline.
 
     Attributes:
         loop: What callbacks are given, and the run: ``loop.dir``, ``loop.history``.
@@ -45,25 +46,9 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         callbacks: Iterable[Any] = (),
         *,
         name: str = "run",
-        project: str = "default",
-        root: str | Path | None = "runs",
-        sinks: Iterable[Any] = (),
-        config: Any = None,
-        strict: bool = False,
-        summary: bool = True,
+        **options: Unpack[RunOptions],
     ) -> None:
-        self.loop = HostLoop(
-            name,
-            native=None,
-            save=self._save,
-            project=project,
-            root=root,
-            callbacks=callbacks,
-            sinks=sinks,
-            config=config,
-            strict=strict,
-            summary=summary,
-        )
+        self.loop = HostLoop(name, native=None, save=self._save, callbacks=callbacks, **options)
         self.trainer: Any = None
         self.attachment: Any = None
         self.resumes_from: str | None = None
