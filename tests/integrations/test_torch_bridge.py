@@ -454,3 +454,53 @@ def test_accumulation_resumed_at_the_end_of_an_epoch_with_a_short_window_plans_n
 
     assert train(until=3) == (3, 6)
     assert train(resume="last") == (6, 6)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(8.0).reshape(8, 1))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_run_over_the_loader_of_an_iterable_dataset_trains_without_a_known_length(accumulation):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with run(model, optimizer, accumulation=accumulation, root=None, summary=False) as loop:
+        for index, inputs in enumerate(loop.steps(DataLoader(Stream(), batch_size=2), epochs=2)):
+            model(inputs).sum().backward()
+            if index % accumulation == accumulation - 1:
+                optimizer.step()
+    assert (loop.step, loop.num_steps, loop.num_epochs) == (8 // accumulation, None, 2)
+
+
+def train_with_an_epochs_tail(*, stop_at=None, **options):
+    """Epochs of three steps that end with a step of the scheduler and a validation that draws numbers."""
+    model, optimizer, _ = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    rates, losses = [], []
+    options = {"summary": False, "strict": True, "callbacks": [{"checkpoint": {"every_n_steps": 2}}]} | options
+    with run(model, optimizer, scheduler, name="tail", **options) as loop:
+        for _ in loop.epochs(3):
+            for inputs, targets in loop.steps(loader(6)):
+                loss = (model(inputs) - targets).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss.detach()))
+                rates.append(scheduler.get_last_lr()[0])
+                if loop.step + 1 == stop_at:
+                    loop.request_stop("for now")
+            scheduler.step()
+            with loop.validate() as validation:
+                validation.log(loss=float(torch.rand(())))
+    return loop, rates, losses
+
+
+@pytest.mark.parametrize("stop_at", [4, 5, 6])
+def test_run_that_stops_within_an_epoch_resumes_exactly_without_the_epochs_tail(stop_at, tmp_path):
+    _, rates, losses = train_with_an_epochs_tail(root=tmp_path / "straight")
+    stopped, first_rates, first_losses = train_with_an_epochs_tail(root=tmp_path / "halved", stop_at=stop_at)
+    assert [row.step for row in stopped.checkpoints][-1] == stop_at
+    _, second_rates, second_losses = train_with_an_epochs_tail(root=tmp_path / "halved", resume="last")
+    assert first_rates + second_rates == rates
+    assert first_losses + second_losses == losses

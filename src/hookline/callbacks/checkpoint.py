@@ -79,6 +79,7 @@ class CheckpointCallback(FreshStart):
         self._requested: KeptCheckpoint | None = None  # what was asked for, and is not saved yet
         self._requested_at: int | None = None
         self._value_step: int | None = None  # that of the latest value
+        self._saved_at: int | None = None  # the step of the latest checkpoint of its own
         self._due = False
 
     @property
@@ -106,6 +107,7 @@ class CheckpointCallback(FreshStart):
         self._kept.root = loop.output_dir
         if self._saving is not None and self._kept.is_inside(row.path):  # the loaded one, as its own state has it
             self._kept.add(self._saving, row.path)
+            self._saved_at = row.step
         self._saving = None
         self._kept.forget_missing()
 
@@ -161,6 +163,23 @@ class CheckpointCallback(FreshStart):
         if loop.step and (self._due or self.save_last):
             self._save(loop)
 
+    def checkpoint_request(self) -> tuple[KeptCheckpoint | None, dict[int, float | None]]:
+        """What this process requested, and the values of the checkpoints that are kept, by step."""
+        return self._requested, self._kept.values()
+
+    def agree_on_checkpoint(
+        self, requests: "list[tuple[KeptCheckpoint | None, dict[int, float | None]]]", /
+    ) -> None:
+        """Count the next checkpoint, and those that are kept, as the process does that saw the metric."""
+        requested = [request for request, _ in requests if request is not None]
+        if requested:
+            self._requested = requested[0]
+            self._requested_at = requested[0].step
+        for _, values in requests:
+            for step, value in values.items():
+                if value is not None:
+                    self._kept.set_value(KeptCheckpoint(step, value=value))
+
     def state_dict(self) -> dict[str, Any]:
         saving = self._saving or self._requested
         return {
@@ -183,11 +202,15 @@ class CheckpointCallback(FreshStart):
 
     def _save(self, loop: LoopState) -> None:
         self._due = False
-        newest, candidate = self._kept.newest, KeptCheckpoint(loop.step, value=self._take_value(loop, loop.step))
-        if newest is not None and newest.step == loop.step and candidate.value in (None, newest.value):
+        # Several processes have to save together, and may have seen different metrics: they share the value, and
+        # whether they save depends on what is the same on all of them.
+        candidate = KeptCheckpoint(loop.step, value=self._shared_value(loop))
+        if self._saved_at == loop.step:
+            if candidate.value is not None and self._kept.set_value(candidate):
+                self._prune(loop)
             return
         if loop.world_size == 1 and not self._kept.would_keep(candidate):
-            return  # several processes may differ in the metric, and have to save together
+            return
         self._saving = candidate
         try:
             row = loop.save_checkpoint()
@@ -197,6 +220,7 @@ class CheckpointCallback(FreshStart):
 
     def _keep(self, loop: LoopState, candidate: KeptCheckpoint, row: ManifestRow) -> None:
         self._kept.add(candidate, row.path)
+        self._saved_at = candidate.step
         if row.path in self._elsewhere:
             self._kept.disown(row.path)
         self._prune(loop)
@@ -213,6 +237,14 @@ class CheckpointCallback(FreshStart):
 
     def _saves(self, row: ManifestRow) -> bool:
         return self._saving is not None or self._requested_at == row.step
+
+    def _shared_value(self, loop: LoopState) -> float | None:
+        """The monitored metric of this step, whichever process has it."""
+        value = self._take_value(loop, loop.step)
+        agreement = getattr(loop, "agreement", None)
+        if self.monitor is None or loop.world_size == 1 or agreement is None:
+            return value
+        return next((each for each in agreement.gather(value) if each is not None), None)
 
     def _take_value(self, loop: LoopState, step: int) -> float | None:
         """The monitored metric, if it is one of this step and a finite number."""

@@ -54,6 +54,10 @@ class KeptCheckpoints:
         """The one of the latest step."""
         return max(self._kept, key=lambda checkpoint: checkpoint.step, default=None)
 
+    def values(self) -> dict[int, float | None]:
+        """The value of each, by its step."""
+        return {checkpoint.step: checkpoint.value for checkpoint in self._kept}
+
     def places(self) -> list[Path]:
         """Where all of them lie."""
         return [self.place(checkpoint) for checkpoint in self._kept]

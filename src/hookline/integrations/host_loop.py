@@ -208,6 +208,8 @@ class HostLoop(Session):
         """What callbacks asked for since the last time; to be asked on all processes after each step."""
         save, validate = self._agree(self.checkpoint_requested, self.validation_requested)
         self.checkpoint_requested = self.validation_requested = False
+        if save:
+            self._share_checkpoint_requests()
         return Requests(self.stop_reason if self._agreed_to_stop else None, save, validate)
 
     def validation_start(self) -> None:

@@ -17,6 +17,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from hookline.core.errors import OptionError
+from hookline.loops.place import length_of
 
 T = TypeVar("T")
 LastRound = Literal["left out", "filled up"]
@@ -63,10 +64,7 @@ class Batches:
     @property
     def length(self) -> int | None:
         """How many batches this process has in an epoch, where that is known."""
-        try:
-            total = len(self.data) if isinstance(self.data, Sized) else None
-        except TypeError:  # the loader of an iterable data set
-            return None
+        total = length_of(self.data)
         if total is None:
             return None
         return total // self._shares if self._last_round == "left out" else -(-total // self._shares)

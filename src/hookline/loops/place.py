@@ -5,9 +5,20 @@ epoch. So a place is the number of the call, the epoch in it, the number of the 
 batches that are done of that pass. What lies before is complete.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Self
+
+
+def length_of(data: object) -> int | None:
+    """How many batches some data has, or None where it does not tell.
+
+    The loader of an `IterableDataset` has a ``__len__`` that raises `TypeError`.
+    """
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:
+        return None
 
 
 @dataclass(slots=True)

@@ -18,14 +18,14 @@ A loop that goes on without `steps` and logs with ``step=`` is counted by its ro
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from hookline.core.errors import OptionError
 from hookline.loops.options import RunOptions
-from hookline.loops.place import Place
+from hookline.loops.place import Place, length_of
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
 from hookline.record.recorder import whole_step
@@ -80,6 +80,7 @@ class Run(Session):
         self._epoch_state = "closed"
         self._inside_epochs = False
         self._in_body = False
+        self._validation_agreed = False  # by all processes, at the last step boundary
         self._has_steps = False
         self._first_row: int | None = None  # the lowest step= of a row, as long as nobody asked for steps
         self._before_rows: int | None = None  # what `step` was before it was counted by rows
@@ -285,7 +286,8 @@ class Run(Session):
     def _beginning(self, n: int, batches: Any) -> Place:
         """Where a call begins: at the place of a resume, otherwise at its first batch."""
         place = Place(self._calls_begun) if self._resume is None else self._resume.within(n)
-        if place.epoch_complete and (batches is None or (isinstance(batches, Sized) and len(batches) <= place.batches)):
+        length = length_of(batches)
+        if place.epoch_complete and (batches is None or (length is not None and length <= place.batches)):
             return Place(place.calls, n)
         return place
 
@@ -350,8 +352,8 @@ class Run(Session):
         epoch, done = (self.epoch, self._to_skip) if self._inside_epochs else self._place(epochs)
         if total is not None:
             self.num_steps = total
-        elif isinstance(batches, Sized):
-            self.num_steps = self.step + len(batches) * ((self.num_epochs or 1) - epoch) - done
+        elif (length := length_of(batches)) is not None:
+            self.num_steps = self.step + length * ((self.num_epochs or 1) - epoch) - done
 
     def _before_row(self, step: Any) -> None:
         """Count by the rows of a loop that goes on without `steps`, from the first that is behind another one."""
@@ -422,14 +424,30 @@ class Run(Session):
             self.answer_requests()
 
     def _must_stop(self) -> bool:
-        """Whether to stop; several processes also settle here whether one of them asked for a checkpoint."""
+        """Whether to stop; several processes also agree here on checkpoints and validations that one requested.
+
+        The checkpoint of a stop is saved here. What the program still does until the run ends (the rest of an epoch:
+        a step of the scheduler, a validation) is done again by a resume, and must not be part of it.
+        """
+        had_to_stop = self._agreed_to_stop
+        self._settle_requests()
+        if self._agreed_to_stop and not had_to_stop:
+            self._save_last()
+        return self._agreed_to_stop
+
+    def _settle_requests(self) -> None:
         if self.world_size == 1:
-            return super()._must_stop()
-        (save,) = self._agree(self.checkpoint_requested)
+            self._agree()
+            return
+        fresh = self.validation_requested and not self._validation_agreed
+        validated = self._validation_agreed and not self.validation_requested
+        save, validate, validated = self._agree(self.checkpoint_requested, fresh, validated)
+        # One rank may validate for all. Then the others stop asking for it as well.
+        self.validation_requested = self._validation_agreed = validate or (self._validation_agreed and not validated)
         if save:
             self.checkpoint_requested = False
+            self._share_checkpoint_requests()
             self.save_checkpoint()
-        return self._agreed_to_stop
 
     def _settle(self) -> None:
         """Complete a step and an epoch that a ``break`` left open."""

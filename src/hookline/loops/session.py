@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import collect, copied
-from hookline.core.state import LoopArtifacts, ManifestRow
+from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 from hookline.loops import checkpoint, run_record
 from hookline.loops.flat_callbacks import flat
 from hookline.loops.hook_record import HookRecord
@@ -35,6 +35,25 @@ if TYPE_CHECKING:
     from hookline.record.delivery import SinkState
 
 logger = logging.getLogger("hookline")
+
+
+@runtime_checkable
+class CheckpointRule(Protocol):
+    """A subscriber that decides when checkpoints are saved, such as `CheckpointCallback`.
+
+    Where several processes train together, each has its own instance, and they may have seen different metrics. Before
+    a checkpoint that any of them requested is saved on all, the instances exchange what they know, so that all of them
+    count it alike.
+    """
+
+    def save_at_end(self, loop: LoopState, /) -> None:
+        """Save what is left to save, when training ends or stops."""
+
+    def checkpoint_request(self) -> Any:
+        """What this process's instance has requested and knows; anything that can be pickled."""
+
+    def agree_on_checkpoint(self, requests: list[Any], /) -> None:
+        """Take over what the instances of all processes have requested and know."""
 
 
 class Session(Loop):
@@ -286,6 +305,21 @@ class Session(Loop):
             self.checkpoint_requested = False
             self.save_checkpoint()
 
+    def _checkpoint_rules(self) -> list[CheckpointRule]:
+        return [callback for callback in flat(self.callbacks) if isinstance(callback, CheckpointRule)]
+
+    def _share_checkpoint_requests(self) -> None:
+        """Let the rules of all processes agree on a checkpoint that is about to be saved on all of them.
+
+        Every process has to call this, also one that has no rules.
+        """
+        if self.world_size == 1:
+            return
+        rules = self._checkpoint_rules()
+        everyones = self.agreement.gather([rule.checkpoint_request() for rule in rules])
+        for index, rule in enumerate(rules):
+            rule.agree_on_checkpoint([requests[index] for requests in everyones if len(requests) == len(rules)])
+
     def _must_stop(self) -> bool:
         self._agree()
         return self._agreed_to_stop
@@ -325,12 +359,8 @@ class Session(Loop):
 
     def _save_last(self) -> None:
         """Save what rules want saved at the end, so that whoever is told of the end finds it."""
-        if self.callbacks:
-            from hookline.callbacks.checkpoint import CheckpointCallback  # built-in ones are loaded when needed
-
-            for callback in flat(self.callbacks):
-                if isinstance(callback, CheckpointCallback):
-                    callback.save_at_end(self)
+        for rule in self._checkpoint_rules():
+            rule.save_at_end(self)
 
     def _fail(self, error: BaseException) -> None:
         self.state = "failed"

@@ -10,7 +10,7 @@ is one of the last update, and a resume does the batches since then again, with 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -19,6 +19,7 @@ from hookline.integrations.replay import Replay
 from hookline.loops import checkpoint
 from hookline.loops.checkpoint import read_tensors
 from hookline.loops.options import LoopOptions
+from hookline.loops.place import length_of
 from hookline.loops.run import Run
 from hookline.loops.tensor_file import write_tensors
 
@@ -172,9 +173,10 @@ class JointRun(Run):
 
     def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
         super()._plan(batches, epochs, total)
-        if total is None and self.batches_per_step > 1 and isinstance(batches, Sized):
+        length = length_of(batches)
+        if total is None and self.batches_per_step > 1 and length is not None:
             epoch, done = (self.epoch, self._to_skip) if self._inside_epochs else self._place(epochs)
-            steps = -(-len(batches) // self.batches_per_step)
+            steps = -(-length // self.batches_per_step)
             steps_done = -(-done // self.batches_per_step)  # the last one of an epoch may have had fewer batches
             self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - steps_done
 
