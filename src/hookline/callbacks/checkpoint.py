@@ -167,9 +167,7 @@ class CheckpointCallback(FreshStart):
         """What this process requested, and the values of the checkpoints that are kept, by step."""
         return self._requested, self._kept.values()
 
-    def agree_on_checkpoint(
-        self, requests: "list[tuple[KeptCheckpoint | None, dict[int, float | None]]]", /
-    ) -> None:
+    def agree_on_checkpoint(self, requests: list[tuple[KeptCheckpoint | None, dict[int, float | None]]], /) -> None:
         """Count the next checkpoint, and those that are kept, as the process does that saw the metric."""
         requested = [request for request, _ in requests if request is not None]
         if requested:
