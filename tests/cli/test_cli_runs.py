@@ -167,7 +167,65 @@ def test_sync_without_a_run_where_nothing_waits_says_so_and_exits_with_zero(tmp_
         pass
     told, document = cli("runs", "sync"), cli("runs", "sync", "--json")
     assert (told.exit_code, told.stdout) == (0, f"Nothing waits to be delivered in {tmp_path / 'runs'}.\n")
-    assert json.loads(document.stdout) == {"root": str(tmp_path / "runs"), "runs": []}
+    assert json.loads(document.stdout) == {"root": str(tmp_path / "runs"), "runs": [], "logging": []}
+
+
+LOGGED = """
+import os, signal, sys
+import hookline.logging as log
+
+handlers = {
+    "csv": {"class": "hookline.logging.CSVHandler", "filename": "logs/outputs.csv", "columns": ["step", "question"]},
+    "tensorboard": {"class": "hookline.logging.TensorBoardHandler", "log_dir": "logs/tensorboard"},
+}
+for handler in handlers.values():
+    handler |= {"flush_interval": 3600.0} if "filename" in handler else {"flush_secs": 3600.0}
+topic = {"level": "INFO", "handlers": list(handlers), "propagate": False}
+log.initialize({"handlers": handlers, "loggers": {"hookline.model": topic}})
+for step in range(1, 101):
+    log.log_model_output(f"{step}+1=", str(step + 1), "?", step=step)
+print("logged", flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def logged_steps(path):
+    with path.open(newline="") as file:
+        return [(int(row["step"]), row["question"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("named", [(), ("logs",), ("logs/outputs.csv",)])
+def test_sync_delivers_what_logging_left_behind_after_a_kill(tmp_path, cli, named):
+    result = subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=60)
+    first, second = cli("runs", "sync", *named), cli("runs", "sync", "logs")
+    assert (result.returncode, first.exit_code, second.exit_code) == (-signal.SIGKILL, 0, 0), first.output
+    assert logged_steps(tmp_path / "logs" / "outputs.csv") == [(step, f"{step}+1=") for step in range(1, 101)]
+    assert "logs/outputs.csv" in first.stdout
+    assert ["Nothing waits" in second.stdout, (tmp_path / "logs" / ".tensorboard.journal").exists()] == [
+        named != ("logs/outputs.csv",),
+        False,
+    ]
+
+
+def test_sync_leaves_what_a_living_program_logs_to_it(tmp_path, cli):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LOGGED], cwd=tmp_path, **pipes) as program:
+        assert program.stdout.readline() == "logged\n"
+        result = cli("runs", "sync", "logs")
+        program.communicate("\n")
+    assert (result.exit_code, result.stdout) == (0, f"Nothing waits to be delivered in {tmp_path / 'logs'}.\n")
+
+
+def test_sync_of_logging_that_cannot_be_delivered_says_why_and_exits_with_one(tmp_path, cli):
+    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=60)
+    (tmp_path / "logs" / "outputs.csv").unlink()
+    (tmp_path / "logs" / "outputs.csv").mkdir()
+    result = cli("runs", "sync", "--json")
+    (csv_sinks, tensorboard) = (each["sinks"] for each in json.loads(result.stdout)["logging"])
+    assert (result.exit_code, csv_sinks[0]["status"], tensorboard[0]["status"]) == (1, "refused", "ok")
+    assert "give the name of a file" in csv_sinks[0]["error"]
+    assert (tmp_path / "logs" / ".outputs.csv.journal").is_dir()
 
 
 def test_runs_by_the_name_that_one_was_given_are_found_and_of_several_none_is_taken(tmp_path, cli):

@@ -2,8 +2,10 @@
 
 import csv
 import json
-import logging
-import threading
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,6 @@ pytest.importorskip("datasets")
 pytest.importorskip("trl")
 
 from datasets import Dataset
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import hookline as hl
@@ -21,9 +22,8 @@ import hookline.logging as hookline_logging
 from hookline import rewards
 from hookline.core.errors import OptionError
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback, attach
-from hookline.logging import topics
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.record.records import Metrics, Sample
+from hookline.record.records import Metrics, Rewards, Sample
 from hookline.rl.rewards import destination
 
 TOKENIZER = character_tokenizer()
@@ -189,24 +189,14 @@ def test_optimized_logging_logs_at_a_lower_rate_and_loses_no_output(torch, tmp_p
     assert named(rows, "final_accuracy") == [(6, callback.accuracy)]
 
 
-def test_optimized_logging_works_off_the_training_thread(torch, tmp_path, run):
-    threads = set()
-
-    class Watch(logging.Handler):
-        def emit(self, record):
-            threads.add(threading.current_thread().name.partition("_")[0])
-
-    model = topics.get_model_logger()
-    watch, level = Watch(), model.level
-    model.addHandler(watch)
-    model.setLevel(logging.INFO)
-    try:
-        grpo(torch, tmp_path, OptimizedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=2).train()
-    finally:
-        model.removeHandler(watch)
-        model.setLevel(level)
-    assert threads == {"hookline-logging"}
-    assert not any(thread.name.startswith("hookline-logging") for thread in threading.enumerate())
+def test_optimized_logging_killed_in_a_step_has_recorded_every_completion_and_reward(tmp_path):
+    script = Path(__file__).parent / "scripts" / "killed_grpo.py"
+    killed = subprocess.run([sys.executable, script], cwd=tmp_path, check=False, timeout=300)
+    (run_dir,) = (tmp_path / "runs").glob("*/*")
+    found = list(hl.read(run_dir))
+    assert killed.returncode == -signal.SIGKILL
+    assert [r.step for r in found if isinstance(r, Sample)] == [step for step in (1, 2, 3) for _ in range(16)]
+    assert [(r.step, len(r.values)) for r in found if isinstance(r, Rewards)] == [(1, 16), (2, 16), (3, 16)]
 
 
 def test_optimized_logging_goes_on_counting_in_a_resumed_training(torch, tmp_path):
@@ -220,33 +210,11 @@ def test_optimized_logging_goes_on_counting_in_a_resumed_training(torch, tmp_pat
     assert (first.total_answers, again.total_answers) == (12, 16)
 
 
-def test_optimized_logging_keeps_the_counts_of_every_checkpoint_while_its_thread_is_behind(torch, tmp_path, run):
-    saved_twice = threading.Event()
-
-    class HoldUp(logging.Handler):
-        def emit(self, record):
-            assert saved_twice.wait(60)
-
-    class Release(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                saved_twice.set()
-
-    model, hold_up = topics.get_model_logger(), HoldUp()
-    level = model.level
-    model.addHandler(hold_up)
-    model.setLevel(logging.INFO)
-    try:
-        saving = {"save_strategy": "steps", "save_steps": 1}
-        trainer = grpo(
-            torch, tmp_path, OptimizedLoggingCallback(tmp_path), rewards.wrap(FUNCTIONS), max_steps=3, **saving
-        )
-        trainer.add_callback(Release())
-        trainer.train()
-    finally:
-        model.removeHandler(hold_up)
-        model.setLevel(level)
-    (counts,) = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+def test_optimized_logging_keeps_the_counts_of_every_checkpoint(torch, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    callback = OptimizedLoggingCallback(tmp_path)
+    grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=3, **saving).train()
+    counts = json.loads((tmp_path / "answers.json").read_text())
     assert {step: total for step, (_, total) in counts.items()} == {"1": 4, "2": 8, "3": 12}
 
 
@@ -272,7 +240,6 @@ def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_on
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert (callback.total_answers, len(dead._waiting)) == (4, heard)
     assert destination.present() is None
-    assert not any(thread.name.startswith("hookline-logging") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("second", [EnhancedLoggingCallback, OptimizedLoggingCallback])
@@ -293,40 +260,6 @@ def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_th
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert (callback.total_answers, ended.total_answers, destination.present()) == (4, 0, None)
-
-
-class ShutsDown(TrainerCallback):
-    """Shuts logging down while training goes on."""
-
-    def __init__(self):
-        self.done = threading.Event()
-
-    def on_step_end(self, *args, **kwargs):
-        hookline_logging.shutdown()
-        self.done.set()
-
-
-class HeldUp(logging.Handler):
-    """Keeps the questions it is given, and is held up by the first until somebody is done, for a moment at most."""
-
-    def __init__(self, done):
-        super().__init__()
-        self.done, self.questions = done, []
-
-    def emit(self, record):
-        self.done.wait(0 if self.questions else 0.3)
-        self.questions.append(record.hookline.question)
-
-
-def test_optimized_logging_is_finished_by_a_shutdown_within_the_training(torch, tmp_path):
-    stop = ShutsDown()
-    held_up = HeldUp(stop.done)
-    model = {"level": "INFO", "handlers": ["list"], "propagate": False}
-    hookline_logging.initialize({"handlers": {"list": {"()": lambda: held_up}}, "loggers": {"hookline.model": model}})
-    trainer = grpo(torch, tmp_path, OptimizedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1)
-    trainer.add_callback(stop)
-    trainer.train()
-    assert len(held_up.questions) == 4
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,29 @@ def test_log_training_progress_last_row_is_recorded_at_shutdown(listen):
     assert listing.data() == [{"step": 5, "a": 1, "b": 1}, {"step": 7, "a": 3, "b": 4}]
 
 
+def test_log_training_progress_row_left_out_is_recorded_with_a_later_row_of_its_step(listen):
+    listing = listen(logging_frequency=5)
+    for step in range(1, 8):
+        hookline_logging.log_training_progress(step, {"progress_percent": step, "accuracy": 0.5})
+    hookline_logging.log_training_progress(7, {"accuracy": 0.6, "training_complete": True})
+    hookline_logging.shutdown()
+    assert listing.data()[2:] == [{"step": 7, "progress_percent": 7, "accuracy": 0.6, "training_complete": True}]
+
+
+def test_log_training_progress_last_value_of_each_metric_is_recorded_at_shutdown(listen):
+    listing = listen(logging_frequency=5)
+    for step in (5, 7):
+        hookline_logging.log_training_progress(step, {"loss": step, "accuracy": step})
+    for step in (8, 9):
+        hookline_logging.log_training_progress(step, {"accuracy": step, "training_complete": True})
+    hookline_logging.shutdown()
+    assert listing.data()[1:] == [
+        {"step": 8, "accuracy": 8, "training_complete": True},
+        {"step": 7, "loss": 7},
+        {"step": 9, "accuracy": 9, "training_complete": True},
+    ]
+
+
 def test_log_training_progress_keeps_odd_values_as_text(listen, torch):
     listing = listen()
     metrics = {"loss": torch.tensor(0.5), "deep": {"x": [1, 2]}, 3: None, "nan": math.nan, "thing": torch.ones(2)}

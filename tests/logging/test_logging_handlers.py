@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import hookline.logging as hookline_logging
 from hookline.core.errors import MissingExtraError, OptionError
 from hookline.logging import CSVHandler, TensorBoardHandler, get_model_logger, log_model_output
 from hookline.sinks.csv import CsvSink
@@ -358,6 +359,20 @@ def test_tensorboard_handler_takes_numbers_of_records_with_a_step(plain_logger, 
     handler.close()
     assert scalars("logs/tb") == {"loss": [(step, step / 2) for step in range(300)]}
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["tb"]
+
+
+def test_tensorboard_handler_of_rewards_and_their_metrics_has_one_point_per_name_and_step():
+    tensorboard = {"class": "hookline.logging.TensorBoardHandler", "log_dir": "logs/tb"}
+    topic = {"level": "INFO", "handlers": ["tensorboard"], "propagate": False}
+    loggers = {"hookline.reward": topic, "hookline.metrics": topic}
+    hookline_logging.initialize({"handlers": {"tensorboard": tensorboard}, "loggers": loggers})
+    for step in (1, 2):
+        for value in (1.0, 0.0):
+            hookline_logging.log_reward("right", [value], step=step)
+        hookline_logging.log_reward_metrics(step, {"right": [1.0, 0.0]})
+    hookline_logging.shutdown()
+    found = scalars("logs/tb")
+    assert (found["rewards/right"], found["rewards/right/mean"]) == ([(1, 0.5), (2, 0.5)], [(1, 0.5), (2, 0.5)])
 
 
 def test_tensorboard_handler_of_a_second_training_keeps_what_the_first_wrote(plain_logger):

@@ -130,7 +130,8 @@ def test_seed_callback_shows_its_progress_in_tensorboard(worker):
     worker.train(12)
     hookline_logging.shutdown()
     found = scalars()
-    assert found["progress_percent"] == pytest.approx({1: 100 / 12, 5: 500 / 12, 10: 1000 / 12}, rel=1e-6)
+    percent = {1: 100 / 12, 5: 500 / 12, 10: 1000 / 12, 12: 100.0}
+    assert found["progress_percent"] == pytest.approx(percent, rel=1e-6)
     assert found["rewards/correctness_reward_func/mean"] == {5: 2.0, 10: 2.0}
     assert found["training_complete"] == {12: 1.0}
 

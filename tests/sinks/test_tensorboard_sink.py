@@ -196,7 +196,15 @@ def test_rewards_recorded_by_themselves_are_shown_once_with_their_mean(record, t
     (event,) = read(tmp_path / "tensorboard").Histograms("rewards/right/histogram")
     value = event.histogram_value
     assert (value.num, value.min, value.max, sum(value.bucket)) == (3, 0.0, 1.0, 3)
-    assert scalars(tmp_path / "tensorboard", "rewards/right/mean") == [(1, 0.5)]
+    assert scalars(tmp_path / "tensorboard", "rewards/right") == [(1, 0.5)]
+
+
+def test_rewards_recorded_one_by_one_are_one_point_of_their_step(record, tmp_path):
+    recorder = record()
+    for value in (1.0, 0.0, 0.5):
+        recorder.rewards("right", [value], step=1)
+    deliver(tmp_path)
+    assert scalars(tmp_path / "tensorboard", "rewards/right") == [(1, 0.5)]
 
 
 def test_negative_number_of_samples_is_an_error():

@@ -186,7 +186,7 @@ def test_rewards_are_a_mean_and_a_distribution(record, tmp_path):
     record().rewards("empty", [None], step=1)
     deliver(tmp_path)
     (row,) = rows(tmp_path)
-    assert row["rewards/right/mean"] == 0.5
+    assert row["rewards/right"] == 0.5
     assert (row["rewards/right/histogram/_type"], sum(row["rewards/right/histogram/values"])) == ("histogram", 3)
 
 

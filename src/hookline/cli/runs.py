@@ -22,6 +22,8 @@ from hookline.cli.runs_show import show_command
 from hookline.cli.runs_tail import tail_command
 from hookline.cli.runs_verify import verify_command
 from hookline.cli.wrong_input import wrong_input
+from hookline.core.errors import HooklineError
+from hookline.logging import leftovers
 from hookline.record import run_directory
 from hookline.record.courier import sync as deliver
 from hookline.record.delivery import SinkState, sink_states
@@ -46,24 +48,55 @@ def sync(
 ) -> None:
     """Deliver to its sinks what a run that is over left behind, or without one what any run left behind.
 
+    This includes what the handlers of `hookline.logging` had not written when their process died: without a run, in
+    the directory that the root lies in and two levels below it; or give the file or directory instead of a run.
     Where a run is given, `hookline serve` is also sent again what it had of it and lost. The exit status is 1 if
     something still waits.
     """
     with wrong_input(as_json=as_json):
-        chosen = [place for place in all_places(root) if _waits(place)] if run is None else [locate(root, run)]
+        chosen, logged = _chosen(root, run)
     delivered = []
     for place in chosen:
         with _bar(sink_states(place.directory)) as show:
             delivered.append(deliver(place.directory, seconds=seconds, mend=run is not None, progress=show))
         if not as_json:
-            _print(place, delivered[-1])
+            _print(place.id, delivered[-1])
     documents = [{"run": place.id, "sinks": states} for place, states in zip(chosen, delivered, strict=True)]
-    if as_json:
-        print_json(documents[0] if run is not None else {"root": str(root.resolve()), "runs": documents})
-    elif not chosen:
-        console().print(f"Nothing waits to be delivered in {root.resolve()}.", soft_wrap=True)
+    from_logging = []
+    for left in logged:
+        with _bar(sink_states(left.directory)) as show:
+            delivered.append(left.deliver(seconds, show))
+        from_logging.append({"path": str(left.path), "sinks": delivered[-1]})
+        if not as_json:
+            _print(str(left.path), delivered[-1])
+    if as_json and run is not None:
+        print_json(documents[0] if documents else {"logging": from_logging})
+    elif as_json:
+        print_json({"root": str(root.resolve()), "runs": documents, "logging": from_logging})
+    elif not delivered:
+        console().print(f"Nothing waits to be delivered in {Path(run or root).resolve()}.", soft_wrap=True)
     if any(state.behind_bytes or state.status != "ok" for states in delivered for state in states):
         raise typer.Exit(1)
+
+
+def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[leftovers.LeftOver]]:
+    """The runs and the journals of logging to deliver from.
+
+    Raises:
+        HooklineError: There is no such run, and nothing else that is called so; or there is no such root.
+    """
+    if run is None:
+        logged = leftovers.find(root.resolve().parent)
+        return [place for place in all_places(root) if _waits(place)] if root.is_dir() or not logged else [], logged
+    logged = leftovers.find(Path(run)) if not (Path(run) / run_directory.FACTS).is_file() else []
+    if logged:
+        return [], logged
+    try:
+        return [locate(root, run)], []
+    except HooklineError:
+        if Path(run).exists():  # a place of logging where nothing is left
+            return [], []
+        raise
 
 
 def _waits(place: Place) -> bool:
@@ -87,11 +120,11 @@ def _bar(states: list[SinkState]) -> Iterator[Callable[[list[SinkState]], None]]
         yield show
 
 
-def _print(place: Place, states: list[SinkState]) -> None:
+def _print(name: str, states: list[SinkState]) -> None:
     if not states:
-        console().print(f"{one_line(place.id)} has no sinks: there is nothing to deliver.", soft_wrap=True)
+        console().print(f"{one_line(name)} has no sinks: there is nothing to deliver.", soft_wrap=True)
         return
-    console().print(one_line(place.id), style="bold", soft_wrap=True)
+    console().print(one_line(name), style="bold", soft_wrap=True)
     listing = table("sink", "state", "records", "bytes waiting", "what is wrong", numbers=("records", "bytes waiting"))
     for state in states:
         style = {"ok": "", "lagging": "yellow"}.get(state.status, "red")

@@ -67,6 +67,7 @@ class CSVHandler(SpoolHandler):
             batch_records=buffer_size,
             poll_seconds=flush_interval,
             drain_seconds=drain_seconds,
+            settings={"columns": list(self.columns)},
         )
 
     def write(self, recorder: Recorder, record: logging.LogRecord) -> None:

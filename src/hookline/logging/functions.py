@@ -108,7 +108,8 @@ def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = No
 def log_training_progress(step: int, metrics: Mapping[str, Any]) -> None:
     """Log metrics of a step, on the topic ``training``, every ``logging_frequency`` steps.
 
-    A row with a metric that was not there before is always recorded, and so is, at `shutdown`, the last row.
+    A row with a metric that was not there before is always recorded. So is the last value of each metric: with a
+    later row of its step, or at `shutdown`.
 
     Args:
         step: The number of completed steps.

@@ -46,7 +46,7 @@ class MetricSettings:
     Args:
         logging_frequency: In steps: rows of steps that are no multiple of it are left out. Of
             `log_training_progress`, those that bring a metric that was not there before are recorded all the same,
-            and the last row left out is at `shutdown`.
+            and so is the last value of each metric, at `shutdown` at the latest.
         validation_frequency: In steps; None where validation is never due.
         sampling_ratio: The share of steps, between 0 and 1, for which expensive metrics are computed.
         trend_window: In recorded points.

@@ -18,7 +18,7 @@ from typing import Any
 
 from hookline.core.config_source import Source
 from hookline.core.errors import ConfigError, HooklineError, OptionError
-from hookline.logging import state, unfinished
+from hookline.logging import state
 from hookline.logging.config import Plan, read_plan
 from hookline.logging.run_handler import RunHandler
 from hookline.logging.spool_handler import DRAIN_SECONDS, SpoolHandler
@@ -45,7 +45,6 @@ def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any
         setup = Setup(plan, run)
         previous, _setup = _setup, None
         if previous is not None:
-            unfinished.finish(DRAIN_SECONDS)
             previous.detach()
         try:
             setup.attach()
@@ -65,10 +64,8 @@ def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any
 def shutdown(seconds: float = DRAIN_SECONDS) -> None:
     """Record what was held back, deliver what is left, and give the loggers back as they were.
 
-    What an `OptimizedLoggingCallback` was handed is logged first.
-
-    An ordinary end of the program does it too. What is not delivered in time stays in journals beside the files, and
-    the next start delivers it.
+    An ordinary end of the program does it too. What is not delivered in time stays in journals beside the files;
+    the next start or ``hookline runs sync`` delivers it.
 
     Args:
         seconds: How long to wait for that, at most.
@@ -77,10 +74,8 @@ def shutdown(seconds: float = DRAIN_SECONDS) -> None:
     with _changing:
         setup, _setup = _setup, None
         if setup is not None:
-            deadline = time.monotonic() + seconds
-            unfinished.finish(seconds)
             setup.detach()
-            setup.close(max(0.0, deadline - time.monotonic()))
+            setup.close(seconds)
 
 
 class Setup:

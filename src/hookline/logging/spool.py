@@ -3,7 +3,8 @@
 Guarantees:
 
 - What is recorded is in the journal when `recorder` returned: nothing is waited for, no queue fills up,
-  and it survives ``kill -9``. The next start with the same directory delivers what was left.
+  and it survives ``kill -9``. The next start with the same directory delivers what was left, and so does
+  ``hookline runs sync``.
 - Each record reaches the sink once, in order (see `Delivery`).
 - Several processes, and forked children, may spool to one directory, as the ranks of a training do with one
   configuration: each has a journal of its own, one of them delivers for all, and another takes over
@@ -12,22 +13,25 @@ Guarantees:
 
 The directory holds ``journal/`` and ``sinks/`` as a run's does, ``writers/`` (a lock file for each
 process at work), ``turn`` (held by the process that delivers), ``gate`` (held while somebody enters or
-removes the directory) and ``life`` (a name for what lies between).
+removes the directory), ``life`` (a name for what lies between) and ``handler.json`` (the handler's name and
+settings, from which `hookline.logging.leftovers` builds it again).
 """
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hookline.record import lock
-from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress
+from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
 from hookline.record.reader import JOURNAL, MAIN, Parcel, lines
 from hookline.record.recorder import Recorder
 from hookline.record.records import clean
@@ -40,6 +44,7 @@ SEGMENT_BYTES = 1 << 20
 LOOK_SECONDS = 0.02
 RETRY_SECONDS = 1.0
 LIFE = "life"
+SETTINGS = "handler.json"
 
 
 class Spool:
@@ -50,13 +55,23 @@ class Spool:
         make_sink: Makes the sink, once in each process.
         name: What the sink is called in messages.
         poll_seconds: How often new records are delivered.
+        settings: What its handler is built from, but for its place.
     """
 
-    def __init__(self, directory: Path, make_sink: Callable[[], Sink], *, name: str, poll_seconds: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        make_sink: Callable[[], Sink],
+        *,
+        name: str,
+        poll_seconds: float,
+        settings: Mapping[str, Any],
+    ) -> None:
         self.directory = directory.absolute()
         self.name = name
         self._make_sink = make_sink
         self._poll_seconds = poll_seconds
+        self._settings = {"handler": name, "settings": dict(settings)}
         self._turn = self.directory / "turn"
         self._progress = self.directory / SINKS_FOLDER / f"{name}.json"
         self._spec = clean(make_sink().spec())
@@ -88,6 +103,9 @@ class Spool:
             self._mark = writers / f"{os.getpid()}-{secrets.token_hex(3)}"
             lock.hold(self._mark)
             _name_life(self.directory)
+            aside = self.directory / f"{SETTINGS}.partial"
+            aside.write_text(json.dumps(self._settings), encoding="utf-8")
+            aside.replace(self.directory / SETTINGS)
             self._recorder = Recorder(self.directory, name=_writer_name(), segment_bytes=SEGMENT_BYTES)
         self._ending, self._woken = threading.Event(), threading.Event()
         self._deadline = 0.0
@@ -104,6 +122,23 @@ class Spool:
             self._woken.set()
             while self._waits() and not self._lags() and time.monotonic() < deadline:
                 self._ending.wait(LOOK_SECONDS)
+
+    def deliver_left_over(
+        self, seconds: float, progress: Callable[[list[SinkState]], object] = lambda states: None
+    ) -> list[SinkState]:
+        """Deliver what other processes left, for so long at most, and close; how the sink stands then.
+
+        Args:
+            progress: Called with the state now and then.
+        """
+        self.start()
+        deadline = time.monotonic() + seconds
+        while self._leaves_something() and time.monotonic() < deadline:
+            progress(sink_states(self.directory))
+            self._ending.wait(LOOK_SECONDS)
+        states = sink_states(self.directory)
+        self.close(max(0.0, deadline - time.monotonic()))
+        return states
 
     def close(self, seconds: float) -> None:
         """Deliver what is left, for so long at most, and remove what is not needed any more."""
@@ -128,7 +163,7 @@ class Spool:
                     shutil.rmtree(self.directory, ignore_errors=True)
                     return
         if self._waits():
-            kept = "%s: not all was delivered in time. It is kept in %s, and the next start delivers it."
+            kept = "%s: not all was delivered in time. It is kept: the next start delivers it, or hookline runs sync %s"
             logger.warning(kept, self.name, self.directory)
 
     def _run(self) -> None:

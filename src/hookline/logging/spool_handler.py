@@ -9,8 +9,9 @@ import logging
 import tempfile
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.logging.journal_handler import JournalHandler
@@ -32,6 +33,7 @@ class SpoolHandler(JournalHandler):
         batch_records: How many records are delivered at once, at most.
         poll_seconds: How often.
         drain_seconds: How long `close` waits for what is left to be delivered.
+        settings: The handler's other arguments that ``hookline runs sync`` needs to deliver what a dead process left.
     """
 
     _here = threading.local()
@@ -45,6 +47,7 @@ class SpoolHandler(JournalHandler):
         batch_records: int,
         poll_seconds: float,
         drain_seconds: float = DRAIN_SECONDS,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         def made() -> Sink:
             sink = make_sink()
@@ -54,8 +57,8 @@ class SpoolHandler(JournalHandler):
         made().check()
         require_writable(beside.absolute().parent)
         self.drain_seconds = drain_seconds
-        folder = beside.with_name(f".{beside.name}.journal")
-        self.spool = Spool(folder, made, name=name, poll_seconds=poll_seconds)
+        folder = spool_directory(beside)
+        self.spool = Spool(folder, made, name=name, poll_seconds=poll_seconds, settings=settings or {})
         super().__init__()
         if self.spool.has_left_over():
             self.start()
@@ -83,9 +86,14 @@ class SpoolHandler(JournalHandler):
         self.spool.flush(FLUSH_SECONDS)
 
     def close(self) -> None:
-        """Deliver what is left, within ``drain_seconds``. What is still left then, the next start delivers."""
+        """Deliver the rest within ``drain_seconds``; the next start or ``hookline runs sync`` delivers what is left."""
         self.spool.close(self.drain_seconds)
         super().close()
+
+
+def spool_directory(beside: Path) -> Path:
+    """Where the journal of a handler lies that writes to a file or folder."""
+    return beside.with_name(f".{beside.name}.journal")
 
 
 def require_positive(name: str, value: float) -> None:

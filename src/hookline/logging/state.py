@@ -30,7 +30,7 @@ class State:
     run: Any = None
     _step: int = 0
     _seen: set[tuple[str, str]] = field(default_factory=set)
-    _held: dict[str, MetricsPayload] = field(default_factory=dict)
+    _held: dict[str, dict[str, tuple[int, Any]]] = field(default_factory=dict)
     _trends: dict[str, Trend] = field(default_factory=dict)
     _process: int = field(default_factory=os.getpid)
 
@@ -56,34 +56,38 @@ class State:
     def emit_if_due(self, logger: logging.Logger, payload: MetricsPayload) -> bool:
         """Give metrics to the run and to the handlers if they are due, or bring a metric that was not there before.
 
-        The last ones that were not are held back for `emit_held`: the end of a training is no multiple of anything.
+        Of what is left out, the latest value of each metric is kept: a later row of the same step records it, or
+        `emit_held` does, because the end of a training is no multiple of anything.
         """
+        held = self._held.setdefault(logger.name, {})
         new = {(logger.name, key) for key in payload.values} - self._seen
         if not new and not self.settings.is_due(payload.step):
-            held = self._held.get(logger.name)
-            if held is not None and held.step == payload.step:
-                payload = MetricsPayload(payload.step, _merged(held.values, payload.values))
-            self._held[logger.name] = payload
+            held.update((key, (payload.step, value)) for key, value in dict.items(payload.values))
             return False
         self._seen |= new
-        self._held.pop(logger.name, None)
+        for key in payload.values:
+            held.pop(key, None)
+        beside = {key: held.pop(key)[1] for key in list(held) if held[key][0] == payload.step}
+        if beside:
+            payload = MetricsPayload(payload.step, _row(beside | dict(dict.items(payload.values))))
         self.emit(logger, payload, stacklevel=4)
         return True
 
     def emit_held(self) -> None:
-        """Give out what was held back; only in the process that was given it."""
+        """Give out what was held back, by step; only in the process that was given it."""
         if self._process == os.getpid():
-            for name, payload in self._held.items():
-                self.emit(logging.getLogger(name), payload)
+            for name, held in self._held.items():
+                for step in sorted({step for step, _ in held.values()}):
+                    values = {key: value for key, (at, value) in held.items() if at == step}
+                    self.emit(logging.getLogger(name), MetricsPayload(step, _row(values)))
         self._held.clear()
 
 
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Both, without waiting for values that are on their way."""
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as a row, without waiting for those that are on their way from a device."""
     row = MetricsRow()
-    row.update(first)
-    row.update(second)
-    return row if row.is_waiting() else dict(row)
+    row.update(values)
+    return row if row.is_waiting() else values
 
 
 _current = State()

@@ -50,8 +50,11 @@ def metrics_event(record: Metrics) -> Event:
 
 
 def rewards_event(time: float, step: int, name: str, values: Sequence[float]) -> Event:
-    """What a reward function gave at a step: its distribution and its mean."""
-    middle = Summary.Value(tag=f"rewards/{name}/mean", simple_value=mean(values))
+    """What a reward function gave at a step: its distribution and its mean.
+
+    The mean is not called ``rewards/<name>/mean``: rows of metrics have that name.
+    """
+    middle = Summary.Value(tag=f"rewards/{name}", simple_value=mean(values))
     return _event(time, step, [middle, _histogram(name, values)])
 
 

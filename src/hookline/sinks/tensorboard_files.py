@@ -134,8 +134,10 @@ class Stream:
             self._turn_to(step)
             told = self.told.setdefault(record.name, [])
             told += finite(record.values)[: REWARDS_KEPT - len(told)]
-            if told:
-                yield events.rewards_event(record.time, step, record.name, told)
+        # One point for each function: a wrapper may record the rewards of a step one by one.
+        for name, time in {record.name: record.time for record in given}.items():
+            if self.told[name]:
+                yield events.rewards_event(time, step, name, self.told[name])
 
     def _of_samples(self, step: int, samples: Sequence[Sample], samples_per_step: int) -> Iterator[Event]:
         for sample in samples:

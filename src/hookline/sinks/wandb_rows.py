@@ -88,7 +88,7 @@ def _rewards(record: Rewards) -> dict[str, Any]:
         return {}
     shape: Any = histogram(values)
     return {
-        f"rewards/{record.name}/mean": mean(values),
+        f"rewards/{record.name}": mean(values),  # rewards/<name>/mean is a name of rows of metrics
         f"rewards/{record.name}/histogram": wandb.Histogram(np_histogram=shape),
     }
 

@@ -9,6 +9,9 @@ Completions and their rewards come from the wrapped reward functions, which is w
 callbacks neither. An answer is right when the function for correctness gave it more than nothing, and it is counted
 answer by answer; what no function scored is neither right nor wrong. What evaluations generate is counted apart.
 
+Completions and rewards are logged when they have been scored, and everything else when Hugging Face reports it, on the
+training thread: nothing waits in memory, so what was logged survives ``kill -9`` (see `hookline.logging.spool`).
+
 They are callbacks of Hugging Face and need no run of hookline; `attach` may be used beside them.
 """
 
@@ -16,7 +19,6 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from hookline.logging import (
     log_reward_metrics,
     log_training_progress,
     log_validation_metrics,
-    unfinished,
 )
 from hookline.rl.rewards import destination
 from hookline.rl.rewards.accuracy import Accuracy, accuracy
@@ -46,8 +47,6 @@ logger = logging.getLogger("hookline")
 Row = Mapping[str, Any]
 MOST_WAITING = 10_000
 """How many samples are kept that no step has taken: more come only from functions that are called outside of one."""
-MOST_BEHIND = 32
-"""How many steps the thread may be behind before the training waits for it."""
 ANSWERS_FILE = "answers.json"
 
 
@@ -92,9 +91,12 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         return 100 * self.correct_answers / self.total_answers if self.total_answers else 0.0
 
     def log_samples(self, rows: Iterable[Row]) -> None:
-        """Take samples with their rewards, as reward functions give them; whoever had them before gets them too."""
+        """Log samples with their rewards, and pass them on to where they went before the training began."""
         taken = list(rows)
         self._waiting.extend(taken)
+        if self._training is not None and self._training.is_world_process_zero:
+            self._do(self._log_outputs, taken)
+            self._do(self._log_rewards, [row for row in taken if row.get("axis", "train") == "train"])
         if self._beyond is not None:
             self._beyond.log_samples(taken) if hasattr(self._beyond, "log_samples") else self._beyond.samples(taken)
 
@@ -122,7 +124,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
             if self._is_due(self.progress_every) or state.global_step == state.max_steps:
                 self._do(log_training_progress, state.global_step, self._progress(state))
             if rows:
-                self._do(self._tell, state.global_step, rows, self.log_counter)
+                self._do(self._log_statistics, state.global_step, rows)
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
@@ -139,7 +141,6 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         if right.total:
             found |= {"eval_accuracy": 100 * right.right / right.total, "eval_total_answers": right.total}
         if state.is_world_process_zero:
-            self._do(self._tell_outputs, rows)
             self._do(log_validation_metrics, state.global_step, found)
         return control
 
@@ -163,9 +164,6 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
 
     def _begin(self, state: Any) -> None:
         """Get ready for a training."""
-
-    def _finish(self) -> None:
-        """Wait for what is still being logged."""
 
     def _take(self, axis: str) -> list[Row]:
         """The samples of an axis that have come since the last time; those of others stay."""
@@ -213,20 +211,20 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
     def _is_due(self, every: int) -> bool:
         return self.log_counter % every == 0
 
-    def _tell(self, step: int, rows: list[Row], count: int) -> None:
-        """Log what was generated at a step."""
-        self._tell_outputs(rows)
-        names = dict.fromkeys(name for row in rows for name in row["rewards"])
-        rewards = {name: [row["rewards"].get(name) for row in rows] for name in names}
-        groups = [row.get("group") for row in rows]
-        for name, values in rewards.items():
-            log_reward(name, values, [str(group) for group in groups], step=step)
-        if count % self.metrics_every == 0 and rewards:
-            log_reward_metrics(step, rewards, groups=groups)
-        if count % self.generation_every == 0:
+    def _log_statistics(self, step: int, rows: list[Row]) -> None:
+        """Log the statistics of what was generated at a step."""
+        rewards = _by_function(rows)
+        if rewards and self._is_due(self.metrics_every):
+            log_reward_metrics(step, rewards, groups=[row.get("group") for row in rows])
+        if self._is_due(self.generation_every):
             log_generation_metrics(step, [row["completion"] for row in rows])
 
-    def _tell_outputs(self, rows: list[Row]) -> None:
+    def _log_rewards(self, rows: list[Row]) -> None:
+        groups = [str(row.get("group")) for row in rows]
+        for name, values in _by_function(rows).items():
+            log_reward(name, values, groups, step=rows[0].get("step"))
+
+    def _log_outputs(self, rows: list[Row]) -> None:
         for row in rows:
             log_model_output(
                 row.get("prompt"),
@@ -249,11 +247,9 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class OptimizedLoggingCallback(EnhancedLoggingCallback):
-    """The same at a lower rate, on a thread of its own: progress every 5 steps, metrics every 20.
+    """The same at a lower rate: progress every 5 steps, metrics every 20; every completion is still logged.
 
-    Everything that is logged is formatted, computed and written on the thread, in order, and all of it is done when
-    training ends. Nothing is dropped: a thread that falls far behind is waited for, and a `hookline.logging.shutdown`
-    within the training lets it finish first.
+    CSV and TensorBoard are written off the training thread, by their handlers, from the handlers' journals.
 
     Args:
         checkpoint_dir: Where the counts of answers are kept for each checkpoint, so that a training that is resumed
@@ -268,13 +264,8 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
     def __init__(self, checkpoint_dir: str | Path | None = None, *, correctness: str | None = None) -> None:
         super().__init__(correctness=correctness)
         self.checkpoint_dir = checkpoint_dir
-        self._thread: ThreadPoolExecutor | None = None
-        self._behind: deque[Future[None]] = deque()
 
     def _begin(self, state: Any) -> None:
-        self._finish()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hookline-logging")
-        unfinished.add(self._wait)
         if state.global_step and self.checkpoint_dir is not None:
             self.correct_answers, self.total_answers = self._saved().get(str(state.global_step), (0, 0))
 
@@ -282,30 +273,6 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         if self.checkpoint_dir is not None and state.is_world_process_zero:
             self._do(self._write, str(state.global_step), (self.correct_answers, self.total_answers))
         return control
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        super().on_train_end(args, state, control, **kwargs)
-        self._finish()
-        return control
-
-    def _do(self, function: Callable[..., Any], *args: Any) -> None:
-        if self._thread is None:
-            super()._do(function, *args)
-            return
-        while self._behind and (self._behind[0].done() or len(self._behind) >= MOST_BEHIND):
-            self._behind.popleft().result()
-        self._behind.append(self._thread.submit(super()._do, function, *args))
-
-    def _wait(self, seconds: float) -> None:
-        """Wait until what was handed to the thread so far is logged."""
-        wait(self._behind.copy(), timeout=seconds)
-
-    def _finish(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
-        unfinished.remove(self._wait)
-        self._behind.clear()
 
     @property
     def _file(self) -> Path:
@@ -320,12 +287,18 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         return counts
 
     def _write(self, step: str, counts: tuple[int, int]) -> None:
-        """Add the counts of a checkpoint; on the thread, behind those of the checkpoints before it."""
+        """Add the counts of a checkpoint."""
         saved = self._saved() | {step: counts}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         aside = self._file.with_suffix(".partial")
         aside.write_text(json.dumps(saved), encoding="utf-8")
         aside.replace(self._file)
+
+
+def _by_function(rows: list[Row]) -> dict[str, list[Any]]:
+    """The rewards of some samples by reward function; None where one did not score a sample."""
+    names = dict.fromkeys(name for row in rows for name in row["rewards"])
+    return {name: [row["rewards"].get(name) for row in rows] for name in names}
 
 
 def _end_failed_trainings(state: Any) -> None:
@@ -335,7 +308,6 @@ def _end_failed_trainings(state: Any) -> None:
     """
     while isinstance(left := destination.present(), EnhancedLoggingCallback) and left._training is not state:
         left._stop_listening()
-        left._finish()
         if destination.present() is left:  # put back by somebody who did not know that it had ended
             destination.replace(None)
 
