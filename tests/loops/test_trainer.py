@@ -28,7 +28,7 @@ from hookline.callbacks import (
 )
 from hookline.core.errors import NonFiniteError, OptionError
 from hookline.core.state import LoopArtifacts, ManifestRow
-from hookline.record.records import Event
+from hookline.record.records import Event, Metrics, Status
 from hookline.testing import RecordingCallback
 
 torch = pytest.importorskip("torch")
@@ -164,7 +164,7 @@ def test_trainer_validation_moments_have_the_documented_arguments():
     assert torch.equal(events[0].arguments[0][0], first)
     assert torch.equal(events[3].arguments[1][0], last)
     assert [events[i].arguments[-1] for i in range(4)] == [0, 0, 1, 1]
-    assert list(events[1].arguments[0]) == ["loss"]
+    assert list(events[1].arguments[0]) == ["loss", "predictions"]
     assert events[4].arguments == (3, "val", {"val/loss": trainer.get_metric("val_loss")})
 
 
@@ -749,6 +749,123 @@ def test_trainer_validate_under_another_name_does_not_stand_for_its_own_validati
     trainer.fit()
     assert steps_with(trainer, "probe/loss") == [0, 1, 2]
     assert steps_with(trainer, "val/loss") == [2]
+
+
+class Answering(hl.Trainer):
+    """Returns predictions, texts and a score of one element beside the loss."""
+
+    def validation_step(self, model, batch):
+        inputs, targets = batch
+        logits = model(inputs)
+        return {
+            "loss": functional.mse_loss(logits, targets),
+            "logits": logits,
+            "prompt": [f"sum {row.tolist()}" for row in inputs],
+            "completion": [f"{value:.1f}" for value in logits.flatten().tolist()],
+        }
+
+
+def test_trainer_validation_outputs_are_whole():
+    seen = []
+    look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(outputs))
+    trainer = make(kind=Answering, val=samples(5), epochs=1, callbacks=[look])  # the last batch has one sample
+    metrics = trainer.validate()
+    assert list(metrics) == ["val/loss"]
+    assert [list(outputs) for outputs in seen] == [["loss", "logits", "prompt", "completion"]] * 2
+    assert [tuple(outputs["logits"].shape) for outputs in seen] == [(4, 1), (1, 1)]
+    assert [len(outputs["completion"]) for outputs in seen] == [4, 1]
+
+
+def test_trainer_validation_of_a_loss_function_has_the_predictions():
+    seen = []
+    look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(outputs["predictions"]))
+    trainer = make(val=samples(5), epochs=1, callbacks=[look])
+    assert list(trainer.validate()) == ["val/loss"]
+    expected = trainer.model(samples(5).tensors[0])
+    assert torch.equal(torch.cat(seen), expected.detach())
+
+
+def test_trainer_sample_logger_records_samples_of_validations():
+    logger = SampleLogger(n=3, source="validation")
+    trainer = make(kind=Answering, val=samples(), epochs=1, callbacks=[logger])
+    trainer.fit()
+    first = samples().tensors[0][0].tolist()
+    assert [(row["step"], set(row) - {"step"}) for row in trainer.samples] == [(2, {"prompt", "completion"})] * 3
+    assert trainer.samples[0]["prompt"] == f"sum {first}"
+
+
+def test_trainer_sample_logger_records_predictions_of_a_plain_model():
+    trainer = make(val=samples(), epochs=1, callbacks=[SampleLogger(n=2, source="validation")])
+    trainer.fit()
+    inputs, targets = samples().tensors
+    with torch.no_grad():
+        predictions = trainer.model(inputs)
+    assert trainer.samples == [
+        {"step": 2, "input": inputs[i].tolist(), "target": targets[i].tolist(), "predictions": predictions[i].tolist()}
+        for i in range(2)
+    ]
+
+
+def test_trainer_several_validation_sets_are_evaluated_one_after_the_other():
+    seen = []
+    look = hl.on("eval", lambda loop, i, name, metrics: seen.append((i + 1, name, list(metrics))))
+    sets = {"easy": samples(4), "hard": samples(8, seed=2)}
+    trainer = make(val=sets, epochs=2, callbacks=[look, EarlyStoppingCallback("val/hard/loss", patience=9)])
+    trainer.fit()
+    assert seen == [(step, f"val/{name}", [f"val/{name}/loss"]) for step in (2, 4) for name in ("easy", "hard")]
+    assert list(trainer.validate()) == ["val/easy/loss", "val/hard/loss"]
+    assert trainer.metrics["val/easy/loss"] == make(trainer.model, val=samples(4), epochs=1).validate()["val/loss"]
+
+
+def test_trainer_plateau_follows_the_first_of_several_validation_sets():
+    def waiting(optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+
+    trainer = make(val={"easy": samples(4), "hard": samples(8, seed=2)}, epochs=2, scheduler=waiting)
+    trainer.fit()
+    assert trainer.scheduler.best == trainer.metrics["val/easy/loss"]
+
+
+@pytest.mark.parametrize("sets", [{}, {"": [1]}, {1: [1]}, {"a/": [1]}])
+def test_trainer_validation_sets_without_a_name_are_refused(sets):
+    with pytest.raises(OptionError, match="val_data"):
+        make(val=sets, epochs=1)
+
+
+def test_trainer_test_is_an_evaluation_and_recorded_in_the_run_of_the_training():
+    recording = RecordingCallback()
+    trainer = make(val=samples(), epochs=1, output_dir="runs", callbacks=[recording], test_data=samples(6, seed=3))
+    trainer.fit()
+    recording.clear()
+    metrics = trainer.test()
+    assert list(metrics) == ["test/loss"]
+    assert recording.names() == [
+        "on_validation_start",
+        "on_validation_epoch_start",
+        *["on_validation_batch_start", "on_validation_batch_end"] * 2,
+        *[f"on_{name}" for name in VALIDATION_END],
+    ]
+    assert recording.events[-1].arguments == (1, "test", metrics)
+    rows = [record for record in hl.read(trainer.dir) if isinstance(record, Metrics) and "test/loss" in record.values]
+    assert [(row.axis, row.step, row.values) for row in rows] == [("eval", 2, metrics)]
+    assert [record.status for record in hl.read(trainer.dir) if isinstance(record, Status)][-1] == "finished"
+
+
+def test_trainer_test_takes_data_by_name_and_needs_some():
+    trainer = make(val=samples(), epochs=1)
+    assert list(trainer.test({"a": samples(), "b": samples()})) == ["test/a/loss", "test/b/loss"]
+    assert list(trainer.test(samples())) == ["test/loss"]
+    with pytest.raises(OptionError, match=r"test\(\): there is nothing to test on. Give test\(data\)"):
+        trainer.test()
+
+
+def test_trainer_predict_returns_what_the_model_gives_for_each_batch():
+    recording = RecordingCallback()
+    trainer = make(epochs=1, callbacks=[recording])
+    predicted = trainer.predict(samples(5))
+    assert torch.equal(torch.cat(predicted), trainer.model(samples(5).tensors[0]).detach())
+    assert [tuple(batch.shape) for batch in predicted] == [(4, 1), (1, 1)]
+    assert (recording.names(), trainer.history, trainer.model.training) == ([], [], True)
 
 
 # What callbacks ask for

@@ -1,6 +1,9 @@
 """run.validate(): a validation as a context."""
 
+import pytest
+
 import hookline as hl
+from hookline.core.errors import OptionError
 from hookline.record.records import Metrics
 from hookline.testing import RecordingCallback
 
@@ -80,3 +83,32 @@ def test_validation_that_raises_fires_no_end():
     except RuntimeError:
         pass
     assert recording.names() == ["on_train_start", "on_validation_start", "on_validation_epoch_start", "on_exception"]
+
+
+def test_validation_hands_predictions_over_as_they_are():
+    seen, prediction = [], object()
+    look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(outputs))
+    with hl.run(callbacks=[look], strict=True, summary=False) as run, run.validate() as val:
+        for batch in val.batches([1.0, 3.0]):
+            val.log(loss=batch)
+            val.outputs(predictions=[prediction])
+    assert seen == [{"loss": 1.0, "predictions": [prediction]}, {"loss": 3.0, "predictions": [prediction]}]
+    assert seen[0]["predictions"][0] is prediction
+    assert val.metrics == {"val/loss": 2.0}
+
+
+def test_validation_outputs_are_the_samples_of_a_sample_logger():
+    logger = hl.callbacks.SampleLogger(n=3, source="validation")
+    with hl.run(callbacks=[logger], root=None, strict=True, summary=False) as run, run.validate() as val:
+        for prompts in val.batches([["1+1", "2+2"], ["3+3", "4+4"]]):
+            val.outputs({"prompt": prompts, "completion": [str(eval(prompt)) for prompt in prompts]})
+    assert [(row["prompt"], row["completion"]) for row in run.samples] == [("1+1", "2"), ("2+2", "4"), ("3+3", "6")]
+
+
+def test_validation_outputs_outside_of_a_batch_are_an_error():
+    with hl.run(strict=True, summary=False, root=None) as run, run.validate() as val:
+        with pytest.raises(OptionError, match="in the body of `for batch in val.batches"):
+            val.outputs(predictions=[1])
+        for _ in val.batches([1]):
+            with pytest.raises(OptionError, match=r"give names, as in val.outputs\(predictions=...\), or a dict"):
+                val.outputs([1])

@@ -1,10 +1,12 @@
 """Records a few samples of what a model is given and gives: of each rollout, or of each validation.
 
 They go where `loop.log_samples` takes them: to the record and its sinks. What samples are made of is found in lists
-of mappings or objects, and in mappings of lists; for anything else, ``make`` says it.
+of mappings or objects, and in mappings of lists; where there are none, in arrays with few numbers for each sample. For
+anything else, ``make`` says it.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
@@ -18,6 +20,8 @@ from hookline.core.state import LoopArtifacts, LoopState
 logger = logging.getLogger("hookline")
 
 Row = Mapping[str, Any]
+MOST_NUMBERS = 32
+"""Arrays with more numbers for each sample, such as images and logits over a vocabulary, are left out."""
 
 
 @register("sample_logger")
@@ -53,7 +57,7 @@ class SampleLogger(FreshStart):
         self.n = n
         self.source = source
         self._every = every
-        self._make = make or samples_in
+        self._make = make
         self._forget()
 
     def _forget(self) -> None:
@@ -86,27 +90,47 @@ class SampleLogger(FreshStart):
         self._validations = int(state["validations"])
 
     def _log(self, loop: LoopState, most: int, *given: Any) -> int:
-        rows = list(islice(self._make(*given), most))
+        rows = samples_in(*given, most=most) if self._make is None else list(islice(self._make(*given), most))
         self._found = bool(rows) or bool(self._found)
         if rows:
             loop.log_samples(rows)
         return len(rows)
 
 
-def samples_in(*given: Any) -> list[Row]:
+def samples_in(*given: Any, most: int | None = None) -> list[Row]:
     """The samples in lists of mappings or objects, or in mappings whose lists are their fields.
+
+    Without any, the arrays in mappings are fields, and a pair of arrays is ``input`` and ``target``.
+
+    Args:
+        most: Return at most so many.
 
     >>> samples_in({"loss": 0.5}, {"prompt": ["1+1", "2+2"], "expected": ["2", "4"]})
     [{'prompt': '1+1', 'expected': '2'}, {'prompt': '2+2', 'expected': '4'}]
     """
     columns: dict[str, Iterable[Any]] = {}
+    arrays: dict[str, Any] = {}
     rows: list[Row] = []
     for each in given:
         if isinstance(each, Mapping):
             columns |= {name: values for name, values in each.items() if isinstance(values, list | tuple)}
+            arrays |= {name: values for name, values in each.items() if _has_short_rows(values)}
+        elif isinstance(each, list | tuple) and len(each) == 2 and all(hasattr(part, "shape") for part in each):
+            pair = zip(("input", "target"), each, strict=True)
+            arrays = {name: values for name, values in pair if _has_short_rows(values)} | arrays
         elif isinstance(each, list | tuple):
             rows += filter(None, map(_fields_of, each))
-    return rows or [dict(zip(columns, values, strict=False)) for values in zip(*columns.values(), strict=False)]
+    if rows:
+        return rows[:most]
+    if not columns:  # only the first rows are fetched, if they are on a device
+        columns = {name: values[:most].tolist() for name, values in arrays.items()}
+    return [dict(zip(columns, values, strict=False)) for values in islice(zip(*columns.values(), strict=False), most)]
+
+
+def _has_short_rows(values: Any) -> bool:
+    """Whether it is an array with a few numbers for each sample."""
+    shape: Any = getattr(values, "shape", ())
+    return bool(shape) and callable(getattr(values, "tolist", None)) and math.prod(shape[1:]) <= MOST_NUMBERS
 
 
 def _fields_of(sample: Any) -> Row:

@@ -193,7 +193,10 @@ def size_of(value: Any) -> Any:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    scalar = value.item() if size_of(value) == 1 and callable(getattr(value, "item", None)) else plain(value)
+    if size_of(value) == 1 and callable(getattr(value, "item", None)):
+        scalar = value.item()
+    else:  # a list is none, whatever is in it: looking into one would wait for the tensors there
+        scalar = value if isinstance(value, list | tuple) else plain(value)
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar
     raise OptionError(

@@ -74,10 +74,14 @@ class AccelerateBackend:
         return outputs
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
+        """Forward only."""
+        return checked_outputs(self.predict(step, batch), trains=False)
+
+    def predict(self, step: StepFunction, batch: Any) -> Any:
         """Forward only; a model that is whole here is called without its wrapper, which would communicate."""
         model = self._wrapped if self._is_sharded else self.model
         with self._accelerator.autocast():
-            return checked_outputs(step(model, batch), trains=False)
+            return step(model, batch)
 
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return what it was."""

@@ -38,6 +38,9 @@ class Backend(Protocol):
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
         """Forward only."""
 
+    def predict(self, step: StepFunction, batch: Any) -> Any:
+        """Forward only, whatever it gives."""
+
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return what it was."""
 

@@ -39,7 +39,11 @@ class PlainBackend:
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
         """Forward only."""
-        return checked_outputs(step(self.model, batch), trains=False)
+        return checked_outputs(self.predict(step, batch), trains=False)
+
+    def predict(self, step: StepFunction, batch: Any) -> Any:
+        """Forward only, whatever it gives."""
+        return step(self.model, batch)
 
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return what it was."""

@@ -5,7 +5,8 @@ All ranks share one directory, which rank zero finds or makes; each writes a jou
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -89,6 +90,33 @@ def facts(name: str, config: Any, tags: Iterable[str] = (), notes: str = "") -> 
     optional: dict[str, Any] = {"tags": list(checked_tags(tags)), "notes": checked_notes(notes)}
     known = {"name": name, "config": plain_settings(config)}
     return known | {key: value for key, value in optional.items() if value}
+
+
+@contextmanager
+def reopened(run: "Session") -> Iterator[None]:
+    """The record of a run that has ended, open once more: for an evaluation of what was trained.
+
+    A run that has not ended, or has no record, is left alone.
+    """
+    if not run._ended or run.output_dir is None or run.recorder is None:
+        yield
+        return
+    directory = run.output_dir
+    if not run.agreement.from_rank_zero(lambda: run_directory.hold(directory)):
+        raise run_directory.still_running(directory)
+    recorder = run.recorder = _recorder(run, directory)
+    run.hook_record = run.peers = None  # those of the training have said what they had to say
+    recorder.status("running", "evaluating", step=run.step)
+    if run.rank == 0:
+        run.outlets.open(directory)
+    run._ended = False
+    try:
+        yield
+    finally:
+        run._ended = True
+        recorder.flush()
+        recorder.status(run.ending, run.ctx.error or run.stop_reason or "", step=run.step)
+        _let_go(run, directory, recorder)
 
 
 def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:

@@ -16,6 +16,8 @@ def scalars(outputs: dict[str, Any]) -> dict[str, Any]:
     loss: Any = outputs.get("loss")
     is_there = getattr(loss, "is_cpu", False)
     values = outputs | {"loss": loss.item()} if is_there else outputs  # plain numbers need no second look
+    if len(values) > 1:  # arrays are no metrics, even those with one element: such are the predictions of one sample
+        values = {name: value for name, value in values.items() if not getattr(value, "ndim", 0)}
     try:
         return collect((values,), {}, defer)
     except OptionError:

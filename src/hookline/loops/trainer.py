@@ -32,8 +32,8 @@ from hookline.callbacks.nan_guard import NaNGuard
 from hookline.core.errors import OptionError
 from hookline.core.metrics import MetricsRow, collect
 from hookline.core.state import LoopArtifacts, ManifestRow
-from hookline.loops import checkpoint, rng
-from hookline.loops.backend import choose_backend
+from hookline.loops import checkpoint, rng, run_record
+from hookline.loops.backend import choose_backend, moved
 from hookline.loops.batches import Batches
 from hookline.loops.changed_settings import say_what_changed
 from hookline.loops.evaluation_mode import set_to_evaluate
@@ -42,14 +42,13 @@ from hookline.loops.flat_callbacks import flat
 from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
 from hookline.loops.plan import Plan
 from hookline.loops.process_shares import ProcessShares
-from hookline.loops.run_record import checked_resume
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.step_metrics import combined, scalars, shares_of, weight_of
 from hookline.loops.trainer_config import TrainerConfig
 from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, step_function, subscribers
 from hookline.loops.training_state import TrainingState
-from hookline.loops.training_step import COUNTS, StepFunction
+from hookline.loops.training_step import COUNTS, StepFunction, predictions_of
 from hookline.loops.validation import Validation
 from hookline.record.device import defer
 
@@ -57,6 +56,8 @@ logger = logging.getLogger("hookline")
 
 VALIDATION = "val"
 """What the Trainer's own validations are called."""
+TEST = "test"
+"""What `Trainer.test` is called."""
 Window = list[tuple[int, Any]]
 """The batches of one step, each with its index in the epoch."""
 
@@ -67,14 +68,17 @@ class Trainer(Session):
     Args:
         model: A torch module.
         train_data: A data set of samples, a `DataLoader`, or an iterable of batches.
-        val_data: The same for validations.
+        val_data: The same for validations, or several by name: ``{"easy": ..., "hard": ...}`` are validated one after
+            the other, as ``val/easy/loss`` and ``val/hard/loss``.
         config: The settings; they have to say how long to train.
         loss: A function of the model's prediction and the targets, for batches of ``(inputs, targets)``.
         training_step: A function ``(model, batch)`` that returns ``{"loss": ..., ...}``: the loss to train on, and
             numbers to record with it. Or override the method. Without either, the model returns its own loss.
         optimizer: A torch optimizer, or a function of the parameters; made from the settings by default.
         scheduler: A torch scheduler, or a function of the optimizer; made from the settings by default. It moves
-            once a step; one that waits for a plateau once a validation, with the loss of that.
+            once a step; one that waits for a plateau once a validation, with the loss of that (of the first of
+            several validation sets).
+        test_data: What `test` evaluates by default, as for ``val_data``.
         callbacks: Callbacks besides those of the settings.
         custom_logger_fns: Functions ``(report_data, step)`` called after each step and validation, on rank zero.
         hook_fns: Functions ``(worker, report_data)`` by the name of a hook.
@@ -95,6 +99,7 @@ class Trainer(Session):
         training_step: StepFunction | None = None,
         optimizer: Any = None,
         scheduler: Any = None,
+        test_data: Any = None,
         callbacks: Any = None,
         custom_logger_fns: Iterable[Callable[..., Any]] | None = None,
         hook_fns: Mapping[str, Any] | None = None,
@@ -119,9 +124,10 @@ class Trainer(Session):
         shared: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
         shared |= {"batch_size": batch_size_for(train_data, config), "workers": config.workers}
         self.train_batches = Batches(train_data, what="train_data", shuffle=config.shuffle, **shared)
-        self.val_batches = (
-            None if val_data is None else Batches(val_data, what="val_data", last_round="filled up", **shared)
-        )
+        self._batch_options = shared
+        self.val_sets = self._sets(val_data, "val_data")
+        """The batches of each validation set by its name; that of the only one is empty."""
+        self.test_sets = self._sets(test_data, "test_data")
         self.plan = Plan(config, self.train_batches.length, validates=val_data is not None)
         self.num_steps, self.num_epochs = self.plan.num_steps, self.plan.num_epochs
         self.optimizer = make_optimizer(optimizer, checked_model(model), config)
@@ -138,6 +144,11 @@ class Trainer(Session):
         self._validated_at: int | None = None
         self._saves_waiting: list[tuple[Path | None, str]] = []
         self._validating = False
+
+    @property
+    def val_batches(self) -> Batches | None:
+        """The batches of the validation set, the first where there are several; None where there is none."""
+        return next(iter(self.val_sets.values()), None)
 
     @property
     def next_epoch(self) -> int:
@@ -161,8 +172,15 @@ class Trainer(Session):
         return self._step_function(model, batch)
 
     def validation_step(self, model: Any, batch: Any) -> Any:
-        """The same for a validation batch."""
+        """The same for a validation batch. Numbers are recorded; all of it is ``outputs`` in `on_validation_batch_end`.
+
+        By default it is the training step. Where that is the Trainer's own, the outputs have the predictions too.
+        """
         return self.training_step(model, batch)
+
+    def prediction_step(self, model: Any, batch: Any) -> Any:
+        """What `predict` returns for a batch: what the model returns; of ``(inputs, targets)`` it gets the inputs."""
+        return predictions_of(model, batch)
 
     def fit(self) -> LoopArtifacts:
         """Train to the end, and say what came of it."""
@@ -182,7 +200,7 @@ class Trainer(Session):
         """
         if self.state == "running":
             raise OptionError("resume(): this training is running.")
-        checked_resume(path)
+        run_record.checked_resume(path)
         if self.root is None:
             raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
         self.resume_from = path
@@ -192,24 +210,98 @@ class Trainer(Session):
             self.resume_from = self.config.resume
 
     def validate(self, name: str = VALIDATION) -> dict[str, Any]:
-        """Validate now, and return the metrics; they are recorded while training."""
-        if self.val_batches is None:
+        """Validate now, and return the metrics of all sets; they are recorded while training and after it."""
+        if not self.val_sets:
             raise OptionError("validate(): this Trainer has no val_data.")
-        self._prepared()
-        with self._evaluating(self.val_batches), Validation(self, name, counts=COUNTS, everywhere=True) as validation:
-            empty = True
-            for batch in validation.batches(self._placed(self.val_batches)):
-                empty = False
-                metrics = scalars(self.backend.evaluate(self.validation_step, batch))
-                validation.add(metrics, weight_of(metrics, batch) if self.val_batches.counts else 0.0)
-            if empty:
-                raise OptionError(f"val_data gave no batch.{self.val_batches.advice}")
-            if decides := self.state == "running" and name == VALIDATION:
-                self._validated_at = self.step
+        decides = self.state == "running" and name == VALIDATION
+        metrics = self._evaluated(name, self.val_sets, limit=self.config.validation_batches, decides=decides)
         if decides and self.scheduler is not None and is_plateau(self.scheduler):
-            self.scheduler.step(_loss_of(validation.metrics))
+            self.scheduler.step(_loss_of(metrics, f"{_joined(name, next(iter(self.val_sets)))}/loss"))
         self._save_if_asked()
-        return dict(validation.metrics)
+        return metrics
+
+    def test(self, data: Any = None) -> dict[str, Any]:
+        """Evaluate data that is kept for the end, and return the metrics: ``test/loss``.
+
+        It takes the path of every evaluation: `validation_step`, the moments of a validation, and `on_eval` with the
+        name "test". After a training, the metrics are recorded in its run.
+
+        Args:
+            data: A data set, a loader, or several by name (``test/<name>/loss``); by default the ``test_data``.
+        """
+        sets = self.test_sets if data is None else self._sets(data, "data")
+        if not sets:
+            raise OptionError("test(): there is nothing to test on. Give test(data), or Trainer(..., test_data=...).")
+        metrics = self._evaluated(TEST, sets)
+        self._save_if_asked()
+        return metrics
+
+    def predict(self, data: Any) -> list[Any]:
+        """Return what `prediction_step` gives for each batch, on the CPU; nothing fires, and nothing is recorded.
+
+        Of several processes, each predicts its share of the batches and returns that.
+
+        Args:
+            data: A data set, a loader, or an iterable of batches.
+        """
+        batches = Batches(data, what="data", last_round="filled up", **self._batch_options)
+        self._prepared()
+        predictions = []
+        with self._evaluating(batches):
+            for batch in self._placed(batches):
+                given = self.backend.predict(self.prediction_step, batch)
+                if batches.counts:
+                    predictions.append(moved(given, "cpu"))
+        return predictions
+
+    def _sets(self, data: Any, what: str) -> dict[str, Batches]:
+        """The batches of data that is evaluated, by the names of its sets."""
+        named = {"": data} if not isinstance(data, Mapping) else data
+        if data is None:
+            return {}
+        if not named:
+            raise OptionError(f"{what}={data!r} has no set in it: give data, or a dict of data by name.")
+        for name in named if isinstance(data, Mapping) else ():
+            if not isinstance(name, str) or not name or name != name.strip("/"):
+                raise OptionError(f"{what}: {name!r} is not a name for a set. Give a text such as 'easy'.")
+        return {
+            name: Batches(
+                each, what=f"{what}[{name!r}]" if name else what, last_round="filled up", **self._batch_options
+            )
+            for name, each in named.items()
+        }
+
+    def _evaluated(
+        self, name: str, sets: Mapping[str, Batches], *, limit: int | None = None, decides: bool = False
+    ) -> dict[str, Any]:
+        """Evaluate each of the sets, and return all their metrics.
+
+        Args:
+            limit: Stop after so many batches of each.
+            decides: Whether it is the validation that is due at this step.
+        """
+        self._prepared()
+        metrics: dict[str, Any] = {}
+        with run_record.reopened(self):
+            for own, batches in sets.items():
+                validation = Validation(self, _joined(name, own), counts=COUNTS, everywhere=True)
+                with self._evaluating(batches), validation:
+                    self._evaluate_set(validation, batches, limit)
+                    if decides and own == list(sets)[-1]:
+                        self._validated_at = self.step
+                metrics |= validation.metrics
+        return metrics
+
+    def _evaluate_set(self, validation: Validation, batches: Batches, limit: int | None) -> None:
+        empty = True
+        for batch in validation.batches(self._placed(batches, limit)):
+            empty = False
+            outputs = self.backend.evaluate(self.validation_step, batch)
+            metrics = scalars(outputs)
+            validation.add(metrics, weight_of(metrics, batch) if batches.counts else 0.0, outputs=outputs)
+            del outputs  # its predictions are not kept while the next batch is computed
+        if empty:
+            raise OptionError(f"{batches.what} gave no batch.{batches.advice}")
 
     def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
         """Save everything that training goes on from, and return the manifest row.
@@ -252,7 +344,7 @@ class Trainer(Session):
                 self.backend,
                 self.scheduler,
                 self.train_batches,
-                self.val_batches,
+                list(self.val_sets.values()),
                 rank=self.rank,
                 world_size=self.world_size,
                 seed=self.config.seed or 0,
@@ -461,9 +553,8 @@ class Trainer(Session):
                 self._validating = False
                 batches.load_state(drawn)
 
-    def _placed(self, batches: Batches) -> Iterator[Any]:
-        limited = itertools.islice(batches.epoch(self.epoch), self.config.validation_batches)
-        return map(self.backend.place, limited)
+    def _placed(self, batches: Batches, limit: int | None = None) -> Iterator[Any]:
+        return map(self.backend.place, itertools.islice(batches.epoch(self.epoch), limit))
 
     def _state(self, step: int) -> dict[str, Any]:
         return super()._state(step) | {
@@ -526,11 +617,16 @@ class Trainer(Session):
         self._prepared().load(directory)
 
 
-def _loss_of(metrics: Mapping[str, Any]) -> Any:
+def _joined(name: str, own: str) -> str:
+    """The name of an evaluation: with that of its set, where there are several."""
+    return f"{name}/{own}" if own else name
+
+
+def _loss_of(metrics: Mapping[str, Any], name: str) -> Any:
     """What a scheduler that waits for a plateau is told."""
-    if f"{VALIDATION}/loss" not in metrics:
+    if name not in metrics:
         raise OptionError(
             f"The scheduler waits for the loss of validations, which have {', '.join(metrics) or 'no metrics'}: "
             "let validation_step return a 'loss'."
         )
-    return metrics[f"{VALIDATION}/loss"]
+    return metrics[name]

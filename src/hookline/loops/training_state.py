@@ -9,7 +9,7 @@ same state, so that they draw one order and share it out, and each goes on with 
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class TrainingState:
     Args:
         backend: What computes, prepared.
         scheduler: The learning-rate schedule, or None.
-        validation: The data of validations, which may be shuffled too.
+        validation: The data of each validation set, which may be shuffled too.
         seed: What the order of the data is drawn from where several processes share it.
     """
 
@@ -42,7 +42,7 @@ class TrainingState:
         backend: Backend,
         scheduler: Any,
         batches: Batches,
-        validation: Batches | None,
+        validation: Sequence[Batches],
         *,
         rank: int,
         world_size: int,
@@ -105,7 +105,7 @@ class TrainingState:
             schedule = None if self._scheduler is None else self._scheduler.state_dict()
             write_tensors(model, directory / MODEL_FILE)
             write_tensors({**optimizer, "scheduler": schedule, "kinds": self._kinds()}, directory / OPTIMIZER_FILE)
-        order = [] if self._validation is None else self._validation.state()
+        order = [batches.state() for batches in self._validation]
         now, place = self._to_go_on_from(epoch_begins)
         states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order, "place": place}
         write_tensors(states, directory / _rng_file(self._rank))
@@ -128,8 +128,8 @@ class TrainingState:
             follow_schedule(self._scheduler)
         self._epoch_began, self._to_restore = states["epoch_began"], states["now"]
         self._batches.load_place(states["place"])
-        if self._validation is not None:
-            self._validation.load_state(states["validation_order"])
+        for batches, order in zip(self._validation, states["validation_order"], strict=False):
+            batches.load_state(order)
 
     def _require_fitting(self, directory: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
         if not isinstance(optimizer["kinds"], list):

@@ -24,9 +24,32 @@ def step_with(loss: Callable[[Any, Any], Any]) -> StepFunction:
                 "Give training_step=, a function (model, batch) -> {'loss': ...}."
             )
         inputs, targets = batch
-        return {"loss": loss(model(inputs), targets)}
+        predictions = model(inputs)
+        return with_predictions(loss(predictions, targets), predictions)
 
     return step
+
+
+def with_predictions(loss: Any, predictions: Any) -> dict[str, Any]:
+    """The outputs of a step: in a validation with the predictions.
+
+    A training step lets go of them before it goes backward: those of a language model are larger than the model.
+    """
+    import torch
+
+    if torch.is_grad_enabled():
+        return {"loss": loss}
+    if isinstance(predictions, Mapping):
+        return {**predictions, "loss": loss}
+    return {"loss": loss, "predictions": predictions}
+
+
+def predictions_of(model: Any, batch: Any) -> Any:
+    """What a model gives for a batch; of a pair of inputs and targets it is given the inputs."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
+    return model(batch[0] if is_pair else batch)
 
 
 def step_of_model(model: Any, batch: Any) -> dict[str, Any]:
@@ -48,7 +71,7 @@ def step_of_model(model: Any, batch: Any) -> dict[str, Any]:
             f"The model returned {_described(outputs)}, which has no loss. Give loss=, a function of "
             "(prediction, targets), or training_step=, a function (model, batch) -> {'loss': ...}."
         )
-    return {"loss": loss}
+    return with_predictions(loss, outputs)
 
 
 def checked_outputs(returned: Any, *, trains: bool = True) -> dict[str, Any]:

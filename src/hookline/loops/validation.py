@@ -1,10 +1,11 @@
 """A validation of a session, as a context."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from hookline.core.errors import OptionError
 from hookline.core.metrics import MetricsRow, collect
 from hookline.core.values import plain
 from hookline.loops.mean import mean
@@ -32,6 +33,8 @@ class Validation:
         self._counts = frozenset(counts)
         self._everywhere = everywhere
         self._batch = MetricsRow()
+        self._outputs: Any = None  # what a validation step returned, where the loop itself calls one
+        self._in_batch = False
         self._values: defaultdict[str, list[Any]] = defaultdict(list)
         self._weights: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -58,18 +61,48 @@ class Validation:
     def batches(self, batches: Iterable[B]) -> Iterator[B]:
         """Yield validation batches, firing the moments around each."""
         for batch_idx, batch in enumerate(batches):
-            self._batch = MetricsRow()
+            self._batch, self._outputs, self._in_batch = MetricsRow(), None, True
             self.run.callbacks.on_validation_batch_start(self.run, batch, batch_idx)
-            yield batch
-            self.run.callbacks.on_validation_batch_end(self.run, self._batch, batch, batch_idx)
+            try:
+                yield batch
+            finally:
+                self._in_batch = False
+            outputs = self._batch if self._outputs is None else self._outputs
+            self.run.callbacks.on_validation_batch_end(self.run, outputs, batch, batch_idx)
+
+    def outputs(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Hand the predictions of this batch, or anything else, to the subscribers of `on_validation_batch_end`.
+
+        They get it in ``outputs``, together with the metrics of the batch, and as it is: tensors are neither copied
+        nor waited for, and nothing is recorded::
+
+            for inputs, targets in val.batches(loader):
+                predictions = model(inputs)
+                val.log(loss=loss(predictions, targets))
+                val.outputs(predictions=predictions, targets=targets)
+        """
+        if values is not None and not isinstance(values, Mapping):
+            raise OptionError(
+                f"val.outputs({values!r:.200}): give names, as in val.outputs(predictions=...), or a dict."
+            )
+        if not self._in_batch:
+            raise OptionError(
+                "val.outputs() belongs to a batch: call it in the body of `for batch in val.batches(loader):`."
+            )
+        self._batch.update({} if values is None else values, **more)
 
     def log(self, *args: Any, **values: Any) -> None:
         """Record metrics of a batch, or of the whole validation; numbers are averaged over the calls."""
         self.add(collect(args, values, defer))
 
-    def add(self, metrics: dict[str, Any], weight: float = 1.0) -> None:
-        """Record metrics of a batch that weighs so much in the average; one that weighs nothing is only shown."""
+    def add(self, metrics: dict[str, Any], weight: float = 1.0, *, outputs: Any = None) -> None:
+        """Record metrics of a batch that weighs so much in the average; one that weighs nothing is only shown.
+
+        Args:
+            outputs: All that the validation step returned, for `on_validation_batch_end`; the metrics by default.
+        """
         self._batch.update(metrics)
+        self._outputs = outputs
         for key, value in dict.items(metrics) if weight else ():  # those on their way from a device stay so
             self._values[key].append(value)
             self._weights[key].append(weight)

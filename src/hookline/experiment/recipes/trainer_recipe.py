@@ -55,8 +55,9 @@ class TrainerRecipe(Recipe):
                 raise OptionError(f"There is nothing to train without {name}=: give Arm(name, config, {name}=...).")
         for name in ("train_data", "val_data"):
             data = self.parts.get(name)
-            if hasattr(data, "__next__"):
-                raise OptionError(f"{name}={data!r:.80} can be gone through once: give a function that makes it.")
+            for each in data.values() if isinstance(data, Mapping) else [data]:
+                if hasattr(each, "__next__"):
+                    raise OptionError(f"{name}={each!r:.80} can be gone through once: give a function that makes it.")
         for name in ("optimizer", "scheduler"):
             if not callable(self.parts.get(name) or callable):
                 raise OptionError(f"{name}= is one of a certain model: give a function that makes one.")
@@ -107,6 +108,8 @@ def _made(given: Any) -> Any:
         return copy.deepcopy(given, {id(given.dataset): given.dataset})
     if isinstance(given, IterableDataset):  # it may keep its place
         return copy.deepcopy(given)
+    if isinstance(given, dict):  # several validation sets by name
+        return {name: _made(each) for name, each in given.items()}
     if isinstance(given, Mapping) or hasattr(given, "__getitem__") or hasattr(given, "__iter__"):
         return given
     return given() if callable(given) else given
