@@ -18,7 +18,7 @@ LAYERS = [
     {"sinks", "logging", "callbacks"},
     {"loops", "rl", "experiment"},
     {"integrations", "store"},
-    {"server", "cli", "demo"},
+    {"server", "cli", "demo", "launcher", "tools"},
 ]
 RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
 TOP = len(LAYERS)

@@ -3,9 +3,13 @@
 import pytest
 
 from hookline.core.registry import REGISTRY
+from hookline.hooks import LoggingHook
 from hookline.testing import check_callback
 
-NEEDS_ARGUMENTS: dict[str, dict] = {}
+NEEDS_ARGUMENTS: dict[str, dict] = {
+    "composite_hook": {"hooks": [LoggingHook(1)]},
+    "metrics_hook": {"frequency": 1, "metrics_fn": lambda context: {"step": context.step}},
+}
 """Constructor arguments for those that cannot be made without."""
 
 

@@ -341,3 +341,11 @@ def test_metrics_hook_with_a_function_that_takes_no_context_is_refused():
 def test_manager_and_composite_given_something_else_than_a_list_say_so(make, given):
     with pytest.raises(hl.MomentError, match="give a list of hooks"):
         make(given)
+
+
+def test_hook_in_a_run_that_returns_one_unrecordable_value_keeps_the_others():
+    with hl.run(callbacks=[MetricsHook(1, lambda context: {"good": 1.0, "bad": [1, 2]})], summary=False) as run:
+        for _ in run.steps(4):
+            pass
+    assert [row.metrics["metrics_hook/good"] for row in run.history] == [1.0] * 4
+    assert run.callbacks.costs().by_name()["metrics_hook"].errors == 0

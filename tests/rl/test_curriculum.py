@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hookline as hl
@@ -164,6 +165,11 @@ def test_curriculum_results_out_of_range_are_refused_and_change_nothing(successe
     with pytest.raises(OptionError, match="successes="):
         course.record("one", successes, 1)
     assert course.success_rate("one") is None
+
+
+def test_curriculum_config_takes_numpy_integers():
+    config = CurriculumConfig([Lesson("sort", Sorting(2))], eval_frequency=np.int64(5), window=np.int32(60))
+    assert (config.eval_frequency, type(config.eval_frequency), config.window) == (5, int, 60)
 
 
 def test_curriculum_unknown_lesson_is_refused_with_the_closest():

@@ -454,6 +454,18 @@ def test_hooks_that_return_what_cannot_be_recorded_are_isolated_named_and_disabl
     assert "metrics_hook is DISABLED" in caplog.text
 
 
+@pytest.mark.parametrize("values", UNRECORDABLE)
+def test_hooks_that_return_one_value_that_cannot_be_recorded_keep_the_others(tmp_path, caplog, values):
+    given = {"good": 1.5, "nested": {"good": 2, "bad": [1]}, **values}
+    made = worker(hooks=[MetricsHook(1, lambda context: given)], output_dir=str(tmp_path))
+    made.run(4)
+    rows = [row for row in rows_of(made, "rollout") if "good" in row[1]]
+    assert rows == [(step, {"good": 1.5, "nested/good": 2}) for step in (1, 2, 3, 4)]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "metrics_hook returned a value that is left out, the others are recorded"
+    ]
+
+
 @pytest.mark.parametrize("options", [{"background": True}, {}])
 def test_hooks_that_return_what_cannot_be_recorded_and_are_critical_end_the_run(options):
     made = worker(hooks=[MetricsHook(1, lambda context: {"lengths": [1, 2]}).configure(critical=True, **options)])

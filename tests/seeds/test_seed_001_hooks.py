@@ -6,6 +6,8 @@ import json
 import logging
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -25,6 +27,7 @@ from hookline.hooks import (
     PeriodicHook,
     load_hooks,
 )
+from hookline.rl.hooks import EvaluationHook as EvaluatesForReal
 from hookline.testing import FakeLoop, check_callback
 
 
@@ -679,6 +682,25 @@ def test_debug_logging_shows_each_run_with_name_time_and_result(caplog):
     assert [bool(re.fullmatch(pattern, message)) for message in caplog.messages] == [True, True]
 
 
+def test_debug_logging_by_the_documents_logger_shows_each_run(caplog):
+    caplog.set_level(logging.DEBUG, logger="hookline.rl.hooks")
+    Worker(StatefulHook()).run(50, reward=2)
+    (record,) = caplog.records
+    assert record.name == "hookline.rl.hooks"
+    assert record.getMessage().startswith("stateful_hook ran at step 50 in ")
+
+
+def test_debug_logging_where_nothing_else_is_set_up_is_shown_on_stderr():
+    script = (
+        "import logging\n"
+        "logging.getLogger('hookline.rl.hooks').setLevel(logging.DEBUG)\n"
+        "from hookline.hooks import HookContext, HookManager, MetricsHook\n"
+        "HookManager([MetricsHook(1, lambda context: {'x': 1})]).run_hooks(HookContext('worker', 3))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"metrics_hook ran at step 3 in [\d.]+ (ns|µs|ms|s) -> \{'x': 1\}\n", done.stderr)
+
+
 def test_debug_logging_off_says_nothing(caplog):
     Worker(StatefulHook()).run(100)
     assert caplog.messages == []
@@ -741,13 +763,86 @@ def test_dependencies_after_and_before_win_over_order_and_priority():
     assert seen == ["prepare", "evaluate", "publish"]
 
 
-def test_dependencies_on_nobody_or_in_a_circle_are_errors_that_change_nothing():
+def test_dependencies_on_a_hook_registered_later_hold_once_it_is_there():
+    seen = []
+    manager = HookManager()
+    manager.register_hook(Calls("b", seen, name="b", after="a"))
+    manager.register_hook(Calls("first", seen), before="b")
+    manager.run_hooks(HookContext("worker", 1))
+    manager.register_hook(Calls("a", seen), name="a")
+    manager.run_hooks(HookContext("worker", 2))
+    assert seen == ["first", "b", "first", "a", "b"]
+
+
+def test_dependencies_on_nobody_are_named_once_when_hooks_run(caplog):
     manager = HookManager([Calls("a", [], name="a")])
-    with pytest.raises(hl.OrderError, match="no such subscriber.*Did you mean 'a'"):
-        manager.register_hook(Calls("b", []), after="aa")
+    manager.register_hook(Calls("b", [], name="b"), after="aa")
+    for step in (1, 2):
+        manager.run_hooks(HookContext("worker", step))
+        manager.register_hook(Calls("more", []))
+    assert caplog.messages == [
+        (
+            "'b' is to run after 'aa', but there is no such subscriber here. Did you mean 'a'? "
+            "It may still be registered; until then the order is free."
+        )
+    ]
+
+
+def test_dependencies_in_a_circle_are_errors_that_change_nothing():
+    manager = HookManager([Calls("a", [], name="a")])
     with pytest.raises(hl.OrderError, match="wait for one another: 'a' after 'c' after 'a'"):
         manager.register_hook(Calls("c", []), name="c", after="a", before="a")
     assert [hook.label for hook in manager.get_hooks()] == ["a"]
+
+
+def step_and_lesson(context):
+    """What the metrics hook of a file calls."""
+    return {"seen": context.step}
+
+
+def test_configuration_file_has_metrics_and_composite_hooks(tmp_path):
+    path = tmp_path / "hooks.yaml"
+    path.write_text(
+        "hooks:\n"
+        "  - composite_hook:\n"
+        "      hooks:\n"
+        f"        - metrics_hook: {{frequency: 2, metrics_fn: '{__name__}:step_and_lesson'}}\n"
+        "          name: inner\n"
+        "        - logging_hook: {frequency: 50}\n"
+        f"  - metrics_hook: {{frequency: 3, metrics_fn: '{__name__}:step_and_lesson'}}\n"
+    )
+    manager = load_hooks(path)
+    assert [type(hook) for hook in manager.get_hooks()[0].hooks] == [MetricsHook, LoggingHook]
+    results = [manager.run_hooks(HookContext("worker", step)) for step in (1, 2, 3, 6)]
+    assert results == [{}, {"seen": 2}, {"seen": 3}, {"seen": 6, "metrics_hook/seen": 6}]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("metrics_hook: {frequency: 2, metrics_fn: 'os:system'}", r"hooks\[0\].*give a function"),
+        ("metrics_hook: {frequency: 2, metrics_fn: 'no_such_module:f'}", r"hooks\[0\].*cannot be imported"),
+        ("composite_hook: {hooks: [{loging_hook: {}}]}", r"hooks\[0\].*Did you mean 'logging_hook'"),
+    ],
+)
+def test_configuration_file_hook_of_what_is_no_function_or_hook_is_an_error(tmp_path, entry, message):
+    path = tmp_path / "hooks.yaml"
+    path.write_text(f"hooks:\n  - {entry}\n")
+    with pytest.raises(hl.ConfigError, match=f"hooks.yaml:2: {message}"):
+        load_hooks(path)
+
+
+def test_hooks_take_numpy_integers_as_whole_numbers():
+    hook = EvaluatesForReal(np.int64(10), np.int32(4), start_step=np.uint8(20))
+    kept = (hook.frequency, hook.n_examples, hook.start_step)
+    assert kept == (10, 4, 20)
+    assert {type(value) for value in kept} == {int}
+    seen = []
+    manager = HookManager()
+    manager.register_hook(Calls("every two", seen, every=np.int64(2), start=np.int64(2)))
+    for step in range(1, 7):
+        manager.run_hooks(HookContext("worker", np.int64(step)))
+    assert len(seen) == 2
 
 
 def test_sharing_registered_hook_is_found_by_its_name():

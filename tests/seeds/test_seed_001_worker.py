@@ -8,6 +8,7 @@ import random
 import re
 import time
 from typing import Any, Optional
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -217,6 +218,30 @@ def test_testing_with_hooks_replacing_the_evaluation_of_a_worker_still_works(wor
     assert recorded(worker, having="mocked") == [(2, {"mocked": True})]
 
 
+def test_testing_with_hooks_the_documents_replaced_evaluation_is_honoured(worker):
+    def mock_evaluate_lesson(self, *args, **kwargs):
+        return {"mocked": True}
+
+    worker._evaluate_lesson = mock_evaluate_lesson
+    worker.register_hook(EvaluationHook(frequency=2, evaluate_all_lessons=False))
+    worker.register_hook(EvaluationHook(frequency=3, evaluate_all_lessons=True))
+    worker.run(3)
+    assert recorded(worker, having="mocked") == [(2, {"mocked": True}), (3, {"mocked": True})]
+
+
+def test_testing_with_hooks_a_mock_hook_on_a_worker_is_asked_each_step_and_saved(worker):
+    hook = MagicMock(spec=Hook)
+    hook.should_run.side_effect = lambda context: context.step == 2
+    hook.run.return_value = {"from_mock": 1.0}
+    worker.register_hook(hook)
+    worker.register_hook(CheckpointHook(frequency=3))
+    worker.run(3)
+    assert hook.should_run.call_count == 3
+    hook.run.assert_called_once()
+    assert recorded(worker, having="from_mock") == [(2, {"from_mock": 1.0})]
+    assert [row.step for row in worker.checkpoints] == [3]
+
+
 class HealthMonitoringHook(Hook):
     """Remembers the steps at which it was asked."""
 
@@ -347,6 +372,33 @@ def test_testing_hooks_with_a_jax_key(worker):
     result = hook.run(context)
     assert "expected_key" in result
     assert result["expected_key"] != result["other"]
+
+
+def test_architecture_a_workers_generator_for_hooks_can_be_a_jax_key(config):
+    jrandom = pytest.importorskip("jax").random
+
+    class Draws(PeriodicHook):
+        def run(self, context):
+            first, _ = context.split_rng()
+            return {"own": float(jrandom.normal(context.rng)), "split": float(jrandom.normal(first))}
+
+    def drawn():
+        worker = RolloutWorker(config, hooks=[Draws(1)])
+        worker.run(2)
+        return [row for _, row in recorded(worker, having="own")]
+
+    config.rollout = rl.RolloutConfig(prompts=1, group_size=2, max_tokens=2, hook_rng="jax")
+    first = drawn()
+    assert first == drawn()
+    assert len({value for row in first for value in row.values()}) == 4
+
+
+@pytest.mark.parametrize(("kind", "module"), [("numpy", "numpy.random._generator"), ("torch", "torch._C")])
+def test_architecture_a_workers_generator_for_hooks_can_be_another_librarys(config, kind, module):
+    config.rollout.hook_rng = kind
+    kinds = []
+    RolloutWorker(config, hooks=[MetricsHook(1, lambda context: kinds.append(type(context.rng)) or {})]).run(1)
+    assert [each.__module__ for each in kinds] == [module]
 
 
 def numpy_generator(seed):

@@ -191,6 +191,14 @@ def import_object(name: str) -> Any:
     return found
 
 
+def import_function(name: str) -> Callable[..., Any]:
+    """The function defined at ``package.module:name``; nothing else that can be called is taken."""
+    found = import_object(name)
+    if not inspect.isfunction(found):
+        raise UnknownNameError(f"{name!r} is {found!r}: give a function that is defined with def.")
+    return found
+
+
 def import_class(name: str, methods: Sequence[str]) -> Any:
     """The class at ``package.module:Name`` that has methods; a configuration must not be able to call just anything."""
     found = import_object(name)

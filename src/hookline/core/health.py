@@ -26,6 +26,7 @@ class Health:
         self._allowed = policy.failures_allowed
         self.failures: deque[Failure] = deque(maxlen=100)
         self.on_failure: Callable[[Failure], None] | None = None
+        self.log_failure: Callable[[Failure], None] = _log_failure
 
     def propagates(self, leaf: Leaf) -> bool:
         """Whether this subscriber's exceptions reach the loop."""
@@ -63,11 +64,15 @@ class Health:
         if fatal:
             failure.error.add_note(f"hookline: raised by {failure.subscriber} at {failure.where}")
         else:
-            logger.error("%s (training goes on)", failure, exc_info=failure.error)
+            self.log_failure(failure)
         if failure.disabled:
             logger.error("%s is DISABLED from here on: it failed %d times in a row.", failure.subscriber, self._allowed)
         if self.on_failure is not None:
             self.on_failure(failure)
+
+
+def _log_failure(failure: Failure) -> None:
+    logger.error("%s (training goes on)", failure, exc_info=failure.error)
 
 
 def make_all(calls: Iterable[Callable[[], Any]]) -> None:

@@ -2,12 +2,13 @@
 
 A hook can be registered with a `HookManager`, which a worker asks once per step, or added to any
 `CallbackCollection`, where it is asked after each step. Both are the same engine: order, isolation,
-cadence, background and cost hold for hooks as for callbacks. The logger ``hookline.hooks`` shows at
-DEBUG each hook's run, its time and its result.
+cadence, background and cost hold for hooks as for callbacks. The logger ``hookline.hooks``, or
+``hookline.rl.hooks``, shows at DEBUG each hook's run, its time and its result.
 """
 
 import logging
 import random
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -17,13 +18,15 @@ from typing import Any
 from hookline.core.background import LoopSnapshot
 from hookline.core.binding import is_async
 from hookline.core.callback import MOMENTS
+from hookline.core.dispatch import Compiled
 from hookline.core.entry import Leaf
 from hookline.core.errors import MomentError, OptionError
 from hookline.core.hook_check import require_context, require_workable
 from hookline.core.hook_results import HookResult, HookResults, merged
 from hookline.core.metrics import copied
 from hookline.core.moment import Moment
-from hookline.core.policy import Policy
+from hookline.core.order import unresolved
+from hookline.core.policy import Failure, Policy
 from hookline.core.registry import register
 from hookline.core.rng import split
 from hookline.core.roster import Member, Roster
@@ -33,6 +36,8 @@ from hookline.core.timing import Costs, duration
 from hookline.core.values import plain
 
 logger = logging.getLogger("hookline.hooks")
+rl_logger = logging.getLogger("hookline.rl.hooks")
+"""The same logger by the name that rollout workers' users know: DEBUG on either shows each run of a hook."""
 
 
 @dataclass
@@ -85,15 +90,14 @@ class PeriodicHook(Hook):
 
     def __init__(self, frequency: int, start_step: int = 0) -> None:
         try:
-            Every(frequency, start_step)
+            every = Every(frequency, start_step)
         except OptionError:
             raise OptionError(
                 f"{type(self).__name__}(frequency={frequency!r}, start_step={start_step!r}): "
                 "frequency is a whole number of at least 1, start_step one of at least 0. "
                 "To leave a hook out, do not register it."
             ) from None
-        self.frequency = frequency
-        self.start_step = start_step
+        self.frequency, self.start_step = every.n, every.start
 
     def should_run(self, context: HookContext) -> bool:
         return self.due(context.step)
@@ -103,13 +107,20 @@ class PeriodicHook(Hook):
         return step > self.start_step and step % self.frequency == 0
 
 
+@register("composite_hook")
 class CompositeHook(Hook):
-    """Several hooks as one; each keeps its own cadence, its own errors and its own line in the costs."""
+    """Several hooks as one; each keeps its own cadence, its own errors and its own line in the costs.
+
+    Args:
+        hooks: The hooks; in a configuration file, entries as in its list of hooks.
+    """
 
     _needs = ("manager",)
 
-    def __init__(self, hooks: Iterable[Hook]) -> None:
-        self.manager = HookManager(hooks)
+    def __init__(self, hooks: Iterable[Hook | Mapping[str, Any] | str]) -> None:
+        given = hooks_in(hooks)
+        is_described = any(isinstance(hook, str | Mapping) for hook in given)
+        self.manager = load_hooks({"hooks": given}) if is_described else HookManager(given)
 
     @property
     def hooks(self) -> list[Hook]:
@@ -155,13 +166,22 @@ class LoggingHook(PeriodicHook):
         logger.log(self.level, "%s", ", ".join(facts))
 
 
+@register("metrics_hook")
 class MetricsHook(PeriodicHook):
-    """Collects custom metrics: ``metrics_fn(context)`` returns a dict, which is recorded."""
+    """Collects custom metrics: ``metrics_fn(context)`` returns a dict, which is recorded.
+
+    Args:
+        metrics_fn: The function, or where it is defined: ``"package.module:function"``, as in a configuration file.
+    """
 
     def __init__(
-        self, frequency: int, metrics_fn: Callable[[HookContext], Mapping[str, Any]], start_step: int = 0
+        self, frequency: int, metrics_fn: Callable[[HookContext], Mapping[str, Any]] | str, start_step: int = 0
     ) -> None:
         super().__init__(frequency, start_step)
+        if isinstance(metrics_fn, str):
+            from hookline.core.config import import_function  # only who names it by text pays for it
+
+            metrics_fn = import_function(metrics_fn)
         if not callable(metrics_fn):
             raise OptionError(f"metrics_fn={metrics_fn!r}: give a function that takes the context and returns a dict.")
         require_context(metrics_fn, "metrics_fn")
@@ -197,8 +217,11 @@ class HookManager:
         self.roster.enter([(hook, hook_target(hook), {}) for hook in hooks])
 
     def register_hook(self, hook: Hook, **options: Any) -> None:
-        """Add a hook; options are those of any subscriber: ``name``, ``priority``, ``after``, ``every``, ..."""
-        self.roster.enter([(hook, hook_target(hook), options)])
+        """Add a hook; options are those of any subscriber: ``name``, ``priority``, ``after``, ``every``, ...
+
+        A hook named in ``after`` or ``before`` may be registered later; the order holds from then on.
+        """
+        self.roster.enter([(hook, hook_target(hook), options)], complete=False)
 
     def unregister_hook(self, hook: Hook) -> bool:
         """Take out this very hook; whether it was there."""
@@ -286,6 +309,8 @@ class _HookRoster(Roster):
         moments = {_ASKED.name: _ASKED, "on_step_end": MOMENTS["on_step_end"]}
         super().__init__(moments, paced_by=_ASKED.name, policy=policy)
         self.results = HookResults()
+        self._reported: set[str] = set()
+        self.health.log_failure = _log_failure
         self.accept: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
         """Takes what a hook returned; what it raises is a failure of the hook."""
 
@@ -294,7 +319,15 @@ class _HookRoster(Roster):
             super().receive(leaf, moment, subject, value)
             return
         is_late = bool(leaf.entry.lanes)
-        self.results.add(HookResult(leaf.path, subject.step, self.accept(value), is_late))
+        values = self._recordable(leaf, value, self.accept)
+        self.results.add(HookResult(leaf.path, subject.step, values, is_late))
+
+    def _compile(self, moment: Moment) -> Compiled:
+        for problem in unresolved(self.entries, self.entries):
+            if problem not in self._reported:  # once each: hooks come and go, and every change compiles again
+                self._reported.add(problem)
+                logger.warning("%s It may still be registered; until then the order is free.", problem)
+        return super()._compile(moment)
 
 
 def hooks_in(hooks: Any) -> list[Hook]:
@@ -334,7 +367,9 @@ class HookTarget(Subscriber):
         self.on_step_end = self._after_step_async if waits else self._after_step
 
     def state_dict(self) -> dict[str, Any]:
-        return self.hook.state_dict()
+        state = self.hook.state_dict()
+        stands_in = not issubclass(type(self.hook), Hook)  # a MagicMock(spec=Hook) returns another mock
+        return {} if stands_in and not isinstance(state, Mapping) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.hook.load_state_dict(state)
@@ -361,9 +396,14 @@ class HookTarget(Subscriber):
         return await self._asked_async(step_context(loop, step_idx + 1, self.name))
 
     def _debug(self, context: HookContext, result: Any, start: float) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
+        shown = logger if logger.isEnabledFor(logging.DEBUG) else rl_logger
+        if shown.isEnabledFor(logging.DEBUG):
             took = duration(time.perf_counter() - start)
-            logger.debug("%s ran at step %d in %s -> %r", self.name, context.step, took, result)
+            message, values = "%s ran at step %d in %s -> %r", (self.name, context.step, took, result)
+            if shown.hasHandlers():
+                shown.debug(message, *values)
+            else:  # Python shows nothing below WARNING by itself, and somebody has switched this on to see it
+                sys.stderr.write(message % values + "\n")
 
 
 class _Asks(Schedule):
@@ -414,6 +454,12 @@ def step_context(loop: Any, step: int, name: str = "") -> HookContext:
         if not alone:
             loop._hook_context = context
     return context
+
+
+def _log_failure(failure: Failure) -> None:
+    """Log a failure with the logger of `hookline.rl.hooks`, looked up there so that tests can replace it."""
+    used = getattr(sys.modules.get("hookline.rl.hooks"), "logger", logger)
+    used.error("Error running hook: %s (training goes on)", failure, exc_info=failure.error)
 
 
 def _shown(value: Any) -> str:

@@ -157,6 +157,24 @@ def collect(args: tuple[Any, ...], values: dict[str, Any], defer: Defer | None =
     return MetricsRow(flat)
 
 
+def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that `collect` takes, without the others; those inside mappings are looked at one by one.
+
+    >>> recordable({"a": 1, "b": [1, 2], "c": {"d": 2.0, "e": b"no"}})
+    {'a': 1, 'c': {'d': 2.0}}
+    """
+    kept: dict[str, Any] = {}
+    for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
+        part = recordable(value) if isinstance(value, Mapping) else value
+        try:
+            collect(({key: part},), {}, lambda on_device: None)  # nothing on a device is waited for
+        except OptionError:
+            continue
+        if part is value or part:
+            kept[key] = part
+    return kept
+
+
 def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
     match args:
         case ():

@@ -7,7 +7,7 @@ just ahead. A cycle is an error that names it.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hookline.core.errors import OrderError, closest
@@ -40,15 +40,21 @@ def matches(entry: Placed, reference: Reference) -> bool:
 
 def require_known(new: Iterable[Placed], entries: Sequence[Placed]) -> None:
     """Refuse a ``before`` or ``after`` of ``new`` that nothing in ``entries`` answers to."""
+    for problem in unresolved(new, entries):
+        raise OrderError(f"{problem} Add it first, or in the same call.")
+
+
+def unresolved(new: Iterable[Placed], entries: Sequence[Placed]) -> Iterator[str]:
+    """A sentence for each ``before`` or ``after`` of ``new`` that nothing in ``entries`` answers to."""
     for entry in new:
         for key in ("before", "after"):
             for reference in getattr(entry.options, key):
                 if not any(matches(other, reference) for other in entries):
                     given = reference if isinstance(reference, str) else reference.__name__
                     names = [other.name for other in entries if other is not entry]
-                    raise OrderError(
+                    yield (
                         f"{entry.name!r} is to run {key} {given!r}, but there is no such subscriber here. "
-                        f"{closest(given, names)} Add it first, or in the same call."
+                        f"{closest(given, names)}"
                     )
 
 

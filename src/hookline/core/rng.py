@@ -3,11 +3,31 @@
 The library is recognised by the generator's own module, so nothing is imported that was not there.
 """
 
+import importlib
 import random
 import sys
-from typing import Any
+from typing import Any, Literal, get_args
 
 from hookline.core.errors import OptionError
+
+Kind = Literal["python", "numpy", "torch", "jax"]
+"""The libraries whose generators `make` and `split` know; JAX calls its own keys."""
+
+
+def make(kind: Kind, seed: str) -> Any:
+    """A generator of a library, or a key of JAX, that depends on nothing but the seed."""
+    if kind == "python":
+        return random.Random(seed)
+    if kind not in get_args(Kind):
+        raise OptionError(f"rng={kind!r}: give one of {', '.join(map(repr, get_args(Kind)))}.")
+    number = random.Random(seed).getrandbits(31)
+    try:
+        library = importlib.import_module(kind)
+    except ImportError as error:
+        raise OptionError(f"rng={kind!r} needs the package {kind}, which is not installed.") from error
+    if kind == "numpy":
+        return library.random.default_rng(number)
+    return library.Generator().manual_seed(number) if kind == "torch" else library.random.PRNGKey(number)
 
 
 def split(rng: Any) -> tuple[Any, Any, Any]:

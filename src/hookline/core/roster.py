@@ -23,6 +23,7 @@ from hookline.core.group import Group
 from hookline.core.handover import HandOver
 from hookline.core.health import Health, make_all
 from hookline.core.ledger import Ledger
+from hookline.core.metrics import recordable
 from hookline.core.moment import Moment
 from hookline.core.order import arrange, matches, require_known, require_order
 from hookline.core.policy import Policy
@@ -87,8 +88,12 @@ class Roster(Group):
             return [entry for entry in self._entries if matches(entry, reference)]
         return [entry for entry in self._entries if entry.is_for(reference)]
 
-    def enter(self, newcomers: Iterable[Newcomer]) -> None:
-        """Add (subscriber as given, subscriber as called, options); all of them or, with an error, none."""
+    def enter(self, newcomers: Iterable[Newcomer], *, complete: bool = True) -> None:
+        """Add (subscriber as given, subscriber as called, options); all of them or, with an error, none.
+
+        Args:
+            complete: Refuse a ``before`` or ``after`` that nobody answers to yet.
+        """
         with self._lock:
             preferred = list(self._preferred)
             fresh = []
@@ -96,7 +101,8 @@ class Roster(Group):
                 entry = self._entry(subscriber, target, given, preferred)
                 preferred.insert(_place(preferred, entry.options.priority), entry)
                 fresh.append(entry)
-            require_known(fresh, preferred)
+            if complete:
+                require_known(fresh, preferred)
             self._commit(preferred, arrange(preferred))
             self._adopt(fresh)
 
@@ -178,7 +184,25 @@ class Roster(Group):
                     f" from {moment.name}" if moment.name.startswith("on_") else "",
                 )
         elif value and hasattr(subject, "log"):
-            subject.log({f"{leaf.path}/{key}": item for key, item in value.items()})
+            self._recordable(leaf, {f"{leaf.path}/{key}": item for key, item in value.items()}, subject.log)
+
+    def _recordable(self, leaf: Leaf, values: Mapping[str, Any], record: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """What ``record`` makes of the values; without those that it refuses, where others are left and that may be.
+
+        Raises:
+            OptionError: None can be recorded, or the subscriber's errors propagate.
+        """
+        try:
+            return record(values)
+        except OptionError as error:
+            kept = recordable(values)
+            if not kept or self.health.propagates(leaf):
+                raise
+            made = record(kept)
+            if not leaf.entry.warned:
+                leaf.entry.warned = True
+                logger.warning("%s returned a value that is left out, the others are recorded: %s", leaf.path, error)
+            return made
 
     def costs(self) -> Costs:
         """What each subscriber has cost so far, dearest first."""

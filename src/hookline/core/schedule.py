@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hookline.core.errors import OptionError
+from hookline.core.values import whole
 
 NEVER = 2**63
 _UNASKED = object()
@@ -272,7 +273,7 @@ def cadence(
 ) -> Schedule | None:
     """The schedule that the options ``every``, ``start`` and ``when`` describe together; None if always due."""
     parts: list[Schedule] = [every] if isinstance(every, Schedule) else [] if every is None else [Every(every, start)]
-    if _whole("start", start, least=0) and not isinstance(every, int):
+    if _whole("start", start, least=0) and (every is None or isinstance(every, Schedule)):
         parts.append(Every(1, start))
     if when is not None:
         parts.append(When(when))
@@ -345,6 +346,7 @@ class RowGate(Gate):
 
 
 def _whole(what: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    number = whole(value)
+    if number is None or number < least:
         raise OptionError(f"{what}={value!r}: give a whole number of at least {least}.")
-    return value
+    return number

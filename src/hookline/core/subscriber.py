@@ -104,6 +104,10 @@ class Options:
 
 def _own(subscriber: Subscriber) -> dict[str, Any]:
     """What a subscriber says of itself, as an attribute of the instance or of its class."""
+    kind = type(subscriber)
+    if not issubclass(kind, Subscriber):  # it stands in for one, e.g. a MagicMock(spec=Hook): its attributes are mocks
+        own = {key: getattr(Subscriber, key) for key in OPTION_NAMES} | {"name": snake_case(kind.__name__)}
+        return own | {key: value for key, value in vars(subscriber).items() if key in _OF_INSTANCE}
     own = {key: getattr(subscriber if key in _OF_INSTANCE else type(subscriber), key) for key in OPTION_NAMES}
     when = own["when"]
     if _needed_arguments(when) == 2:  # written as a method: when(self, loop)

@@ -1,6 +1,7 @@
 """Values of metrics: finding one by either spelling, and plain Python numbers from arrays and tensors."""
 
 import logging
+import numbers
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -40,6 +41,15 @@ class Deferred:
         except Exception as error:
             logger.warning("A metric could not be fetched from its device and reads as None: %s", error)
             return None
+
+
+def whole(value: Any) -> int | None:
+    """``value`` as an ``int`` where it is a whole number of any library, and None where it is anything else.
+
+    >>> whole(3), whole(True), whole(3.0)
+    (3, None, None)
+    """
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
 
 
 def is_on_device(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import msgspec
 
 from hookline.core.errors import OptionError, closest, reworded
+from hookline.core.values import whole
 
 
 class _NamesChecked(msgspec.StructMeta):
@@ -25,8 +26,9 @@ class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True, metaclass=_Names
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
+            number = whole(value)  # msgspec does not know those of NumPy
             try:
-                setattr(self, name, msgspec.convert(value, kind, strict=True))
+                setattr(self, name, msgspec.convert(value if number is None else number, kind, strict=True))
             except msgspec.ValidationError as error:
                 raise OptionError(f"{type(self).__name__}({name}={value!r}): {_said(value, kind, error)}") from None
 

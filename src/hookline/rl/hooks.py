@@ -3,7 +3,8 @@
 import logging
 import random
 import reprlib
-from typing import Any
+from inspect import get_annotations
+from typing import Any, Protocol
 
 from hookline.core.errors import OptionError
 from hookline.core.hook import (
@@ -17,7 +18,7 @@ from hookline.core.hook import (
     PeriodicHook,
 )
 from hookline.core.registry import register
-from hookline.rl.curriculum_config import CurriculumConfig
+from hookline.core.values import whole
 from hookline.rl.policy import PolicyError
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
     "create_default_evaluation_hooks",
 ]
 
-logger = logging.getLogger("hookline")
+logger = logging.getLogger("hookline.rl.hooks")
 
 
 @register("evaluation_hook")
@@ -60,13 +61,14 @@ class EvaluationHook(PeriodicHook):
         start_step: int = 0,
     ) -> None:
         super().__init__(frequency, start_step)
-        if isinstance(n_examples, bool) or not isinstance(n_examples, int) or n_examples < 1:
+        examples = whole(n_examples)
+        if examples is None or examples < 1:
             raise OptionError(f"n_examples={n_examples!r}: give a whole number of at least 1.")
         if not isinstance(eval_type, str) or not eval_type:
             raise OptionError(f"eval_type={eval_type!r}: give a name, e.g. 'eval'.")
         if not isinstance(evaluate_all_lessons, bool):
             raise OptionError(f"evaluate_all_lessons={evaluate_all_lessons!r}: give True or False.")
-        self.n_examples = n_examples
+        self.n_examples = examples
         self.eval_type = eval_type
         self.evaluate_all_lessons = evaluate_all_lessons
 
@@ -75,21 +77,35 @@ class EvaluationHook(PeriodicHook):
         metrics: dict[str, Any] = {}
         try:
             if self.evaluate_all_lessons:
-                metrics = worker.evaluate_curriculum(self.n_examples, self.eval_type, rng=rng)
+                metrics = worker._evaluate_curriculum(self.n_examples, eval_type=self.eval_type, rng=rng)
             elif context.lesson_id is not None:
-                metrics = worker.evaluate_lesson(context.lesson_id, self.n_examples, self.eval_type, rng=rng)
+                metrics = worker._evaluate_lesson(context.lesson_id, self.n_examples, eval_type=self.eval_type, rng=rng)
         except PolicyError as error:  # which passes: failing for that, a hook would be taken out for good
             logger.warning("%s at step %d is left out, the policy failed: %s", self.eval_type, context.step, error)
             metrics = {f"{self.eval_type}/failed": 1}
         return metrics
 
 
-def create_default_evaluation_hooks(curriculum_config: CurriculumConfig) -> list[Hook]:
-    """A short evaluation of the current lesson and a full one of all lessons; a frequency of 0 leaves one out."""
-    if not isinstance(curriculum_config, CurriculumConfig):
+class EvaluationSettings(Protocol):
+    """When a curriculum is evaluated, and on how many tasks: the part of a `CurriculumConfig` that hooks need."""
+
+    micro_eval_frequency: int
+    micro_eval_n_examples: int
+    eval_frequency: int
+    eval_n_examples: int
+
+
+def create_default_evaluation_hooks(curriculum_config: EvaluationSettings) -> list[Hook]:
+    """A short evaluation of the current lesson and a full one of all lessons; a frequency of 0 leaves one out.
+
+    Args:
+        curriculum_config: A `CurriculumConfig`, or any object with its four settings for evaluations.
+    """
+    missing = [name for name in get_annotations(EvaluationSettings) if not hasattr(curriculum_config, name)]
+    if missing:
         raise OptionError(
-            f"curriculum_config={reprlib.repr(curriculum_config)}: give a CurriculumConfig. "
-            "A RolloutWorkerConfig has one as curriculum_config, an RLConfig as curriculum."
+            f"curriculum_config={reprlib.repr(curriculum_config)} has no {', '.join(missing)}: give a "
+            "CurriculumConfig. A RolloutWorkerConfig has one as curriculum_config, an RLConfig as curriculum."
         )
     hooks: list[Hook] = []
     if curriculum_config.micro_eval_frequency:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hookline.core.errors import OptionError
+from hookline.core.rng import Kind
 from hookline.loops.checked_struct import CheckedStruct
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
 from hookline.rl.curriculum_config import CurriculumConfig
@@ -30,6 +31,7 @@ class RolloutConfig(CheckedStruct, kw_only=True):
             them at once (``dataset``); None waits.
         samples: How many rollouts of a step are recorded with their texts; None records all.
         failures: After how many steps in a row without a single completion the worker gives up.
+        hook_rng: The library that the generator in ``context.rng`` of hooks comes from; with ``"jax"`` it is a key.
     """
 
     prompts: int = 8
@@ -43,6 +45,7 @@ class RolloutConfig(CheckedStruct, kw_only=True):
     scoring_seconds: float | None = None
     samples: int | None = 16
     failures: int = 10
+    hook_rng: Kind = "python"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.hook import ASKED, Hook, HookContext, HookManager, hooks_in
 from hookline.core.metrics import collect, copied
+from hookline.core.rng import make as make_generator
 from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops.session import Session
 from hookline.record.device import defer
@@ -247,12 +248,24 @@ class RolloutWorker(Session):
         metrics: dict[str, Any] = {}
         rates = []
         for lesson in self.curriculum.lessons:
-            own = self.evaluate_lesson(lesson.id, n_examples, eval_type, rng=rng)
+            own = self._evaluate_lesson(lesson.id, n_examples, eval_type=eval_type, rng=rng)
             metrics |= own
             rates += [value for name, value in own.items() if name.endswith("/success_rate")]
         if rates:
             metrics[f"{eval_type}/success_rate"] = sum(rates) / len(rates)
         return metrics
+
+    def _evaluate_lesson(
+        self, lesson_id: str, n_examples: int, *, eval_type: str = "eval", rng: random.Random | None = None
+    ) -> dict[str, Any]:
+        """What hooks and `evaluate_curriculum` call to evaluate one lesson; a test may replace it on an instance."""
+        return self.evaluate_lesson(lesson_id, n_examples, eval_type, rng=rng)
+
+    def _evaluate_curriculum(
+        self, n_examples: int, *, eval_type: str = "eval", rng: random.Random | None = None
+    ) -> dict[str, Any]:
+        """What hooks call to evaluate all lessons; a test may replace it on an instance."""
+        return self.evaluate_curriculum(n_examples, eval_type, rng=rng)
 
     def _written(self, lesson: Lesson) -> tuple[list[Task], list[list[Completion]]]:
         """Tasks of a lesson and what the policy made of them; nothing where it could not."""
@@ -380,7 +393,8 @@ class RolloutWorker(Session):
             "reward_std": metrics.get("reward/std", 0.0),
             "performance": metrics.get("success_rate", 0.0),
         }
-        context = HookContext(self, self.step, self._generator("hooks"), self.lesson_id, metadata)
+        rng = make_generator(self.rollout.hook_rng, self._seed("hooks"))
+        context = HookContext(self, self.step, rng, self.lesson_id, metadata)
         self._told.next_step()
         self.hooks.roster.fire(ASKED)(context)
         self._record_results()
@@ -428,7 +442,10 @@ class RolloutWorker(Session):
 
     def _generator(self, purpose: str) -> random.Random:
         """A generator for one purpose at this step: the same whatever else was drawn."""
-        return random.Random(f"{self.config.seed}/{self.index}/{purpose}/{self.step}")  # noqa: S311 - no secret
+        return random.Random(self._seed(purpose))  # noqa: S311 - no secret
+
+    def _seed(self, purpose: str) -> str:
+        return f"{self.config.seed}/{self.index}/{purpose}/{self.step}"
 
     def _state(self, step: int) -> dict[str, Any]:
         return super()._state(step) | self.state_dict()
