@@ -132,7 +132,11 @@ class CheckpointCallback(FreshStart):
             self._prune(loop)
         elif self._is_due_after(loop, candidate) and (loop.world_size > 1 or self._kept.would_keep(candidate)):
             self._requested, self._requested_at = candidate, candidate.step
-            loop.request_checkpoint()  # saved when the step is complete, which it may be part of
+            save_evaluated = getattr(loop, "save_evaluated", None)
+            if self._is_before_update(loop, candidate) and save_evaluated is not None:
+                save_evaluated()  # now: when the step is complete, the weights are others than those that were measured
+            else:
+                loop.request_checkpoint()  # saved when the step is complete, which it may be part of
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
         if self._due:  # the loop writes no row for each step
@@ -167,12 +171,13 @@ class CheckpointCallback(FreshStart):
         """What this process requested, and the values of the checkpoints that are kept, by step."""
         return self._requested, self._kept.values()
 
-    def agree_on_checkpoint(self, requests: list[tuple[KeptCheckpoint | None, dict[int, float | None]]], /) -> None:
+    def agree_on_checkpoint(
+        self, step: int, requests: list[tuple[KeptCheckpoint | None, dict[int, float | None]]], /
+    ) -> None:
         """Count the next checkpoint, and those that are kept, as the process does that saw the metric."""
-        requested = [request for request, _ in requests if request is not None]
-        if requested:
-            self._requested = requested[0]
-            self._requested_at = requested[0].step
+        requested = [request for request, _ in requests if request is not None and request.step == step]
+        self._requested = requested[0] if requested else None
+        self._requested_at = requested[0].step if requested else self._requested_at
         for _, values in requests:
             for step, value in values.items():
                 if value is not None:
@@ -196,7 +201,13 @@ class CheckpointCallback(FreshStart):
         """Whether an evaluation is to be followed by a checkpoint; within a step that is due, its end saves it."""
         if self.every_n_steps is None and self.every_n_epochs is None:
             return True
-        return is_nth(candidate.step, self.every_n_steps) and not getattr(loop, "in_step", False)
+        ends_step = getattr(loop, "in_step", False) and not self._is_before_update(loop, candidate)
+        return is_nth(candidate.step, self.every_n_steps) and not ends_step
+
+    @staticmethod
+    def _is_before_update(loop: LoopState, candidate: KeptCheckpoint) -> bool:
+        """Whether an evaluation was made in the body of a step, and measures the weights that the step began with."""
+        return bool(getattr(loop, "in_step", False)) and candidate.step == loop.step
 
     def _save(self, loop: LoopState) -> None:
         self._due = False

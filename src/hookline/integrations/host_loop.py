@@ -209,7 +209,7 @@ class HostLoop(Session):
         save, validate = self._agree(self.checkpoint_requested, self.validation_requested)
         self.checkpoint_requested = self.validation_requested = False
         if save:
-            self._share_checkpoint_requests()
+            self._share_checkpoint_requests(self.step)
         return Requests(self.stop_reason if self._agreed_to_stop else None, save, validate)
 
     def validation_start(self) -> None:

@@ -43,8 +43,12 @@ def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, ki
     return complete(aside, path, state, step=step, kind=kind)
 
 
-def make_aside(path: Path) -> Path:
+def make_aside(path: Path, *, name: str | None = None) -> Path:
     """An empty directory beside a checkpoint's place, to write it in.
+
+    Args:
+        path: The checkpoint's place.
+        name: What the directory is called, where another checkpoint may be written before this one is complete.
 
     Raises:
         CheckpointError: The path is one of a file; something else lies there, which the checkpoint would replace; or
@@ -62,7 +66,7 @@ def make_aside(path: Path) -> Path:
             f"The checkpoint {path} is not saved: what lies there is no checkpoint, and would be replaced by one. "
             "Give a path that does not exist yet."
         )
-    aside = path.with_name(f".{path.name}.partial")
+    aside = path.with_name(f"{name or '.' + path.name}.partial")
     try:
         for left in (aside, *(path.parent.glob(".step-*.partial") if path.match("checkpoints/step-*") else ())):
             shutil.rmtree(left, ignore_errors=True)
@@ -79,12 +83,26 @@ def discard(aside: Path) -> None:
 
 def complete(aside: Path, path: Path, state: Mapping[str, Any], *, step: int, kind: str) -> ManifestRow:
     """Write the state and the manifest beside what was written already, and put the checkpoint in its place."""
-    row: dict[str, Any] = {"step": step, "kind": kind, "metrics": plain(dict(state["metrics"])), "time": time.time()}
+    write_state(aside, path, state)
+    return seal(aside, path, plain(dict(state["metrics"])), step=step, kind=kind)
+
+
+def write_state(aside: Path, path: Path, state: Mapping[str, Any]) -> None:
+    """Write the state of a checkpoint that will lie at ``path``."""
     tensors = Tensors()
     text = json.dumps(tensors.taken_from(state))
     try:
         (aside / STATE_FILE).write_text(text, encoding="utf-8")
         tensors.save(aside / TENSORS_FILE)
+    except OSError as error:
+        discard(aside)
+        raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
+
+
+def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> ManifestRow:
+    """Write the manifest of what was written aside, and put the checkpoint in its place."""
+    row: dict[str, Any] = {"step": step, "kind": kind, "metrics": metrics, "time": time.time()}
+    try:
         files = _sizes(aside)
         _sync(aside)
         (aside / MANIFEST_FILE).write_text(json.dumps(row | {"files": files}), encoding="utf-8")

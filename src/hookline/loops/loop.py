@@ -203,6 +203,18 @@ class Loop(ABC):
         self._write(step, metrics, axis, common=common)
         self._tell(step, metrics)
 
+    def evaluated_step(self, *, before_update: bool | None = None) -> int:
+        """The completed steps of the weights that an evaluation measures if it is made now.
+
+        Args:
+            before_update: Whether it is made before the update of the step under way, where the loop cannot tell.
+        """
+        return self.step + (self.in_step and not before_update)
+
+    def is_repeated_evaluation(self, name: str) -> bool:
+        """Whether the evaluation that begins now was recorded already, before the checkpoint of a resume."""
+        return False
+
     def record_evaluation(
         self,
         name: str,

@@ -81,9 +81,17 @@ class Run(Session):
         self._inside_epochs = False
         self._in_body = False
         self._validation_agreed = False  # by all processes, at the last step boundary
+        self._goes_back = False  # a checkpoint is being saved that the step under way is no part of
+        self._evaluated: list[str] = []  # the evaluations before the update of the step under way
+        self._repeated: set[str] = set()  # those of the step that was under way in the checkpoint of a resume
         self._has_steps = False
         self._first_row: int | None = None  # the lowest step= of a row, as long as nobody asked for steps
         self._before_rows: int | None = None  # what `step` was before it was counted by rows
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way that `step` does not count yet."""
+        return not self._goes_back and self.lifecycle.is_open
 
     def __enter__(self) -> Self:
         if self.state != "created":
@@ -178,9 +186,52 @@ class Run(Session):
             return super().how_to_be_taken_up
         return "Give save= and load= (or call run.checkpoint_with), and the callback 'checkpoint'."
 
-    def validate(self, name: str = "val") -> Validation:
-        """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch."""
-        return Validation(self, name)
+    def validate(self, name: str = "val", *, before_update: bool | None = None) -> Validation:
+        """A validation as a context: ``with run.validate() as val: val.log(loss=...)`` for each batch.
+
+        An evaluation belongs to the weights that it measures. In the body of a step, it is recorded at the step under
+        way, or, before the weights are updated, at the number of steps completed so far. Runs over torch and Accelerate
+        see the optimizer step. Others assume that the update is done.
+
+        Args:
+            name: What the names of its metrics begin with.
+            before_update: Whether the update of the step under way is still to come.
+        """
+        return Validation(self, name, before_update=before_update)
+
+    def save_evaluated(self) -> None:
+        """Save the weights that were just evaluated in the body of a step, before its update.
+
+        The step under way is no part of the checkpoint. A resume begins with it, and does not record those of its
+        evaluations again that were recorded before.
+        """
+        self._goes_back = True
+        try:
+            self.save_checkpoint()
+        finally:
+            self._goes_back = False
+
+    def record_evaluation(
+        self,
+        name: str,
+        metrics: dict[str, Any],
+        *,
+        step: int | None = None,
+        common: bool = False,
+        ends_validation: bool = False,
+    ) -> None:
+        """Record an evaluation; a checkpoint remembers those that were made before the update of the step under way."""
+        if self.in_step and step == self.step:
+            self._evaluated.append(name)
+        super().record_evaluation(name, metrics, step=step, common=common, ends_validation=ends_validation)
+
+    def is_repeated_evaluation(self, name: str) -> bool:
+        """Whether the evaluation that begins now was recorded already, before the checkpoint of a resume."""
+        is_repeated = self.in_step and name in self._repeated
+        if is_repeated:
+            self._repeated.discard(name)
+            self._evaluated.append(name)
+        return is_repeated
 
     def _save_files(self, directory: Path) -> None:
         if self._save is not None:
@@ -203,6 +254,7 @@ class Run(Session):
         super()._place_at(state)
         self._resume, self._at = Place.of(state), Place.of(state)
         self.resumed_row = state.get("open_row", {})
+        self._repeated = set(state.get("evaluated", ()))
 
     @property
     def _batches_done(self) -> int:
@@ -409,6 +461,7 @@ class Run(Session):
 
     def _begin_step(self, batch: Any, batch_idx: int) -> None:
         self._step, self._resume = (batch, batch_idx), None
+        self._evaluated = []
         self.lifecycle.begin()
         self.callbacks.on_train_batch_start(self, batch, batch_idx)
 
@@ -418,6 +471,7 @@ class Run(Session):
         batch, batch_idx = self._step
         self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)
         self._step, self._at.batches = None, batch_idx + 1
+        self._repeated.clear()
         self.lifecycle.end(batch)
         self._commit_held_back()
         if self.world_size == 1:
@@ -441,13 +495,25 @@ class Run(Session):
             return
         fresh = self.validation_requested and not self._validation_agreed
         validated = self._validation_agreed and not self.validation_requested
-        save, validate, validated = self._agree(self.checkpoint_requested, fresh, validated)
+        save, validate, validated, evaluated = self._agree(
+            self.checkpoint_requested, fresh, validated, self._has_evaluated_to_save
+        )
         # One rank may validate for all. Then the others stop asking for it as well.
         self.validation_requested = self._validation_agreed = validate or (self._validation_agreed and not validated)
+        if evaluated:
+            self._save_prepared()
         if save:
             self.checkpoint_requested = False
-            self._share_checkpoint_requests()
+            self._share_checkpoint_requests(self.step)
             self.save_checkpoint()
+
+    @property
+    def _has_evaluated_to_save(self) -> bool:
+        """Whether weights were evaluated before the update of the last step that several processes have to save."""
+        return False
+
+    def _save_prepared(self) -> None:
+        """Save them, together with the other processes."""
 
     def _settle(self) -> None:
         """Complete a step and an epoch that a ``break`` left open."""
@@ -463,8 +529,9 @@ class Run(Session):
     def _state(self, step: int) -> dict[str, Any]:
         return super()._state(step) | {
             **self._at.state(),
-            "batches_done": self._batches_done if self._step is None else self._step[1] + 1,
+            "batches_done": self._batches_done if self._step is None or self._goes_back else self._step[1] + 1,
             "open_row": dict(self.lifecycle.row or {}) if self.in_step else {},
+            "evaluated": list(self._evaluated) if self._goes_back else [],
             "has_files": self._save is not None,
         }
 

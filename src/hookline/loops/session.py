@@ -52,8 +52,8 @@ class CheckpointRule(Protocol):
     def checkpoint_request(self) -> Any:
         """What this process's instance has requested and knows; anything that can be pickled."""
 
-    def agree_on_checkpoint(self, requests: list[Any], /) -> None:
-        """Take over what the instances of all processes have requested and know."""
+    def agree_on_checkpoint(self, step: int, requests: list[Any], /) -> None:
+        """Take over what the instances of all processes have requested and know, for the checkpoint of a step."""
 
 
 class Session(Loop):
@@ -255,10 +255,13 @@ class Session(Loop):
         place = self._checkpoint_path(path, step)
         if self.recorder is not None:
             self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
-        row = self._write_checkpoint(place, step, kind)
+        return self._saved(self._write_checkpoint(place, step, kind))
+
+    def _saved(self, row: ManifestRow) -> ManifestRow:
+        """Record a checkpoint that was written, and fire `on_checkpoint`."""
         self.checkpoints.append(row)
         if self.recorder is not None and self.rank == 0:
-            self.recorder.event("checkpoint", step=step, path=str(place), bytes=row.bytes, kind=kind)
+            self.recorder.event("checkpoint", step=row.step, path=str(row.path), bytes=row.bytes, kind=row.kind)
         self.callbacks.on_checkpoint(self, row)
         return row
 
@@ -308,8 +311,8 @@ class Session(Loop):
     def _checkpoint_rules(self) -> list[CheckpointRule]:
         return [callback for callback in flat(self.callbacks) if isinstance(callback, CheckpointRule)]
 
-    def _share_checkpoint_requests(self) -> None:
-        """Let the rules of all processes agree on a checkpoint that is about to be saved on all of them.
+    def _share_checkpoint_requests(self, step: int) -> None:
+        """Let the rules of all processes agree on the checkpoint of a step that is about to be saved on all of them.
 
         Every process has to call this, also one that has no rules.
         """
@@ -318,7 +321,7 @@ class Session(Loop):
         rules = self._checkpoint_rules()
         everyones = self.agreement.gather([rule.checkpoint_request() for rule in rules])
         for index, rule in enumerate(rules):
-            rule.agree_on_checkpoint([requests[index] for requests in everyones if len(requests) == len(rules)])
+            rule.agree_on_checkpoint(step, [requests[index] for requests in everyones if len(requests) == len(rules)])
 
     def _must_stop(self) -> bool:
         self._agree()

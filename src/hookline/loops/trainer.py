@@ -488,7 +488,7 @@ class Trainer(Session):
 
     def _save_waiting(self) -> None:
         """Save where somebody asked for it, on whichever rank that was."""
-        self._share_checkpoint_requests()
+        self._share_checkpoint_requests(self.step)
         waiting, self._saves_waiting = self._saves_waiting, []
         if self.checkpoint_requested:
             self.checkpoint_requested = False

@@ -24,10 +24,22 @@ class Validation:
         name: What its metrics begin with.
         counts: Metrics that are added up instead.
         everywhere: Average over all processes, which then have to validate together.
+        before_update: Whether it is made before the update of the step under way, where the loop cannot tell.
     """
 
-    def __init__(self, run: "Session", name: str, *, counts: Iterable[str] = (), everywhere: bool = False) -> None:
+    def __init__(
+        self,
+        run: "Session",
+        name: str,
+        *,
+        counts: Iterable[str] = (),
+        everywhere: bool = False,
+        before_update: bool | None = None,
+    ) -> None:
         self.run = run
+        self._before_update = before_update
+        self._step = 0
+        self._is_repeated = False  # it was recorded before the checkpoint that the run was resumed from
         self.name = name
         self.metrics = MetricsRow()
         self._counts = frozenset(counts)
@@ -41,6 +53,10 @@ class Validation:
     def __enter__(self) -> Self:
         self.run.start()
         self.run.validation_requested = False
+        self._step = self.run.evaluated_step(before_update=self._before_update)
+        self._is_repeated = self.run.is_repeated_evaluation(self.name)
+        if self._is_repeated:
+            return self
         self.run.callbacks.on_validation_start(self.run)
         self.run.callbacks.on_validation_epoch_start(self.run)
         return self
@@ -54,12 +70,17 @@ class Validation:
         if self._everywhere:
             self._gather()
         self.metrics = MetricsRow({f"{self.name}/{key}": self._result(key) for key in self._values})
+        if self._is_repeated:
+            return
         run.validation_metrics = self.metrics
-        run.record_evaluation(self.name, self.metrics, common=self._everywhere, ends_validation=True)
+        run.record_evaluation(self.name, self.metrics, step=self._step, common=self._everywhere, ends_validation=True)
         run.answer_requests()
 
     def batches(self, batches: Iterable[B]) -> Iterator[B]:
         """Yield validation batches, firing the moments around each."""
+        if self._is_repeated:
+            yield from batches
+            return
         for batch_idx, batch in enumerate(batches):
             self._batch, self._outputs, self._in_batch = MetricsRow(), None, True
             self.run.callbacks.on_validation_batch_start(self.run, batch, batch_idx)

@@ -9,12 +9,16 @@ the step with its row goes on until the update. Stops and checkpoints wait for i
 is one of the last update, and a resume does the batches since then again, with the random states that they had.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
+from hookline.core.errors import OptionError
 from hookline.core.state import ManifestRow
+from hookline.core.values import plain
 from hookline.integrations.replay import Replay
 from hookline.loops import checkpoint
 from hookline.loops.checkpoint import read_tensors
@@ -22,6 +26,8 @@ from hookline.loops.options import LoopOptions
 from hookline.loops.place import length_of
 from hookline.loops.run import Run
 from hookline.loops.tensor_file import write_tensors
+
+logger = logging.getLogger("hookline")
 
 B = TypeVar("B")
 
@@ -31,6 +37,16 @@ class StepStart(NamedTuple):
 
     place: dict[str, Any]
     replay: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCheckpoint:
+    """A checkpoint that rank zero has begun to write, and that all processes complete at the step boundary."""
+
+    aside: Path
+    path: Path
+    step: int
+    metrics: dict[str, Any]
 
 
 class JointRun(Run):
@@ -47,8 +63,11 @@ class JointRun(Run):
         super().__init__(name, **options)
         self._replay = replay
         self._listening: list[Any] = []
-        self._goes_back = False  # a checkpoint is saved that belongs to the last update
-        self._step_start: StepStart | None = None  # of a step of several batches
+        self._updates = 0  # of the weights, in the step under way
+        self._monitors = False  # whether a checkpoint may be saved of weights that were evaluated before an update
+        self._step_start: StepStart | None = None  # where a checkpoint may have to go back to
+        self._unfinished: PreparedCheckpoint | None = None
+        self._must_not_update = False  # until a checkpoint is saved of the weights that were evaluated
 
     @property
     @abstractmethod
@@ -64,11 +83,6 @@ class JointRun(Run):
         """The optimizers that fire `on_before_optimizer_step`, as torch has them."""
 
     @property
-    def in_step(self) -> bool:
-        """Whether a step is under way that `step` does not count yet."""
-        return not self._goes_back and super().in_step
-
-    @property
     def _is_between_batches(self) -> bool:
         """Whether some batches of a step are done and others, with its update, are not."""
         return self.lifecycle.is_open and self._step is None
@@ -76,7 +90,14 @@ class JointRun(Run):
     def begin(self) -> None:
         """Begin to record, and listen to the optimizers."""
         super().begin()
-        self._listening = [each.register_step_pre_hook(self._before_update) for each in self._optimizers()]
+        optimizers = list(self._optimizers())
+        self._listening = [each.register_step_pre_hook(self._before_update) for each in optimizers]
+        self._listening += [each.register_step_post_hook(self._after_update) for each in optimizers]
+
+    def start(self) -> None:
+        """Fire `on_train_start`, once."""
+        self._monitors = any(getattr(rule, "monitor", None) for rule in self._checkpoint_rules())
+        super().start()
 
     def finish(self, error: BaseException | None) -> None:
         """Close everything, and leave the optimizers as they were."""
@@ -86,20 +107,117 @@ class JointRun(Run):
 
     def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
         """Save a checkpoint now, on all processes, and return its row."""
-        self._goes_back = self.batches_per_step > 1 and self.in_step and not self._has_updated()
+        went_back = self._goes_back
+        self._goes_back = went_back or (self.batches_per_step > 1 and self.in_step and not self._has_updated())
         try:
             return super().save_checkpoint(path, kind=kind)
         finally:
+            self._goes_back = went_back
+
+    def evaluated_step(self, *, before_update: bool | None = None) -> int:
+        """The completed steps of the weights that an evaluation measures if it is made now."""
+        sees_updates = bool(self._listening)
+        before = sees_updates and not self._updates if before_update is None else before_update
+        return super().evaluated_step(before_update=before)
+
+    def save_evaluated(self) -> None:
+        """Save the weights that were just evaluated in the body of a step, before its update.
+
+        Several processes can complete a checkpoint only at the step boundary. By then the weights have moved on, so
+        rank zero writes them now, and the boundary adds the other processes' random states.
+
+        Raises:
+            OptionError: The weights cannot be written by one process alone.
+        """
+        if self.world_size == 1:
+            super().save_evaluated()
+            return
+        self._require_whole_weights()
+        self._goes_back = True
+        try:
+            self._unfinished = self._prepare() if self.rank == 0 else PreparedCheckpoint(Path(), Path(), self.step, {})
+        finally:
             self._goes_back = False
+
+    def _require_whole_weights(self) -> None:
+        """Refuse to save evaluated weights that one process alone does not have, or cannot write."""
+        raise OptionError(
+            f"CheckpointCallback(monitor=...): the evaluation at step {self.step} was made before the update of the "
+            "step under way. Several processes of this kind of run can save only after it, when the weights are no "
+            "longer those that were evaluated. Evaluate after the update, or between two steps."
+        )
+
+    def _prepare(self) -> "PreparedCheckpoint":
+        place = self._checkpoint_path(None, self.step)
+        aside = checkpoint.make_aside(place, name=f".evaluated-{place.name}")
+        self.callbacks.drain()
+        self._save_common_files(aside)
+        state = self._state(self.step)
+        checkpoint.write_state(aside, place, state)
+        return PreparedCheckpoint(aside, place, self.step, plain(dict(state["metrics"])))
+
+    def _save_common_files(self, directory: Path) -> None:
+        """Write what rank zero writes for all processes."""
+        super()._save_files(directory)
+
+    @property
+    def _has_evaluated_to_save(self) -> bool:
+        return self._unfinished is not None
+
+    def _save_prepared(self) -> None:
+        own, self._unfinished = self._unfinished, None
+        prepared: PreparedCheckpoint | None = self.agreement.share(own)
+        if prepared is None:
+            if own is not None:
+                logger.warning(
+                    "The weights evaluated at step %d are not saved: rank zero, which writes checkpoints, did not "
+                    "evaluate them. Evaluate on rank zero, or after the update.",
+                    own.step,
+                )
+            return
+        self._share_checkpoint_requests(prepared.step)
+        aside = prepared.aside
+        try:
+            self.agreement.all_do(lambda: self._save_random_states(aside, goes_back=True))
+        except BaseException:
+            checkpoint.discard(aside)
+            raise
+        row: ManifestRow = self.agreement.from_rank_zero(
+            lambda: checkpoint.seal(aside, prepared.path, prepared.metrics, step=prepared.step, kind="step")
+        )
+        self._saved(row)
 
     def answer_requests(self) -> None:
         """Save a checkpoint that was asked for; several processes do that together, at the step boundary."""
         if self.world_size == 1:
             super().answer_requests()
 
+    def record_evaluation(
+        self,
+        name: str,
+        metrics: dict[str, Any],
+        *,
+        step: int | None = None,
+        common: bool = False,
+        ends_validation: bool = False,
+    ) -> None:
+        """Record an evaluation, and note whether a checkpoint was requested of the weights that it measured."""
+        requested_before = self.checkpoint_requested
+        super().record_evaluation(name, metrics, step=step, common=common, ends_validation=ends_validation)
+        self._must_not_update = self.in_step and self.checkpoint_requested and not requested_before
+
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._must_not_update:
+            raise OptionError(
+                f"CheckpointCallback(monitor=...): step {self.step + 1} updates the weights again after the evaluation "
+                "that a checkpoint was requested for, so the checkpoint would hold others than those evaluated. "
+                "Evaluate after the last update of the step."
+            )
         if self.in_step:
             self.callbacks.on_before_optimizer_step(self, optimizer)
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._updates += 1
 
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         self.callbacks.drain()  # so that the states are those of all moments so far
@@ -116,11 +234,14 @@ class JointRun(Run):
 
     def _save_files(self, directory: Path) -> None:
         if self.rank == 0:
-            super()._save_files(directory)
-        write_tensors(self._replay_state(), directory / _random_file(self.rank))
+            self._save_common_files(directory)
+        self._save_random_states(directory, goes_back=self._goes_back)
 
-    def _replay_state(self) -> dict[str, Any]:
-        if self._goes_back and self._step_start is not None:
+    def _save_random_states(self, directory: Path, *, goes_back: bool) -> None:
+        write_tensors(self._replay_state(goes_back=goes_back), directory / _random_file(self.rank))
+
+    def _replay_state(self, *, goes_back: bool) -> dict[str, Any]:
+        if goes_back and self._step_start is not None:
             return self._step_start.replay
         nothing_done = self._epoch_state == "open" and self._step is None and self._batches_done == 0
         return self._replay.state(nothing_done=nothing_done)
@@ -149,7 +270,7 @@ class JointRun(Run):
             self._note_step_start()
 
     def _note_step_start(self, *, nothing_done: bool = False) -> None:
-        if self.batches_per_step > 1 and not self._is_between_batches:
+        if (self.batches_per_step > 1 or self._monitors) and not self._is_between_batches:
             place = {"epoch": self.epoch, **self._at.state()}
             self._step_start = StepStart(place, self._replay.state(nothing_done=nothing_done))
 
@@ -162,7 +283,9 @@ class JointRun(Run):
 
     def _end_step(self) -> None:
         if self._step is None or self._has_updated():
+            self._must_not_update = False
             super()._end_step()
+            self._updates = 0
             return
         batch, batch_idx = self._step
         self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)

@@ -48,17 +48,11 @@ class TorchRun(JointRun):
         super().__init__(name, replay=LoaderReplay(), **options)
         self.model, self.optimizer, self.scheduler = unwrapped(model), optimizer, scheduler
         self._scaler, self._accumulation = scaler, accumulation
-        self._updates = 0
 
     @property
     def batches_per_step(self) -> int:
         """How many batches make a step, as far as that is planned."""
         return self._accumulation
-
-    def begin(self) -> None:
-        """Begin to record, and listen to the optimizer."""
-        super().begin()
-        self._listening.append(self.optimizer.register_step_post_hook(self._after_update))
 
     def _optimizers(self) -> list[Any]:
         return [self.optimizer]
@@ -66,20 +60,14 @@ class TorchRun(JointRun):
     def _has_updated(self) -> bool:
         return self._accumulation == 1 or self._updates > 0
 
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._updates += 1
+    def _require_whole_weights(self) -> None:
+        """Nothing to refuse: with DDP every process has the whole model."""
 
-    def _end_step(self) -> None:
-        super()._end_step()
-        if not self.in_step:
-            self._updates = 0
-
-    def _save_files(self, directory: Path) -> None:
-        if self.rank == 0:
-            states = {name: part.state_dict() for name, part in self._parts().items()}
-            write_tensors(self.model.state_dict(), directory / MODEL_FILE)
-            write_tensors(states | {"kinds": self._kinds()}, directory / OPTIMIZER_FILE)
-        super()._save_files(directory)
+    def _save_common_files(self, directory: Path) -> None:
+        states = {name: part.state_dict() for name, part in self._parts().items()}
+        write_tensors(self.model.state_dict(), directory / MODEL_FILE)
+        write_tensors(states | {"kinds": self._kinds()}, directory / OPTIMIZER_FILE)
+        super()._save_common_files(directory)
 
     def _load_files(self, directory: Path) -> None:
         states = read_tensors(directory / OPTIMIZER_FILE)
