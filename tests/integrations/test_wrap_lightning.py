@@ -9,6 +9,7 @@ import pytest
 import hookline as hl
 from hookline.core.errors import NotOfferedError
 from hookline.integrations.foreign import wrap
+from hookline.integrations.foreign.lightning import LightningBridge
 from hookline.loops.trainer_config import CheckpointRules
 from hookline.testing import FakeLoop
 
@@ -253,23 +254,86 @@ def test_model_checkpoint_of_weights_only_says_what_there_is():
         make(theirs.ModelCheckpoint(save_weights_only=True)).fit()
 
 
-def test_stochastic_weight_averaging_says_what_is_missing():
-    trainer = make(theirs.StochasticWeightAveraging(0.1), strict=False)
-    assert trainer.fit().step == 8
-    first = trainer.callbacks.failures[0]
-    assert isinstance(first.error, NotOfferedError)
-    assert "Lightning's StochasticWeightAveraging in setup() asks for a copy of pl_module" in str(first.error)
-    assert "hl.callbacks.EMA" in str(first.error)
+class Unfreezing(theirs.BaseFinetuning):
+    """As people write it, by overriding."""
 
 
-def test_gradient_accumulation_scheduler_says_what_there_is():
-    trainer = make(theirs.GradientAccumulationScheduler({0: 2}), strict=False, epochs=1)
+@pytest.mark.parametrize(
+    ("callback", "reason"),
+    [
+        (
+            theirs.BackboneFinetuning(1),
+            "it would set the learning rate of the whole model. Give the Trainer an optimizer",
+        ),
+        (Unfreezing(), "it adds parameters to the optimizer while it trains"),
+        (theirs.EMAWeightAveraging(), "it averages a LightningModule.* hl.callbacks.EMA keeps an average"),
+        (theirs.StochasticWeightAveraging(0.1), "replaces the optimizer's schedule .* hl.callbacks.EMA"),
+        (theirs.GradientAccumulationScheduler({0: 2}), r"cannot change while it trains. TrainerConfig\(accumulation="),
+        (theirs.BatchSizeFinder(), "it trains on trial"),
+        (theirs.LearningRateFinder(), "it trains on trial"),
+        (theirs.RichModelSummary(), "it needs a LightningModule"),
+        (theirs.ThroughputMonitor(len), "hl.callbacks.ThroughputMonitor"),
+        (pytorch_lightning.callbacks.BackboneFinetuning(1), "the learning rate of the whole model"),
+    ],
+)
+def test_callback_that_cannot_work_is_refused_when_it_is_wrapped(callback, reason):
+    with pytest.raises(NotOfferedError, match=f"Lightning's {type(callback).__name__} cannot be wrapped: .*{reason}"):
+        wrap(callback)
+
+
+def test_every_callback_of_lightning_is_refused_or_leaves_a_training_without_failures(tmp_path):
+    arguments = {
+        "ModelPruning": ("l1_unstructured",),
+        "OnExceptionCheckpoint": (tmp_path,),
+        "EarlyStopping": ("val_loss",),
+    }
+    kinds = [getattr(theirs, name) for name in theirs.__all__ if name not in ("Callback", "Checkpoint", "ProgressBar")]
+    kinds = [kind for kind in kinds if kind.__name__ not in ("BasePredictionWriter", "SpikeDetection")]
+    for kind in [each for each in kinds if not set(LightningBridge.refused) & {one.__name__ for one in each.__mro__}]:
+        make(kind(*arguments.get(kind.__name__, ()))).fit()  # strict: a failure would be raised
+
+
+def test_rich_progress_bar_shows_epochs_batches_and_the_loss(capsys):
+    trainer = make(theirs.RichProgressBar(leave=True))
     trainer.fit()
-    assert str(trainer.callbacks.failures[-1].error) == (
-        "Lightning's GradientAccumulationScheduler in on_train_epoch_start() asks to set "
-        "trainer.accumulate_grad_batches: a hookline loop does not have that. "
-        "TrainerConfig(accumulation=...) says how many batches make a step."
-    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Epoch 0/1" in shown
+    assert "Epoch 1/1" in shown
+    assert "4/4" in shown
+    assert "loss: " in shown
+
+
+def test_device_stats_monitor_records_lightnings_statistics_through_the_loop():
+    pytest.importorskip("psutil")
+    trainer = make(theirs.DeviceStatsMonitor(cpu_stats=True), epochs=1)
+    trainer.fit()
+    names = {name for row in trainer.history for name in row.metrics}
+    assert {f"DeviceStatsMonitor.on_train_batch_{when}/cpu_percent" for when in ("start", "end")} <= names
+
+
+@pytest.mark.parametrize("event", ["setup", "on_fit_start", "on_train_start"])
+def test_callback_that_fails_in_its_setup_gets_no_later_event_until_another_training(event):
+    seen = []
+
+    class Failing(theirs.LambdaCallback):
+        broken = True
+
+    def fail(*args, **stage):
+        seen.append(event)
+        if Failing.broken:
+            raise ValueError("not ready")
+
+    note = {name: lambda *args, name=name, **stage: seen.append(name) for name in EVENTS if name != event}
+    wrapped = wrap(Failing(**note, **{event: fail}))
+    trainer = make(wrapped, strict=False)
+    trainer.fit()
+    assert seen == EVENTS[0:1] * (event != "setup") + ["on_fit_start"] * (event == "on_train_start") + [event]
+    assert [str(failure.error) for failure in trainer.callbacks.failures] == [
+        f"Lightning's Failing failed in its {event}(): not ready"
+    ]
+    Failing.broken = False
+    make(wrapped).fit()
+    assert seen[-1] == "teardown"
 
 
 def test_exception_is_told_and_nothing_after_it():

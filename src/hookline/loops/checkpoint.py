@@ -28,7 +28,8 @@ TENSORS_FILE = "tensors.pt"
 MANIFEST_FILE = "manifest.json"
 _PLACE = "$tensor"
 _NAMED = 3
-_FILE_SUFFIXES = frozenset({".bin", ".ckpt", ".h5", ".json", ".keras", ".npz", ".pkl", ".pt", ".pth", ".safetensors"})
+_FILE_SUFFIXES = frozenset({".bin", ".h5", ".json", ".keras", ".npz", ".pkl", ".pt", ".pth", ".safetensors"})
+"""Not ``.ckpt``: Lightning gives directories that name, too, and its wrapped `ModelCheckpoint` does so here."""
 Save = Callable[[Path], object]
 
 

@@ -1,7 +1,8 @@
 """`ForeignCallback`: the hookline callback around one of another framework.
 
 It listens to those moments only that the foreign callback has a method for, and to those that keep up what it may look
-at. A method for an event that hookline never fires is named once, when it is wrapped.
+at. A method for an event that hookline never fires is named once, when it is wrapped. A callback that cannot work in a
+hookline loop is refused then. One that fails in an event that prepares it gets no later event of that training.
 """
 
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hookline.core.callback import Callback
+from hookline.core.errors import NotOfferedError
 from hookline.core.subscriber import snake_case
 
 logger = logging.getLogger("hookline")
@@ -23,9 +25,16 @@ class ForeignCallback(Callback, ABC):
     Args:
         foreign: The callback.
         base: The framework's class of callbacks.
+
+    Raises:
+        NotOfferedError: The callback cannot work in a hookline loop.
     """
 
     framework: ClassVar[str]
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Classes of the framework that cannot work in a hookline loop, with what they would need and what there is."""
+    prepares: ClassVar[frozenset[str]] = frozenset()
+    """Foreign methods without which the later ones make no sense."""
     told: ClassVar[Mapping[str, tuple[str, ...]]]
     """The foreign methods that each moment is needed for."""
     always: ClassVar[frozenset[str]] = frozenset()
@@ -36,8 +45,12 @@ class ForeignCallback(Callback, ABC):
     """What to do instead of methods that are never called."""
 
     def __init__(self, foreign: Any, base: type) -> None:
+        kinds = [kind.__name__ for kind in type(foreign).__mro__ if kind.__module__.startswith(_package(base))]
+        if reason := next((self.refused[kind] for kind in kinds if kind in self.refused), None):
+            raise NotOfferedError(f"{self.framework}'s {type(foreign).__name__} cannot be wrapped: {reason}")
         self.foreign = foreign
         self.event = ""
+        self._is_prepared = True
         self._default_name = snake_case(type(foreign).__name__)
         self._methods = frozenset(name for name in self._events(base) if self._has(base, name))
         self._loop: Any = None
@@ -73,24 +86,31 @@ class ForeignCallback(Callback, ABC):
     def _attached(self, loop: Any) -> None:
         """Make what stands in for the framework's objects, when a loop tells something for the first time."""
         if self._loop is not loop:
-            self._loop = loop
+            self._loop, self._is_prepared = loop, False
             self._attach(loop)
+            self._is_prepared = True
 
     @abstractmethod
     def _attach(self, loop: Any) -> None:
         """Make them."""
 
     def _tell(self, event: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the foreign callback, if it has one of its own."""
-        if event not in self._methods:
+        """Call a method of the foreign callback, if it has one of its own and nothing failed that prepares it."""
+        if event not in self._methods or not self._is_prepared:
             return None
         self.event = event
         try:
             return getattr(self.foreign, event)(*args, **kwargs)
-        except (AssertionError, ValueError) as error:
+        except BaseException as error:
+            self._is_prepared = event not in self.prepares
             if type(error) in (AssertionError, ValueError):  # those of the framework may say nothing, or only a name
                 told = ": ".join(map(str, error.args)) or "it does not say why"
                 error.args = (f"{self.who} failed in its {event}(): {told}",)
             raise
         finally:
             self.event = ""
+
+
+def _package(base: type) -> str:
+    """The package of a framework, by the class of its callbacks."""
+    return base.__module__.partition(".")[0]

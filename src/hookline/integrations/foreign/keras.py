@@ -47,6 +47,7 @@ class KerasBridge(ForeignCallback):
         "on_train_end": ("on_train_end",),
     }
     always = frozenset({"on_train_start", "on_checkpoint_load", "on_train_epoch_start"})
+    prepares = frozenset({"on_train_begin"})
 
     def __init__(self, foreign: Any, base: type) -> None:
         super().__init__(foreign, base)

@@ -7,6 +7,7 @@
   checkpoint of hookline's, a directory. ``trainer.logger`` and ``pl_module.log`` record.
 - What happens inside a step is told as far as hookline's loops do: not before and after the backward pass, and not
   before the gradients are cleared. `on_before_optimizer_step` is a Trainer's; a bare loop does not tell it.
+- Callbacks that need more than a hookline loop has are refused when they are wrapped (`LightningBridge.refused`).
 - The state of a callback, and what it puts into the checkpoint in `on_save_checkpoint`, lie in the loop's checkpoints.
   They are given back after `setup`, as in Lightning.
 """
@@ -46,6 +47,22 @@ class LightningBridge(ForeignCallback):
         "on_exception": ("on_exception",),
     }
     elsewhere = frozenset({"on_save_checkpoint"})
+    prepares = frozenset({"setup", "on_load_checkpoint", "on_fit_start", "on_train_start"})
+    refused: ClassVar[Mapping[str, str]] = {
+        "BaseFinetuning": "it adds parameters to the optimizer while it trains. The optimizer of a hookline loop has "
+        "all of them from the start, so it would set the learning rate of the whole model. Give the Trainer an "
+        "optimizer with a parameter group for each part, and freeze parts and set rates in a callback of your own.",
+        "WeightAveraging": "it averages a LightningModule, and puts the average into Lightning's checkpoints. "
+        "hl.callbacks.EMA keeps an average of the weights, validates with it, and saves it.",
+        "StochasticWeightAveraging": "it replaces the optimizer's schedule while it trains. hl.callbacks.EMA keeps an "
+        "average of the weights.",
+        "GradientAccumulationScheduler": "the number of batches that make a step cannot change while it trains. "
+        "TrainerConfig(accumulation=...) sets it.",
+        "BatchSizeFinder": "it trains on trial with Lightning's Trainer. TrainerConfig(batch_size=...) sets the size.",
+        "LearningRateFinder": "it trains on trial with Lightning's Trainer. TrainerConfig(learning_rate=...) sets it.",
+        "ModelSummary": "it needs a LightningModule. print(model) shows the layers.",
+        "ThroughputMonitor": "it needs Lightning's precision plugins. hl.callbacks.ThroughputMonitor does the same.",
+    }
     always = frozenset(
         {"on_train_start", "on_checkpoint_load", "on_train_batch_start", "on_validation_start", "on_validation_end"}
         | {"on_train_end", "on_exception"}
@@ -149,6 +166,8 @@ class LightningBridge(ForeignCallback):
     def state_dict(self) -> dict[str, Any]:
         if self._to_restore is not None:
             return dict(self._to_restore)
+        if not self._is_prepared:
+            return {}
         state = {"callback": self.foreign.state_dict(), "checkpoint": self._put_into_checkpoint()}
         return {name: part for name, part in state.items() if part}
 

@@ -127,12 +127,29 @@ class Strategy(StandIn):
         shutil.rmtree(path)
 
 
+class Accelerator(StandIn):
+    """``trainer.accelerator``: what the device of the loop has to report."""
+
+    def __init__(self, bridge: "ForeignCallback", loop: Any, path: str, kinds: Any) -> None:
+        super().__init__(bridge, loop, path)
+        vars(self)["_kinds"] = {"cpu": kinds.CPUAccelerator, "cuda": kinds.CUDAAccelerator, "mps": kinds.MPSAccelerator}
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        """Lightning's own statistics of a device."""
+        if device.type not in self._kinds:
+            raise self._not_offered(f"for statistics of {device}", "get_device_stats")
+        stats: dict[str, Any] = self._kinds[device.type]().get_device_stats(device)
+        return stats
+
+
 class LoopLogger(StandIn):
     """``trainer.logger``: records what it is given as metrics of the loop."""
 
     hints: ClassVar[Mapping[str, str]] = {
         "experiment": "log_metrics() records; the loop's sinks deliver that to W&B, MLflow and others."
     }
+
+    group_separator = "/"
 
     @property
     def save_dir(self) -> str | None:

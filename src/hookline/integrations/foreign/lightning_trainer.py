@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookline.integrations.foreign.facts import LoopFacts
-from hookline.integrations.foreign.lightning_parts import FitLoop, LoggerConnector, LoopLogger, Strategy, TrainerState
+from hookline.integrations.foreign.lightning_parts import (
+    Accelerator,
+    FitLoop,
+    LoggerConnector,
+    LoopLogger,
+    Strategy,
+    TrainerState,
+)
 from hookline.integrations.foreign.stand_in import StandIn
 from hookline.loops.optimizers import is_plateau
 
@@ -32,11 +39,13 @@ class LightningTrainer(StandIn):
         super().__init__(bridge, loop, "trainer")
         vars(self).update(
             _types=import_module(f"{root}.utilities.types"),
+            _progress_bars=import_module(f"{root}.callbacks.progress.progress_bar"),
             _metrics={},
             fit_loop=FitLoop(bridge, loop, "trainer.fit_loop"),
             strategy=Strategy(bridge, loop, "trainer.strategy"),
             state=TrainerState(bridge, loop, "trainer.state", import_module(f"{root}.trainer.states")),
             loggers=[LoopLogger(bridge, loop, "trainer.logger")],
+            accelerator=Accelerator(bridge, loop, "trainer.accelerator", import_module(f"{root}.accelerators")),
             _logger_connector=LoggerConnector(bridge, loop, "trainer._logger_connector"),
             lightning_module=None,
         )
@@ -52,6 +61,12 @@ class LightningTrainer(StandIn):
     def model(self) -> Any:
         """What stands in for the module."""
         return self.lightning_module
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        """The callback itself where it is a progress bar: it looks for itself here. None for others."""
+        foreign = self._bridge.foreign
+        return foreign if isinstance(foreign, self._progress_bars.ProgressBar) else None
 
     @property
     def logger(self) -> Any:

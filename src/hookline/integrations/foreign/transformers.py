@@ -59,6 +59,7 @@ class TransformersBridge(ForeignCallback):
         "on_train_end": ("on_train_end",),
     }
     always = frozenset({"on_train_start", "on_log", "on_eval", "on_checkpoint"})
+    prepares = frozenset({"on_init_end", "on_train_begin"})
 
     def __init__(self, foreign: Any, base: type, args: Mapping[str, Any] | None = None) -> None:
         self._given = checked_arguments(args or {})
@@ -168,9 +169,9 @@ class TransformersBridge(ForeignCallback):
 
     def _call(self, loop: Any, event: str, **more: Any) -> None:
         """Tell the callback, and the loop what it asked for."""
-        if event not in self._methods:
-            return
         self._attached(loop)
+        if event not in self._methods or not self._is_prepared:
+            return
         self._keep_up(loop)
         returned = self._tell(event, self.args, self.state, self.control, **_parts(loop), **more)
         if returned is not None:
