@@ -3,7 +3,7 @@
 The average takes in the weights at the end of every step (or of those that ``every=`` and ``start=``
 choose) and starts as a copy at the first of them. It is kept in float32 where the weights are in half
 precision, which would lose small changes. Buffers, such as the running means of a batch norm, and
-frozen parameters are not averaged.
+frozen parameters are not averaged. Of a model that is sharded over processes (FSDP2) each process averages its shards.
 """
 
 import logging
@@ -14,6 +14,7 @@ from typing import Any
 
 from hookline.callbacks.fresh_start import FreshStart
 from hookline.core.errors import OptionError
+from hookline.core.model_names import in_layout_of, is_fsdp1, local_part, named_parameters, plain_name, reshard
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 
@@ -44,6 +45,7 @@ class EMA(FreshStart):
         self.use_at_end = use_at_end
         self._forget()
         self._parameters: dict[str, Any] = {}
+        self._model: Any = None  # whose parameters they are
         self._puts_in_at_close = False
         self._weights: list[Any] | None = None  # those of training, while the averages stand in the model
 
@@ -59,7 +61,7 @@ class EMA(FreshStart):
                 "ema averages nothing: the loop has %s. Set one before the first step: run.model = model.", given
             )
             return
-        self._parameters = _trainable(loop.model)
+        self._model, self._parameters = loop.model, _trainable(loop.model)
         if self.averages:
             self._place()
 
@@ -96,7 +98,7 @@ class EMA(FreshStart):
         if self._puts_in_at_close:  # not before: whoever saves when training ends saves the weights of training
             self._puts_in_at_close = False
             self._put_in()
-        self._parameters, self._weights = {}, None
+        self._model, self._parameters, self._weights = None, {}, None
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "averages": dict(self.averages)}
@@ -104,14 +106,15 @@ class EMA(FreshStart):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.updates = state["updates"]
-        self.averages = {name: average.clone() for name, average in state["averages"].items()}
+        self.averages = {plain_name(name): average.clone() for name, average in state["averages"].items()}
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[Any]:
         """The model with the averages in it, for as long as the context is open."""
         if not self.averages:
             raise OptionError("ema.applied(): nothing is averaged yet; an average takes a step, or a checkpoint.")
-        mine, self._parameters = self._parameters, _trainable(model)
+        mine = self._model, self._parameters
+        self._model, self._parameters = model, _trainable(model)
         try:
             self._place()
             weights = self._put_in()
@@ -120,7 +123,7 @@ class EMA(FreshStart):
             finally:
                 self._copy_in(weights)
         finally:
-            self._parameters = mine
+            self._model, self._parameters = mine
 
     def _update(self) -> None:
         torch = sys.modules["torch"]
@@ -128,8 +131,8 @@ class EMA(FreshStart):
         if not self.averages:
             self.averages = {name: weight.to(_wide(weight.dtype), copy=True) for name, weight in weights.items()}
         else:
-            averages = list(self.averages.values())
-            wide = [weights[name].to(average.dtype) for name, average in self.averages.items()]
+            averages = [local_part(average) for average in self.averages.values()]
+            wide = [local_part(weights[name]).to(average.dtype) for name, average in self.averages.items()]
             torch._foreach_lerp_(averages, wide, 1 - self._decay_now())
         self.updates += 1
 
@@ -143,7 +146,7 @@ class EMA(FreshStart):
         wrong += [n for n, a in self.averages.items() if n not in wrong and a.shape != self._parameters[n].shape]
         if wrong:
             raise OptionError(f"ema: the averages are those of another model: {wrong[0]!r} does not fit this one.")
-        self.averages = {name: a.to(self._parameters[name].device) for name, a in self.averages.items()}
+        self.averages = {name: in_layout_of(a, self._parameters[name]) for name, a in self.averages.items()}
 
     def _rename(self) -> None:
         """Follow a framework that calls the parameters of a loaded model by other names: by their order."""
@@ -165,15 +168,17 @@ class EMA(FreshStart):
 
     def _copy_in(self, values: list[Any]) -> None:
         torch = sys.modules["torch"]
+        reshard(self._model)
         with torch.no_grad():
-            torch._foreach_copy_([self._parameters[name] for name in self.averages], values)
+            parameters = [local_part(self._parameters[name].detach()) for name in self.averages]
+            torch._foreach_copy_(parameters, [local_part(value) for value in values])
 
 
 def _trainable(model: Any) -> dict[str, Any]:
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
-    if any(hasattr(parameter, "to_local") for parameter in parameters.values()):
-        raise OptionError("ema: the model's parameters are spread over processes; it averages whole ones only.")
-    return parameters
+    if is_fsdp1(model):
+        raise OptionError("ema: the model is wrapped in FullyShardedDataParallel (FSDP1). Shard it with fully_shard().")
+    reshard(model)
+    return {n: p for n, p in named_parameters(model).items() if p.requires_grad and p.is_floating_point()}
 
 
 def _wide(dtype: Any) -> Any:

@@ -1,5 +1,8 @@
 """Logs gradient norms, of the whole model and of each layer, without waiting for a device.
 
+Norms of a model that is sharded over processes (FSDP2) are those of the whole model: the processes exchange theirs, so
+it has to be added on all ranks.
+
 The norms are those at `on_before_optimizer_step`: before clipping if the loop clips behind it, after
 it otherwise. A bare loop does not know when its optimizer moves, unless it is told once, before the
 first step::
@@ -13,9 +16,10 @@ import logging
 import sys
 from typing import Any
 
-from hookline.callbacks.gradients import gradients_by_name, norms
+from hookline.callbacks.gradients import gradients_by_name, norms, require_on_all_ranks
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
+from hookline.core.model_names import is_sharded
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
 
@@ -51,6 +55,8 @@ class GradientMonitor(Callback):
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> None:
         self._looked = True
         gradients = gradients_by_name(loop, optimizer)
+        if any(map(is_sharded, gradients.values())):
+            require_on_all_ranks(loop, self)
         if gradients:
             loop.log(self._norms(gradients, by_layer=self.by_layer and loop.model is not None))
 

@@ -1,13 +1,20 @@
 """The gradients of a loop's model, and their norms by one operation for all of them.
 
-Nothing here waits for a device. A gradient that is spread over processes stands for this process's
-part of it: nobody here runs a collective.
+Nothing here waits for a device. The norm of a gradient that is sharded over processes (a `DTensor`) is that of the
+whole gradient: the processes add up theirs with one small all-reduce for all gradients, in which all have to take part.
 """
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+from hookline.core.callback import Callback
+from hookline.core.errors import OptionError
+from hookline.core.model_names import is_sharded, local_part, named_parameters
 from hookline.core.state import LoopState
+
+NONE = 2**31 - 1
+"""The index of a gradient where there is none that is not finite."""
 
 
 def parameters_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
@@ -16,8 +23,7 @@ def parameters_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
     One that the model has no name for is numbered. An optimizer that holds copies of its own (in mixed
     precision) shares none with the model, whose parameters then are the ones with gradients.
     """
-    named = getattr(loop.model, "named_parameters", None)
-    of_model = dict(named()) if callable(named) else {}
+    of_model = named_parameters(loop.model)
     names = {id(parameter): name for name, parameter in of_model.items()}
     groups = getattr(loop.optimizer if optimizer is None else optimizer, "param_groups", ())
     moved = [parameter for group in groups for parameter in group["params"]]
@@ -34,21 +40,81 @@ def gradients_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
 
 
 def _values(gradient: Any) -> Any:
-    if callable(getattr(gradient, "to_local", None)):
-        gradient = gradient.to_local()
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    is_whole = not is_sharded(gradient)
+    return gradient.coalesce().values() if is_whole and gradient.is_sparse else gradient
+
+
+def require_on_all_ranks(loop: LoopState, callback: Callback) -> None:
+    """Refuse to begin something together with processes on which the callback does not run.
+
+    Raises:
+        OptionError: The callback runs on rank zero only.
+    """
+    leaves: Iterable[Any] = getattr(getattr(loop, "callbacks", None), "leaves", tuple)()
+    if loop.world_size > 1 and any(leaf.rank_zero for leaf in leaves if leaf.entry.is_for(callback)):
+        raise OptionError(
+            f"{type(callback).__name__} runs on rank zero only (ranks='zero'), and needs the gradients of all "
+            "processes. Add it without ranks=."
+        )
 
 
 def norms(gradients: list[Any], order: float) -> Any:
-    """The norm of each gradient, as one tensor on the device of the first, wide enough for half precision's."""
+    """The norm of each gradient, as one tensor on the device of the first, wide enough for half precision's.
+
+    Where gradients are sharded, every process has to call it.
+    """
     torch = sys.modules["torch"]
-    wide = torch.float64 if any(gradient.dtype == torch.float64 for gradient in gradients) else torch.float32
     with torch.no_grad():
-        each = torch._foreach_norm(gradients, order, dtype=wide)
+        each = _own_norms(gradients, order)
+        if any(map(is_sharded, gradients)):
+            each = _combined(each, gradients, order)
         return torch.stack([norm.to(each[0].device, non_blocking=True) for norm in each])
 
 
-def first_not_finite(gradients: list[Any]) -> Any:
-    """The index of the first gradient with a NaN or an infinity in it, as a tensor; -1 where there is none."""
-    bad = ~norms(gradients, float("inf")).isfinite()  # the largest element: no sum that could overflow
-    return bad.int().argmax() - bad.logical_not().all().int()
+def _own_norms(gradients: list[Any], order: float) -> list[Any]:
+    """The norm of what this process has of each gradient."""
+    torch = sys.modules["torch"]
+    wide = torch.float64 if any(gradient.dtype == torch.float64 for gradient in gradients) else torch.float32
+    own = [local_part(gradient) for gradient in gradients]
+    found = iter(torch._foreach_norm([part for part in own if part.numel()], order, dtype=wide))
+    return [next(found) if part.numel() else part.new_zeros((), dtype=wide) for part in own]
+
+
+def _combined(each: list[Any], gradients: list[Any], order: float) -> list[Any]:
+    """The norms of whole gradients from those of the parts; one all-reduce where all are sharded in one way."""
+    torch, distributed = sys.modules["torch"], sys.modules["torch.distributed"]
+    is_largest = order == float("inf")
+    ways: dict[Any, list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if is_sharded(gradient):
+            dims = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
+            ways.setdefault((gradient.device_mesh, dims), []).append(index)
+    each = list(each)
+    for (mesh, dims), indices in ways.items():
+        # A maximum over processes need not notice a NaN.
+        part = torch.stack([each[index] for index in indices])
+        part = part.nan_to_num(nan=float("inf"), posinf=float("inf")) if is_largest else part.pow(order)
+        for dim in dims:
+            operation = distributed.ReduceOp.MAX if is_largest else distributed.ReduceOp.SUM
+            distributed.all_reduce(part, op=operation, group=mesh.get_group(dim))
+        whole = part if is_largest else part.pow(1 / order)
+        for index, norm in zip(indices, whole.unbind(), strict=True):
+            each[index] = norm
+    return each
+
+
+def first_not_finite(gradients: list[Any], *, together: bool = False) -> Any:
+    """The index of the first gradient with a NaN or an infinity in it, as a tensor; -1 where there is none.
+
+    Args:
+        together: Agree on the first one that some process has, with one all-reduce; every process has to call it.
+    """
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        own = _own_norms(gradients, float("inf"))  # the largest element: no sum that could overflow
+        bad = ~torch.stack([norm.to(own[0].device, non_blocking=True) for norm in own]).isfinite()
+        first = torch.where(bad.any(), bad.int().argmax(), NONE)
+        if together:
+            distributed = sys.modules["torch.distributed"]
+            distributed.all_reduce(first, op=distributed.ReduceOp.MIN)
+        return torch.where(first == NONE, -1, first)

@@ -4,6 +4,9 @@ Gradients are looked at in `on_before_optimizer_step`, the loss when a step ends
 must know before the optimizer moves, so they wait for the device once a step; "warn" never does, and
 tells as soon as the numbers have arrived, some steps later.
 
+Processes that train together decide together: with "stop" and "skip" they exchange one number before each update, so
+that all make it or none. The guard has to be added on all ranks.
+
 A bare loop does not know when its optimizer moves, unless it is told once, before the first step::
 
     optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
@@ -13,13 +16,20 @@ Without that, a loss that is not finite is still found, when its update has been
 
 import logging
 import math
+import sys
 from collections import deque
 from typing import Any, Literal
 
-from hookline.callbacks.gradients import first_not_finite, gradients_by_name, parameters_by_name
+from hookline.callbacks.gradients import (
+    first_not_finite,
+    gradients_by_name,
+    parameters_by_name,
+    require_on_all_ranks,
+)
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.metrics import MetricsRow
+from hookline.core.model_names import local_part
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
 from hookline.core.values import Deferred, find_metric
@@ -81,7 +91,10 @@ class NaNGuard(Callback):
         gradients = gradients_by_name(loop, optimizer) if self.check_gradients else {}
         if not gradients:
             return
-        index, names = first_not_finite(list(gradients.values())), list(gradients)
+        together = self.action != "warn" and loop.world_size > 1 and _are_connected()
+        if together:
+            require_on_all_ranks(loop, self)
+        index, names = first_not_finite(list(gradients.values()), together=together), list(gradients)
         if self.action == "warn":
             self._look_later(loop, loop.step + 1, index, names)
         elif (bad := int(index)) >= 0:
@@ -162,5 +175,10 @@ def _number(value: Any, *, otherwise: float = 0.0) -> float:
 
 
 def _first_bad_weight(loop: LoopState) -> str | None:
-    parameters = parameters_by_name(loop, None)
+    parameters = {name: local_part(p) for name, p in parameters_by_name(loop, None).items()}
     return next((name for name, p in parameters.items() if hasattr(p, "isfinite") and not p.isfinite().all()), None)
+
+
+def _are_connected() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()

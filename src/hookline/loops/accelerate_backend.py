@@ -1,28 +1,28 @@
 """Several processes, sharded models and mixed precision: all of it Accelerate's.
 
 How many processes there are, and whether the model is sharded, is the launcher's business (``torchrun``,
-``accelerate launch``). Checkpoints hold whole weights whatever the sharding, so that a run can be taken up
-on another number of processes.
+``accelerate launch``).
 """
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.core.errors import MissingExtraError, OptionError
+from hookline.core.model_names import is_sharded
 from hookline.loops import ranks
 from hookline.loops.backend import (
     Precision,
     check_device,
     is_sharding_asked_for,
     moved,
-    moved_parameters,
     other_parameters,
 )
+from hookline.loops.sharded import load_optimizer_state, load_weights_into, moved_parameters
 from hookline.loops.training_step import StepFunction, checked_outputs
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class AccelerateBackend:
             logger.warning("Accelerate shards no model on CPUs: each process holds and trains all of it.")
         self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
         self.model = self._accelerator.unwrap_model(self._wrapped)
-        self._is_sharded = any(hasattr(parameter, "to_local") for parameter in self._wrapped.parameters())
+        self._is_sharded = is_sharded(self._wrapped)
         self._moved = moved_parameters(self.optimizer)
         self._others = other_parameters(self.model, self._moved)
 
@@ -99,46 +99,18 @@ class AccelerateBackend:
         """Take away what Accelerate put around the model's forward."""
         self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
 
-    def model_state(self) -> dict[str, Any]:
-        """The model's weights, gathered where they are sharded."""
-        if not self._is_sharded:
-            state: dict[str, Any] = self.model.state_dict()
-            return state
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
-        return dict(get_model_state_dict(self._wrapped, options=_whole()))
-
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state, gathered where it is sharded, and the loss scale."""
+        """The optimizer's state, and the loss scale."""
         scaler = self._accelerator.scaler
         scale = {} if scaler is None else {"scaler": scaler.state_dict()}
-        if not self._is_sharded:
-            return {"optimizer": self.optimizer.state_dict(), **scale}
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-        by_name = get_optimizer_state_dict(self._wrapped, self._inner, options=_whole())
-        return {"optimizer": _by_number(by_name), **scale}
+        return {"optimizer": self._inner.state_dict(), **scale}
 
     def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
         """Restore both."""
         if self._accelerator.scaler is not None and "scaler" in optimizer:
             self._accelerator.scaler.load_state_dict(optimizer["scaler"])
-        if not self._is_sharded:
-            self.model.load_state_dict(model)
-            self.optimizer.load_state_dict(optimizer["optimizer"])
-            return
-        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
-
-        set_model_state_dict(self._wrapped, model, options=_whole())
-        by_name = _by_name(optimizer["optimizer"], self._optimized_names())
-        set_optimizer_state_dict(self._wrapped, self._inner, by_name, options=_whole())
-
-    def _optimized_names(self) -> list[str]:
-        """The names of the parameters in the order that the optimizer numbers them in."""
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-        groups: Any = get_optimizer_state_dict(self._wrapped, self._inner)["param_groups"]
-        return [name for group in groups for name in group["params"]]
+        load_weights_into(self.model, model)
+        load_optimizer_state(self._inner, optimizer["optimizer"])
 
     @property
     def _inner(self) -> Any:
@@ -200,26 +172,3 @@ def _launched() -> Iterator[None]:
     finally:
         for name in missing:
             os.environ.pop(name, None)
-
-
-def _by_number(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with numbers for names, as an optimizer itself gives it; empty where it is not gathered."""
-    if not state:
-        return {}
-    names = [name for group in state["param_groups"] for name in group["params"]]
-    return _renamed(state, {name: number for number, name in enumerate(names)})
-
-
-def _by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    return _renamed(state, dict(enumerate(names)))
-
-
-def _renamed(state: dict[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = [{**group, "params": [new[each] for each in group["params"]]} for group in state["param_groups"]]
-    return {"state": {new[each]: own for each, own in state["state"].items()}, "param_groups": groups}
-
-
-def _whole() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)

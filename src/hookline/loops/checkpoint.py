@@ -26,6 +26,8 @@ logger = logging.getLogger("hookline")
 STATE_FILE = "state.json"
 TENSORS_FILE = "tensors.pt"
 MANIFEST_FILE = "manifest.json"
+CALLBACK_SHARDS = "sharded-callbacks"
+"""Where the sharded tensors of callbacks' states lie."""
 _PLACE = "$tensor"
 _NAMED = 3
 _FILE_SUFFIXES = frozenset({".bin", ".h5", ".json", ".keras", ".npz", ".pkl", ".pt", ".pth", ".safetensors"})

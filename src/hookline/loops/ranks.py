@@ -105,6 +105,11 @@ class Agreement:
         self._askers = {settled: (asker, given)}
         return settled
 
+    def group(self) -> Any:
+        """The CPU group of the processes, where they are connected; made at the first call, by all of them."""
+        distributed = _connected()
+        return None if distributed is None else self._gloo(distributed)
+
     def close(self) -> None:
         """Leave the group: others that wait for this process in it are told so."""
         group, self._group = self._group, None

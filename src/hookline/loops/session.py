@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import collect, copied
+from hookline.core.model_names import is_sharded
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 from hookline.loops import checkpoint, run_record
 from hookline.loops.flat_callbacks import flat
@@ -275,6 +276,10 @@ class Session(Loop):
         """Take up a checkpoint: counters, metrics, the callbacks' states, and what else belongs to this loop."""
         path = Path(path)
         state = checkpoint.load(path)
+        if (path / checkpoint.CALLBACK_SHARDS).is_dir():
+            from hookline.loops.sharded import read_callback_shards
+
+            state["callbacks"] = read_callback_shards(state["callbacks"], path, self.model)
         self._load_files(path)
         self._place_at(state)
         self.metrics.update(state["metrics"])
@@ -409,6 +414,10 @@ class Session(Loop):
     def _state(self, step: int) -> dict[str, Any]:
         """What a checkpoint holds of the loop itself; ``left_out`` are callbacks whose states could not be saved."""
         given = self.callbacks.state_dict()
+        if self._is_sharded():
+            from hookline.loops.sharded import taken_from
+
+            given = taken_from(given, "callbacks", {})  # all processes have written theirs
         states = {
             name: self._saveable(name, state, critical=self.callbacks[name].critical) for name, state in given.items()
         }
@@ -420,6 +429,16 @@ class Session(Loop):
             "callbacks": states,
             **({"left_out": left_out} if left_out else {}),
         }
+
+    def _is_sharded(self) -> bool:
+        """Whether several processes have a part of the model each."""
+        return self.world_size > 1 and self.model is not None and is_sharded(self.model)
+
+    def _write_callback_shards(self, directory: Path) -> None:
+        """Write what this process has of the sharded tensors in callbacks' states."""
+        from hookline.loops.sharded import write_callback_shards
+
+        write_callback_shards(self.callbacks.state_dict(), directory, self.agreement.group())
 
     def _saveable(self, name: str, state: Any, *, critical: bool) -> Any:
         """A subscriber's state; one that cannot be saved ends the training only if the subscriber is critical."""

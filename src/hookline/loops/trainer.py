@@ -43,6 +43,7 @@ from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
 from hookline.loops.plan import Plan
 from hookline.loops.process_shares import ProcessShares
 from hookline.loops.session import Session
+from hookline.loops.sharded import require_supported
 from hookline.loops.signals import is_signal
 from hookline.loops.step_metrics import combined, scalars, shares_of, weight_of
 from hookline.loops.trainer_config import TrainerConfig
@@ -130,12 +131,13 @@ class Trainer(Session):
         self.test_sets = self._sets(test_data, "test_data")
         self.plan = Plan(config, self.train_batches.length, validates=val_data is not None)
         self.num_steps, self.num_epochs = self.plan.num_steps, self.plan.num_epochs
-        self.optimizer = make_optimizer(optimizer, checked_model(model), config)
+        require_supported(checked_model(model), optimizer)
+        self.optimizer = make_optimizer(optimizer, model, config)
         self.scheduler = make_scheduler(scheduler, self.optimizer, config, self.num_steps)
         if val_data is None and is_plateau(self.scheduler):
             raise OptionError("A scheduler that waits for a plateau is told the loss of validations: give val_data.")
         self.model = model
-        self.backend = choose_backend(config.precision, config.device)
+        self.backend = choose_backend(config.precision, config.device, model)
         self._training: TrainingState | None = None
         self._finite_loss: FiniteLoss | None = None
         self._process_shares: ProcessShares | None = None
@@ -348,6 +350,7 @@ class Trainer(Session):
                 rank=self.rank,
                 world_size=self.world_size,
                 seed=self.config.seed or 0,
+                agreement=self.agreement,
             )
         return self._training
 
@@ -598,6 +601,8 @@ class Trainer(Session):
         aside = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
         try:
             begins = self._epoch_open and self._batches_done == 0
+            if self._is_sharded():
+                self.agreement.all_do(lambda: self._write_callback_shards(aside))
             self.agreement.all_do(lambda: training.save(aside, epoch_begins=begins))
         except Exception:
             checkpoint.discard(aside)

@@ -16,15 +16,27 @@ from typing import Any
 import torch
 
 from hookline.core.errors import CheckpointError
+from hookline.core.model_names import plain_state, state_named_for
 from hookline.loops import rng
 from hookline.loops.backend import Backend
 from hookline.loops.batches import Batches
 from hookline.loops.checkpoint import read_tensors
 from hookline.loops.optimizers import follow_schedule
+from hookline.loops.ranks import Agreement
+from hookline.loops.sharded import (
+    layouts_of,
+    load_weights_into,
+    put_into,
+    shape_of,
+    taken_from,
+    write_sharded,
+)
 from hookline.loops.tensor_file import write_tensors
 
 MODEL_FILE = "model.pt"
 OPTIMIZER_FILE = "optimizer.pt"
+SHARDED_FOLDER = "sharded"
+"""Where the shards of a sharded model and its optimizer lie; the files then hold the rest."""
 
 
 class TrainingState:
@@ -35,6 +47,7 @@ class TrainingState:
         scheduler: The learning-rate schedule, or None.
         validation: The data of each validation set, which may be shuffled too.
         seed: What the order of the data is drawn from where several processes share it.
+        agreement: How the processes meet.
     """
 
     def __init__(
@@ -47,7 +60,9 @@ class TrainingState:
         rank: int,
         world_size: int,
         seed: int,
+        agreement: Agreement,
     ) -> None:
+        self._agreement = agreement
         self._backend, self._scheduler = backend, scheduler
         self._batches, self._validation = batches, validation
         self._rank, self._world_size, self._seed = rank, world_size, seed
@@ -100,11 +115,9 @@ class TrainingState:
         Args:
             epoch_begins: Whether an epoch was opened none of whose batches is done.
         """
-        model, optimizer = self._backend.model_state(), self._backend.optimizer_state()
-        if self._rank == 0:
-            schedule = None if self._scheduler is None else self._scheduler.state_dict()
-            write_tensors(model, directory / MODEL_FILE)
-            write_tensors({**optimizer, "scheduler": schedule, "kinds": self._kinds()}, directory / OPTIMIZER_FILE)
+        schedule = None if self._scheduler is None else self._scheduler.state_dict()
+        states = {**self._backend.optimizer_state(), "scheduler": schedule, "kinds": self._kinds()}
+        write_parts(directory, self._backend.model, states, self._agreement, rank=self._rank)
         order = [batches.state() for batches in self._validation]
         now, place = self._to_go_on_from(epoch_begins)
         states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order, "place": place}
@@ -118,11 +131,11 @@ class TrainingState:
 
     def load(self, directory: Path) -> None:
         """Read everything, see whether it fits, and only then take it up."""
-        model, optimizer = read_tensors(directory / MODEL_FILE), read_tensors(directory / OPTIMIZER_FILE)
+        model, optimizer = read_weights(directory, self._rank), read_tensors(directory / OPTIMIZER_FILE)
         own = directory / _rng_file(self._rank)
         states = read_tensors(own if own.exists() else directory / _rng_file(0))
         self._require_fitting(directory, model, optimizer)
-        self._backend.load(model, optimizer)
+        self._backend.load(*read_shards(directory, model, optimizer, self._backend.model, self._backend.optimizer))
         if self._scheduler is not None:
             self._scheduler.load_state_dict(optimizer["scheduler"])
             follow_schedule(self._scheduler)
@@ -137,7 +150,7 @@ class TrainingState:
                 f"The checkpoint {directory} was saved by a run of hookline.integrations.torch, not by a Trainer. "
                 "Take it up with such a run. Nothing was changed."
             )
-        _require_weights(directory, model, self._backend.model)
+        require_weights(directory, model, self._backend.model)
         if (optimizer["scheduler"] is None) != (self._scheduler is None):
             here_or_there = "there" if self._scheduler is None else "here"
             raise CheckpointError(
@@ -172,14 +185,64 @@ def load_weights(model: torch.nn.Module, directory: Path) -> None:
     Raises:
         CheckpointError: They are those of another model, or cannot be read.
     """
-    weights = read_tensors(directory / MODEL_FILE)
-    _require_weights(directory, weights, model)
-    model.load_state_dict(weights)
+    weights = read_weights(directory)
+    require_weights(directory, weights, model)
+    own = plain_state(model)
+    load_weights_into(model, put_into(weights, directory / SHARDED_FOLDER, lambda key: own[key.removeprefix("model.")]))
 
 
-def _require_weights(directory: Path, weights: dict[str, Any], model: torch.nn.Module) -> None:
-    here = {name: tuple(value.shape) for name, value in model.state_dict().items() if _is_tensor(value)}
-    there = {name: tuple(value.shape) for name, value in weights.items() if _is_tensor(value)}
+def write_parts(
+    directory: Path, model: torch.nn.Module, states: dict[str, Any], agreement: Agreement, *, rank: int
+) -> None:
+    """Write a model and the states that belong to it; rank zero writes, and every rank the shards that it has.
+
+    Args:
+        states: That of the optimizer under ``optimizer``, and others.
+    """
+    shards: dict[str, Any] = {}
+    weights = taken_from(plain_state(model), "model", shards)
+    states = {name: taken_from(state, name, shards) for name, state in states.items()}
+    if shards:  # first, because all have to take part: a failure of one is raised on all
+        write_sharded(shards, directory / SHARDED_FOLDER, agreement.group())
+    if rank == 0:
+        write_tensors(weights, directory / MODEL_FILE)
+        write_tensors(states, directory / OPTIMIZER_FILE)
+    elif shards and (buffers := {name: value for name, value in weights.items() if _is_tensor(value)}):
+        write_tensors(buffers, directory / _buffer_file(rank))  # nothing makes those of a sharded model equal
+
+
+def read_weights(directory: Path, rank: int = 0) -> dict[str, Any]:
+    """The weights of a checkpoint, with marks in the places of sharded ones."""
+    weights: dict[str, Any] = read_tensors(directory / MODEL_FILE)
+    own = directory / _buffer_file(rank)
+    if rank and own.exists():
+        weights.update(read_tensors(own))
+    return weights
+
+
+def read_shards(
+    directory: Path, weights: dict[str, Any], states: dict[str, Any], model: torch.nn.Module, optimizer: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Weights and states with their sharded tensors, each process its own part where the model here is sharded too."""
+    layouts = layouts_of(model, optimizer)
+    found = put_into({"model": weights, "states": states}, directory / SHARDED_FOLDER, layouts)
+    return found["model"], found["states"]
+
+
+def _buffer_file(rank: int) -> str:
+    return f"buffers-rank{rank}.pt"
+
+
+def require_weights(directory: Path, weights: dict[str, Any], model: torch.nn.Module) -> None:
+    """Refuse weights of another model, before anything is changed.
+
+    Raises:
+        CheckpointError: Names or shapes differ.
+    """
+    own = plain_state(model)
+    weights = state_named_for(own, weights)
+    here = {name: shape for name, value in own.items() if (shape := shape_of(value)) is not None}
+    there = {name: shape for name, value in weights.items() if (shape := shape_of(value)) is not None}
     wrong = [f"{name} is not in this model" for name in there.keys() - here.keys()]
     wrong += [f"{name} is not in the checkpoint" for name in here.keys() - there.keys()]
     both = here.keys() & there.keys()

@@ -15,6 +15,7 @@ from hookline.core.errors import ConfigError, MissingExtraError, OptionError
 from hookline.core.state import LogContext, LoopArtifacts
 from hookline.loops.sft import prepare, read_rows, training_step
 from hookline.loops.sft.options import template_text
+from hookline.loops.sharded import whole_state
 from hookline.loops.signals import is_signal
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.loops.trainer import Trainer
@@ -108,7 +109,7 @@ class SFTPolicyWorker:
 
     def _save_model(self) -> None:
         directory = self.trainer.output_dir
-        weights = self.trainer.backend.model_state()  # on all ranks: sharded weights are gathered
+        weights = whole_state(self.trainer.model, keep=self.trainer.rank == 0)  # on all ranks, which gathers shards
         if directory is None or self.trainer.rank != 0:
             return
         aside, place = directory / ".model.partial", directory / "model"

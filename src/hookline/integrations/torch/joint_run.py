@@ -223,6 +223,8 @@ class JointRun(Run):
         self.callbacks.drain()  # so that the states are those of all moments so far
         aside: Path = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
         try:
+            if self._is_sharded():
+                self.agreement.all_do(lambda: self._write_callback_shards(aside))
             self.agreement.all_do(lambda: self._save_files(aside))
         except BaseException:
             checkpoint.discard(aside)

@@ -10,12 +10,19 @@ from typing import Any, Unpack
 import torch
 
 from hookline.core.errors import CheckpointError, OptionError
+from hookline.core.model_names import unwrapped
 from hookline.integrations.torch.joint_run import JointRun
 from hookline.integrations.torch.loader_replay import LoaderReplay
 from hookline.loops.checkpoint import read_tensors
 from hookline.loops.options import LoopOptions
-from hookline.loops.tensor_file import write_tensors
-from hookline.loops.training_state import MODEL_FILE, OPTIMIZER_FILE, load_weights
+from hookline.loops.sharded import load_optimizer_state, load_weights_into, require_supported
+from hookline.loops.training_state import (
+    OPTIMIZER_FILE,
+    read_shards,
+    read_weights,
+    require_weights,
+    write_parts,
+)
 
 
 class TorchRun(JointRun):
@@ -61,20 +68,34 @@ class TorchRun(JointRun):
         return self._accumulation == 1 or self._updates > 0
 
     def _require_whole_weights(self) -> None:
-        """Nothing to refuse: with DDP every process has the whole model."""
+        if self._is_sharded():  # otherwise there is nothing to refuse: with DDP every process has the whole model
+            super()._require_whole_weights()
 
     def _save_common_files(self, directory: Path) -> None:
-        states = {name: part.state_dict() for name, part in self._parts().items()}
-        write_tensors(self.model.state_dict(), directory / MODEL_FILE)
-        write_tensors(states | {"kinds": self._kinds()}, directory / OPTIMIZER_FILE)
+        if not self._is_sharded():
+            self._write_parts(directory)
         super()._save_common_files(directory)
+
+    def _save_files(self, directory: Path) -> None:
+        if self._is_sharded():  # every process has something to write
+            self._write_parts(directory)
+        super()._save_files(directory)
+
+    def _write_parts(self, directory: Path) -> None:
+        states = {name: part.state_dict() for name, part in self._parts().items()} | {"kinds": self._kinds()}
+        write_parts(directory, self.model, states, self.agreement, rank=self.rank)
 
     def _load_files(self, directory: Path) -> None:
         states = read_tensors(directory / OPTIMIZER_FILE)
         self._require_fitting(directory, states)
-        load_weights(self.model, directory)
+        weights = read_weights(directory, self.rank)
+        require_weights(directory, weights, self.model)
+        weights, states = read_shards(directory, weights, states, self.model, self.optimizer)
+        load_weights_into(self.model, weights)
+        load_optimizer_state(self.optimizer, states["optimizer"])
         for name, part in self._parts().items():
-            part.load_state_dict(states[name])
+            if part is not self.optimizer:
+                part.load_state_dict(states[name])
         super()._load_files(directory)
 
     def _parts(self) -> dict[str, Any]:
@@ -108,17 +129,6 @@ class TorchRun(JointRun):
 run = TorchRun
 
 
-def unwrapped(model: Any) -> Any:
-    """A model without what data parallelism and compilation put around it."""
-    while True:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
-
-
 def _check(model: Any, optimizer: Any, accumulation: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"model={model!r}: give a torch.nn.Module. hl.run() drives a loop without one.")
@@ -126,11 +136,7 @@ def _check(model: Any, optimizer: Any, accumulation: Any) -> None:
         raise OptionError(f"optimizer={optimizer!r}: give a torch.optim.Optimizer.")
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
         raise OptionError(f"accumulation={accumulation!r}: give how many batches make a step, a whole number.")
-    if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        raise OptionError(
-            "The model is sharded (FSDP), and no process has all of it to save. Use hookline.Trainer, or Accelerate "
-            "and hookline.integrations.accelerate."
-        )
+    require_supported(model, optimizer)
 
 
 def _check_states(**parts: Any) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 import torch
 
 from hookline.core.errors import OptionError
+from hookline.core.model_names import unwrapped
 from hookline.loops.evaluation_mode import set_to_evaluate
 
 _KEPT_APART: "WeakSet[torch.nn.Module]" = WeakSet()
@@ -45,7 +46,7 @@ def check_packing(model: torch.nn.Module) -> None:
         return
     if not _takes_positions(model) or not _keeps_apart(model):
         raise OptionError(
-            f"packing: {type(_inner(model)).__name__} (attention {_attention_of(model) or 'unknown'}) lets packed "
+            f"packing: {type(unwrapped(model)).__name__} (attention {_attention_of(model) or 'unknown'}) lets packed "
             "examples see each other, as it does not heed position_ids: set packing to false, or load the model with "
             "attn_implementation='sdpa' or 'eager' where it has them."
         )
@@ -66,16 +67,9 @@ def _keeps_apart(model: torch.nn.Module) -> bool:
 
 
 def _takes_positions(model: Any) -> bool:
-    parameters = inspect.signature(_inner(model).forward).parameters
+    parameters = inspect.signature(unwrapped(model).forward).parameters
     return "position_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _attention_of(model: Any) -> str:
-    return str(getattr(getattr(_inner(model), "config", None), "_attn_implementation", None) or "")
-
-
-def _inner(model: Any) -> Any:
-    """The model inside of wrappers for several processes and for compilation."""
-    while (inner := getattr(model, "module", None) or getattr(model, "_orig_mod", None)) is not None:
-        model = inner
-    return model
+    return str(getattr(getattr(unwrapped(model), "config", None), "_attn_implementation", None) or "")
