@@ -477,6 +477,21 @@ def test_gradients_are_not_clipped_yet_before_the_optimizer_step(torch, tmp_path
     assert norms == pytest.approx([log["grad_norm"] for log in trainer.state.log_history if "loss" in log])
 
 
+@pytest.mark.parametrize("clip", [1e-3, 0.0])
+def test_hookline_callback_alone_never_mixes_clipped_and_unclipped_norms(torch, tmp_path, clip):
+    callback = HooklineCallback([hl.callbacks.GradientMonitor(every=1, by_layer=False)], summary=False)
+    trainer = make(torch, tmp_path, callbacks=[callback], max_grad_norm=clip, max_steps=4, logging_steps=2)
+    trainer.train()
+    found = {
+        name: {row.step: row.metrics[name] for row in callback.loop.history if name in row.metrics}
+        for name in ("grad_norm", "clipped_grad_norm")
+    }
+    logged = {log["step"]: pytest.approx(log["grad_norm"]) for log in trainer.state.log_history if "loss" in log}
+    assert {step: found["grad_norm"][step] for step in (2, 4)} == logged
+    clipped = dict.fromkeys(range(1, 5), pytest.approx(clip, rel=1e-2)) if clip else {}
+    assert (sorted(found["grad_norm"]), found["clipped_grad_norm"]) == ([2, 4] if clip else [1, 2, 3, 4], clipped)
+
+
 def test_trainer_that_trains_twice_makes_two_runs(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=2)
     loop = hooked(trainer)

@@ -4,7 +4,10 @@ Norms of a model that is sharded over processes (FSDP2) are those of the whole m
 it has to be added on all ranks.
 
 The norms are those at `on_before_optimizer_step`: before clipping if the loop clips behind it, after
-it otherwise. A bare loop does not know when its optimizer moves, unless it is told once, before the
+it otherwise. A host that shows its gradients only when it has clipped them says so; then the norms are called
+``clipped_grad_norm``, because the ``grad_norm`` that such a host logs itself is the norm before clipping.
+
+A bare loop does not know when its optimizer moves, unless it is told once, before the
 first step::
 
     optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
@@ -29,6 +32,8 @@ logger = logging.getLogger("hookline")
 @register("gradient_monitor")
 class GradientMonitor(Callback):
     """Logs ``grad_norm``, and ``grad_norm/<layer>`` for each module that has parameters of its own.
+
+    Where the host has clipped the gradients already, they are ``clipped_grad_norm`` and ``clipped_grad_norm/<layer>``.
 
     Args:
         every: Look every so many steps.
@@ -58,7 +63,10 @@ class GradientMonitor(Callback):
         if any(map(is_sharded, gradients.values())):
             require_on_all_ranks(loop, self)
         if gradients:
-            loop.log(self._norms(gradients, by_layer=self.by_layer and loop.model is not None))
+            values = self._norms(gradients, by_layer=self.by_layer and loop.model is not None)
+            if getattr(loop, "gradients_clipped", False):
+                values = {f"clipped_{name}": norm for name, norm in values.items()}
+            loop.log(values)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         if not self._looked and loop.optimizer is not None and loop.step >= self._every:

@@ -103,6 +103,7 @@ class HostLoop(Session):
         self._native, self._save = native, save
         self._validating = False
         self._trains = True
+        self.gradients_clipped = False
         self._batch_idx = self._validation_batch_idx = 0
 
     @property
@@ -181,8 +182,13 @@ class HostLoop(Session):
         self.callbacks.on_train_batch_end(self, outputs, batch, self._batch_idx)
         self._batch_idx += 1
 
-    def before_optimizer_step(self, optimizer: Any) -> None:
-        """The gradients are complete."""
+    def before_optimizer_step(self, optimizer: Any, *, clipped: bool = False) -> None:
+        """The gradients are complete.
+
+        Args:
+            clipped: Whether the host has clipped them already.
+        """
+        self.gradients_clipped = clipped
         self.callbacks.on_before_optimizer_step(self, optimizer)
 
     def step_end(self, batch: Any = None, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:

@@ -1,7 +1,8 @@
 """`HooklineCallback`: tells a `HostLoop` what happens in a Hugging Face trainer, and the trainer what was asked for.
 
 Use `attach`, which gives it the trainer as well. On its own, as one of the trainer's ``callbacks=``, it hears only
-what Hugging Face tells callbacks: no batches, no outputs, no loss at steps that are not logged, no errors.
+what Hugging Face tells callbacks: no batches, no outputs, no loss at steps that are not logged, no errors, and
+gradients only after they were clipped.
 
 Hugging Face ends a step first and logs its loss afterwards. So a step that is about to be logged ends here when its
 log arrives, which is still before an evaluation, a checkpoint and the next step: `on_step_end` has the loss in its
@@ -118,7 +119,8 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         if not self.is_attached:
             self.loop.batch_end()
         if not self._step.optimizer_was_told:
-            self.loop.before_optimizer_step(kwargs.get("optimizer"))
+            # Hugging Face clips first; the grad_norm that it logs is the norm before that.
+            self.loop.before_optimizer_step(kwargs.get("optimizer"), clipped=(args.max_grad_norm or 0) > 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step.ended_at = state.global_step
