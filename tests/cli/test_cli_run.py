@@ -122,6 +122,13 @@ def test_run_with_a_run_that_fails_makes_the_others_and_exits_with_one(files, cl
     assert (files / "runs" / "exp" / "high-r0" / "result.json").is_file()
 
 
+def test_run_with_a_benchmark_that_fails_says_which_and_exits_with_one(files, cli):
+    done = cli("run", "exp.yaml", "benchmarks=[{arithmetic: {}}]", "repeats=1", "--no-progress")
+    assert done.exit_code == 1
+    assert re.search("no result: low-r0, benchmark arithmetic: .*There is nobody to answer it", done.stdout)
+    assert json.loads((files / "runs" / "exp" / "low-r0" / "result.json").read_text())["status"] == "incomplete"
+
+
 def test_run_as_json_in_processes_prints_one_document_and_nothing_else(files, program):
     done = program("run", "exp.yaml", "repeats=1", "--json", "--processes", "2")
     document = json.loads(done.stdout)

@@ -87,7 +87,7 @@ class Diary(hl.Callback):
         self.note(loop.ctx.run_key, "on_exception", str(error))
 
     def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None):
-        values = [eval_result.metrics, predictions, ctx.status if self.who == "shared" else None]
+        values = [eval_result.metrics, predictions]
         self.note(ctx.run_key, "on_benchmark_eval", eval_result.name, step, values=values)
 
     def on_run_end(self, ctx, run_result, arm):
@@ -202,8 +202,8 @@ class Lines:
 
 
 def diaries(path):
-    """One that is shared by the experiment, and one that is made for each run."""
-    return [Diary(path / "diary", "shared"), functools.partial(Diary, path / "diary", "made")]
+    """One that is copied for each run, and one that is made for each."""
+    return [Diary(path / "diary", "copied"), functools.partial(Diary, path / "diary", "made")]
 
 
 @pytest.fixture(scope="module")
@@ -215,21 +215,21 @@ def reference(tmp_path_factory):
 
 
 def both(line):
-    return [f"shared {line}", f"made {line}"]
+    return [f"copied {line}", f"made {line}"]
 
 
 def of_run(key, arm, seed):
-    """The order in a run; the end of it reaches what was made for the run before the others."""
+    """The order in a run: that of the callbacks, whether they are copied or made for it."""
     order = [*both(f"{key} on_run_start {arm} {seed} 1"), *both(f"{key} on_train_start 4")]
     for step in range(STEPS):
         order += [*both(f"{key} on_step_start {step}"), *both(f"{key} on_step_end {step}")]
         if step in (1, 3):
             order += both(f"{key} on_eval {step} within")
-            order += reversed(both(f"{key} on_benchmark_eval within {step + 1}"))
+            order += both(f"{key} on_benchmark_eval within {step + 1}")
     order += both(f"{key} on_train_end 4")
-    order += reversed(both(f"{key} on_benchmark_eval within None"))
-    order += reversed(both(f"{key} on_benchmark_eval final None"))
-    return [*order, *reversed(both(f"{key} on_run_end {arm} completed"))]
+    order += both(f"{key} on_benchmark_eval within None")
+    order += both(f"{key} on_benchmark_eval final None")
+    return [*order, *both(f"{key} on_run_end {arm} completed")]
 
 
 def test_experiment_in_this_process_fires_its_moments_in_this_order(reference):
@@ -329,7 +329,7 @@ def test_run_that_is_killed_has_failed_and_the_others_are_as_they_are(executor, 
     for run in made.arms[0].runs:
         assert (run.status, run.attempts, run.seed) == ("failed", 1, run.repeat)
         assert ("killed by SIGKILL" if executor == PROCESSES else "It died, process") in run.error
-        assert f"shared {run.run_key} on_run_end dies failed" in order
+        assert f"copied {run.run_key} on_run_end dies failed" in order
     assert order[-2:] == both("on_experiment_end failed dies plain")
 
 

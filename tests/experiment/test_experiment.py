@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import threading
 
 import pytest
 
@@ -30,10 +31,6 @@ class Scope(hl.Callback):
         parents = (ctx.ids["experiment_id"], ctx.ids[f"group:{ctx.group_name}"])
         self.heard.append(f"run {ctx.run_key} of {parents} {ctx.status}")
         ctx.ids["run_id"] = f"R-{ctx.run_key}"
-
-    def on_train_start(self, loop):
-        self.heard.append("a copy's")
-        loop.log(id_seen=float(loop.ctx.ids["run_id"] == f"R-{loop.ctx.run_key}"))
 
     def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None):
         self.heard.append(f"{eval_result.name} {ctx.run_key} {step} {len(predictions)}")
@@ -75,7 +72,7 @@ def results(outcome):
     return {run.run_key: (run.status, dict(run.metrics)) for arm in outcome.arms for run in arm.runs}
 
 
-def test_experiment_of_two_arms_fires_its_scope_on_the_instance_that_was_given(tmp_path):
+def test_experiment_of_two_arms_fires_its_scope_on_an_instance_without_moments_of_training(tmp_path):
     scope = Scope()
     experiment(tmp_path, callbacks=[scope], benchmarks=[Echo(every=2), Echo("again")], repeats=2).run()
 
@@ -98,11 +95,91 @@ def test_experiment_of_two_arms_fires_its_scope_on_the_instance_that_was_given(t
     ]  # fmt: skip
 
 
-def test_experiment_training_moments_go_to_a_copy_that_sees_the_ids(tmp_path):
-    scope = Scope()
-    outcome = experiment(tmp_path, callbacks=[scope]).run()
-    assert "a copy's" not in scope.heard
-    assert [run.metrics["id_seen"] for arm in outcome.arms for run in arm.runs] == [1.0, 1.0]
+class Owner(Scope):
+    """A logger with both scopes: what it has at the end of a run is that run's, from its start."""
+
+    def on_run_start(self, ctx):
+        super().on_run_start(ctx)
+        self.sink = (ctx.output_dir / "sink.txt").open("w")
+
+    def on_step_end(self, loop, step_idx):
+        self.heard.append(f"step {step_idx} of {loop.ctx.ids['run_id']}")
+        print(loop.ctx.run_key, step_idx, file=self.sink)
+
+    def on_run_end(self, ctx, run_result, arm):
+        super().on_run_end(ctx, run_result, arm)
+        self.sink.close()
+        (ctx.output_dir / "heard.json").write_text(json.dumps(self.heard))
+
+
+def test_experiment_instance_with_both_scopes_hears_each_run_in_a_copy_from_its_start_to_its_end(tmp_path):
+    owner = Owner()
+    outcome = experiment(tmp_path, callbacks=[owner], benchmarks=[Echo(every=4)], repeats=2).run()
+    key = "lr=0.2-r1"
+    assert outcome.status == "completed"
+    assert (tmp_path / key / "sink.txt").read_text().split() == [key, "0", key, "1", key, "2", key, "3"]
+    assert json.loads((tmp_path / key / "heard.json").read_text())[-8:] == [
+        f"run {key} of ('E', 'G-lr=0.2') running",
+        *[f"step {step} of R-{key}" for step in range(4)],
+        f"echo {key} 4 3",
+        f"echo {key} None 3",
+        f"end {key} completed None lr=0.2 2 R-{key}",
+    ]
+    groups = [f"{what} lr=0.{n}{where}" for n in (1, 2) for what, where in (("group", " in E"), ("group end", ""))]
+    assert owner.heard == ["experiment", *groups, "experiment end letters completed"]
+
+
+def test_experiment_copy_for_a_run_has_what_the_instance_set_when_the_experiment_started(tmp_path, caplog):
+    class Prefixed(hl.Callback):
+        def on_experiment_start(self, ctx):
+            self.prefix = "E-"
+
+        def on_run_start(self, ctx):
+            self.label = getattr(self, "prefix", "none ") + ctx.run_key
+
+        def on_step_end(self, loop):
+            return {"is_right": float(self.label == f"E-{loop.ctx.run_key}")}
+
+    class Locked(Prefixed):
+        def on_experiment_start(self, ctx):
+            self.prefix, self.lock = "E-", threading.Lock()
+
+    found = experiment(tmp_path / "a", callbacks=[Prefixed()]).run()
+    assert {run.metrics["prefixed/is_right"] for run in found.runs} == {1.0}
+    found = experiment(tmp_path / "b", callbacks=[Locked()]).run()
+    assert {run.metrics["locked/is_right"] for run in found.runs} == {0.0}
+    assert caplog.text.count("locked cannot be copied after on_experiment_start") == 1
+
+
+def test_experiment_ids_set_in_on_run_start_survive_and_resumed_is_each_runs_own(tmp_path):
+    seen = []
+
+    class Logger(hl.Callback):
+        def on_run_start(self, ctx):
+            seen.append(("Logger", ctx.run_key, ctx.extras["resumed"], ctx.ids.get("own"), ctx.ids["run_id"]))
+            ctx.ids |= {"own": f"own-{ctx.run_key}", "run_id": f"R-{ctx.run_key}"}
+
+    class Both(Logger):
+        def on_run_start(self, ctx):
+            seen.append(("Both", ctx.run_key, ctx.extras["resumed"], ctx.ids.get("both")))
+            ctx.ids["both"] = f"both-{ctx.run_key}"
+
+        def on_step_end(self, loop): ...
+
+    def dies(ctx, run):
+        raise KeyboardInterrupt  # which ends the experiment at once
+
+    dies.__module__, dies.__qualname__ = train.__module__, train.__qualname__
+    with pytest.raises(KeyboardInterrupt):
+        experiment(tmp_path, callbacks=[Logger(), Both()], train=dies, strict=True).run()
+    outcome = experiment(tmp_path, callbacks=[Logger(), Both()]).run()
+    first, second = "lr=0.1-r0", "lr=0.2-r0"
+    assert seen == [
+        ("Logger", first, False, None, first), ("Both", first, False, None),
+        ("Logger", first, True, f"own-{first}", f"R-{first}"), ("Both", first, True, f"both-{first}"),
+        ("Logger", second, False, None, second), ("Both", second, False, None),
+    ]  # fmt: skip
+    assert outcome.status == "completed"
 
 
 def test_experiment_callback_given_as_a_class_owns_its_run(tmp_path):
@@ -144,7 +221,7 @@ def test_experiment_state_of_callbacks_never_leaks_between_runs(tmp_path):
     counter = Counter()
     outcome = experiment(tmp_path, callbacks=[counter], repeats=2).run()
     assert {run.metrics["counter/steps"] for arm in outcome.arms for run in arm.runs} == {4}
-    assert counter.steps == 1000
+    assert counter.steps == 0
 
 
 def test_experiment_context_says_where_a_run_stands(tmp_path):
@@ -233,8 +310,6 @@ def test_experiment_failing_arm_leaves_the_others_as_they_are(tmp_path):
     for key in ("bad-r0", "bad-r1"):
         status, metrics = found.pop(key)
         assert (status, metrics["loss"]) == ("failed", 1.0)
-    for _, metrics in found.values():
-        del metrics["id_seen"]
     assert found == undisturbed
     assert "end bad-r1 failed ValueError: out of luck bad 2 R-bad-r1" in scope.heard
     kept = json.loads((tmp_path / "b" / "bad-r0" / "result.json").read_text())
@@ -278,10 +353,36 @@ class Broken(Echo):
 def test_experiment_failing_benchmark_touches_nothing_else(tmp_path):
     undisturbed = results(experiment(tmp_path / "a", benchmarks=[Echo()]).run())
     outcome = experiment(tmp_path / "b", benchmarks=[Broken("broken", every=1), Echo()]).run()
-    assert results(outcome) == undisturbed
+    assert results(outcome) == {key: ("incomplete", metrics) for key, (_, metrics) in undisturbed.items()}
     failed = outcome.arms[0].runs[0].failed_evals
     assert list(failed) == ["broken"]
     assert "no score" in failed["broken"]
+    assert (outcome.status, [run.run_key for run in outcome.failed]) == ("failed", list(undisturbed))
+    assert outcome.table()[0].mean is not None  # what was trained counts
+
+
+def test_experiment_with_a_failed_benchmark_scores_it_when_it_is_started_again(tmp_path):
+    class Flaky(Echo):
+        def score(self, task, output):
+            if (tmp_path / "down").exists():
+                raise ConnectionError("the judge is down")
+            return super().score(task, output)
+
+    trained = []
+
+    def saves(ctx, run):
+        run.checkpoint_with(save=lambda directory: None, load=lambda directory: None)
+        trained.extend(run.steps(2))
+        run.answers = lambda prompts: prompts
+
+    stages = [hl.Stage("one"), hl.Stage("two")]
+    (tmp_path / "down").touch()
+    first = experiment(tmp_path, [hl.Arm("a", saves)], benchmarks=[Flaky()], stages=stages).run()
+    (tmp_path / "down").unlink()
+    second = experiment(tmp_path, [hl.Arm("a", saves)], benchmarks=[Flaky()], stages=stages).run()
+    assert ([run.status for run in first.runs], first.status) == (["incomplete", "incomplete"], "failed")
+    assert ([run.status for run in second.runs], second.status) == (["completed", "completed"], "completed")
+    assert trained == [0, 1, 0, 1]  # both stages, once
 
 
 def test_experiment_failing_logger_touches_nothing(tmp_path):
@@ -307,7 +408,7 @@ def test_experiment_failing_logger_touches_nothing(tmp_path):
 def test_experiment_without_answers_says_who_is_missing(tmp_path):
     arms = [hl.Arm("mute", lambda ctx, run: {"x": 1})]
     run = experiment(tmp_path, arms, benchmarks=[Echo()]).run().arms[0].runs[0]
-    assert run.status == "completed"
+    assert run.status == "incomplete"
     assert "set run.answers in the function that trains" in run.failed_evals["echo"]
 
 

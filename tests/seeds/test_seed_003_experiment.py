@@ -1,6 +1,9 @@
 """Seed 003: a logger that keeps an experiment's records elsewhere, in a real experiment; every moment where it says."""
 
+import json
 import random
+
+import pytest
 
 import hookline as hl
 from hookline import Callback
@@ -114,3 +117,50 @@ def test_seed_in_loop_evaluation_is_also_told_to_the_loop_with_its_metrics(tmp_p
     arms = [hl.Arm("a", {"fails": False})]
     hl.Experiment("seed", arms, train=train, benchmarks=[Parity()], callbacks=[Evals], output_dir=tmp_path).run()
     assert evals == [(1, "parity", {"accuracy": 0.5})]
+
+
+class TrackerLogger(Callback):
+    """The seed's logger with a run-scoped sink: opened when the run starts, used in every step, closed at its end."""
+
+    def on_run_start(self, ctx):
+        ctx.ids["run_id"] = f"{ctx.ids['experiment_id']}/{ctx.run_key}"
+        self.sink = (ctx.output_dir / "tracker.jsonl").open("a")
+        self.write(ctx.ids["run_id"], "init", dict(ctx.run_config))
+
+    def on_train_start(self, state):
+        self.write(state.ctx.ids["run_id"], "train", state.step)
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        self.write("step", step_idx, sorted(metrics))
+
+    def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None):
+        self.write(eval_result.name, step, len(predictions))
+
+    def on_run_end(self, ctx, run_result, arm):
+        self.write("finish", ctx.status, arm.name)
+        self.sink.close()
+
+    def write(self, *values):
+        print(json.dumps(values), file=self.sink)
+
+
+@pytest.mark.parametrize("executor", ["local", {"local": {"processes": 2}}], ids=["here", "processes"])
+def test_seed_logger_instance_has_its_sink_from_run_start_to_run_end(tmp_path, executor):
+    arms = [hl.Arm("good", {"fails": False}), hl.Arm("bad", {"fails": True})]
+    options = {"executor": executor, "benchmarks": [Parity()], "callbacks": [TrackerLogger()]}
+    hl.Experiment("seed", arms, train=train, output_dir=tmp_path, strict=True, **options).run(report=False)
+    found = {
+        arm: [json.loads(line) for line in (tmp_path / f"{arm}-r0" / "tracker.jsonl").read_text().splitlines()]
+        for arm in ("good", "bad")
+    }
+    run_id = found["good"][0][0]
+    assert found["good"] == [
+        [run_id, "init", {"fails": False}],
+        [run_id, "train", 0],
+        ["step", 0, ["loss"]],
+        ["step", 1, ["loss"]],
+        ["parity", 2, 2],
+        ["parity", None, 2],
+        ["finish", "completed", "good"],
+    ]
+    assert found["bad"][-2:] == [["parity", 2, 2], ["finish", "failed", "bad"]]

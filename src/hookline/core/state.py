@@ -193,8 +193,9 @@ class RunResult:
     """How one run ended.
 
     Attributes:
-        status: ``completed``, ``failed``, ``stopped`` (by a signal, to be taken up again), ``skipped`` (what it was
-            to start from failed) or ``waiting`` (the experiment was stopped before it began).
+        status: ``completed``, ``incomplete`` (it is trained, and a benchmark failed), ``failed``, ``stopped`` (by a
+            signal, to be resumed), ``skipped`` (what it was to start from failed) or ``waiting`` (the experiment was
+            stopped before it began).
         metrics: The last of each metric; those of benchmarks under the benchmark's name.
         evals: What the benchmarks after the training gave.
         failed_evals: Why a benchmark gave nothing, by its name.
@@ -220,6 +221,11 @@ class RunResult:
     attempts: int = 1
     returned: Sequence[str] = ()
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether its training is complete, whatever its benchmarks gave."""
+        return self.status in ("completed", "incomplete")
+
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
@@ -235,7 +241,7 @@ class ExperimentResult:
     """A whole experiment: its arms, in the order in which they were given.
 
     Attributes:
-        status: ``completed``, ``failed`` where one of its runs did, or ``stopped`` by a signal.
+        status: ``completed``, ``failed`` where a run or a benchmark of it did, or ``stopped`` by a signal.
         metric: What it is about, where somebody said so.
         direction: Whether that is better when it is smaller (``min``) or larger (``max``), where somebody said so.
     """

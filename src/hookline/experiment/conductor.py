@@ -8,7 +8,7 @@ first run and `on_group_end` after its last, for each run `on_run_start`, the `o
 import logging
 import traceback
 from collections import ChainMap, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from hookline.experiment.job import NEVER_BEGUN, Assignment, lost_outcome
 from hookline.experiment.messages import Message, Outcome, Scored
 from hookline.experiment.plan import PlannedRun
 from hookline.experiment.results.failures import error_line
+from hookline.experiment.run_ids import keep_run_ids, run_ids
 from hookline.experiment.store import ExperimentStore
 from hookline.experiment.subscribers import Subscribers
 from hookline.loops.signals import StopSignals
+from hookline.record import run_directory
 
 logger = logging.getLogger("hookline")
 
+NOT_WELL = {"failed": "failed", "incomplete": "is incomplete"}
+"""The statuses of runs that are tried again, with what is said of them."""
 Watch = Callable[[str, Any], None]
 """Told what happens to runs: ``started``, ``heard`` or ``ended``, with the run, the message or the result."""
 
@@ -87,7 +91,7 @@ class Conductor:
     def run(self) -> None:
         """Make every run that is not complete, unless a signal asks to stop."""
         self._skip_complete()
-        self._ctx.extras["resumed"] = len(self._waiting) < len(self._work.runs)
+        self._ctx.extras["resumed"] = any(self._has_begun(planned) for planned in self._work.runs)
         self._signals.install()
         try:
             self._work.executor.open()
@@ -121,6 +125,10 @@ class Conductor:
                 self._attempts[planned.key] = found.attempts - 1 if found.status == "stopped" else 0  # it goes on
         self._waiting = deque(planned for planned in self._waiting if planned.key not in self.results)
 
+    def _has_begun(self, planned: PlannedRun) -> bool:
+        """Whether a run was begun before, in an earlier start of the experiment or in an earlier attempt."""
+        return (self._work.store.run_directory(planned.key) / run_directory.FACTS).is_file()
+
     def _settle(self, planned: PlannedRun, result: RunResult) -> None:
         self.results[planned.key] = result
         self._unfinished[planned.arm] -= 1
@@ -133,7 +141,7 @@ class Conductor:
             before = None if planned.after is None else self.results.get(planned.after)
             if planned.after is not None and before is None:
                 too_early.append(planned)
-            elif before is not None and before.status != "completed":
+            elif before is not None and not before.is_trained:
                 self._skip(planned, before)
             else:
                 self._start(planned)
@@ -152,19 +160,22 @@ class Conductor:
         directory = self._work.store.run_directory(planned.key)
         attempt = self._attempts[planned.key] = self._attempts.get(planned.key, 0) + 1
         ctx = self._told.get(planned.key) or self._run_context(planned, directory)
-        ctx.extras["attempt"] = attempt
+        ctx.extras |= {"attempt": attempt, "resumed": self._has_begun(planned)}
+        # Those that an earlier start or an attempt that died has set; the experiment's own may have changed since.
+        ctx.ids |= {name: id_ for name, id_ in run_ids(directory).items() if name not in self._ctx.ids}
         self._running[planned.key] = _Run(planned, ctx, attempt)
         self._show("started", planned)
         if planned.key not in self._told:  # once, however often it is tried
             self._told[planned.key] = ctx
             self._tell(self._running[planned.key], "on_run_start")
+            keep_run_ids(directory, ctx.ids)
         assignment = self._assignment(planned, ctx, directory, attempt)
         if self.stop_reason is not None:  # somebody asked for it while subscribers were told
-            self._end(lost_outcome(assignment, NEVER_BEGUN, status="stopped"))
+            self._end(lost_outcome(assignment, NEVER_BEGUN, status="stopped", began=False))
             return
         failure = self._running[planned.key].failure or self._started(assignment)
         if failure is not None:
-            self._end(lost_outcome(assignment, failure))
+            self._end(lost_outcome(assignment, failure, began=False))
 
     def _started(self, assignment: Assignment) -> str | None:
         """Start a run; why that is not possible, if it is not: somebody put into the context what cannot be sent."""
@@ -219,13 +230,14 @@ class Conductor:
             # its own, in whichever process it runs
             ctx=replace(ctx, ids=dict(ctx.ids), extras=dict(ctx.extras), metrics=dict(ctx.metrics)),
             directory=directory,
-            subscribers=work.subscribers.of_runs,
+            subscribers=work.subscribers.of_runs(),
             benchmarks=work.benchmarks,
             sinks=work.sinks,
             facts={"experiment": experiment, "git": work.store.facts.get("git")},
             start_from=work.store.run_directory(start) if isinstance(start, str) else start,
             strict=work.strict,
             attempt=attempt,
+            earlier=tuple(self.results[each.key] for each in self._of_arm[planned.arm] if each.key in self.results),
         )
 
     def _show(self, what: str, about: Any) -> None:
@@ -246,30 +258,37 @@ class Conductor:
     def _end(self, outcome: Outcome) -> None:
         run, result = self._running.pop(outcome.key), outcome.result
         self.stop_reason = self.stop_reason or outcome.signal
-        if run.failure is not None and result.status == "completed":
+        if run.failure is not None and result.is_trained:
             result = replace(result, status="failed", error=run.failure)
-        if result.status == "failed" and run.attempt <= self._work.retries and self.stop_reason is None:
-            logger.warning("%s failed and is tried again: %s", outcome.key, error_line(result.error))
+        if result.status in NOT_WELL and run.attempt <= self._work.retries and self.stop_reason is None:
+            run.ctx.ids.update(outcome.ids)
+            logger.warning(
+                "%s %s and is tried again: %s", outcome.key, NOT_WELL[result.status], error_line(result.error)
+            )
             self._waiting.appendleft(run.planned)
             self._show("ended", replace(result, status="retried"))
             return
-        if result.status == "failed":
-            logger.error("%s failed: %s", outcome.key, error_line(result.error))
+        if result.status in NOT_WELL:
+            logger.error("%s %s: %s", outcome.key, NOT_WELL[result.status], error_line(result.error))
         if result.status == "stopped":
             self.stop_reason = self.stop_reason or _reason_of(result)
-        result = self._told_end(run, result, outcome.ids)
+        result = self._told_end(run, result, outcome)
         del self._told[outcome.key]
         self._settle(run.planned, result)
         self._keep(result)
         self._show("ended", result)
         self._close_group(run.planned.arm)
 
-    def _told_end(self, run: _Run, result: RunResult, ids: Mapping[str, Any]) -> RunResult:
+    def _told_end(self, run: _Run, result: RunResult, outcome: Outcome) -> RunResult:
         """Tell everybody how a run ended; one of them that is critical can still make it fail."""
-        run.ctx.ids.update(ids)
+        run.ctx.ids.update(run_ids(self._work.store.run_directory(outcome.key)) if outcome.died else outcome.ids)
+        keep_run_ids(self._work.store.run_directory(run.planned.key), run.ctx.ids)
         run.ctx.status, run.ctx.error = result.status, error_line(result.error) or None
         run.failure = None
-        self._tell(run, "on_run_end", result, self._arm_result(run.planned, result))
+        arm = self._arm_result(run.planned, result)
+        self._tell(run, "on_run_end", result, arm)
+        if outcome.died:
+            self._work.subscribers.run_died(run.ctx, result, arm)
         return result if run.failure is None else replace(result, status="failed", error=run.failure)
 
     def _keep(self, result: RunResult) -> None:

@@ -178,7 +178,7 @@ class Experiment:
         for planned in self._runs:
             of_arm[planned.arm].append(conductor.results.get(planned.key) or self._unfinished(planned))
         arms = [ArmResult(arm.name, arm.settings(), tuple(of_arm[arm.name])) for arm in self.arms]
-        failed = any(result.status in ("failed", "skipped") for result in conductor.results.values())
+        failed = any(result.status != "completed" for result in conductor.results.values())
         status = "stopped" if conductor.stop_reason is not None else "failed" if failed else "completed"
         about = {"metric": self.metric, "direction": self.mode}
         return ExperimentResult(self.name, tuple(arms), self.store.directory, status=status, **about)
@@ -192,7 +192,7 @@ class Experiment:
         """What is carried out, but for repeats, to see whether it can be."""
         shared: dict[str, Any] = {"benchmarks": self.benchmarks, "sinks": self.sinks}
         return [
-            Assignment(planned, LogContext(), self.store.directory, subscribers.of_runs, **shared)
+            Assignment(planned, LogContext(), self.store.directory, subscribers.of_runs(), **shared)
             for planned in self._runs
             if planned.repeat == 0
         ]

@@ -25,6 +25,7 @@ from hookline.experiment.plan import PlannedRun
 from hookline.experiment.progress_reports import ProgressReports
 from hookline.experiment.recorded_result import RecordedResult
 from hookline.experiment.results.failures import error_line
+from hookline.experiment.run_ids import keep_run_ids
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
 from hookline.loops.run_record import BENCHMARK_AXIS
@@ -55,6 +56,7 @@ class Assignment:
     Attributes:
         facts: What is written down about the run besides what every run knows of itself.
         start_from: The run's directory, or the checkpoint, whose weights it starts with.
+        earlier: The results of those runs of its arm that had ended when it started.
     """
 
     planned: PlannedRun
@@ -67,6 +69,7 @@ class Assignment:
     start_from: Path | None = None
     strict: bool = False
     attempt: int = 1
+    earlier: tuple[RunResult, ...] = ()
 
     @property
     def key(self) -> str:
@@ -74,7 +77,7 @@ class Assignment:
         return self.planned.key
 
 
-def lost_outcome(assignment: Assignment, why: str, *, status: str = "failed") -> Outcome:
+def lost_outcome(assignment: Assignment, why: str, *, status: str = "failed", began: bool = True) -> Outcome:
     """The outcome of a run that cannot tell it itself."""
     planned = assignment.planned
     result = RunResult(
@@ -87,7 +90,7 @@ def lost_outcome(assignment: Assignment, why: str, *, status: str = "failed") ->
         output_dir=assignment.directory,
         attempts=assignment.attempt,
     )
-    return Outcome(assignment.key, result)
+    return Outcome(assignment.key, result, died=began)
 
 
 def carry_out(assignment: Assignment, tell: Tell) -> Outcome:
@@ -158,7 +161,7 @@ class Job:
     def _told_end(self, result: RunResult) -> RunResult:
         """Tell the run's own subscribers how it ended, and close them; one that is critical can still make it fail."""
         self.ctx.status, self.ctx.error = result.status, error_line(result.error) or None
-        arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (result,))
+        arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (*self._assignment.earlier, result))
         try:
             with contextlib.closing(self._own):
                 self._own.on_run_end(self.ctx, result, arm)
@@ -171,6 +174,7 @@ class Job:
         self._own = self._assignment.subscribers.made()
         self._own.strict = self.strict
         self._own.on_run_start(self.ctx)
+        keep_run_ids(self.directory, self.ctx.ids)  # at once: whatever ends this process, the next one has them
         self.start_from = self._starting_point()
         self._assignment.planned.recipe.train(self)
 
@@ -253,7 +257,7 @@ class Job:
         except Exception as error:
             self._failed_evals[benchmark.name] = traceback.format_exc()
             told = None if isinstance(error, HooklineError) else error  # ours say all there is to say
-            words = "The benchmark %s of %s failed, and the run goes on: %s"
+            words = "The benchmark %s of %s failed, and the run continues: %s"
             logger.log(logging.ERROR, words, benchmark.name, self.run_key, error, exc_info=told)
             if self._session is not None and self._session.recorder is not None:
                 words = f"{type(error).__name__}: {error}"
@@ -288,7 +292,8 @@ class Job:
 
     def _result(self, error: BaseException | None) -> RunResult:
         session, planned = self._session, self._assignment.planned
-        status = "failed" if error is not None else "stopped" if self._is_interrupted() else "completed"
+        trained = "incomplete" if self._failed_evals else "completed"
+        status = "failed" if error is not None else "stopped" if self._is_interrupted() else trained
         if session is not None:
             self.ctx.ids.update(session.outlets.ids())
         return RunResult(
@@ -311,9 +316,10 @@ class Job:
     def _why(self, error: BaseException | None) -> str | None:
         if error is not None:
             return "".join(traceback.format_exception(error))
-        return (
-            f"Stopped by {self._session.stop_reason}." if self._session is not None and self._is_interrupted() else None
-        )
+        if self._session is not None and self._is_interrupted():
+            return f"Stopped by {self._session.stop_reason}."
+        failed = [f"{name}: {error_line(why)}" for name, why in self._failed_evals.items()]
+        return f"Benchmarks failed: {'; '.join(failed)}" if failed else None
 
     def _metrics(self) -> dict[str, Any]:
         last = {} if self._session is None else dict(self._session.metrics)

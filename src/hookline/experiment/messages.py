@@ -39,12 +39,14 @@ class Outcome:
     Attributes:
         ids: Those of the run's context, with what was added to them.
         signal: The signal that it was asked to stop by, however it ended.
+        died: It began, and its process died or could not say how it ended, so its own subscribers do not know.
     """
 
     key: str
     result: RunResult
     ids: Mapping[str, Any] = field(default_factory=dict)
     signal: str | None = None
+    died: bool = False
 
 
 Message: TypeAlias = Progress | Scored

@@ -39,6 +39,11 @@ class RecordedResult(msgspec.Struct):
         """
         return msgspec.convert(_finite_back(data), cls)
 
+    @property
+    def status(self) -> str:
+        """The status of a run that was trained and recorded this."""
+        return "incomplete" if self.failed_evals else "completed"
+
     def result(self, key: str, status: str, directory: Path, **about: Any) -> RunResult:
         """The result of the run that lies in a directory."""
         evals = tuple(EvalResult(e.name, e.metrics, e.breakdowns, tuple(e.tags), e.intervals) for e in self.evals)

@@ -45,8 +45,9 @@ def _last_said(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _result(info: RunInfo, data: Any) -> RunResult | None:
     about: dict[str, Any] = {"repeat": info.repeat or 0, "stage": info.stage, "seed": info.seed}
     if data is not None:  # an early stop is an end like any other
-        status = "failed" if info.status == "failed" else "completed"
-        return RecordedResult.read(data).result(info.directory.name, status, info.directory, **about)
+        recorded = RecordedResult.read(data)
+        status = "failed" if info.status == "failed" else recorded.status
+        return recorded.result(info.directory.name, status, info.directory, **about)
     if info.status not in _UNSUCCESSFUL:
         return None
     seconds = max(0.0, (info.ended or 0.0) - (info.started or info.ended or 0.0))

@@ -68,7 +68,7 @@ def dry_run(experiment: Experiment) -> DryRun:
     subscribers = experiment.check()
     try:
         runs = [_outlook(planned, experiment.store) for planned in experiment.plan()]
-        listeners = _listeners(experiment, subscribers.of_runs)
+        listeners = _listeners(experiment, subscribers.of_runs())
     finally:
         subscribers.close()
     return DryRun(experiment.name, experiment.store.directory, runs, listeners)

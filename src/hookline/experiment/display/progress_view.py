@@ -33,7 +33,7 @@ from hookline.experiment.plan import PlannedRun
 DRAWS_PER_SECOND = 5.0
 MOST_RUNS = 20
 """How many runs have a line of their own at the most."""
-STYLES = {"failed": "red", "skipped": "yellow", "stopped": "yellow"}
+STYLES = {"failed": "red", "incomplete": "yellow", "skipped": "yellow", "stopped": "yellow"}
 AGAIN = "retried"
 ECHOED = 4
 """Columns left free for the ``^C`` that a terminal shows: on a full line it would move everything down."""

@@ -204,7 +204,7 @@ class RayRuns(Executor):
         for task in waiting:
             self._ray.cancel(task)
         never_begun = [self._running.pop(task).assignment for task in waiting]
-        return [lost_outcome(assignment, NEVER_BEGUN, status="stopped") for assignment in never_begun]
+        return [lost_outcome(assignment, NEVER_BEGUN, status="stopped", began=False) for assignment in never_begun]
 
     def _outcome(self, task: Any) -> Outcome:
         about = self._running.pop(task)
@@ -331,7 +331,7 @@ def _work(order: _Order, mailbox: Any) -> Outcome:
     try:
         assignment: Assignment = pickle.loads(order.data)  # noqa: S301 - from the experiment
         if requests.reason is not None:
-            return lost_outcome(assignment, NEVER_BEGUN, status="stopped")
+            return lost_outcome(assignment, NEVER_BEGUN, status="stopped", began=False)
         return sendable(carry_out(requests.added_to(assignment), line.tell))
     finally:
         line.close()
@@ -373,8 +373,7 @@ def _listed(there: Mapping[str, float]) -> str:
 
 def _unsendable(assignment: Assignment, dumps: Callable[[Any], bytes]) -> str:
     """What of a run it is that cannot be sent."""
-    callbacks = [*assignment.subscribers.instances, *assignment.subscribers.factories]
-    kinds = {"callback": callbacks, "benchmark": assignment.benchmarks, "sink": assignment.sinks}
+    kinds = {"callback": assignment.subscribers.parts(), "benchmark": assignment.benchmarks, "sink": assignment.sinks}
     for kind, parts in kinds.items():
         for part in parts:
             if not _can(functools.partial(dumps, part)):

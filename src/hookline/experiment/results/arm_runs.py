@@ -22,7 +22,7 @@ def last_stage(arms: Iterable[ArmResult]) -> str | None:
 
 def completed(arm: ArmResult, stage: str | None) -> list[RunResult]:
     """The runs of an arm that count."""
-    return [run for run in arm.runs if run.status == "completed" and stage in (None, run.stage)]
+    return [run for run in arm.runs if run.is_trained and stage in (None, run.stage)]
 
 
 def value(run: RunResult, metric: str) -> float | None:

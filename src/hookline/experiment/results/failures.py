@@ -10,8 +10,8 @@ _FRAME = re.compile(r'\s+File "')
 
 
 def unfinished_runs(arms: Iterable[ArmResult]) -> list[RunResult]:
-    """The runs that began and did not complete."""
-    return [run for arm in arms for run in arm.runs if run.status not in ("completed", "waiting")]
+    """The runs that began and whose training did not complete."""
+    return [run for arm in arms for run in arm.runs if not run.is_trained and run.status != "waiting"]
 
 
 def what_is_missing(arms: Iterable[ArmResult]) -> str | None:
@@ -20,7 +20,7 @@ def what_is_missing(arms: Iterable[ArmResult]) -> str | None:
     stopped, waiting = (sum(run.status == status for run in runs) for status in ("stopped", "waiting"))
     if not stopped and not waiting:
         return None
-    done = sum(run.status == "completed" for run in runs)
+    done = sum(run.is_trained for run in runs)
     parts = [f"{number:,} {words}" for number, words in ((stopped, "stopped"), (waiting, "not begun")) if number]
     return f"NOT COMPLETE: {done:,} of {len(runs):,} runs; {', '.join(parts)}. Run it again to go on."
 

@@ -61,8 +61,8 @@ class ExperimentResult(state.ExperimentResult):
 
     @property
     def failed(self) -> list[RunResult]:
-        """The runs that failed, or were skipped because what they start from did."""
-        return [run for run in self.runs if run.status in ("failed", "skipped")]
+        """The runs that failed, lack a benchmark that failed, or were skipped because what they start from failed."""
+        return [run for run in self.runs if run.status in ("failed", "incomplete", "skipped")]
 
     def __repr__(self) -> str:
         return f"ExperimentResult({self.name!r}, {self.status}: {len(self.arms)} arms, {len(self.runs)} runs)"
@@ -71,8 +71,8 @@ class ExperimentResult(state.ExperimentResult):
         return self.to_markdown()
 
     def metric_names(self) -> list[str]:
-        """The metrics that completed runs have, benchmarks' as ``<benchmark>/<metric>``."""
-        return names(run for run in self.runs if run.status == "completed")
+        """The metrics that trained runs have, benchmarks' as ``<benchmark>/<metric>``."""
+        return names(run for run in self.runs if run.is_trained)
 
     def stages(self) -> list[str]:
         """The names of the stages in their order; none where there are no stages."""
