@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.collection import CallbackCollection
+from hookline.core.encoding import decode, encode
+from hookline.core.errors import CheckpointError
 from hookline.core.hook import Hook
 from hookline.core.moment import Moment
 from hookline.core.state import (
@@ -26,7 +28,6 @@ from hookline.core.state import (
     ManifestRow,
     RunResult,
 )
-from hookline.core.values import plain
 from hookline.loops.loop import Loop
 
 __all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_everything"]
@@ -175,13 +176,13 @@ def check_callback(factory: Callable[[], Callback | Hook]) -> None:
 
     Every moment can fire, with usual metrics, with none and with ones that are not finite; two live
     side by side, and using one leaves the other's state as it is; a copy works and shares nothing; the
-    state survives JSON and comes back equal; closing twice is harmless.
+    state can be held by a checkpoint and comes back equal; closing twice is harmless.
 
     Raises:
         AssertionError: Something does not hold; the message says what.
     """
     unused = factory()
-    before = _json_state(unused)
+    before = _saved_state(unused)
     unusual = {"loss": float("nan"), "val/loss": float("inf"), "reward": None, "note": "text"}
     for metrics in (None, {}, unusual):
         subscriber = factory()
@@ -194,38 +195,43 @@ def check_callback(factory: Callable[[], Callback | Hook]) -> None:
     assert len(set(pair.names())) == 2, "two of a kind do not live side by side"
     assert first is not second, "the factory must make a new one each time"
     _check_state(factory)
-    after = _json_state(unused)
+    after = _saved_state(unused)
     assert after == before, f"two of a kind share state: that of one became {after}, from {before}, as others were used"
     _check_copy(factory)
 
 
 def _check_copy(factory: Callable[[], Callback | Hook]) -> None:
     original = factory()
-    before = _json_state(original)
+    before = _saved_state(original)
     copies: list[Callback | Hook] = []
     _expect("a copy can be made", lambda: copies.append(copy.deepcopy(original)))
     assert copies[0] is not original, "copy.deepcopy() gives the very same one: a copy shares nothing"
     _expect("a copy works", partial(fire_everything, copies[0]))
-    after = _json_state(original)
+    after = _saved_state(original)
     assert after == before, f"a copy shares state: that of the original became {after}, from {before}, as it was used"
 
 
 def _check_state(factory: Callable[[], Callback | Hook]) -> None:
     used = factory()
     fire_everything(used)
-    state = json.loads(_json_state(used))
+    given = used.state_dict()
+    state = _saved_text(given)
     restored = factory()
-    restored.load_state_dict(state)
-    again = json.loads(_json_state(restored))
-    assert again == state, f"state_dict() after load_state_dict() is {again!r}, not {state!r}"
+    restored.load_state_dict(decode(encode(given)))
+    again = _saved_state(restored)
+    assert again == state, f"state_dict() after load_state_dict() is {again}, not {state}"
 
 
-def _json_state(subscriber: Callback | Hook) -> str:
-    state = plain(subscriber.state_dict())
+def _saved_state(subscriber: Callback | Hook) -> str:
+    return _saved_text(subscriber.state_dict())
+
+
+def _saved_text(state: Any) -> str:
+    """The state as a checkpoint would hold it, as text to compare."""
     try:
-        return json.dumps(state)
-    except (TypeError, ValueError) as error:
-        raise AssertionError(f"state_dict() does not survive JSON: {error}") from error
+        return json.dumps(encode(state, lambda tensor: [str(tensor.dtype), tensor.tolist()]))
+    except CheckpointError as error:
+        raise AssertionError(f"A checkpoint cannot hold state_dict(): {error}") from error
 
 
 def _expect(what: str, check: Callable[[], Any]) -> None:

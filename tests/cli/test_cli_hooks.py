@@ -117,7 +117,7 @@ def test_list_json_module_that_prints_leaves_the_document_alone(program, tmp_pat
 def test_show_callback_json_has_arguments_moments_and_options(cli):
     shown = json.loads(cli("hooks", "show", "early_stopping", "--json").stdout)
     assert shown["path"] == "hookline.callbacks.early_stopping:EarlyStoppingCallback"
-    assert shown["moments"] == ["on_train_start", "on_log", "on_train_end", "on_exception"]
+    assert shown["moments"] == ["on_train_start", "on_log", "on_eval", "on_train_end", "on_exception"]
     assert shown["arguments"][:2] == [
         {
             "name": "monitor",
@@ -295,6 +295,7 @@ def test_plan_json_has_the_order_of_each_moment(program, here):
         "on_train_start": ["early_stopping", "print_progress"],
         "on_step_end": ["picky", "loud", "alarm", "print_progress"],
         "on_log": ["early_stopping"],
+        "on_eval": ["early_stopping"],
         "on_train_end": ["early_stopping", "print_progress"],
         "on_exception": ["early_stopping"],
     }
@@ -324,6 +325,7 @@ def test_plan_text_has_a_row_for_each_moment_and_subscriber(program, here):
         "3 alarm every 50 and every 25 0",
         "4 print_progress every 10 -100 rank zero",
         "on_log 1 early_stopping always 0",
+        "on_eval 1 early_stopping always 0",
         "on_train_end 1 early_stopping always 0",
         "2 print_progress always -100 rank zero",
         "on_exception 1 early_stopping always 0",

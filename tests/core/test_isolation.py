@@ -119,7 +119,7 @@ def test_failing_state_and_close_are_isolated(caplog):
             raise RuntimeError("no close")
 
     callbacks = hl.CallbackCollection([Broken()])
-    assert callbacks.state_dict() == {"broken": {}}
+    assert callbacks.state_dict() == {}
     callbacks.close()
     assert [f.moment for f in callbacks.failures] == ["state_dict", "close"]
 
@@ -186,7 +186,7 @@ def test_failing_state_in_a_group_propagates_as_it_would_beside_it(strict, criti
 def test_failing_state_in_a_group_is_isolated_and_in_the_failures_of_the_parent():
     group = hl.CallbackCollection([Stateless()], name="group")
     callbacks = hl.CallbackCollection([group])
-    assert callbacks.state_dict() == {"group": {"stateless": {}}}
+    assert callbacks.state_dict() == {"group": {}}
     callbacks.load_state_dict({"group": {"stateless": {}}})
     callbacks.load_state_dict({"group": 3})
     assert [(f.subscriber, f.moment) for f in callbacks.failures] == [
@@ -208,7 +208,7 @@ def test_state_of_a_group_with_methods_of_its_own_is_theirs():
     callbacks = hl.CallbackCollection([group], strict=True)
     saved = callbacks.state_dict()
     callbacks.load_state_dict(saved)
-    assert saved == {"group": {"version": 2, "members": {"recording_callback": {}}}}
+    assert saved["group"] == {"version": 2, "members": {"recording_callback": {}}}
     assert group.loaded == saved["group"]
 
 

@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy
 import pytest
 
 import hookline as hl
@@ -416,6 +417,25 @@ def test_lightning_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_p
     (row,) = (event.arguments[0] for event in seen.events if event.moment == "on_checkpoint_load")
     assert (row.step, row.path) == (2, saved)
     assert seen.names().count("on_train_epoch_start") == seen.names().count("on_train_epoch_end") == 2
+
+
+def test_lightning_checkpoint_keeps_the_types_of_states(tmp_path):
+    class Keeping(Counter):
+        def state_dict(self):
+            return {**super().state_dict(), "seen": {1: (2, {3})}, "mean": numpy.arange(2.0), "at": Path("x")}
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.loaded = state
+
+    trainer = trainer_with(bridge(Keeping()))
+    trainer.fit(Regression(), loader(2))
+    trainer.save_checkpoint(tmp_path / "typed.ckpt")
+    again = Keeping()
+    trainer_with(bridge(again), max_epochs=2).fit(Regression(), loader(2), ckpt_path=tmp_path / "typed.ckpt")
+    assert (again.loaded["seen"], again.loaded["at"]) == ({1: (2, {3})}, Path("x"))
+    assert again.loaded["mean"].tolist() == [0.0, 1.0]
+    torch.load(tmp_path / "typed.ckpt", weights_only=True)  # holds nothing that runs code
 
 
 def test_lightning_resumed_from_a_model_checkpoint_goes_on(tmp_path):

@@ -1,11 +1,18 @@
 """Checkpoints of a bare loop."""
 
+import enum
 import json
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
+import numpy
 import pytest
+import torch
 
 import hookline as hl
-from hookline.loops import checkpoint
 from hookline.testing import RecordingCallback
 
 
@@ -23,7 +30,7 @@ def test_checkpoint_holds_counters_states_and_what_the_user_saves(tmp_path):
     assert (row.step, row.path, row.metrics) == (3, run.dir / "checkpoints" / "step-00000003", {"loss": 1.0})
     assert row.bytes == sum(file.stat().st_size for file in row.path.iterdir())
     state = json.loads((row.path / "state.json").read_text())
-    assert (state["step"], state["callbacks"]) == (3, {"early_stopping": {"best": 1.0, "waited": 2}})
+    assert (state["step"], state["callbacks"]["early_stopping"]) == (3, {"best": 1.0, "waited": 2})
     assert json.loads((row.path / "model.json").read_text()) == {"w": 2}
 
 
@@ -117,8 +124,9 @@ def test_checkpoint_without_a_place_is_an_error():
 def test_checkpoint_state_of_an_observer_that_cannot_be_saved_is_left_out(tmp_path, caplog):
     with hl.run(callbacks=[Odd()], summary=False) as run:
         run.save_checkpoint(tmp_path / "x")
-    assert json.loads((tmp_path / "x" / "state.json").read_text())["callbacks"] == {"odd": {}}
-    assert "The state of 'odd' is not part of the checkpoint" in caplog.text
+    assert json.loads((tmp_path / "x" / "state.json").read_text())["callbacks"] == {}
+    assert "The state of 'odd' cannot be saved: 'thing' is <object object" in caplog.text
+    assert [(failure.subscriber, failure.moment) for failure in run.callbacks.failures] == [("odd", "state_dict")]
 
 
 def test_checkpoint_state_of_a_critical_subscriber_that_cannot_be_saved_is_an_error(tmp_path):
@@ -210,34 +218,250 @@ def test_checkpoint_that_is_none_or_torn_is_an_error(tmp_path):
     assert run.step == 0
 
 
-class Sets(hl.Callback):
-    """A callback whose state has a set deep inside, and that keeps what it is given."""
-
-    name = "sets"
+class Deep(hl.Callback):
+    """A callback whose state has an object deep inside, and that keeps what it is given."""
 
     def __init__(self):
         self.given = []
 
     def state_dict(self):
-        return {"steps": 3, "seen": {"rows": [1, {2}]}}
+        return {"steps": 3, "seen": {"rows": [1, object()]}}
 
     def load_state_dict(self, state):
         self.given.append(state)
 
 
 def test_checkpoint_state_that_could_not_be_saved_is_not_given_back(tmp_path, caplog):
-    with hl.run(callbacks=[Sets()], root=None, summary=False) as run:
+    with hl.run(callbacks=[Deep()], root=None, summary=False) as run:
         run.save_checkpoint(tmp_path / "x")
-    again = Sets()
+    again = Deep()
     with hl.run(callbacks=[again], root=None, summary=False) as run:
         run.load_checkpoint(tmp_path / "x")
     assert again.given == []
-    assert "The checkpoint has no state for 'sets': it starts anew." in caplog.text
-    assert "The state of 'sets' is not part of the checkpoint: 'seen.rows[1]' cannot be saved as JSON" in caplog.text
+    assert "The state of 'deep' cannot be saved: 'seen.rows[1]' is <object object" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("state", "place"), [({"a": {2: {"b": {1}}}}, "'a.2.b'"), ({"a": {(1, 2): 3}}, "'a.(1, 2)'"), ({1}, "it")]
+    ("state", "place"),
+    [
+        ({"a": {2: {"b": object()}}}, "'a.2.b' is <object"),
+        ({"a": {("x", object()): 3}}, r"a\.\('x', <object .*\[1\]. is <object"),
+        ({"f": [len]}, r"'f\[0\]' is <built-in function len>"),
+        ({"x": numpy.array([None])}, r"'x' is array\(\[None\]"),
+        (object(), "it is <object"),
+    ],
 )
-def test_unsaveable_value_is_named_by_its_place(state, place):
-    assert checkpoint.unsaveable_in(state) == place
+def test_checkpoint_value_that_cannot_be_held_is_named_by_its_place(tmp_path, state, place):
+    class Given(hl.Callback):
+        def state_dict(self):
+            return state
+
+    callbacks = hl.CallbackCollection()
+    callbacks.add(Given(), critical=True)
+    with hl.run(callbacks=callbacks, root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match=place):
+        run.save_checkpoint(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoint_state_in_a_critical_group_that_cannot_be_saved_is_an_error(tmp_path):
+    callbacks = hl.CallbackCollection()
+    callbacks.add(hl.CallbackCollection([Odd()], name="group"), critical=True)
+    with (
+        hl.run(callbacks=callbacks, root=None, summary=False) as run,
+        pytest.raises(hl.CheckpointError, match="state of 'group/odd' cannot be saved"),
+    ):
+        run.save_checkpoint(tmp_path / "x")
+
+
+class Holder(hl.Callback):
+    """A callback whose state is whatever it holds."""
+
+    def __init__(self, value=None, **arguments):
+        self.value = value
+        vars(self).update(arguments)
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Flags(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+def described(value):
+    """A value with the type of everything in it."""
+    if isinstance(value, dict):
+        items = [(described(key), described(item)) for key, item in value.items()]
+        return type(value), getattr(value, "default_factory", None), items
+    if isinstance(value, (list, tuple, deque)):
+        return type(value), getattr(value, "maxlen", None), [described(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return type(value), sorted(repr(described(item)) for item in value)
+    if isinstance(value, numpy.ndarray):
+        return type(value), value.dtype, value.shape, value.tobytes(), value.flags.f_contiguous
+    return type(value), repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1: "a", (2, 3): [4], None: True, 1.5: 0, frozenset({1}): 2},
+        ((), (1, (2, "x")), [(3,)]),
+        {"a", "b", ("c", 1)},
+        deque([1, (2,)], maxlen=5),
+        deque(),
+        numpy.arange(6.0, dtype="float32").reshape(2, 3).T,
+        [numpy.float32(0.1), numpy.int64(7), numpy.bool_(True), numpy.float64("nan"), numpy.datetime64("2024-01-01")],
+        numpy.array("2024-01-01", dtype="datetime64[D]"),
+        numpy.zeros(2, dtype=[("x", "i4"), ("y", "f8")]),
+        Path("data/a.txt"),
+        [datetime(2024, 1, 2, 3, 4, 5, 6), datetime(2024, 1, 2, tzinfo=UTC), date(2024, 1, 2), time(1, 2)],
+        datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1),
+        timedelta(days=-1, microseconds=3),
+        b"\x00\xff",
+        [math.nan, math.inf, -math.inf, -0.0, 2**80],
+        1 + 2j,
+        [Color.RED, Flags.A | Flags.B],
+        [OrderedDict(b=1, a=2), Counter("aab"), defaultdict(list, {1: [2]})],
+        {"$tuple": [1]},
+        {"$tensor": 0, "other": {"$set": ()}},
+        {},
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_checkpoint_state_comes_back_with_its_types(tmp_path, value):
+    with hl.run(callbacks=[Holder(value)], root=None, strict=True, summary=False) as run:
+        run.save_checkpoint(tmp_path / "x")
+    loaded = Holder()
+    with hl.run(callbacks=[loaded], root=None, strict=True, summary=False) as run:
+        run.load_checkpoint(tmp_path / "x")
+    assert described(loaded.value) == described(value)
+
+
+def test_checkpoint_of_an_earlier_version_is_loaded(tmp_path, caplog):
+    """Plain JSON, with states by name and those that could not be saved listed."""
+    states = {
+        "early_stopping": {"best": 0.5, "waited": 1},
+        "early_stopping_2": {"best": 0.25, "waited": 2},
+        "holder": {"value": {"1": [2, 3], "tensor": {"$tensor": 0}}},
+        "odd": {},
+    }
+    state = {"step": 3, "epoch": 0, "metrics": {"loss": 1.0}, "callbacks": states, "left_out": ["odd"]}
+    state |= {"batches_done": 3, "open_row": {}, "has_files": False}
+    place = tmp_path / "old"
+    place.mkdir()
+    (place / "state.json").write_text(json.dumps(state))
+    torch.save([torch.tensor([1.5])], place / "tensors.pt")
+    sizes = {file.name: file.stat().st_size for file in place.iterdir()}
+    manifest = {"step": 3, "kind": "step", "metrics": {"loss": 1.0}, "time": 1.0, "files": sizes}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    first, second = (hl.callbacks.EarlyStoppingCallback(monitor) for monitor in ("val/loss", "train/loss"))
+    holder = Holder()
+    with hl.run(callbacks=[first, second, holder, Deep()], root=None, summary=False) as run:
+        run.load_checkpoint(place)
+    assert (first.best, second.best, holder.value) == (0.5, 0.25, {"1": [2, 3], "tensor": torch.tensor([1.5])})
+
+
+# Which subscriber a state belongs to
+
+
+def moved(tmp_path, before, after):
+    """Save a checkpoint with some callbacks, and load it with others."""
+    with hl.run(callbacks=before, root=None, strict=True, summary=False) as run:
+        run.save_checkpoint(tmp_path / "x")
+    with hl.run(callbacks=after, root=None, strict=True, summary=False) as run:
+        run.load_checkpoint(tmp_path / "x")
+    return [callback.value for callback in after]
+
+
+def test_checkpoint_states_of_swapped_twins_go_to_the_same_ones(tmp_path):
+    stops = [hl.callbacks.EarlyStoppingCallback(monitor, patience=50) for monitor in ("val/loss", "val/accuracy")]
+    with hl.run(callbacks=stops, root=None, strict=True, summary=False) as run:
+        for _ in run.steps(2):
+            run.log({"val/loss": 0.5, "val/accuracy": 0.75})
+        run.save_checkpoint(tmp_path / "x")
+    accuracy, loss = (hl.callbacks.EarlyStoppingCallback(name, patience=3) for name in ("val/accuracy", "val/loss"))
+    with hl.run(callbacks=[accuracy, loss], root=None, strict=True, summary=False) as run:
+        run.load_checkpoint(tmp_path / "x")
+    assert (accuracy.best, accuracy.waited, loss.best) == (0.75, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda value, which: Holder(value, name=which),
+        lambda value, which: Holder(value, state_key=which),
+        lambda value, which: Holder(value).configure(name=which),
+        lambda value, which: Holder(value, monitor=which, patience=value),
+        lambda value, which: Holder(value, path=Path(which), limit=value),
+        lambda value, which: Holder(value, log_dir=which),
+    ],
+    ids=["name", "state_key", "configured", "monitor", "path", "text path"],
+)
+def test_checkpoint_state_is_matched_by_what_identifies_a_callback(tmp_path, made):
+    assert moved(tmp_path, [made(1, "a"), made(2, "b")], [made(0, "b"), made(0, "a")]) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([Holder(1)], [Holder(patience=9)]),
+        ([Holder(1, name="a")], [Holder()]),
+        ([Holder(1)], [Holder(name="a")]),
+        ([Holder(1, path="a")], [Holder(path="b")]),
+        ([Holder(1, name="a"), Holder(2)], [Holder(), Holder(name="a")]),
+    ],
+    ids=["tuning", "name dropped", "name given", "moved", "one named"],
+)
+def test_checkpoint_state_is_matched_by_class_where_there_is_one(tmp_path, before, after):
+    assert moved(tmp_path, before, after) == [before[-1].value, *(callback.value for callback in before[:-1])]
+
+
+def test_checkpoint_state_of_another_metric_is_not_given(tmp_path, caplog):
+    assert moved(tmp_path, [Holder(0.5, monitor="loss")], [Holder(monitor="accuracy")]) == [None]
+    assert "The checkpoint has state for 'holder', which is not here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ([Holder(1), Holder(2)], [Holder(), Holder()], ["'holder'", "'holder_2'"]),
+        ([Holder(1)], [Holder(), Holder()], ["'holder'", "'holder_2'"]),
+        ([Holder(1), Holder(2)], [Holder()], ["'holder'", "'holder_2'"]),
+        ([Holder(1, name="a"), Holder(2, name="b")], [Holder()], ["'a'", "'b'", "'holder'"]),
+        ([Holder(1)], [Holder(monitor="a"), Holder(monitor="b")], ["'holder'", "'holder_2'"]),
+    ],
+    ids=["twins", "one became two", "two became one", "names dropped", "arguments came"],
+)
+def test_checkpoint_states_that_fit_several_are_an_error_that_names_them(tmp_path, before, after, named):
+    with pytest.raises(hl.CheckpointError, match="cannot be matched") as caught:
+        moved(tmp_path, before, after)
+    assert all(name in str(caught.value) for name in named)
+    assert [callback.value for callback in after] == [None] * len(after)
+
+
+def test_checkpoint_equal_states_of_twins_need_no_names(tmp_path):
+    assert moved(tmp_path, [Holder(1), Holder(1)], [Holder(), Holder()]) == [1, 1]
+
+
+def test_checkpoint_states_in_groups_are_matched_within_their_group(tmp_path):
+    first = [Holder(1, monitor="a"), Holder(2, monitor="b")]
+    second = [Holder(monitor="b"), Holder(monitor="a")]
+    with hl.run(callbacks=[hl.CallbackCollection(first, name="g")], root=None, strict=True, summary=False) as run:
+        run.save_checkpoint(tmp_path / "x")
+    with hl.run(callbacks=[hl.CallbackCollection(second, name="g")], root=None, strict=True, summary=False) as run:
+        run.load_checkpoint(tmp_path / "x")
+    assert [holder.value for holder in second] == [2, 1]
+
+
+def test_state_key_that_is_taken_is_refused():
+    with pytest.raises(hl.DuplicateError, match="state_key 'a' is taken, by 'holder'"):
+        hl.CallbackCollection([Holder(state_key="a"), Holder(state_key="a")])

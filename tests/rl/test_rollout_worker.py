@@ -805,7 +805,7 @@ def test_checkpoint_with_a_hook_whose_state_cannot_be_saved_leaves_that_out(tmp_
     made = worker(hooks=[Unsaveable(), CheckpointHook(2)], output_dir=str(tmp_path))
     made.run(3)
     assert [row.step for row in made.checkpoints] == [2]
-    assert "The state of 'unsaveable' is not part of the checkpoint" in caplog.text
+    assert "The state of 'unsaveable' cannot be saved: 'lock' is <unlocked" in caplog.text
 
 
 def test_stop_request_of_a_callback_ends_the_run_after_the_step():

@@ -7,6 +7,7 @@ from typing import Any
 from hookline.core.background import Lane
 from hookline.core.binding import Binding
 from hookline.core.errors import DuplicateError
+from hookline.core.identity import Identity
 from hookline.core.moment import Moment
 from hookline.core.schedule import Gate, RowGate, Schedule
 from hookline.core.subscriber import Options
@@ -29,6 +30,7 @@ class Entry:
     given: Mapping[str, Any]
     name: str
     bindings: Mapping[str, Binding]
+    identity: Identity
     moved: bool = False
     borrowed: bool = False
     disabled: bool = False

@@ -22,6 +22,7 @@ from hookline.core.errors import DuplicateError, OptionError, UnknownNameError, 
 from hookline.core.group import Group
 from hookline.core.handover import HandOver
 from hookline.core.health import Health, make_all
+from hookline.core.identity import Identity
 from hookline.core.ledger import Ledger
 from hookline.core.metrics import recordable
 from hookline.core.moment import Moment
@@ -217,12 +218,27 @@ class Roster(Group):
         return {name: paths for name, paths in listening.items() if paths}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every subscriber, by name."""
+        """The state of every subscriber, by name, and what they are matched by when they are loaded.
+
+        An observer whose state cannot be had, or cannot be held by a checkpoint, is logged and has none; that of a
+        critical subscriber, or any under a strict policy, raises.
+        """
         return States(self.health, Roster).save(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore every subscriber by name; warn about names that are on one side only."""
+        """Restore every subscriber; warn about those that are on one side only.
+
+        A state goes to the subscriber with the same given name or ``state_key``, else of the same class with the same
+        identifying arguments (``monitor``, ``mode``, a path), else to the only one of its class.
+
+        Raises:
+            CheckpointError: A state fits several subscribers, or several states fit one; nothing is changed.
+        """
         States(self.health, Roster).load(self, state)
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would where states cannot be matched, and change nothing."""
+        States(self.health, Roster).check(self, state)
 
     def drain(self) -> None:
         """Wait, within the time limit, for the background work of all members and of those that left."""
@@ -295,6 +311,10 @@ class Roster(Group):
         own = getattr(target, "schedule", None)  # a hook's should_run
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
+        identity = Identity.of(subscriber, options)
+        for entry in present:
+            if identity.state_key is not None and entry.identity.state_key == identity.state_key:
+                raise DuplicateError(f"The state_key {identity.state_key!r} is taken, by {entry.name!r}. Give another.")
         name = name or unique_name(options, (entry.name for entry in present))
         if target is not subscriber and not isinstance(target, Roster):
             target.name = name  # a wrapper goes by the unique name
@@ -305,6 +325,7 @@ class Roster(Group):
             given=given,
             name=name,
             bindings={} if isinstance(target, Roster) else bind(target, self._moments),
+            identity=identity,
         )
 
     def _refuse_nesting(self, target: "Roster") -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: a directory each, written aside and then renamed.
 
-A checkpoint holds the loop's counters and metrics and every callback's state (``state.json``, with the
-tensors among them in ``tensors.pt``), what the loop itself puts beside them, and a manifest that lists
+A checkpoint holds the loop's counters and metrics and every callback's state (``state.json``, with their
+types, and the tensors among them in ``tensors.pt``), what the loop itself puts beside them, and a manifest that lists
 every file with its size. A crash while saving leaves the previous checkpoint whole and at most a hidden
 directory that the next save removes. One of which a file is missing or cut short is never loaded.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.core.encoding import TENSOR, decode, encode
 from hookline.core.errors import CheckpointError
 from hookline.core.state import ManifestRow
 from hookline.core.values import plain
@@ -28,7 +29,6 @@ TENSORS_FILE = "tensors.pt"
 MANIFEST_FILE = "manifest.json"
 CALLBACK_SHARDS = "sharded-callbacks"
 """Where the sharded tensors of callbacks' states lie."""
-_PLACE = "$tensor"
 _NAMED = 3
 _FILE_SUFFIXES = frozenset({".bin", ".h5", ".json", ".keras", ".npz", ".pkl", ".pt", ".pth", ".safetensors"})
 """Not ``.ckpt``: Lightning gives directories that name, too, and its wrapped `ModelCheckpoint` does so here."""
@@ -93,7 +93,11 @@ def complete(aside: Path, path: Path, state: Mapping[str, Any], *, step: int, ki
 def write_state(aside: Path, path: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a checkpoint that will lie at ``path``."""
     tensors = Tensors()
-    text = json.dumps(tensors.taken_from(state))
+    try:
+        text = json.dumps(tensors.taken_from(state))
+    except CheckpointError as error:
+        discard(aside)
+        raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from None
     try:
         (aside / STATE_FILE).write_text(text, encoding="utf-8")
         tensors.save(aside / TENSORS_FILE)
@@ -219,30 +223,26 @@ def beside(path: Path) -> str:
 
 
 class Tensors:
-    """The tensors among a state: JSON has a number in the place of each."""
+    """The tensors among a state: the encoded state has a number in the place of each."""
 
     def __init__(self, tensors: list[Any] | None = None) -> None:
         self._tensors = tensors or []
 
     def taken_from(self, value: Any) -> Any:
-        """The value as JSON can hold it."""
-        if isinstance(value, Mapping):
-            return {key: self.taken_from(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.taken_from(item) for item in value]
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor):
-            self._tensors.append(value.detach())
-            return {_PLACE: len(self._tensors) - 1}
-        return plain(value)
+        """The value as JSON can hold it.
+
+        Raises:
+            CheckpointError: It holds something that a checkpoint cannot.
+        """
+        return encode(value, self._take)
 
     def put_into(self, value: Any) -> Any:
-        """The value with every tensor back in its place."""
-        if isinstance(value, dict):
-            if value.keys() == {_PLACE}:
-                return self._tensors[value[_PLACE]]
-            return {key: self.put_into(item) for key, item in value.items()}
-        return [self.put_into(item) for item in value] if isinstance(value, list) else value
+        """The value with its types, and every tensor back in its place."""
+        return decode(value, lambda place: self._tensors[place])
+
+    def _take(self, tensor: Any) -> dict[str, int]:
+        self._tensors.append(tensor)
+        return {TENSOR: len(self._tensors) - 1}
 
     def save(self, path: Path) -> None:
         """Write them, if there are any."""
@@ -256,19 +256,6 @@ class Tensors:
         if not path.exists():
             return cls()
         return cls(read_tensors(path))
-
-
-def unsaveable_in(state: Any, path: str = "") -> str:
-    """Where in a state, as ``counts.seen[2]``, the first value or key lies that JSON cannot hold."""
-    keyed = isinstance(state, Mapping)
-    inside = state.items() if keyed else enumerate(state if isinstance(state, list | tuple) else ())
-    for key, item in inside:
-        place = f"{path}.{key}".removeprefix(".") if keyed else f"{path}[{key}]"
-        try:
-            json.dumps({key: Tensors().taken_from(item)})
-        except (TypeError, ValueError):
-            return unsaveable_in(item, place)
-    return repr(path) if path else "it"
 
 
 def read_tensors(path: Path) -> Any:

@@ -7,7 +7,6 @@ them fails the others end as well.
 """
 
 import atexit
-import json
 import logging
 import os
 import threading
@@ -20,6 +19,7 @@ from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.metrics import collect, copied
 from hookline.core.model_names import is_sharded
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
+from hookline.core.values import plain
 from hookline.loops import checkpoint, run_record
 from hookline.loops.flat_callbacks import flat
 from hookline.loops.hook_record import HookRecord
@@ -276,6 +276,7 @@ class Session(Loop):
         """Take up a checkpoint: counters, metrics, the callbacks' states, and what else belongs to this loop."""
         path = Path(path)
         state = checkpoint.load(path)
+        self.callbacks.check_state_dict(_callback_states(state))  # before anything is changed
         if (path / checkpoint.CALLBACK_SHARDS).is_dir():
             from hookline.loops.sharded import read_callback_shards
 
@@ -293,9 +294,8 @@ class Session(Loop):
         return row
 
     def _load_states(self, state: Mapping[str, Any]) -> None:
-        """Give the callbacks their states; one whose state could not be saved has none to be given."""
-        left_out = state.get("left_out", ())
-        self.callbacks.load_state_dict({name: own for name, own in state["callbacks"].items() if name not in left_out})
+        """Give the callbacks their states."""
+        self.callbacks.load_state_dict(_callback_states(state))
 
     def _place_at(self, state: dict[str, Any]) -> None:
         """Set the counters to those of a checkpoint."""
@@ -412,23 +412,13 @@ class Session(Loop):
                 run_record.end(self, self.ending)
 
     def _state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint holds of the loop itself; ``left_out`` are callbacks whose states could not be saved."""
-        given = self.callbacks.state_dict()
+        """What a checkpoint holds of the loop itself."""
+        states = self.callbacks.state_dict()
         if self._is_sharded():
             from hookline.loops.sharded import taken_from
 
-            given = taken_from(given, "callbacks", {})  # all processes have written theirs
-        states = {
-            name: self._saveable(name, state, critical=self.callbacks[name].critical) for name, state in given.items()
-        }
-        left_out = [name for name, state in given.items() if states[name] is not state]
-        return {
-            "step": step,
-            "epoch": self.epoch,
-            "metrics": self.metrics,
-            "callbacks": states,
-            **({"left_out": left_out} if left_out else {}),
-        }
+            states = taken_from(states, "callbacks", {})  # all processes have written theirs
+        return {"step": step, "epoch": self.epoch, "metrics": plain(dict(self.metrics)), "callbacks": states}
 
     def _is_sharded(self) -> bool:
         """Whether several processes have a part of the model each."""
@@ -439,18 +429,6 @@ class Session(Loop):
         from hookline.loops.sharded import write_callback_shards
 
         write_callback_shards(self.callbacks.state_dict(), directory, self.agreement.group())
-
-    def _saveable(self, name: str, state: Any, *, critical: bool) -> Any:
-        """A subscriber's state; one that cannot be saved ends the training only if the subscriber is critical."""
-        try:
-            json.dumps(checkpoint.Tensors().taken_from(state))
-        except (TypeError, ValueError) as error:
-            why = f"{checkpoint.unsaveable_in(state)} cannot be saved as JSON: {error}"
-            if self.callbacks.strict or critical:
-                raise CheckpointError(f"The state of {name!r} cannot be saved: {why}") from error
-            logger.exception("The state of %r is not part of the checkpoint: %s", name, why)
-            return {}
-        return state
 
     def artifacts(self) -> LoopArtifacts:
         """What the loop leaves behind, as it is now."""
@@ -466,3 +444,9 @@ class Session(Loop):
             why = "Nothing is recorded (root=None)" if self.root is None else "It has no directory before it begins"
             raise CheckpointError(f"Where to? {why}: give save_checkpoint(path).")
         return self.output_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def _callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The callbacks' states in a checkpoint; earlier versions listed those that could not be saved, and are empty."""
+    left_out = state.get("left_out", ())
+    return {name: own for name, own in state["callbacks"].items() if name not in left_out}

@@ -455,20 +455,13 @@ class RolloutWorker(Session):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the rollouts stand."""
-        return {"step": self.step, "curriculum": self.curriculum.state_dict(), "hooks": self._hook_states()}
+        return {"step": self.step, "curriculum": self.curriculum.state_dict(), "hooks": self.hooks.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.step = state["step"]
         self.curriculum.load_state_dict(state["curriculum"])
         self.hooks.load_state_dict(state["hooks"])
-
-    def _hook_states(self) -> dict[str, Any]:
-        critical = {entry.name: entry.options.critical for entry in self.hooks.roster.entries}
-        return {
-            name: self._saveable(name, state, critical=critical[name])
-            for name, state in self.hooks.state_dict().items()
-        }
 
 
 def _recordable(values: Mapping[str, Any]) -> dict[str, Any]:

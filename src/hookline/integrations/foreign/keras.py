@@ -12,11 +12,14 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from hookline.callbacks.batch_counts import samples_of
+from hookline.core.encoding import decode, encode
+from hookline.core.errors import CheckpointError
 from hookline.core.state import LoopArtifacts, ManifestRow
-from hookline.core.values import PLAIN, plain
+from hookline.core.values import plain
 from hookline.integrations.foreign.bridge import ForeignCallback
 from hookline.integrations.foreign.facts import LoopFacts
 from hookline.integrations.foreign.keras_model import KerasModel
@@ -152,7 +155,7 @@ class KerasBridge(ForeignCallback):
     def _attributes(self) -> dict[str, Any]:
         """Copies of the callback's attributes that can be saved and are not its settings."""
         own = {name: value for name, value in vars(self.foreign).items() if name not in self._settings}
-        return {name: _saved(value) for name, value in own.items() if _is_saveable(value)}
+        return _copied(own)
 
 
 def _constructor_arguments(kind: type) -> frozenset[str]:
@@ -169,31 +172,32 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "__array__")
 
 
-def _is_saveable(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_saveable, value))
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_saveable(item) for name, item in value.items())
-    return type(value) in PLAIN or _is_array(value)
-
-
-def _saved(value: Any) -> Any:
-    """A copy as a checkpoint holds it: arrays as tensors, where there is more than a number in them."""
-    if isinstance(value, list | tuple):
-        return [_saved(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _saved(item) for name, item in value.items()}
+def _plain(value: Any) -> Any:
+    """The value with arrays of any framework as NumPy's, or as a number."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {name: _plain(item) for name, item in value.items()}
     if not _is_array(value):
         return value
-    if not value.shape:
-        return value.item()
     import numpy
-    import torch
 
-    return {_ARRAY: torch.tensor(numpy.asarray(value))}
+    if isinstance(value, numpy.ndarray | numpy.generic):
+        return value
+    return numpy.asarray(value) if value.shape else value.item()
+
+
+def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of those that a checkpoint can hold."""
+    copies = {}
+    for name, value in attributes.items():
+        with suppress(CheckpointError):
+            copies[name] = decode(encode(_plain(value)))
+    return copies
 
 
 def _loaded(value: Any) -> Any:
+    """An attribute as it was; earlier versions saved an array as a tensor."""
     if isinstance(value, list):
         return [_loaded(item) for item in value]
     if isinstance(value, dict):
@@ -204,11 +208,4 @@ def _loaded(value: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two copies are equal; arrays are never taken for equal."""
-    return other is not _NOTHING and _has_no_array(one) and bool(one == other)
-
-
-def _has_no_array(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_has_no_array, value))
-    return not isinstance(value, dict) or (_ARRAY not in value and all(map(_has_no_array, value.values())))
+    return other is not _NOTHING and bool(encode(one) == encode(other))

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
+from hookline.core.encoding import decode, encode
 from hookline.core.errors import DuplicateError
 from hookline.core.state import ManifestRow
 from hookline.integrations.host_loop import HostLoop
@@ -28,7 +29,6 @@ from hookline.integrations.lightning.checkpoint_watch import CheckpointWatch
 from hookline.integrations.lightning.framework import FRAMEWORK
 from hookline.integrations.lightning.logged_metrics import LoggedMetrics, also_as_ours
 from hookline.integrations.lightning.logger import HooklineLogger
-from hookline.integrations.lightning.plain_state import plain_state
 from hookline.integrations.lightning.step_loss import StepLoss
 from hookline.integrations.lightning.validation_request import ValidationRequest
 from hookline.loops.options import RunOptions
@@ -86,11 +86,12 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         if not self._has_state:
             return {}
-        state: dict[str, Any] = plain_state(self.loop.state_dict(step=self._steps_done()))
+        # Lightning's checkpoints are read without running code of theirs: nothing but plain values and tensors.
+        state: dict[str, Any] = encode(self.loop.state_dict(step=self._steps_done()))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved_state = state_dict
+        self._saved_state = decode(state_dict)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin(trainer, pl_module)

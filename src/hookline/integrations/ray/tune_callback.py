@@ -16,8 +16,8 @@ from typing import Any, Unpack
 from ray import cloudpickle
 from ray.tune import Callback as TuneCallback
 
+from hookline.core.encoding import decode, encode
 from hookline.core.errors import OptionError
-from hookline.core.values import plain
 from hookline.integrations.told_run import ToldRun
 from hookline.loops import run_record
 from hookline.loops.options import RecordOptions
@@ -109,7 +109,7 @@ class HooklineTuneCallback(TuneCallback):
 
     def get_state(self) -> dict[str, Any]:
         """Which runs there are, for an experiment that is restored."""
-        return {**self._states, **{trial_id: plain(run.state_dict()) for trial_id, run in self._runs.items()}}
+        return {**self._states, **{trial_id: encode(run.state_dict()) for trial_id, run in self._runs.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on with these runs."""
@@ -134,7 +134,7 @@ class HooklineTuneCallback(TuneCallback):
         """The run of a trial; one that had ended goes on behind a step."""
         run = self._runs.get(trial.trial_id)
         if trial.trial_id in self._states:
-            self._go_on(trial, self._states.pop(trial.trial_id), behind)
+            self._go_on(trial, decode(self._states.pop(trial.trial_id)), behind)
         elif run is None:
             self._begin_new(trial)
         elif not run.is_running:
