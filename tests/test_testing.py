@@ -226,3 +226,16 @@ def test_fake_loop_is_out_of_a_step_that_failed():
     loop.log(seen=1)
     loop.run_steps(1)
     assert [(row.step, row.metrics) for row in loop.history] == [(0, {"seen": 1}), (1, {})]
+
+
+def test_fire_everything_evaluates_as_a_real_loop_does():
+    recording = RecordingCallback()
+    fire_everything(recording)
+    told = [event for event in recording.events if event.moment in ("on_log", "on_validation_end", "on_eval")]
+    assert [(event.moment, *event.arguments) for event in told[-5:]] == [
+        ("on_log", 4, {"val/loss": 1.0}),
+        ("on_validation_end",),
+        ("on_eval", 3, "val", {"val/loss": 1.0}),
+        ("on_log", 4, {"benchmark/score": 1.0}),
+        ("on_eval", 3, "benchmark", {"benchmark/score": 1.0}),
+    ]

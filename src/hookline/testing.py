@@ -125,11 +125,17 @@ class FakeLoop(Loop):
 def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) -> FakeLoop:
     """Lead a callback or hook through the life of an experiment with one run, every moment of it.
 
-    Exceptions propagate. Returns the loop, in which the callback's doing can be looked at.
+    It has four steps, a validation and a benchmark. Exceptions propagate. Returns the loop, in which the callback's
+    doing can be looked at.
+
+    Args:
+        metrics: Those whose names begin with ``val/`` are the validation's, the others those of each step.
     """
     from hookline.experiment.results.result import ExperimentResult  # with what can be asked of a real one
 
     values = {"loss": 1.0, "val/loss": 1.0, "reward": 0.5} if metrics is None else dict(metrics)
+    evaluations = {name: value for name, value in values.items() if name.startswith("val/")}
+    of_steps = {name: value for name, value in values.items() if name not in evaluations}
     callbacks = CallbackCollection([callback], strict=True)
     loop = FakeLoop(num_steps=4, callbacks=callbacks)
     ctx, row = loop.ctx, ManifestRow(step=0, path=Path("step-0"))
@@ -147,8 +153,9 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) 
     callbacks.on_rollout_end(loop, 0, [])
     callbacks.on_weights_update(loop, 1)
     callbacks.on_before_optimizer_step(loop, None)
-    loop.run_steps(4, lambda step_idx: dict(values))
-    _validate(loop, values)
+    loop.run_steps(4, lambda step_idx: dict(of_steps))
+    _validate(loop, evaluations)
+    loop.record_evaluation(evaluated.name, {"benchmark/score": 1.0})
     loop.save_checkpoint()
     callbacks.on_train_epoch_end(loop)
     callbacks.on_train_end(loop, LoopArtifacts(step=loop.step, metrics=dict(loop.metrics)))
@@ -167,7 +174,7 @@ def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
     callbacks.on_validation_start(loop)
     callbacks.on_validation_epoch_start(loop)
     callbacks.on_validation_batch_start(loop, None, 0)
-    callbacks.on_validation_batch_end(loop, dict(metrics), None, 0)
+    callbacks.on_validation_batch_end(loop, {name.removeprefix("val/"): metrics[name] for name in metrics}, None, 0)
     loop.record_evaluation("val", dict(metrics), ends_validation=True)
 
 

@@ -252,7 +252,7 @@ def test_experiment_run_is_recorded_like_any_other_with_its_place(tmp_path):
     assert facts["parents"]["experiment_id"] == place["id"]
     rows = [record for record in read(directory) if isinstance(record, Metrics)]
     scored = [(row.axis, row.step, row.values["echo/accuracy"]) for row in rows if "echo/accuracy" in row.values]
-    assert scored == [("benchmark", 2, 2 / 3), ("benchmark", 4, 2 / 3), ("final", 4, 2 / 3)]
+    assert scored == [("eval", 2, 2 / 3), ("eval", 4, 2 / 3), ("final", 4, 2 / 3)]
     samples = [record for record in read(directory) if isinstance(record, Sample) and record.axis == "final"]
     told = [(s.prompt, s.completion, s.expected, s.total, s.lesson, s.extra["task_id"]) for s in samples]
     ids = [task.id for task in Echo().tasks()]
@@ -260,6 +260,73 @@ def test_experiment_run_is_recorded_like_any_other_with_its_place(tmp_path):
         ("a", "a", "a", 1.0, "echo", ids[0]),
         ("b", "?", "b", 0.0, "echo", ids[1]),
         ("cc", "cc", "cc", 1.0, "echo", ids[2]),
+    ]
+
+
+class Skill(hl.Benchmark):
+    """Scores what the run knows: the share of ten tasks."""
+
+    name, every = "b", 1
+
+    def tasks(self):
+        return [Task(str(index), expected=index) for index in range(10)]
+
+    def score(self, task, output):
+        return float(task.expected < output)
+
+
+def rising_and_falling(ctx, run):
+    skill = [1, 4, 8, 6, 5, 5, 5, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    run.answers = lambda prompts: [skill[run.step - 1]] * len(prompts)
+    run.checkpoint_with(save=lambda directory: None, load=lambda directory: None)
+    for _ in run.steps(len(skill)):
+        run.log(loss=1.0)
+
+
+def test_experiment_benchmark_within_a_training_stops_it_early(tmp_path):
+    stopping = hl.callbacks.EarlyStoppingCallback(monitor="b/accuracy", patience=3)
+    made = experiment(
+        tmp_path, [hl.Arm("a", {})], train=rising_and_falling, benchmarks=[Skill()], callbacks=[stopping]
+    ).run()
+    artifacts = made.arms[0].runs[0].artifacts
+    assert (artifacts.step, artifacts.stop_reason) == (
+        6,
+        "early stopping: b/accuracy has not improved on 0.8 for 3 checks",
+    )
+
+
+def test_experiment_benchmark_within_a_training_decides_which_checkpoints_are_kept(tmp_path):
+    best = hl.callbacks.CheckpointCallback(monitor="b/accuracy", save_top_k=2, save_last=False)
+    made = experiment(
+        tmp_path, [hl.Arm("a", {})], train=rising_and_falling, benchmarks=[Skill()], callbacks=[best]
+    ).run()
+    assert made.arms[0].runs[0].status == "completed"
+    kept = sorted(path.name for path in (tmp_path / "a-r0" / "checkpoints").glob("step-*"))
+    assert kept == ["step-00000003", "step-00000004", "step-00000020"]  # the last is the experiment's own
+
+
+def test_experiment_benchmark_within_a_training_is_an_evaluation_like_any_other(tmp_path):
+    heard = []
+
+    class Listens(hl.Callback):
+        def on_step_end(self, loop, step_idx, batch, metrics):
+            heard.append(("step_end", step_idx + 1))
+
+        def on_log(self, loop, step, metrics):
+            heard.append(("log", step, *metrics))
+
+        def on_eval(self, loop, step_idx, eval_name, metrics):
+            heard.append(("eval", step_idx + 1, eval_name, *metrics))
+            loop.log(of_eval=1)
+
+    experiment(tmp_path, [hl.Arm("a", {"lr": 1.0})], benchmarks=[Echo(every=4)], callbacks=[Listens]).run()
+    at_four = [each for each in heard if each[1] == 4]
+    assert at_four[:5] == [
+        ("step_end", 4),
+        ("log", 4, "loss"),
+        ("log", 4, "echo/accuracy"),
+        ("eval", 4, "echo", "echo/accuracy"),
+        ("log", 4, "of_eval"),
     ]
 
 

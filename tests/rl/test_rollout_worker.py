@@ -541,7 +541,7 @@ def test_evaluation_hooks_of_a_run_are_recorded_once_each_on_the_axis_of_evaluat
     micro, full = ({f"{kind}/{name}" for name in names} for kind in ("micro_eval/two", "eval/two"))
     copy = {f"eval/copy/{name}" for name in names}
     assert [(step, set(values)) for step, values in rows_of(made, "eval")] == [
-        (2, micro), (4, micro), (4, full), (4, copy)
+        (2, micro), (4, micro), (4, full), (4, copy), (4, {"eval/success_rate"})
     ]  # fmt: skip
     beyond = [values for _, values in rows_of(made, "rollout") if any("eval" in name for name in values)]
     rates = [
@@ -550,7 +550,8 @@ def test_evaluation_hooks_of_a_run_are_recorded_once_each_on_the_axis_of_evaluat
         for _, values in rows_of(made, "eval")
         if f"eval/{lesson}/success_rate" in values
     ]
-    assert beyond == [{"eval/success_rate": sum(rates) / 2}]
+    assert beyond == []
+    assert rows_of(made, "eval")[-1] == (4, {"eval/success_rate": sum(rates) / 2})
 
 
 def test_evaluation_hooks_of_one_kind_at_one_step_are_not_recorded_on_the_rollouts_as_well(tmp_path):
@@ -585,6 +586,28 @@ def test_evaluate_lesson_asks_held_out_tasks_greedily_and_tells(tmp_path):
     assert rows_of(made, "eval") == [(2, found)]
     assert [event.arguments for event in seen.events if event.moment == "on_eval"] == [(1, "probe/sort", found)]
     assert [(each.step, each.prompt) for each in samples_of(made, "eval")] == [(2, prompt) for prompt in prompts]
+
+
+def test_evaluation_of_rollouts_is_an_evaluation_like_any_other():
+    lessons = curriculum(rl.Lesson("two", Sorting(2)), rl.Lesson("three", Sorting(3)))
+    seen, stopping = RecordingCallback(), hl.callbacks.EarlyStoppingCallback(monitor="eval/success_rate", patience=2)
+    hook = rl.EvaluationHook(1, 2)
+    policy = ScriptedPolicy(functools.partial(sort_digits, chance=1.0))
+    artifacts = worker(policy, lessons=lessons, hooks=[hook], callbacks=[seen, stopping]).run(20)
+    assert (artifacts.step, "eval/success_rate" in artifacts.stop_reason) == (3, True)
+    told = [event for event in seen.events if event.moment in ("on_log", "on_eval")]
+    evaluated = [event.arguments[1] for event in told if event.moment == "on_eval"]
+    assert evaluated == ["eval/two", "eval/three", "eval"] * 3
+    overall = {"eval/success_rate": 1.0}
+    assert [event.moment for event in told if event.arguments[-1] == overall] == ["on_log", "on_eval"] * 3
+
+
+def test_evaluation_of_rollouts_on_another_thread_is_told_on_the_thread_of_the_loop():
+    threads = []
+    look = hl.on("eval", lambda loop, i, name: threads.append((name, threading.get_ident())))
+    hook = rl.EvaluationHook(1, 2, evaluate_all_lessons=False).configure(background=True)
+    worker(hooks=[hook], callbacks=[look]).run(2)
+    assert threads == [("eval/sort", threading.get_ident())] * 2
 
 
 def test_evaluate_curriculum_by_hand_before_and_after_a_run_evaluates_locked_lessons_too(caplog):

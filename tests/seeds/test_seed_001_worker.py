@@ -147,8 +147,9 @@ def test_basic_usage_custom_evaluation_and_logging_run_beside_the_defaults(confi
 
     worker.run(100)
     assert steps_of(recorded(worker, "eval", "micro_eval/")) == list(range(10, 101, 10))
-    assert steps_of(recorded(worker, "eval", "eval/")) == [100]
-    assert steps_of(recorded(worker, "eval", "custom_eval/")) == [50, 100]
+    assert steps_of(recorded(worker, "eval", "eval/basic/")) == [100]
+    assert steps_of(recorded(worker, "eval", "eval/success_rate")) == [100]
+    assert steps_of(recorded(worker, "eval", "custom_eval/basic/")) == [50, 100]
     assert [message.startswith("step 100, lesson basic, rollouts=2, reward/mean=") for message in caplog.messages] == [
         True
     ]
@@ -307,7 +308,7 @@ def test_migration_custom_hooks_instead_of_config_changes_each_record_their_eval
     worker.register_hook(EvaluationHook(frequency=5, n_examples=2))
     worker.register_hook(EvaluationHook(frequency=50, n_examples=3))
     worker.run(50)
-    examples = [(step, row["eval/basic/examples"]) for step, row in recorded(worker, "eval")]
+    examples = [(step, row["eval/basic/examples"]) for step, row in recorded(worker, "eval", "eval/basic/")]
     assert examples == [(step, 2) for step in range(5, 51, 5)] + [(50, 3)]
     beyond = [row for row in recorded(worker) if any("/basic/" in name for name in row[1])]
     assert beyond == []

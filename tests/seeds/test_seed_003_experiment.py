@@ -116,7 +116,7 @@ def test_seed_in_loop_evaluation_is_also_told_to_the_loop_with_its_metrics(tmp_p
 
     arms = [hl.Arm("a", {"fails": False})]
     hl.Experiment("seed", arms, train=train, benchmarks=[Parity()], callbacks=[Evals], output_dir=tmp_path).run()
-    assert evals == [(1, "parity", {"accuracy": 0.5})]
+    assert evals == [(1, "parity", {"parity/accuracy": 0.5})]
 
 
 class TrackerLogger(Callback):

@@ -413,6 +413,7 @@ def test_logger_one_instance_owns_the_experiment_and_the_loop():
         ("open", 0),
         *[("step", step_idx, 1.0) for step_idx in range(4)],
         ("eval", 3, "val"),
+        ("eval", 3, "benchmark"),
         ("ship", 4),
         ("flush", 4),
         ("create_eval", "benchmark", None, [{"output": "4"}], "under", "r1"),

@@ -1,4 +1,8 @@
-"""`BenchmarkCallback`: scores benchmarks within a training, each after every so many steps."""
+"""`BenchmarkCallback`: scores benchmarks within a training, each after every so many steps.
+
+A benchmark is scored at the end of its step, before a checkpoint of the step is saved. It is recorded once the step's
+row is written: a checkpoint rule that monitors it finds the step complete, as after a validation.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +18,8 @@ class BenchmarkCallback(Callback):
 
     Args:
         benchmarks: Those with an ``every``.
-        score: Called with the loop and a benchmark.
+        score: Called with a benchmark; returns its result and the predictions, or None where it failed.
+        record: Called with the loop, the result and the predictions.
     """
 
     name = "benchmarks"
@@ -22,11 +27,19 @@ class BenchmarkCallback(Callback):
     critical = True
     """A benchmark that fails is dealt with where it is scored; what else is raised is somebody's who is critical."""
 
-    def __init__(self, benchmarks: Sequence[Any], score: Callable[[Any, Any], None]) -> None:
-        self._benchmarks, self._score = list(benchmarks), score
+    def __init__(
+        self, benchmarks: Sequence[Any], score: Callable[[Any], Any], record: Callable[[Any, Any, Any], None]
+    ) -> None:
+        self._benchmarks, self._score, self._record = list(benchmarks), score, record
+        self._scored: list[tuple[Any, Any]] = []
 
     def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
         """Score those that are due after this step."""
-        for benchmark in self._benchmarks:
-            if loop.step % benchmark.every == 0:
-                self._score(loop, benchmark)
+        due = [benchmark for benchmark in self._benchmarks if loop.step % benchmark.every == 0]
+        self._scored = [scored for scored in map(self._score, due) if scored is not None]
+
+    def on_log(self, loop: Any, step: int, metrics: Any) -> None:
+        """Record what was scored: this is the row of its step."""
+        scored, self._scored = self._scored, []
+        for result, predictions in scored:
+            self._record(loop, result, predictions)

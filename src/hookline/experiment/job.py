@@ -28,6 +28,7 @@ from hookline.experiment.results.failures import error_line
 from hookline.experiment.run_ids import keep_run_ids
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
+from hookline.loops.loop import EVALUATIONS
 from hookline.loops.run_record import BENCHMARK_AXIS
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
@@ -140,7 +141,7 @@ class Job:
         session.ctx = self.ctx
         benchmarks = [benchmark for benchmark in self._benchmarks if benchmark.every]
         if benchmarks:
-            session.callbacks.add(BenchmarkCallback(benchmarks, self._score_within))
+            session.callbacks.add(BenchmarkCallback(benchmarks, self._scored, self._record_within))
         session.callbacks.add(ProgressReports(self.run_key, self._tell))
         session.afterwards = self._score_afterwards
 
@@ -214,14 +215,11 @@ class Job:
             )
         return saved
 
-    def _score_within(self, loop: Any, benchmark: Any) -> None:
-        """Score a benchmark in the middle of the training; its failure does not concern the training."""
-        scored = self._scored(benchmark, lambda: False)
-        if scored is None:
-            return
-        result, predictions = scored
-        self._record(loop, result, predictions, BENCHMARK_AXIS)
-        loop.callbacks.on_eval(loop, loop.step - 1, result.name, dict(result.metrics))
+    def _record_within(self, loop: Any, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        """Record a benchmark that was scored in the middle of the training, as every evaluation is."""
+        axis = BENCHMARK_AXIS if EVALUATIONS in loop.other_axes else EVALUATIONS
+        self._record_samples(loop, predictions, axis)
+        loop.record_evaluation(result.name, benchmark_metrics(result), axis=axis)
         self._announce(result, predictions, loop.step)
 
     def _score_afterwards(self) -> None:
@@ -238,7 +236,7 @@ class Job:
             if scored is not None:
                 self._failed_evals.pop(benchmark.name, None)  # it failed at an earlier step
                 self._evals.append(scored[0])
-                self._record(session, *scored, FINAL)
+                self._record_final(session, *scored)
                 self._announce(*scored, None)
         self._record_result(session)
 
@@ -249,7 +247,8 @@ class Job:
             session.recorder.flush()  # what comes from a device belongs before it
             session.recorder.event(RUN_RESULT, step=session.step, **RecordedResult.data_of(self._result(None)))
 
-    def _scored(self, benchmark: Any, should_stop: Callable[[], bool]) -> Predicted | None:
+    def _scored(self, benchmark: Any, should_stop: Callable[[], bool] = lambda: False) -> Predicted | None:
+        """Score a benchmark; its failure does not concern the training."""
         try:
             return evaluate(benchmark, self._answering(), should_stop=should_stop)
         except EvaluationStopped:
@@ -274,11 +273,16 @@ class Job:
             )
         return subject
 
-    def _record(self, loop: Any, result: EvalResult, predictions: list[dict[str, Any]], axis: str) -> None:
+    def _record_final(self, session: Session, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        """Record a benchmark of what was trained: the loop has ended, and its subscribers hear no more of it."""
         values = benchmark_metrics(result)
-        loop.metrics.update(values)
+        session.metrics.update(values)
+        if session.recorder is not None:
+            session.recorder.metrics(dict(values), session.step, FINAL)
+        self._record_samples(session, predictions, FINAL)
+
+    def _record_samples(self, loop: Any, predictions: list[dict[str, Any]], axis: str) -> None:
         if loop.recorder is not None:
-            loop.recorder.metrics(dict(values), loop.step, axis)
             loop.recorder.samples([_sample(row) for row in predictions], loop.step, axis)
 
     def _announce(self, result: EvalResult, predictions: list[dict[str, Any]], step: int | None) -> None:

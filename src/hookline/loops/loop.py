@@ -26,6 +26,9 @@ from hookline.record.reader import MAIN, read
 from hookline.record.recorder import Recorder, whole_step
 from hookline.record.records import Metrics
 
+EVALUATIONS = "eval"
+"""The axis of evaluations in the record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -77,7 +80,9 @@ class Loop(ABC):
         self.validation_requested = False
         self._thread = threading.get_ident()
         self.lifecycle = StepLifecycle(self)
-        self._held_back: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
+        self._held_back: SimpleQueue[tuple[int, dict[str, Any], str | None]] = (
+            SimpleQueue()
+        )  # with an evaluation's name
         self._committing = False
 
     @property
@@ -169,7 +174,7 @@ class Loop(ABC):
             return
         at = self.step + self.in_step if step is None else whole_step(step)
         if threading.get_ident() != self._thread:
-            self._held_back.put((at, copied(metrics)))
+            self._held_back.put((at, copied(metrics), None))
         elif self._committing:
             self._write(at, metrics)
         else:
@@ -221,29 +226,39 @@ class Loop(ABC):
         metrics: dict[str, Any],
         *,
         step: int | None = None,
+        axis: str = EVALUATIONS,
         common: bool = False,
         ends_validation: bool = False,
     ) -> None:
         """Record an evaluation: its row on the axis "eval" with `on_log`, and then `on_eval`.
 
         Every evaluation goes through here (validations, benchmarks, evaluations of rollouts and of other trainers), so
-        subscribers see all of them alike.
+        subscribers see all of them alike. One that ends on another thread waits for the loop's own, as what is logged.
 
         Args:
             name: The evaluation's name, for `on_eval`. The names of its metrics begin with it.
             metrics: By full names: ``val/loss`` for ``val``.
             step: The completed steps of the weights that were evaluated; the step under way counts by default.
+            axis: What ``step`` counts, where it is not the loop's steps.
             common: All processes have this row: rank zero records it for them.
             ends_validation: Fire the ends of a validation in between: subscribers of those find the metrics.
         """
         at = self.step + self.in_step if step is None else step
-        self.commit(at, metrics, axis="eval", common=common)
-        if self.recorder is not None and (self.rank == 0 or not common):
-            self.recorder.event("eval", step=at, evaluator=name)
-        if ends_validation:
-            self.callbacks.on_validation_epoch_end(self)
-            self.callbacks.on_validation_end(self)
-        self.callbacks.on_eval(self, at - 1, name, metrics)
+        if threading.get_ident() != self._thread and not ends_validation:
+            self._held_back.put((at, copied(metrics), name))
+            return
+        # A benchmark is recorded in the on_log of its step: what is logged here fires on_log all the same.
+        committing, self._committing = self._committing, False
+        try:
+            self.commit(at, metrics, axis=axis, common=common)
+            if self.recorder is not None and (self.rank == 0 or not common):
+                self.recorder.event("eval", step=at, evaluator=name)
+            if ends_validation:
+                self.callbacks.on_validation_epoch_end(self)
+                self.callbacks.on_validation_end(self)
+            self.callbacks.on_eval(self, at - 1, name, metrics)
+        finally:
+            self._committing = committing
 
     def _tell(self, step: int, metrics: dict[str, Any]) -> None:
         self._committing = True
@@ -262,5 +277,8 @@ class Loop(ABC):
     def _commit_held_back(self) -> None:
         """Commit what other threads logged since the last time."""
         while not self._held_back.empty():  # asked first: an exception at every step would cost more than the rest
-            step, metrics = self._held_back.get_nowait()
-            self.commit(step, metrics)
+            step, metrics, evaluation = self._held_back.get_nowait()
+            if evaluation is None:
+                self.commit(step, metrics)
+            else:
+                self.record_evaluation(evaluation, metrics, step=step)

@@ -211,19 +211,11 @@ class Run(Session):
         finally:
             self._goes_back = False
 
-    def record_evaluation(
-        self,
-        name: str,
-        metrics: dict[str, Any],
-        *,
-        step: int | None = None,
-        common: bool = False,
-        ends_validation: bool = False,
-    ) -> None:
+    def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None, **options: Any) -> None:
         """Record an evaluation; a checkpoint remembers those that were made before the update of the step under way."""
         if self.in_step and step == self.step:
             self._evaluated.append(name)
-        super().record_evaluation(name, metrics, step=step, common=common, ends_validation=ends_validation)
+        super().record_evaluation(name, metrics, step=step, **options)
 
     def is_repeated_evaluation(self, name: str) -> bool:
         """Whether the evaluation that begins now was recorded already, before the checkpoint of a resume."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookline")
 
 BENCHMARK_AXIS = "benchmark"
-"""What benchmarks within a training are recorded on, at its steps."""
+"""What benchmarks within a training are recorded on where its evaluations count something else than its steps."""
 Place: TypeAlias = tuple[Path, Path | None]
 """A run's directory, and the checkpoint in it or elsewhere that it goes on from."""
 

@@ -24,6 +24,7 @@ from hookline.core.hook import ASKED, Hook, HookContext, HookManager, hooks_in
 from hookline.core.metrics import collect, copied
 from hookline.core.rng import make as make_generator
 from hookline.core.state import LoopArtifacts, ManifestRow
+from hookline.loops.loop import EVALUATIONS
 from hookline.loops.session import Session
 from hookline.record.device import defer
 from hookline.rl.curriculum import Curriculum
@@ -252,7 +253,9 @@ class RolloutWorker(Session):
             metrics |= own
             rates += [value for name, value in own.items() if name.endswith("/success_rate")]
         if rates:
-            metrics[f"{eval_type}/success_rate"] = sum(rates) / len(rates)
+            overall = {f"{eval_type}/success_rate": sum(rates) / len(rates)}
+            self._tell_evaluation(eval_type, overall, [])
+            metrics |= overall
         return metrics
 
     def _evaluate_lesson(
@@ -379,9 +382,18 @@ class RolloutWorker(Session):
         if self.loop._ended:
             logger.warning("%s has ended: the evaluation %s is not recorded.", self.loop.name, name)
             return
-        self._write(self.step, metrics, "eval")
-        self._record_samples(rollouts, "eval")
-        self.callbacks.on_eval(self.loop, self.step - 1, name, metrics)
+        self._record_samples(rollouts, EVALUATIONS)
+        self.record_evaluation(name, metrics)
+
+    def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None, **options: Any) -> None:
+        """Record an evaluation at a rollout step, in the learner's record where it makes rollouts for one."""
+        at = self.step if step is None else step
+        if self.loop is self or threading.get_ident() != self._thread:
+            super().record_evaluation(name, metrics, step=at, **options)
+        else:
+            self._told.note(at, metrics, EVALUATIONS)
+            self.metrics.update(metrics)
+            self.loop.record_evaluation(name, metrics, step=at, **options)
 
     def _ask_hooks(self, metrics: dict[str, Any]) -> None:
         """Ask the hooks once, and record what they give that is not recorded yet."""

@@ -23,8 +23,8 @@ _BLOCK = 128 << 10
 _LONGEST_TAIL = 1 << 20
 _BULKY = (b'{"kind":"sample"', b'{"kind":"rewards"')
 """How the lines begin that say nothing about where a run stands; decoding them would take most of the time."""
-_SCORES = ("benchmark", "final")
-"""What benchmarks are recorded on: a run has come to more than their scores."""
+_SCORES = ("eval", "benchmark", "final")
+"""What evaluations and benchmarks are recorded on: a run has come to more than their scores."""
 _ROW = b'{"kind":"metrics"'
 _COSTS = "hooks/"
 

@@ -103,7 +103,7 @@ def _listeners(experiment: Experiment, of_runs: RunSubscribers) -> list[Listener
         if not same.stages:
             same.collection.extend(collected([*RunSubscribers(own).copies(), *of_runs.copies(), of_runs.made()]))
             if any(getattr(benchmark, "every", None) for benchmark in experiment.benchmarks):
-                same.collection.add(BenchmarkCallback(experiment.benchmarks, _nothing))
+                same.collection.add(BenchmarkCallback(experiment.benchmarks, _nothing, _nothing))
         same.stages.setdefault(planned.arm, []).extend([] if planned.stage is None else [planned.stage])
     return list(alike.values())
 
@@ -116,5 +116,5 @@ def _own_callbacks(recipe: Recipe) -> list[Any]:
     return [each for part in given for each in ([part] if isinstance(part, CallbackCollection | Mapping) else part)]
 
 
-def _nothing(loop: Any, benchmark: Any) -> None:
+def _nothing(*given: Any) -> None:
     """Nothing is scored."""

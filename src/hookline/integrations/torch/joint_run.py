@@ -192,18 +192,10 @@ class JointRun(Run):
         if self.world_size == 1:
             super().answer_requests()
 
-    def record_evaluation(
-        self,
-        name: str,
-        metrics: dict[str, Any],
-        *,
-        step: int | None = None,
-        common: bool = False,
-        ends_validation: bool = False,
-    ) -> None:
+    def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None, **options: Any) -> None:
         """Record an evaluation, and note whether a checkpoint was requested of the weights that it measured."""
         requested_before = self.checkpoint_requested
-        super().record_evaluation(name, metrics, step=step, common=common, ends_validation=ends_validation)
+        super().record_evaluation(name, metrics, step=step, **options)
         self._must_not_update = self.in_step and self.checkpoint_requested and not requested_before
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
