@@ -46,11 +46,31 @@ def test_failing_three_times_in_a_row_disables_loudly(caplog):
     assert callbacks.plan() == {}
 
 
-def test_failures_with_a_success_in_between_do_not_disable():
-    failing = Failing(*(step for step in range(30) if step % 3 != 2))
+@pytest.mark.parametrize(
+    ("options", "fails", "called", "said"),
+    [
+        ({}, lambda step: step % 2, 20, "10 times in its last 19 calls"),
+        ({}, lambda step: step % 3 != 2, 14, "10 times in its last 14 calls"),
+        ({}, lambda step: step % 3 == 0, 28, "10 times in its last 28 calls"),
+        ({}, lambda step: step >= 150 and step % 2, 170, "10 times in its last 19 calls"),
+        ({"every": 2}, lambda step: step % 4 == 3, 20, "10 times in its last 19 calls"),
+    ],
+    ids=["every second", "two of three", "every third", "later", "cadence"],
+)
+def test_failing_in_a_share_of_the_recent_calls_disables_loudly(caplog, options, fails, called, said):
+    failing = Failing(*(step for step in range(200) if fails(step)))
+    callbacks = hl.CallbackCollection()
+    callbacks.add(failing, **options)
+    run(callbacks, 200)
+    assert caplog.records[-1].getMessage() == f"failing is DISABLED from here on: it failed {said}."
+    assert (failing.called, callbacks.costs()[0].errors, callbacks.costs()[0].disabled) == (called, 10, True)
+
+
+def test_failures_that_are_rare_do_not_disable():
+    failing = Failing(*range(0, 200, 4))
     callbacks = hl.CallbackCollection([failing])
-    run(callbacks, 30)
-    assert (failing.called, callbacks.costs()[0].errors, callbacks.costs()[0].disabled) == (30, 20, False)
+    run(callbacks, 200)
+    assert (failing.called, callbacks.costs()[0].errors, callbacks.costs()[0].disabled) == (200, 50, False)
 
 
 def test_failures_in_a_row_are_counted_at_the_calls_of_a_cadence():

@@ -1,5 +1,6 @@
 """One subscriber in a roster, and the same subscriber as the outermost roster sees it."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ class Entry:
     was_async: bool = False
     dropped: int = 0
     gates: "dict[tuple[str, tuple[Entry, ...], bool], Gate]" = field(default_factory=dict)
-    streaks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    failed_calls: dict[str, deque[int]] = field(default_factory=dict)
 
     def is_for(self, thing: object) -> bool:
         """Whether ``thing`` is this very subscriber; equality would also find its twin."""

@@ -1,13 +1,15 @@
 """What happens when a subscriber raises.
 
-An observer's exception is logged with its name, moment and step, counted, and kept from the others;
-after several in a row the observer is disabled, loudly. The exception of a critical subscriber, or
-any under a strict policy, is counted too, gets a note that says where it came from, and propagates.
+An observer's exception is logged with its name, moment and step, counted, and kept from the others. An observer
+that fails several times in a row, or in a third of its recent calls, is disabled, loudly. The exception of a
+critical subscriber, or any under a strict policy, is counted too, gets a note that says where it came from, and
+propagates.
 """
 
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hookline.core.entry import Leaf
@@ -17,6 +19,11 @@ from hookline.core.timing import Meter
 
 logger = logging.getLogger("hookline")
 
+RECENT_CALLS = 10
+"""How many calls for each failure allowed in a row are looked at for a subscriber that fails now and then."""
+FAILING_SHARE = 1 / 3
+"""The share of them whose failure disables it."""
+
 
 class Health:
     """The failures of a roster's subscribers, and who is disabled for them."""
@@ -24,6 +31,8 @@ class Health:
     def __init__(self, policy: Policy) -> None:
         self.strict = policy.strict
         self._allowed = policy.failures_allowed
+        self._recent = RECENT_CALLS * self._allowed
+        self._share = math.ceil(self._recent * FAILING_SHARE)
         self.failures: deque[Failure] = deque(maxlen=100)
         self.on_failure: Callable[[Failure], None] | None = None
         self.log_failure: Callable[[Failure], None] = _log_failure
@@ -37,15 +46,26 @@ class Health:
         entry = leaf.entry
         meter = entry.meters[moment.name]
         meter.errors += 1
-        last, streak = entry.streaks.get(moment.name, (-1, 0))
-        streak = streak + 1 if last == meter.calls - 1 else 1
-        entry.streaks[moment.name] = (meter.calls, streak)
+        # Only failures are noted, by the number of the call: a call that succeeds costs nothing.
+        failed = entry.failed_calls.setdefault(moment.name, deque(maxlen=max(self._allowed, self._share)))
+        failed.append(meter.calls)
         fatal = self.propagates(leaf)
-        disable = not fatal and not entry.disabled and streak >= self._allowed
-        entry.disabled = entry.disabled or disable
+        why = None if fatal or entry.disabled else self._reason_to_disable(failed)
+        entry.disabled = entry.disabled or why is not None
         step = getattr(subject, "step", None)
-        self._note(Failure(leaf.path, moment.name, step, error, disable), fatal=fatal)
-        return disable
+        self._note(Failure(leaf.path, moment.name, step, error, why is not None), fatal=fatal)
+        if why is not None:
+            logger.error("%s is DISABLED from here on: it failed %s.", leaf.path, why)
+        return why is not None
+
+    def _reason_to_disable(self, failed: Sequence[int]) -> str | None:
+        """How often a subscriber failed, if that is too often; given the numbers of the calls that failed."""
+        allowed, share = self._allowed, self._share
+        if len(failed) >= allowed and failed[-1] - failed[-allowed] < allowed:
+            return f"{allowed} times in a row"
+        if len(failed) >= share and failed[-1] - failed[-share] < self._recent:
+            return f"{share} times in its last {failed[-1] - failed[-share] + 1} calls"
+        return None
 
     def guarded(self, leaf: Leaf, what: str, function: Callable[[], Any]) -> Any:
         """Call something other than a moment (state, close) under the same policy; None if it failed."""
@@ -65,8 +85,6 @@ class Health:
             failure.error.add_note(f"hookline: raised by {failure.subscriber} at {failure.where}")
         else:
             self.log_failure(failure)
-        if failure.disabled:
-            logger.error("%s is DISABLED from here on: it failed %d times in a row.", failure.subscriber, self._allowed)
         if self.on_failure is not None:
             self.on_failure(failure)
 

@@ -35,7 +35,8 @@ class Policy:
 
     Args:
         strict: Let every exception propagate, not only those of critical subscribers.
-        failures_allowed: Failures in a row after which a subscriber is disabled.
+        failures_allowed: Failures in a row after which a subscriber is disabled. It is also disabled when a third of
+            its last calls failed, ten times as many as this.
         queue_size: Calls that may wait for a background or async subscriber; further ones of
             repeating moments are dropped and counted.
         drain_seconds: How long `close()` waits for background work.
