@@ -3,11 +3,10 @@
 import pytest
 
 from hookline.core.registry import REGISTRY
-from hookline.hooks import LoggingHook
 from hookline.testing import check_callback
 
 NEEDS_ARGUMENTS: dict[str, dict] = {
-    "composite_hook": {"hooks": [LoggingHook(1)]},
+    "composite_hook": {"hooks": [{"logging_hook": {"frequency": 1}}]},
     "metrics_hook": {"frequency": 1, "metrics_fn": lambda context: {"step": context.step}},
 }
 """Constructor arguments for those that cannot be made without."""

@@ -2,7 +2,7 @@
 
 import math
 import random
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +37,7 @@ def slow_loss(logprobs, old, advantages, mask, *, clip, reference=None, kl=0.0):
                 loss += kl * divergences[-1]
             losses.append(loss)
             ratios.append(ratio)
-            clipped += abs(ratio - 1) > clip
+            clipped += ratio > 1 + clip if advantage > 0 else ratio < 1 - clip
     facts = {"clip_share": clipped / len(losses), "ratio": fmean(ratios)}
     if reference is not None:
         facts["kl"] = fmean(divergences)
@@ -145,12 +145,31 @@ def test_grpo_loss_of_an_empty_mask_is_zero_and_finite():
 # Groups
 
 
-def test_group_advantages_are_distances_from_the_mean_in_standard_deviations():
+def test_group_advantages_are_distances_from_the_mean_in_standard_deviations_of_the_sample():
     totals, groups = [1.0, 0.0, 0.5, 3.0, 1.0], ["a", "a", "a", "b", "b"]
     advantages, equal = group_advantages(totals, groups)
-    expected = [(total - 0.5) / (pstdev([1.0, 0.0, 0.5]) + EPSILON) for total in (1.0, 0.0, 0.5)]
-    assert advantages == pytest.approx([*expected, 1 / (1 + EPSILON), -1 / (1 + EPSILON)])
+    expected = [(total - 0.5) / (stdev([1.0, 0.0, 0.5]) + EPSILON) for total in (1.0, 0.0, 0.5)]
+    pair = 1 / (math.sqrt(2) + EPSILON)
+    assert advantages == pytest.approx([*expected, pair, -pair])
     assert equal == 0.0
+
+
+def test_group_advantages_are_those_of_trl():
+    utils = pytest.importorskip("trl.trainer.utils")
+    rewards = torch.tensor([[1.0, 0.0, 0.5, 2.0], [3.0, 1.0, 1.0, 1.0]])
+    expected = (rewards - rewards.mean(1, keepdim=True)) / (utils.nanstd(rewards, dim=1, keepdim=True) + 1e-4)
+    advantages, _ = group_advantages(rewards.flatten().tolist(), ["a"] * 4 + ["b"] * 4)
+    assert advantages == pytest.approx(expected.flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "share"),
+    [(1.5, 1.0, 1.0), (1.5, -1.0, 0.0), (0.5, -1.0, 1.0), (0.5, 1.0, 0.0), (1.1, 1.0, 0.0)],
+)
+def test_grpo_loss_clip_share_counts_tokens_whose_clip_took_effect(ratio, advantage, share):
+    logprobs = torch.tensor([[math.log(ratio)]])
+    _, facts = grpo_loss(logprobs, torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1), clip=0.2)
+    assert facts["clip_share"] == share
 
 
 def test_group_advantages_unscaled_are_distances_from_the_mean():

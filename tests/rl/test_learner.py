@@ -1,15 +1,17 @@
 """The GRPO learner: a Trainer like any other, whose rows, hooks, checkpoints and callbacks are told of the rollouts."""
 
+import math
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from scripted_policy import ScriptedPolicy, curriculum
+from test_subscribers import NEEDS_ARGUMENTS, built_in
 
 import hookline as hl
 from hookline import rl
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback
-from hookline.core.registry import REGISTRY
 from hookline.hooks import CheckpointHook, Hook, MetricsHook, PeriodicHook
 from hookline.record.reader import read
 from hookline.record.records import Event, Metrics, Sample
@@ -70,6 +72,8 @@ class Setup:
             pad_id=TOKENIZER.pad_token_id,
             config=hl.TrainerConfig(**train),
             grpo=rl.GRPOConfig(**(grpo or {})),
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
             callbacks=callbacks,
         )
 
@@ -152,6 +156,83 @@ def test_learner_several_updates_learn_from_the_same_rollouts(tmp_path):
     assert steps[0]["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert abs(steps[1]["ratio"] - 1) > 1e-5
     assert steps[0]["reward/mean"] == steps[1]["reward/mean"] != steps[2]["reward/mean"]
+
+
+class SeesBatches(hl.Callback):
+    """Keeps which rollout steps, by their order, each optimizer step learns from."""
+
+    def __init__(self):
+        self.known, self.steps = [], {}
+
+    def on_train_batch_start(self, loop, batch, batch_idx):
+        key = batch["ids"].tolist(), batch["advantages"].tolist()
+        if key not in self.known:
+            self.known.append(key)
+        self.steps.setdefault(loop.step + 1, []).append(self.known.index(key))
+
+
+@pytest.mark.parametrize(
+    ("updates", "accumulation", "steps"),
+    [
+        (2, 2, [[0, 1], [0, 1], [2, 3], [2, 3]]),
+        (1, 2, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (2, 3, [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]),
+        (3, 1, [[0], [0], [0], [1]]),
+    ],
+)
+def test_learner_updates_with_accumulation_learn_from_all_rollout_steps_of_a_round(updates, accumulation, steps):
+    seen = SeesBatches()
+    made = Setup(grpo={"updates": updates}, accumulation=accumulation, callbacks=[seen])
+    made.fit()
+    assert list(seen.steps.values()) == steps
+
+
+def with_dropout():
+    model = tiny()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with torch.no_grad():  # fresh weights attend to everything alike, and dropout would change little
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(20)
+    return model
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("rollout", [{}, {"temperature": 0.7, "top_p": 0.8}])
+def test_learner_first_ratio_to_the_weights_that_wrote_is_one_with_dropout(tmp_path, rollout, accumulation):
+    options = {"output_dir": str(tmp_path), "rollout": rollout, "accumulation": accumulation}
+    made = Setup(model=with_dropout(), grpo={"updates": 2}, **options)
+    made.fit()
+    first, second, third, fourth = [values["ratio"] for _, values in made.rows()]
+    assert (first, third) == pytest.approx((1.0, 1.0), abs=1e-6)
+    assert min(abs(second - 1), abs(fourth - 1)) > 1e-4  # they are of later weights, and another dropout
+
+
+def test_learner_ratio_to_what_another_policy_reports_is_kept_also_for_the_newest_weights(tmp_path):
+    class Another(rl.HFPolicy):
+        exact_logprobs = False
+
+        def generate(self, prompts, n, sampling):
+            groups = super().generate(prompts, n, sampling)
+            return [[replace(each, logprobs=[x - 0.1 for x in each.logprobs]) for each in group] for group in groups]
+
+    model = tiny()
+    made = Setup(model=model, policy=Another(model, TOKENIZER), output_dir=str(tmp_path), max_steps=1)
+    made.fit()
+    assert [values["ratio"] for _, values in made.rows()] == pytest.approx([math.exp(0.1)], abs=1e-4)
+
+
+def test_train_learns_with_the_temperature_and_top_p_of_its_rollouts():
+    found = []
+    config = rl.RLConfig(
+        curriculum=curriculum(rl.Lesson("lesson", rows())),
+        rollout=rl.RolloutConfig(prompts=2, group_size=2, max_tokens=3, temperature=0.7, top_p=0.8),
+        train=hl.TrainerConfig(max_steps=1, output_dir=None, summary=False),
+    )
+    look = hl.on("train_start", lambda loop: found.append((loop.temperature, loop.top_p)))
+    rl.train(config, model=tiny(), tokenizer=TOKENIZER, callbacks=[look])
+    assert found == [(0.7, 0.8)]
 
 
 def test_learner_divergence_that_weighs_much_keeps_the_model_near_its_start():
@@ -263,11 +344,9 @@ def test_learner_evaluates_by_hand_after_the_training(tmp_path, caplog):
     assert "has ended: the evaluation eval/lesson is not recorded" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
-)
+@pytest.mark.parametrize("name", built_in())
 def test_learner_every_built_in_subscriber_works_in_it(tmp_path, name):
-    made = Setup(callbacks=[name], output_dir=str(tmp_path), max_steps=3)
+    made = Setup(callbacks=[{name: NEEDS_ARGUMENTS.get(name, {})}], output_dir=str(tmp_path), max_steps=3)
     assert made.fit().step == 3
 
 
@@ -306,12 +385,20 @@ class Preempts(hl.Callback):
 
 
 @pytest.mark.parametrize(
-    ("grpo", "stopped_at"), [({}, 3), ({"updates": 2}, 3), ({"updates": 2}, 4), ({"updates": 3, "kl": 0.1}, 4)]
+    ("grpo", "stopped_at", "accumulation"),
+    [
+        ({}, 3, 1),
+        ({"updates": 2}, 3, 1),
+        ({"updates": 2}, 4, 1),
+        ({"updates": 3, "kl": 0.1}, 4, 1),
+        ({"updates": 2}, 3, 2),
+    ],
 )
-def test_learner_resume_in_the_middle_repeats_losses_and_samples_exactly(tmp_path, grpo, stopped_at):
+def test_learner_resume_in_the_middle_repeats_losses_and_samples_exactly(tmp_path, grpo, stopped_at, accumulation):
     def setup(name, callbacks=None, **more):
         hooks = [rl.EvaluationHook(2, 3), CheckpointHook(100)]
         options = {"output_dir": str(tmp_path), "name": name, "grpo": grpo, "max_steps": 7, "schedule": "linear"}
+        options["accumulation"] = accumulation
         return Setup(callbacks=callbacks, hooks=hooks, **options, **more)
 
     whole, first = setup("whole"), setup("broken", [Preempts(stopped_at)])

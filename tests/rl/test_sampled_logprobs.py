@@ -1,6 +1,7 @@
-"""At a temperature other than 1 the learner's ratios are those of the distribution that was sampled from."""
+"""With a temperature or top-p other than 1 the learner's ratios are those of the distribution that was sampled from."""
 
 import copy
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -52,7 +53,7 @@ def rollouts_of(model, *, temperature=TEMPERATURE, top_p=1.0, known=True):
     return [rl.Rollout(rl.Task("1>"), each, advantage=1.0) for each in completions]
 
 
-def by_hand(model, rollouts, *, temperature=TEMPERATURE):
+def by_hand(model, rollouts, *, temperature=TEMPERATURE, top_p=1.0):
     """Log-probabilities of all tokens, by one plain pass for each completion, without dropout."""
     found = []
     for each in rollouts:
@@ -60,26 +61,36 @@ def by_hand(model, rollouts, *, temperature=TEMPERATURE):
         with torch.no_grad():
             logits = copy.deepcopy(model).eval()(torch.tensor([[*prompt, *written]])).logits[0]
         rows = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
-        found += [row[token].item() for row, token in zip(rows, written, strict=True)]
+        found += [row[token].item() - math.log(mass_of(row, top_p)) for row, token in zip(rows, written, strict=True)]
     return found
 
 
-def first_batch(model, rollouts, *, latest_version=0, **options):
+def mass_of(logprobs, top_p):
+    """The probability of the likeliest tokens that have at least this share together."""
+    mass = 0.0
+    for probability in sorted(logprobs.exp().tolist(), reverse=True):
+        mass += probability
+        if mass >= top_p:
+            break
+    return 1.0 if top_p == 1 else mass
+
+
+def first_batch(model, rollouts, *, latest_version=0, top_p=1.0, **options):
     source = SimpleNamespace(latest_version=latest_version, roll_out=lambda: rollouts, **options)
-    return next(iter(RolloutStream(source, model, pad_id=0, temperature=TEMPERATURE)))
+    return next(iter(RolloutStream(source, model, pad_id=0, temperature=TEMPERATURE, top_p=top_p)))
 
 
 def written(batch, name="old"):
     return batch[name][batch["mask"].bool()].tolist()
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_hf_policy_gives_log_probabilities_at_the_temperature_beside_those_of_the_model(top_p):
+@pytest.mark.parametrize(("temperature", "top_p"), [(TEMPERATURE, 1.0), (TEMPERATURE, 0.8), (1.0, 0.8)])
+def test_hf_policy_gives_log_probabilities_as_sampled_beside_those_of_the_model(temperature, top_p):
     model = model_with_dropout()
-    rollouts = rollouts_of(model, top_p=top_p)
+    rollouts = rollouts_of(model, temperature=temperature, top_p=top_p)
     sampled = [logprob for each in rollouts for logprob in each.completion.sampled_logprobs]
     own = [logprob for each in rollouts for logprob in each.completion.logprobs]
-    assert sampled == pytest.approx(by_hand(model, rollouts), abs=1e-4)
+    assert sampled == pytest.approx(by_hand(model, rollouts, temperature=temperature, top_p=top_p), abs=1e-4)
     assert own == pytest.approx(by_hand(model, rollouts, temperature=1.0), abs=1e-4)
 
 
@@ -89,11 +100,13 @@ def test_hf_policy_at_temperature_one_or_zero_gives_those_of_the_model_alone(tem
     assert {len(each.completion.sampled_logprobs) for each in rollouts} == {0}
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("known", [True, False], ids=["given", "computed"])
-def test_rollout_stream_old_at_a_temperature_is_that_of_the_policy_without_dropout(known):
+def test_rollout_stream_old_is_as_sampled_by_the_policy_without_dropout(known, top_p):
     model = model_with_dropout()
-    rollouts = rollouts_of(model, known=known)
-    assert written(first_batch(model, rollouts)) == pytest.approx(by_hand(model, rollouts), abs=1e-4)
+    rollouts = rollouts_of(model, known=known, top_p=top_p)
+    old = written(first_batch(model, rollouts, top_p=top_p))
+    assert old == pytest.approx(by_hand(model, rollouts, top_p=top_p), abs=1e-4)
     assert all(module.training for module in model.modules())
 
 
@@ -114,11 +127,30 @@ def test_rollout_stream_ratio_of_stale_rollouts_is_that_to_the_weights_that_wrot
 @pytest.mark.parametrize("source", [{"max_staleness": 1}, {"latest_version": 1}], ids=["may be", "is"])
 def test_rollout_stream_stale_rollouts_at_a_temperature_the_policy_cannot_tell_of_are_refused(source):
     model = model_with_dropout()
-    with pytest.raises(hl.OptionError, match=r"temperature=0\.7 with rollouts of older weights.*max_staleness=0"):
+    with pytest.raises(
+        hl.OptionError, match=r"temperature=0\.7 and top_p=1\.0 with rollouts of older weights.*max_staleness=0"
+    ):
         first_batch(model, rollouts_of(model, known=False), **source)
+
+
+def test_token_logprobs_with_top_p_are_those_of_the_distribution_that_was_sampled_from():
+    model = model_with_dropout().eval()
+    batch = first_batch(model, rollouts_of(model, top_p=0.8), top_p=0.8)
+    now, _ = token_logprobs(model, batch["ids"], batch["attention"], temperature=TEMPERATURE, top_p=0.8)
+    torch.testing.assert_close(now[batch["mask"].bool()], batch["old"][batch["mask"].bool()], atol=1e-4, rtol=0)
+
+
+def test_token_logprobs_with_top_p_of_a_token_that_others_sampled_are_finite_and_have_a_gradient():
+    wrote = model_with_dropout()
+    model = changed(wrote).eval()
+    batch = first_batch(model, rollouts_of(wrote), latest_version=1, max_staleness=1)
+    now, _ = token_logprobs(model, batch["ids"], batch["attention"], temperature=TEMPERATURE, top_p=0.3)
+    now[batch["mask"].bool()].sum().backward()
+    assert now[batch["mask"].bool()].isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 def test_rollout_batch_with_too_few_log_probabilities_at_the_temperature_says_so():
     completion = rl.Completion("42", (6, 4), (-0.1, -0.2), prompt_ids=(1, 5), sampled_logprobs=(-0.3,))
     with pytest.raises(hl.OptionError, match="2 tokens and 1 log-probabilities"):
-        rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0, at_temperature=True)
+        rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0, as_sampled=True)

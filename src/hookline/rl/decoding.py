@@ -1,8 +1,8 @@
 """`Decoding`: tokens for a batch of prompts, one pass of the model for each token of all rows.
 
-A prompt is read once for all its completions. The log-probabilities, those of the model itself and those at the
-temperature, are from the pass that the token was sampled in. Rows that are finished leave the batch once they are
-enough to be worth it.
+A prompt is read once for all its completions. The log-probabilities, those of the model itself and those of the
+distribution that was sampled from, are from the pass that the token was sampled in. Rows that are finished leave the
+batch once they are enough to be worth it.
 """
 
 import math
@@ -148,7 +148,11 @@ class Decoding:
 
 
 def pick(logits: Tensor, noise: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """A token for each row, and its log-probability under the model itself; beside it that at another temperature."""
+    """A token for each row, and its log-probability under the model itself.
+
+    Where temperature or top-p make that another distribution than the one that is sampled from, the log-probability
+    under that one stands beside it.
+    """
     logprobs = logits.log_softmax(-1)
     if noise is None:
         tokens = logits.argmax(-1, keepdim=True)
@@ -159,8 +163,10 @@ def pick(logits: Tensor, noise: Tensor | None, sampling: Sampling) -> tuple[Tens
     tokens = torch.searchsorted(edges, noise[:, None] * edges[:, -1:], right=True)
     tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN gets there
     known = logprobs.gather(-1, tokens)
-    if sampling.temperature != 1:
+    if sampling.is_processed:
         sampled = tempered.gather(-1, tokens) - tempered.logsumexp(-1, keepdim=True)
+        if sampling.top_p != 1:
+            sampled -= edges[:, -1:].log()  # the probability of all that top-p leaves
         known = torch.cat([known, sampled], dim=-1)  # one tensor, which the host waits for once
     return tokens[:, 0], known
 
@@ -179,6 +185,11 @@ def _weights(tempered: Tensor, sampling: Sampling) -> Tensor:
     weights = tempered.exp() if sampling.temperature == 1 else tempered.softmax(-1)
     if sampling.top_p == 1:
         return weights
-    ordered, order = weights.sort(dim=-1, descending=True)
-    beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
-    return weights.scatter(-1, order, ordered.masked_fill(beyond, 0.0))
+    return weights.masked_fill(~in_nucleus(weights, sampling.top_p), 0.0)
+
+
+def in_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Which tokens top-p leaves: the likeliest ones that have this share of the probability together."""
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    is_left = ordered.cumsum(-1) - ordered < top_p
+    return torch.zeros_like(is_left).scatter(-1, order, is_left)

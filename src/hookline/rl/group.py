@@ -1,9 +1,10 @@
 """Groups of completions: those of one prompt, and how much better each is than the others."""
 
 from collections.abc import Hashable, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
-EPSILON = 1e-6
+EPSILON = 1e-4
+"""Added to a standard deviation, as TRL does, so that a group in which rewards hardly differ is not blown up."""
 
 
 def group_advantages(
@@ -14,7 +15,8 @@ def group_advantages(
     Args:
         totals: The reward of each completion.
         groups: What each was written for: those of one prompt are a group.
-        scale: Divide by the group's standard deviation, so that easy and hard prompts weigh alike.
+        scale: Divide by the group's standard deviation (the sample's, as TRL does), so that easy and hard prompts
+            weigh alike.
 
     >>> group_advantages([1.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"], scale=False)
     ([0.5, -0.5, 0.0, 0.0], 0.5)
@@ -23,8 +25,9 @@ def group_advantages(
     for total, group in zip(totals, groups, strict=True):
         members.setdefault(group, []).append(total)
     means = {group: fmean(own) for group, own in members.items()}
-    divisors = {group: pstdev(own) + EPSILON if scale else 1.0 for group, own in members.items()}
     equal = {group for group, own in members.items() if max(own) == min(own)}
+    unequal = members.keys() - equal  # which have at least two members, as the deviation of a sample needs
+    divisors = {group: stdev(members[group]) + EPSILON if scale else 1.0 for group in unequal}
     advantages = [
         0.0 if group in equal else (total - means[group]) / divisors[group]  # a mean may be off by a rounding
         for total, group in zip(totals, groups, strict=True)

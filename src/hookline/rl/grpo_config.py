@@ -10,7 +10,8 @@ class GRPOConfig(CheckedStruct, kw_only=True):
     Args:
         clip: How far the ratio of probabilities counts, to either side of 1.
         kl: How much the divergence from the model as it was at the start weighs; 0 leaves it out.
-        updates: How often each batch of rollouts is learnt from.
+        updates: How many optimizer steps learn from each rollout step; with `TrainerConfig.accumulation`, from as many
+            rollout steps together.
     """
 
     clip: float = 0.2

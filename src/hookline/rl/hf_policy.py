@@ -40,6 +40,9 @@ class HFPolicy:
         device: Where to move the model; without one it stays where it is.
     """
 
+    exact_logprobs = True
+    """A learner with the same weights and no dropout computes the same log-probabilities, but for rounding."""
+
     def __init__(self, model: Any, tokenizer: Any, *, batch_size: int = 256, device: str | None = None) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError(f"batch_size={batch_size!r}: give a whole number of at least 1.")

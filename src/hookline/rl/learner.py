@@ -23,7 +23,7 @@ class GRPOLearner(Trainer):
         worker: Who makes the rollouts.
         pad_id: The token that batches are padded with.
         grpo: The settings of the loss.
-        temperature: At which the worker samples.
+        temperature, top_p: With which the worker samples.
         config: The settings of the training; ``max_steps`` says how long.
         optimizer, scheduler, callbacks, custom_logger_fns, hook_fns: As for every `Trainer`.
     """
@@ -37,6 +37,7 @@ class GRPOLearner(Trainer):
         config: TrainerConfig,
         grpo: GRPOConfig | None = None,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         optimizer: Any = None,
         scheduler: Any = None,
         callbacks: Any = None,
@@ -47,14 +48,16 @@ class GRPOLearner(Trainer):
         if config.max_steps is None:
             raise OptionError("Rollouts never end: give the TrainerConfig max_steps.")
         reference = frozen_copy(model) if self.grpo.kl else None
-        self.temperature = temperature
+        self.temperature, self.top_p = temperature, top_p
         self.stream = RolloutStream(
             worker,
             model,
             pad_id=pad_id,
             updates=self.grpo.updates,
+            accumulation=config.accumulation,
             reference=reference,
             temperature=temperature,
+            top_p=top_p,
             stops=lambda: self.stop_requested,
         )
         self.rollout_worker = worker
@@ -68,15 +71,26 @@ class GRPOLearner(Trainer):
             custom_logger_fns=custom_logger_fns,
             hook_fns=hook_fns,
         )
-        own = {"rollouts": getattr(worker, "config", None), "grpo": self.grpo, "temperature": temperature}
+        own = {
+            "rollouts": getattr(worker, "config", None),
+            "grpo": self.grpo,
+            "temperature": temperature,
+            "top_p": top_p,
+        }
         self.recorded_config = {**own, "train": config}
 
     def training_step(self, model: Any, batch: Any) -> dict[str, Any]:
         """The loss of a batch of rollouts, and what is known about it."""
-        logprobs, entropy = token_logprobs(model, batch["ids"], batch["attention"], temperature=self.temperature)
+        logprobs, entropy = token_logprobs(
+            model, batch["ids"], batch["attention"], temperature=self.temperature, top_p=self.top_p
+        )
+        old = batch["old"]
+        if batch["is_fresh"]:  # the same weights wrote it: with dropout, only this pass itself has a ratio of 1
+            old = logprobs.detach()
+            self.stream.keep_old(batch["place"], old)
         loss, facts = grpo_loss(
             logprobs,
-            batch["old"],
+            old,
             batch["advantages"],
             batch["mask"],
             clip=self.grpo.clip,

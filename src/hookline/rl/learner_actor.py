@@ -85,6 +85,7 @@ class LearnerActor:
             config=config.train,
             grpo=config.grpo,
             temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
             **order.given,
         )
         learner.recorded_config = config

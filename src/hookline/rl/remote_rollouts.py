@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 
 class RemoteRollouts:
-    """Rollouts from actors.
+    """Rollouts from actors, which write with an `HFPolicy`.
 
     Args:
         hire: Given the directory of the run, returns what makes the actors.
@@ -36,6 +36,8 @@ class RemoteRollouts:
         updates: How many versions of the weights the learner makes with each step.
         alarm: Called with what an alarm says, from any thread.
     """
+
+    exact_logprobs = True
 
     def __init__(
         self,

@@ -15,6 +15,10 @@ class RolloutSource(Protocol):
     latest_version: int
     """The newest version of the weights."""
 
+    @property
+    def exact_logprobs(self) -> bool:
+        """Whether a learner with the same weights computes the log-probabilities of rollouts itself."""
+
     def work_for(self, loop: Session) -> None:
         """Make rollouts for this learner from now on."""
 

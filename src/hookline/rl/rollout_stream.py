@@ -1,7 +1,8 @@
 """`RolloutStream`: the training data of a learner, made while it learns.
 
-Each batch is a rollout step of a worker, given out as often as it is to be learnt from. It can be taken up
-in the middle: the rollouts that are still to be learnt from are part of its state.
+Each batch is a rollout step of a worker. An optimizer step learns from `accumulation` batches, which together are a
+round, and `updates` optimizer steps learn from each round. It can be resumed in the middle: the rollouts that are still
+to be learnt from are part of its state.
 """
 
 import copy
@@ -19,7 +20,7 @@ from hookline.rl.policy import PolicyError
 from hookline.rl.rollout_batch import Batch, rollout_batch
 from hookline.rl.rollout_metrics import rollout_metrics
 from hookline.rl.rollout_source import RolloutSource
-from hookline.rl.types import Rollout
+from hookline.rl.types import Rollout, Sampling
 
 EMPTY_STEPS = 100
 """After how many rollout steps in a row without anything to learn from the stream gives up."""
@@ -34,8 +35,9 @@ class RolloutStream:
         worker: Who makes them.
         model: The model that is trained, which the worker's policy writes with.
         updates: How often each batch is learnt from.
+        accumulation: How many batches an optimizer step learns from: all of these come before any comes again.
         reference: What the policy is held near, if anything: its log-probabilities become part of the batches.
-        temperature: At which completions are sampled. At another than 1, log-probabilities are the
+        temperature, top_p: With which completions are sampled. Where one is not 1, log-probabilities are the
             ``sampled_logprobs`` of the completions; where a policy gives none, they are computed here, with the weights
             of now.
         stops: Whether a stop was asked for; then nothing more is tried where rollouts stay empty.
@@ -48,34 +50,47 @@ class RolloutStream:
         *,
         pad_id: int,
         updates: int = 1,
+        accumulation: int = 1,
         reference: Any = None,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         stops: Callable[[], bool] = lambda: False,
     ) -> None:
         self.worker, self.model = worker, model
         self._pad_id, self._updates, self._reference = pad_id, updates, reference
-        self._temperature, self._stops = temperature, stops
-        self._batch: Batch = {}
-        self._left = 0
+        self._accumulation, self._stops = accumulation, stops
+        self._sampling = Sampling(temperature, top_p)
+        self._round: list[Batch] = []
+        self._given = 0
+        """How many batches of the round were given out, those that came again included."""
         self.is_open = False
         """Whether a batch is being made, or was given out, that nothing has been learnt from yet."""
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
             self.is_open = True
-            if self._left == 0:
+            if self._is_over():
+                self._begin_round()
+            place = self._given % self._accumulation
+            if self._given < self._accumulation:
                 made = self._next_batch()
                 if made is None:
+                    self._begin_round()  # what was learnt from half a round is not repeated
                     return
-                self._batch, self._left = made, self._updates
-            self._left -= 1
-            yield self._batch
+                self._round.append(made | {"place": place})
+            self._given += 1
+            yield self._round[place]
+
+    def keep_old(self, place: int, logprobs: torch.Tensor) -> None:
+        """Let these be the log-probabilities that later updates compare a batch of the round with."""
+        self._round[place] |= {"old": logprobs, "is_fresh": False}
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, with what is still to be learnt from."""
-        batch = self._batch if self._left else {}
+        left = {"batches": [], "given": 0} if self._is_over() else {"batches": self._round, "given": self._given}
         reference = None if self._reference is None else _fingerprint(self._reference)
-        return {"worker": self.worker.state_dict(), "left": self._left, "batch": batch, "reference": reference}
+        left["accumulation"] = self._accumulation
+        return {"worker": self.worker.state_dict(), "round": left, "reference": reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there.
@@ -90,8 +105,17 @@ class RolloutStream:
                 "Give the model with which it began."
             )
         self.worker.load_state_dict(state["worker"])
-        self._left, self._batch = state["left"], dict(state["batch"])
+        saved_round = state["round"]
+        self._begin_round()
+        if saved_round["accumulation"] == self._accumulation:  # a round of another size begins again, with new rollouts
+            self._round, self._given = [dict(each) for each in saved_round["batches"]], saved_round["given"]
         self.is_open = False
+
+    def _is_over(self) -> bool:
+        return self._given >= self._updates * self._accumulation
+
+    def _begin_round(self) -> None:
+        self._round, self._given = [], 0
 
     def _next_batch(self) -> Batch | None:
         """A batch to learn from; None where there is none and a stop was asked for."""
@@ -111,21 +135,17 @@ class RolloutStream:
     def _made(self, rollouts: list[Rollout], seconds: float) -> Batch:
         device = next(self.model.parameters()).device
         stale = max(self.worker.latest_version - each.version for each in rollouts)
-        is_tempered = self._temperature != 1
+        is_processed = self._sampling.is_processed
         is_known = all(each.completion.sampled_logprobs for each in rollouts if each.completion.token_ids)
-        batch = rollout_batch(rollouts, pad_id=self._pad_id, device=device, at_temperature=is_tempered and is_known)
-        if is_tempered and not is_known:
+        batch = rollout_batch(rollouts, pad_id=self._pad_id, device=device, as_sampled=is_processed and is_known)
+        if is_processed and not is_known:
             self._require_newest(stale)
-            with torch.no_grad(), set_to_evaluate(self.model):  # as the policy wrote
-                batch["old"], _ = token_logprobs(
-                    self.model, batch["ids"], batch["attention"], temperature=self._temperature
-                )
+            with set_to_evaluate(self.model):  # as the policy wrote
+                batch["old"] = self._logprobs(self.model, batch)
         if self._reference is not None:
-            with torch.no_grad():
-                reference = self._reference.to(device)  # it was copied before the model was moved
-                batch["reference"], _ = token_logprobs(
-                    reference, batch["ids"], batch["attention"], temperature=self._temperature
-                )
+            reference = self._reference.to(device)  # it was copied before the model was moved
+            batch["reference"] = self._logprobs(reference, batch)
+        batch["is_fresh"] = stale <= 0 and getattr(self.worker, "exact_logprobs", False)
         metrics = rollout_metrics(rollouts)
         metrics |= {"policy/version": min(each.version for each in rollouts), "policy/staleness": stale}
         metrics["tokens_per_second"] = metrics["tokens"] / seconds
@@ -134,14 +154,23 @@ class RolloutStream:
         metrics["groups/zero_variance"] = (len(groups) - len(unequal)) / len(groups)
         return batch | {"metrics": metrics}
 
+    def _logprobs(self, model: Any, batch: Batch) -> torch.Tensor:
+        sampling = self._sampling
+        with torch.no_grad():
+            logprobs, _ = token_logprobs(
+                model, batch["ids"], batch["attention"], temperature=sampling.temperature, top_p=sampling.top_p
+            )
+        return logprobs
+
     def _require_newest(self, stale: int) -> None:
         """Log-probabilities of older weights cannot be computed: refuse at the first batch, if there may be such."""
         allowed = getattr(self.worker, "max_staleness", 0)
         if stale > 0 or allowed > 0:
             raise OptionError(
-                f"temperature={self._temperature!r} with rollouts of older weights (max_staleness={allowed}, "
-                f"{max(stale, 0)} versions behind now): their log-probabilities at that temperature are not known. "
-                "Give max_staleness=0, a temperature of 1, or a policy that gives sampled_logprobs, as HFPolicy does."
+                f"temperature={self._sampling.temperature!r} and top_p={self._sampling.top_p!r} with rollouts of older "
+                f"weights (max_staleness={allowed}, {max(stale, 0)} versions behind now): the log-probabilities that "
+                "they were sampled with are not known. Give max_staleness=0, a temperature and top_p of 1, or a "
+                "policy that gives sampled_logprobs, as HFPolicy does."
             )
 
 

@@ -108,6 +108,11 @@ class RolloutWorker(Session):
         """What hooks log to: ``context.worker.tracker.log(metrics, step=context.step)``."""
         return self
 
+    @property
+    def exact_logprobs(self) -> bool:
+        """Whether a learner with the policy's weights computes the log-probabilities of rollouts itself."""
+        return bool(getattr(self.policy, "exact_logprobs", False))
+
     def register_hook(self, hook: Hook, **options: Any) -> None:
         """Add a hook, at any time; options are those of any subscriber."""
         self.hooks.register_hook(hook, **options)

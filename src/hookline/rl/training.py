@@ -64,6 +64,7 @@ def make_learner(
         config=config.train,
         grpo=config.grpo,
         temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
         **given,
     )
     learner.recorded_config = config

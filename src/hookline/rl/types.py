@@ -48,6 +48,11 @@ class Sampling:
     stop: Sequence[str] = ()
     seed: int | None = None
 
+    @property
+    def is_processed(self) -> bool:
+        """Whether tokens are sampled from another distribution than the model's own."""
+        return self.temperature != 1 or self.top_p != 1
+
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise OptionError(f"temperature={self.temperature!r}: give a number of at least 0.")
@@ -69,8 +74,9 @@ class Completion:
         logprobs: The log-probability of each token at temperature 1 without top-p: that of the model itself.
         finish: "stop" where it came to an end, "length" where it was cut off.
         prompt_ids: The tokens of the prompt, as the policy saw it.
-        sampled_logprobs: The log-probability of each token at the temperature it was sampled at, without top-p. Empty
-            at temperature 1, where they are ``logprobs``, at 0, and from a policy that does not know them.
+        sampled_logprobs: The log-probability of each token under the distribution that it was sampled from: at the
+            temperature, among the tokens that top-p leaves. Empty where that is the model's own (temperature and top-p
+            of 1), where nothing is sampled (temperature 0), and from a policy that does not know them.
     """
 
     text: str
