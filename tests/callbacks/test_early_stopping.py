@@ -193,3 +193,23 @@ def test_monitor_is_not_warned_about_when_a_stop_comes_before_any_evaluation(kin
 def test_early_stopping_bad_arguments_are_errors(arguments, message):
     with pytest.raises(hl.OptionError, match=message):
         EarlyStoppingCallback(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("calls", "state", "reason"),
+    [
+        ([3], "completed", None),
+        ([4], "stopped", "early stopping: loss has not improved on 1 for 2 checks"),
+        ([3, 2], "stopped", "early stopping: loss has not improved on 1 for 2 checks"),
+        ([3, iter(range(2))], "stopped", "early stopping: loss has not improved on 1 for 2 checks"),
+    ],
+    ids=["last step", "before", "another call", "another call without a length"],
+)
+def test_early_stopping_at_the_last_step_leaves_a_completed_run(calls, state, reason):
+    ends = []
+    watching = hl.on("train_end", lambda loop, artifacts: ends.append(artifacts.stop_reason))
+    with hl.run(callbacks=[EarlyStoppingCallback("loss", patience=2), watching], summary=False) as run:
+        for data in calls:
+            for _ in run.steps(data):
+                run.log(loss=1.0)
+    assert (run.step, run.state, run.stop_reason, ends) == (3, state, reason, [reason])

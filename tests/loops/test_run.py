@@ -287,9 +287,9 @@ def test_run_summary_after_ctrl_c_has_the_word_of_the_record(capsys):
 
 def test_run_summary_shows_names_with_brackets_as_they_are(capsys):
     with hl.run("sweep[lr=0.1]", callbacks=[hl.on("step_end", lambda loop: None, name="a[red]")]) as run:
-        for _ in run.steps(1):
+        for _ in run.steps(2):
             run.log({"loss[/x]": 0.5})
-        run.request_stop("reached [bold]goal")
+            run.request_stop("reached [bold]goal")
     printed = capsys.readouterr().err
     assert "sweep[lr=0.1] stopped (reached [bold]goal)" in printed
     assert "loss[/x] 0.5" in printed

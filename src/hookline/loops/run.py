@@ -398,6 +398,8 @@ class Run(Session):
             self.num_steps = total
         elif (length := length_of(batches)) is not None:
             self.num_steps = self.step + length * ((self.num_epochs or 1) - epoch) - done
+        else:
+            self.num_steps = None  # that of an earlier call is not this one's
 
     def _before_row(self, step: Any) -> None:
         """Count by the rows of a loop that goes on without `steps`, from the first that is behind another one."""

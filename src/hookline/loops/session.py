@@ -354,6 +354,8 @@ class Session(Loop):
             self.start()
             self._commit_held_back()
             self.answer_requests()
+            if self.signal is None and self.num_steps is not None and self.step >= self.num_steps:
+                self.stop_reason = None  # a stop asked for at the last step cut nothing short
             self.state = self.ctx.status = "stopped" if self.stop_requested else "completed"
             self._save_last()
             self.callbacks.on_train_end(self, self.artifacts())
