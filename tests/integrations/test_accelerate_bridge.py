@@ -1,5 +1,6 @@
 """A loop over what Accelerate has prepared, and its tracker: in one process, and in two over gloo on loopback."""
 
+import itertools
 import json
 import logging
 import os
@@ -134,6 +135,62 @@ class SaveAtEpoch(hl.Callback):
     def on_train_epoch_start(self, loop):
         if loop.epoch == 1:
             loop.save_checkpoint()
+
+
+def accumulate_by_hand(name="by hand", *, seed=3, until=None, every=2, save_at=None, **options):
+    """Two epochs of seven batches and an update after every second, without ``accelerator.accumulate()``."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, _, data = prepared(accelerator, seed=seed)
+    losses, planned, batches = [], [], itertools.count(1)
+    with run(accelerator, name, **{"summary": False, "strict": True} | options) as loop:
+        for inputs, targets in loop.steps(data, epochs=2):
+            loss = (model(inputs) - targets).square().mean() / every
+            accelerator.backward(loss)
+            losses.append(float(loss.detach()))
+            loop.log(loss=loss)
+            planned.append(loop.num_steps)
+            if len(losses) == save_at:
+                loop.save_checkpoint()
+            if next(batches) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                if loop.step + 1 == until:
+                    loop.request_checkpoint()
+                    loop.request_stop("for now")
+    return loop, losses, planned
+
+
+def test_accumulation_by_hand_counts_updates_as_steps_and_finds_out_how_many_there_are():
+    loop, losses, planned = accumulate_by_hand()
+    assert (loop.step, loop.num_steps, len(losses)) == (7, 8, 14)
+    assert rows(loop, "loss") == [(step, losses[2 * step - 1]) for step in range(1, 8)]
+    assert planned == [14, 14] + [8] * 12
+
+
+def test_accumulation_by_hand_with_the_number_given_plans_updates_from_the_start():
+    loop, _, planned = accumulate_by_hand(accumulation=2)
+    assert (loop.step, planned) == (7, [8] * 14)
+
+
+def test_accumulation_by_hand_resumed_at_an_update_repeats_losses_and_weights_exactly():
+    straight, whole, _ = accumulate_by_hand("straight")
+    halved, first, _ = accumulate_by_hand("halved", until=3)
+    resumed, second, _ = accumulate_by_hand("halved", seed=9, resume="last")
+    assert (halved.step, first + second) == (3, whole)
+    assert [p.tolist() for p in resumed.model.parameters()] == [p.tolist() for p in straight.model.parameters()]
+
+
+@pytest.mark.parametrize("given", [None, 2])
+def test_accumulation_by_hand_resumed_from_within_the_first_step_does_its_batches_again(given):
+    _, whole, _ = accumulate_by_hand("straight", accumulation=given)
+    halved, _, _ = accumulate_by_hand("halved", save_at=2, accumulation=given)
+    _, again, _ = accumulate_by_hand("again", seed=9, resume=halved.checkpoints[0].path, accumulation=given)
+    assert (halved.checkpoints[0].step, again) == (0, whole)
+
+
+def test_accumulation_that_is_no_number_of_batches_is_refused():
+    with pytest.raises(OptionError, match="accumulation=0: give how many batches make a step"):
+        run(Accelerator(cpu=True), accumulation=0)
 
 
 @pytest.mark.parametrize("seedable", [False, True])

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import hookline as hl
+from hookline.callbacks import EMA, GradientMonitor
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.loops import checkpoint
 from hookline.record.reader import last_status
@@ -383,6 +385,59 @@ def test_compiled_model_is_the_loops_model_without_its_wrapper():
     assert run(torch.compile(model, backend="eager"), optimizer).model is model
 
 
+def compiled_trainer(tmp_path, *, wrap, callbacks=()):
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    config = hl.TrainerConfig(epochs=1, optimizer="adamw", output_dir=str(tmp_path), strict=True, summary=False)
+    data = [(torch.ones(2, 4), torch.ones(2, 1))] * 3
+    loss = torch.nn.functional.mse_loss
+    return hl.Trainer(wrap(net), data, config=config, loss=loss, callbacks=callbacks)
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def compiled_inside(model):
+    model[0] = compiled(model[0])
+    return model
+
+
+def named(trainer):
+    return [parameter.tolist() for parameter in trainer.model.parameters()]
+
+
+@pytest.mark.parametrize("wrap", [compiled, compiled_inside])
+def test_compiled_model_is_saved_monitored_and_averaged_under_plain_names(tmp_path, wrap):
+    ema = EMA(0.5)
+    trainer = compiled_trainer(tmp_path, wrap=wrap, callbacks=[GradientMonitor(every=1), ema])
+    trainer.fit()
+    path = trainer.checkpoints[-1].path
+    names = ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert sorted(torch.load(path / "model.pt", weights_only=True)) == sorted(ema.averages) == names
+    assert sorted(name for name in trainer.metrics if "/" in name) == ["grad_norm/0", "grad_norm/1"]
+    for other in (compiled, compiled_inside, lambda model: model):
+        loaded = compiled_trainer(tmp_path, wrap=other)
+        loaded.load_checkpoint(path)
+        assert named(loaded) == named(trainer)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "_forward_module.module."])
+def test_checkpoint_that_was_saved_with_the_prefix_of_a_wrapper_loads(tmp_path, prefix):
+    trainer = compiled_trainer(tmp_path, wrap=lambda model: model)
+    trainer.fit()
+    path = trainer.checkpoints[-1].path
+    state = torch.load(path / "model.pt", weights_only=True)
+    torch.save({prefix + name: value for name, value in state.items()}, path / "model.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["model.pt"] = (path / "model.pt").stat().st_size
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    for wrap in (compiled, lambda model: model):
+        loaded = compiled_trainer(tmp_path, wrap=wrap)
+        loaded.load_checkpoint(path)
+        assert named(loaded) == named(trainer)
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """What two processes with DDP found."""
@@ -418,6 +473,16 @@ def test_ddp_two_processes_make_one_record_with_reduced_metrics(together):
     assert means == pytest.approx([sum(both) / 2 for both in losses])
     own = [row.values["rank1/loss"] for row in recorded if "rank1/loss" in row.values]
     assert own == one["losses"][0]
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+def test_fabric_with_ddp_resumes_in_the_order_it_had_under_plain_names(together):
+    for rank in (each["fabric"] for each in together):
+        straight, halved = rank["seen"]
+        assert (rank["world_size"], halved) == (2, straight)
+        assert [batch for batch, _ in straight[:4]] != [batch for batch, _ in straight[4:]]
+        assert rank["monitored"] == ["grad_norm/0", "grad_norm/1"]
+        assert rank["saved"] == ["0.bias", "0.weight", "1.bias", "1.weight"]
 
 
 def test_ddp_stop_and_checkpoint_asked_for_on_rank_one_are_of_both_at_the_same_step(together):

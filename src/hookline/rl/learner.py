@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hookline.core.errors import OptionError
+from hookline.core.model_names import plain_state
 from hookline.loops.trainer import Trainer
 from hookline.loops.trainer_config import TrainerConfig
 from hookline.rl.grpo import grpo_loss, token_logprobs
@@ -108,7 +109,7 @@ class GRPOLearner(Trainer):
         if is_first:
             self.rollout_worker.work_for(self)
             if self.step:  # it was taken up, and the policy has other weights or does not know which
-                self.rollout_worker.update_weights(self.step, self.model.state_dict())
+                self.rollout_worker.update_weights(self.step, plain_state(self.model))
 
     @property
     def other_axes(self) -> dict[str, int]:
@@ -118,7 +119,7 @@ class GRPOLearner(Trainer):
     def _update(self, row: Any) -> None:
         super()._update(row)
         self.stream.is_open = False
-        self.rollout_worker.update_weights(self.step + 1, self.model.state_dict())
+        self.rollout_worker.update_weights(self.step + 1, plain_state(self.model))
 
     def _must_wait(self) -> bool:
         return super()._must_wait() or self.stream.is_open

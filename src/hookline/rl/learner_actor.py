@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.hook import Hook
+from hookline.core.model_names import plain_state
 from hookline.core.state import LoopArtifacts
 from hookline.core.values import plain
 from hookline.rl.learner import GRPOLearner
@@ -91,7 +92,7 @@ class LearnerActor:
         learner.recorded_config = config
         made = learner.fit()
         artifacts = LoopArtifacts(made.step, plain(made.metrics), made.checkpoints, made.output_dir, made.stop_reason)
-        return artifacts, {name: tensor.detach().cpu() for name, tensor in learner.model.state_dict().items()}
+        return artifacts, {name: tensor.detach().cpu() for name, tensor in plain_state(learner.model).items()}
 
     def news(self, seconds: float) -> News:
         """What there is to hear, waiting for it so long."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
+from hookline.core.model_names import plain_state
 from hookline.loops.session import Session
 from hookline.rl.ray_cluster import import_ray
 from hookline.rl.rollout_actor import StepResult
@@ -65,7 +66,7 @@ class RemoteRollouts:
     def work_for(self, loop: Session) -> None:
         """Start the workers, which record in the directory of the learner's run."""
         self._loop = loop
-        self._publish(loop.step, loop.model.state_dict())
+        self._publish(loop.step, plain_state(loop.model))
         self._start(loop)
 
     def roll_out(self) -> list[Rollout]:

@@ -1,7 +1,9 @@
 """What the processes of `test_torch_bridge` do: ``ddp.py RANK DIRECTORY``, connected over gloo on loopback."""
 
 import json
+import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from hookline.callbacks import GradientMonitor
 from hookline.integrations.torch import run
 from hookline.testing import RecordingCallback
 
@@ -47,6 +50,51 @@ def train(name, *, callbacks=(), seed=3, until=None, **options):
     return loop, losses
 
 
+def train_in_fabric(name, *, seed=3, until=None, **options):
+    """Two epochs of four steps in Fabric, whose sampler shuffles by a count of its own."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.05))
+    inputs = torch.arange(64.0).reshape(16, 4) / 64
+    loader = fabric.setup_dataloaders(DataLoader(TensorDataset(inputs), batch_size=2, shuffle=True))
+    seen = []
+    options = {
+        "root": ROOT / "runs",
+        "summary": False,
+        "strict": True,
+        "callbacks": [GradientMonitor(every=1)],
+    } | options
+    with run(model, optimizer, name=name, **options) as loop:
+        for (batch,) in loop.steps(loader, epochs=2):
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            fabric.backward(loss)
+            optimizer.step()
+            seen.append((batch[:, 0].tolist(), float(loss.detach())))
+            loop.log(loss=loss)
+            if loop.step + 1 == until:
+                loop.request_checkpoint()
+                loop.request_stop("for now")
+    return loop, seen
+
+
+def fabric():
+    straight, whole = train_in_fabric("in-fabric")
+    stopped, first = train_in_fabric("halved-in-fabric", until=6)
+    _, second = train_in_fabric("halved-in-fabric", seed=9, resume="last")
+    saved = torch.load(stopped.checkpoints[-1].path / "model.pt", weights_only=True)
+    return {
+        "world_size": straight.world_size,
+        "seen": [whole, first + second],
+        "monitored": sorted(name for name in straight.metrics if "/" in name),
+        "saved": sorted(saved),
+    }
+
+
 def weights(loop):
     return [float(value) for parameter in loop.model.parameters() for value in parameter.flatten()]
 
@@ -65,6 +113,10 @@ def main():
         "weights": [weights(straight), weights(resumed)],
         "directories": [str(each.dir) for each in (straight, stopped, resumed)],
     }
+    if find_spec("lightning") is not None:
+        # Without a launcher, Fabric knows from these that it need not start processes.
+        os.environ.update({"LOCAL_RANK": str(RANK), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
+        found["fabric"] = fabric()
     (ROOT / f"found-{RANK}.json").write_text(json.dumps(found))
 
 

@@ -1,6 +1,7 @@
 """`AccelerateRun`: `hl.run` for a loop over what an `Accelerator` has prepared.
 
-A step is one update, as ``accelerator.accumulate()`` has it. Checkpoints are Accelerate's own (``save_state``), in a
+A step is one update, whether ``accelerator.accumulate()`` or the loop itself decides when a prepared optimizer steps.
+Checkpoints are Accelerate's own (``save_state``), in a
 folder of hookline's, whatever the sharding; a resume (``load_state``) is exact, also in the middle of an epoch that is
 shuffled. `on_before_optimizer_step` is fired by the prepared optimizers, when gradients are complete and unscaled.
 """
@@ -14,8 +15,9 @@ from accelerate import Accelerator
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.integrations.accelerate.prepared_batches import PreparedReplay
-from hookline.integrations.torch.joint_run import JointRun
+from hookline.integrations.torch.joint_run import JointRun, check_accumulation
 from hookline.loops.options import LoopOptions
+from hookline.loops.place import length_of
 
 FOLDER = "accelerate"
 """Where in a checkpoint the state of the accelerator lies."""
@@ -29,6 +31,9 @@ class AccelerateRun(JointRun):
         name: What the run is called.
         model, optimizer, scheduler: As ``accelerator.prepare()`` returned them, for callbacks; where the accelerator
             has prepared exactly one of a kind, that is it.
+        accumulation: How many batches make a step in a loop that accumulates gradients without
+            ``accelerator.accumulate()``. Left out, it is found out at the first update, and ``num_steps`` is right from
+            there on.
         options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
     """
 
@@ -40,13 +45,22 @@ class AccelerateRun(JointRun):
         model: Any = None,
         optimizer: Any = None,
         scheduler: Any = None,
+        accumulation: int | None = None,
         **options: Unpack[LoopOptions],
     ) -> None:
         _check(accelerator)
+        if accumulation is not None:
+            check_accumulation(accumulation)
         super().__init__(name, replay=PreparedReplay(), **options)
         self._accelerator = accelerator
         _require_processes(accelerator.num_processes, self.world_size)
         self._given = (model, optimizer, scheduler)
+        self._accumulation = accumulation
+        self._found: int | None = None  # how many batches make a step, as far as that was seen
+        self._is_found = False
+        self._batches_in_step = 0
+        self._uses_accumulate = False
+        self._planned_length: int | None = None
 
     @property
     def native(self) -> Any:
@@ -56,7 +70,9 @@ class AccelerateRun(JointRun):
     @property
     def batches_per_step(self) -> int:
         """How many batches make a step, as far as that is planned."""
-        return int(self._accelerator.gradient_accumulation_steps)
+        if self._accumulation is not None:
+            return self._accumulation
+        return max(int(self._accelerator.gradient_accumulation_steps), self._found or 1)
 
     def begin(self) -> None:
         """Begin to record, with what the accelerator has prepared by now."""
@@ -74,7 +90,42 @@ class AccelerateRun(JointRun):
         return [each for each in own if hasattr(each, "register_step_pre_hook")]  # others have their own engine
 
     def _has_updated(self) -> bool:
-        return bool(self._accelerator.sync_gradients)
+        return self._updates > 0 if self._listening else bool(self._accelerator.sync_gradients)
+
+    def _completes_step(self) -> bool:
+        synchronizes = bool(self._accelerator.sync_gradients)
+        self._uses_accumulate = self._uses_accumulate or not synchronizes
+        if not self._listening or (self._uses_accumulate and not self._updates):
+            return synchronizes
+        return self._has_updated() or (synchronizes and self._was_skipped())
+
+    def _was_skipped(self) -> bool:
+        """Whether the update was left out because gradients overflowed; Accelerate keeps saying so until the next."""
+        skipped = any(getattr(each, "step_was_skipped", False) for each in self._prepared()[1])
+        return skipped and self._batches_in_step >= self.batches_per_step
+
+    def _notes_step_starts(self) -> bool:
+        unknown = self._found is None and self._accumulation is None
+        return unknown or super()._notes_step_starts()
+
+    def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
+        super()._plan(batches, epochs, total)
+        self._planned_length = None if total is not None else length_of(batches)
+
+    def _end_step(self) -> None:
+        if self._step is None:
+            super()._end_step()
+            return
+        self._batches_in_step += 1
+        super()._end_step()
+        if self._is_between_batches:
+            self._found = max(self._found or 1, 2)  # where a step begins is noted from here on
+            return
+        if self._batches_in_step > 1 and not self._is_found:
+            self._is_found, self._found = True, self._batches_in_step
+            if self.batches_per_step > 1 and self._planned_length is not None:
+                self._plan_updates(self._planned_length, self.epoch, self._batches_done)
+        self._found, self._batches_in_step = self._found or 1, 0
 
     def _save_files(self, directory: Path) -> None:
         with self._counted_from_the_update():

@@ -78,6 +78,14 @@ class JointRun(Run):
     def _has_updated(self) -> bool:
         """Whether the weights were updated since the last step."""
 
+    def _completes_step(self) -> bool:
+        """Whether the body that ends now is the last one of its step."""
+        return self._has_updated()
+
+    def _notes_step_starts(self) -> bool:
+        """Whether a checkpoint may have to go back to where a step began."""
+        return self.batches_per_step > 1 or self._monitors
+
     @abstractmethod
     def _optimizers(self) -> Iterable[Any]:
         """The optimizers that fire `on_before_optimizer_step`, as torch has them."""
@@ -264,7 +272,7 @@ class JointRun(Run):
             self._note_step_start()
 
     def _note_step_start(self, *, nothing_done: bool = False) -> None:
-        if (self.batches_per_step > 1 or self._monitors) and not self._is_between_batches:
+        if self._notes_step_starts() and not self._is_between_batches:
             place = {"epoch": self.epoch, **self._at.state()}
             self._step_start = StepStart(place, self._replay.state(nothing_done=nothing_done))
 
@@ -276,7 +284,7 @@ class JointRun(Run):
             super()._begin_step(batch, batch_idx)
 
     def _end_step(self) -> None:
-        if self._step is None or self._has_updated():
+        if self._step is None or self._completes_step():
             self._must_not_update = False
             super()._end_step()
             self._updates = 0
@@ -293,9 +301,13 @@ class JointRun(Run):
         length = length_of(batches)
         if total is None and self.batches_per_step > 1 and length is not None:
             epoch, done = (self.epoch, self._to_skip) if self._inside_epochs else self._place(epochs)
-            steps = -(-length // self.batches_per_step)
-            steps_done = -(-done // self.batches_per_step)  # the last one of an epoch may have had fewer batches
-            self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - steps_done
+            self._plan_updates(length, epoch, done)
+
+    def _plan_updates(self, length: int, epoch: int, done: int) -> None:
+        """Plan the steps of epochs of so many batches, from a place in one of them."""
+        steps = -(-length // self.batches_per_step)
+        steps_done = -(-done // self.batches_per_step)  # the last one of an epoch may have had fewer batches
+        self.num_steps = self.step + steps * ((self.num_epochs or 1) - epoch) - steps_done
 
     def _end(self) -> None:
         try:
@@ -312,6 +324,16 @@ class JointRun(Run):
         self._settle()
         if self._is_between_batches:
             self._write(*self.lifecycle.abandon())
+
+
+def check_accumulation(accumulation: Any) -> None:
+    """Refuse what is no number of batches.
+
+    Raises:
+        OptionError: It is not.
+    """
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise OptionError(f"accumulation={accumulation!r}: give how many batches make a step, a whole number.")
 
 
 def _random_file(rank: int) -> str:

@@ -14,6 +14,27 @@ from hookline.integrations.replay import Replay
 from hookline.loops.batches import Batches
 
 
+class FabricBatches(Batches):
+    """The batches of a loader that Fabric has set up.
+
+    It counts how often it was iterated over, and the count is the epoch that its sampler shuffles by.
+    """
+
+    def state(self) -> list[Any]:
+        """The states of the generators, and the count."""
+        return [*super().state(), self.data._num_iter_calls]
+
+    def load_state(self, state: list[Any]) -> None:
+        """Put them back to how they were when an epoch began."""
+        if state and isinstance(state[-1], int):
+            *state, self.data._num_iter_calls = state
+        super().load_state(state)
+
+
+def _is_of_fabric(data: Any) -> bool:
+    return hasattr(data, "_num_iter_calls") and isinstance(getattr(data, "_dataloader", None), DataLoader)
+
+
 class LoaderReplay(Replay):
     """Opens the epochs of data loaders, and of other data."""
 
@@ -23,10 +44,11 @@ class LoaderReplay(Replay):
 
     def made_of(self, loader: Any) -> Batches:
         """The batches of a data loader."""
-        return Batches(loader, what="The data loader")
+        kind = Batches if isinstance(loader, DataLoader) else FabricBatches
+        return kind(loader, what="The data loader")
 
     def _look_at(self, data: Iterable[Any]) -> None:
-        if not isinstance(data, DataLoader):
+        if not isinstance(data, DataLoader) and not _is_of_fabric(data):
             self._batches = None
         elif self._batches is None or self._batches.data is not data:
             self._batches = self.made_of(data)

@@ -11,7 +11,7 @@ import torch
 
 from hookline.core.errors import CheckpointError, OptionError
 from hookline.core.model_names import unwrapped
-from hookline.integrations.torch.joint_run import JointRun
+from hookline.integrations.torch.joint_run import JointRun, check_accumulation
 from hookline.integrations.torch.loader_replay import LoaderReplay
 from hookline.loops.checkpoint import read_tensors
 from hookline.loops.options import LoopOptions
@@ -29,7 +29,8 @@ class TorchRun(JointRun):
     """Drives a loop of your own over a model and its optimizer.
 
     Args:
-        model: The model; one in `DistributedDataParallel` or compiled is ``loop.model`` without what is around it.
+        model: The model; one compiled, in `DistributedDataParallel` or set up by Fabric is ``loop.model`` without these
+            wrappers.
         optimizer: Fires `on_before_optimizer_step` whenever it steps in the body of a step.
         scheduler: The learning-rate schedule, which the loop itself advances.
         name: What the run is called.
@@ -104,7 +105,9 @@ class TorchRun(JointRun):
         return {name: part for name, part in parts.items() if part is not None}
 
     def _kinds(self) -> dict[str, str]:
-        return {name: type(part).__name__ for name, part in self._parts().items()}
+        parts = self._parts()
+        parts["optimizer"] = getattr(self.optimizer, "optimizer", self.optimizer)  # without the wrapper of Fabric
+        return {name: type(part).__name__ for name, part in parts.items()}
 
     def _require_fitting(self, directory: Path, states: dict[str, Any]) -> None:
         if not isinstance(states["kinds"], dict):
@@ -134,8 +137,7 @@ def _check(model: Any, optimizer: Any, accumulation: Any) -> None:
         raise OptionError(f"model={model!r}: give a torch.nn.Module. hl.run() drives a loop without one.")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"optimizer={optimizer!r}: give a torch.optim.Optimizer.")
-    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise OptionError(f"accumulation={accumulation!r}: give how many batches make a step, a whole number.")
+    check_accumulation(accumulation)
     require_supported(model, optimizer)
 
 
