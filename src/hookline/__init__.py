@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from hookline.experiment.results.result import ExperimentResult
     from hookline.experiment.stage import Stage
     from hookline.integrations.foreign import wrap
-    from hookline.loops.run import Run, run
+    from hookline.loops.run import Run, run, start
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer import Trainer as DreamTrainer
     from hookline.loops.trainer_config import TrainerConfig
@@ -138,6 +138,7 @@ __all__ = [
     "run",
     "runs",
     "sinks",
+    "start",
     "status",
     "testing",
     "wrap",
@@ -179,6 +180,7 @@ _LAZY = {
     "runs": "hookline.store.runs:runs",
     "Sink": "hookline.record.sink:Sink",
     "sinks": "hookline.sinks",
+    "start": "hookline.loops.run:start",
     "status": "hookline.status",
     "logging": "hookline.logging",
     "main": "hookline.loops.worker_entry:main",

@@ -229,3 +229,26 @@ def test_pytree_file_that_is_missing_or_cut_short_is_an_error(tmp_path):
     (tmp_path / "tree.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="cannot be read"):
         pytree_file.read({"w": np.zeros(100, int)}, tmp_path / "tree")
+
+
+def test_resume_of_a_state_that_began_as_numpy_float64_repeats_the_losses_exactly(tmp_path):
+    def train_numpy(name, *, until=None, **options):
+        state = {"w": np.ones((4, 1)), "steps": np.zeros((), np.int64)}  # float64 and int64 until the first step
+        losses = []
+        with run(state, name, root=tmp_path, summary=False, **options) as loop:
+            for inputs, targets in loop.steps(fixed()):
+                gradient = jax.grad(lambda w, x=inputs, y=targets: jnp.mean((x @ w - y) ** 2))(loop.train_state["w"])
+                new = loop.train_state["w"] - 0.1 * gradient
+                loop.train_state = {"w": jnp.asarray(new), "steps": jnp.asarray(loop.train_state["steps"] + 1)}
+                losses.append(float(jnp.sum(loop.train_state["w"])))
+                if loop.step + 1 == until:
+                    loop.request_checkpoint()
+                    loop.request_stop("for now")
+        return losses
+
+    def fixed():
+        inputs = np.random.default_rng(0).normal(size=(4, 2, 4)).astype(np.float32)
+        return [(each, each.sum(axis=1, keepdims=True) * 2) for each in inputs]
+
+    whole = train_numpy("straight")
+    assert train_numpy("halved", until=2) + train_numpy("halved", resume="last") == whole

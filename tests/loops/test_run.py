@@ -396,19 +396,6 @@ def test_run_without_steps_starts_at_the_second_step_and_tells_rows_as_they_come
     assert recording.names() == ["on_train_start", *["on_log"] * 7, "on_train_end"]
 
 
-def test_run_that_logs_many_rows_without_any_step_begins_and_says_so_once(caplog):
-    recording = RecordingCallback()
-    with run_with(recording) as run:
-        for i in range(1500):
-            run.log(loss=i)
-            if i == 1200:
-                assert (recording.names()[0], recording.names().count("on_log")) == ("on_train_start", 1201)
-    assert recording.names().count("on_log") == 1500
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == 1
-    assert "1,000 rows without run.steps() and without step=: all of them are of step 0." in warnings[0]
-
-
 def test_run_without_steps_can_be_stopped_by_a_loop_that_looks():
     stopper = hl.on("log", lambda loop, step: (step == 5 and loop.request_stop("enough")) or None)
     with run_with(stopper) as run:

@@ -336,3 +336,39 @@ def test_run_steps_twice_in_an_epoch_are_both_inside_of_it(tmp_path):
     heard, _ = heard_in(tmp_path, twice_in_an_epoch)
     told = [one[0] if isinstance(one[0], str) else one[2] for one in heard if isinstance(one, tuple)]
     assert told == ["epoch starts", *"abxyz", "epoch ends"] * 2
+
+
+def resumed_after_two(tmp_path, train):
+    """Train two steps with a checkpoint, and then from there."""
+    options = {"name": "counted", "root": tmp_path, "summary": False}
+    with hl.run(**options) as run:
+        for i in run.steps(4):
+            if i == 1:
+                run.save_checkpoint()
+                run.request_stop("for now")
+    with hl.run(**options, resume="last", save=lambda path: None, load=lambda path: None) as run:
+        return train(run)
+
+
+@pytest.mark.parametrize(("first", "seen", "warns"), [(0, [0, 1], True), ("run.step", [2, 3], False)])
+def test_resumed_loop_that_is_enumerated_from_the_beginning_is_warned_about(tmp_path, caplog, first, seen, warns):
+    def train(run):
+        return [i for i, _ in enumerate(run.steps(4), start=run.step if first == "run.step" else first)]
+
+    assert resumed_after_two(tmp_path, train) == seen
+    said = [record.getMessage() for record in caplog.records if "counts from 0 again" in record.getMessage()]
+    assert bool(said) == warns
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_resumed_loop_with_an_iterator_of_its_own_is_warned_about(tmp_path, caplog, own):
+    def train_with_iterator(run):
+        data = iter("abcd")
+        return [next(data) for _ in run.steps(4)]
+
+    def train_with_steps(run):
+        return list(run.steps("abcd"))
+
+    found = resumed_after_two(tmp_path, train_with_iterator if own else train_with_steps)
+    said = [record.getMessage() for record in caplog.records if "iterators of its own (data)" in record.getMessage()]
+    assert (found, len(said)) == ((["a", "b"], 1) if own else (["c", "d"], 0))

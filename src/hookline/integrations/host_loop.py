@@ -203,7 +203,7 @@ class HostLoop(Session):
         self.lifecycle.row.update(given)
         self.metrics.update(given)
         self.lifecycle.end(batch, completed=step, commit=partial(self._commit_of_host, given))
-        self._commit_held_back()
+        self.commit_held_back()
 
     def host_log(self, metrics: Mapping[str, Any], *, step: int | None = None, axis: str | None = None) -> None:
         """The host logs metrics that belong to no step's row."""
@@ -365,7 +365,7 @@ class HostLoop(Session):
             super()._end()
         else:
             self.state = "completed"
-            self._commit_held_back()
+            self.commit_held_back()
             self._close()
 
     def _settle(self) -> None:

@@ -274,7 +274,7 @@ class Loop(ABC):
         elif metrics and (self.rank == 0 or not common):
             self.recorder.metrics(metrics, step, axis or self.axis)
 
-    def _commit_held_back(self) -> None:
+    def commit_held_back(self) -> None:
         """Commit what other threads logged since the last time."""
         while not self._held_back.empty():  # asked first: an exception at every step would cost more than the rest
             step, metrics, evaluation = self._held_back.get_nowait()

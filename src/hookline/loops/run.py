@@ -12,29 +12,32 @@ A resume goes on where the checkpoint was saved: calls of `steps` and `epochs` t
 one under way goes on behind its last batch. A call that was left with ``break`` is complete, unless a stop was
 requested.
 
-A loop that goes on without `steps` and logs with ``step=`` is counted by its rows. Nothing can end it but itself.
+A loop without `steps` is counted by what it logs (`LoggedSteps`), and may do without the ``with`` (`start`).
 """
 
 import itertools
 import logging
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from hookline.core.errors import OptionError
-from hookline.loops.options import RunOptions
+from hookline.core.metrics import collect, copied
+from hookline.loops.logged_steps import LoggedSteps
+from hookline.loops.options import LoopOptions, RunOptions
 from hookline.loops.place import Place, length_of
+from hookline.loops.resumed_body import check_resumed_body
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
-from hookline.record.recorder import whole_step
+from hookline.record.device import defer
 
 logger = logging.getLogger("hookline")
 
 B = TypeVar("B")
-MOST_EARLY_ROWS = 1000
-"""How many rows without a step are kept until there are steps."""
 
 
 class Run(Session):
@@ -73,6 +76,8 @@ class Run(Session):
         """What answers benchmarks: a policy, or a function of a list of prompts. Set it while training."""
         self._at = Place()
         self._resume: Place | None = None  # where a checkpoint was saved, until somebody iterates there
+        self._is_resumed = False  # and no batch was given since
+        self._iterator: Callable[[], Any] = lambda: None  # that of the last call of `steps`, as long as it is used
         self._calls_begun = 0
         self._passes_begun = 0  # in this epoch
         self._to_skip = 0
@@ -84,9 +89,9 @@ class Run(Session):
         self._goes_back = False  # a checkpoint is being saved that the step under way is no part of
         self._evaluated: list[str] = []  # the evaluations before the update of the step under way
         self._repeated: set[str] = set()  # those of the step that was under way in the checkpoint of a resume
-        self._has_steps = False
-        self._first_row: int | None = None  # the lowest step= of a row, as long as nobody asked for steps
-        self._before_rows: int | None = None  # what `step` was before it was counted by rows
+        self._logged_steps = LoggedSteps(self)
+        self.rows_are_indexed = False
+        """Whether the checkpoint of a resume is one of a loop whose rows are numbered from 0, by `LoggedSteps`."""
 
     @property
     def in_step(self) -> bool:
@@ -94,6 +99,10 @@ class Run(Session):
         return not self._goes_back and self.lifecycle.is_open
 
     def __enter__(self) -> Self:
+        return self.open()
+
+    def open(self) -> Self:
+        """Begin the run without a ``with`` block, and return it; `finish` ends it."""
         if self.state != "created":
             raise OptionError(f"This run is {self.state}: a run is entered once. Make another with hl.run().")
         self.begin()
@@ -135,10 +144,14 @@ class Run(Session):
         if epochs > 1 and self._inside_epochs:
             raise OptionError(f"steps(epochs={epochs}) inside run.epochs(): give the epochs in one place.")
         self._leave_calls()
-        self._count_by_steps()
+        if self._logged_steps is not None:
+            self._logged_steps.give_up()
+            self._logged_steps = None
         if self._inside_epochs or not self._is_next_call_done():
             self._plan(data, epochs, total)
-        return self._steps(data, epochs, total)
+        steps = self._steps(data, epochs, total)
+        self._iterator = weakref.ref(steps)
+        return steps
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the index of each epoch, firing its start and end around ``run.steps()`` inside."""
@@ -245,8 +258,10 @@ class Run(Session):
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)
         self._resume, self._at = Place.of(state), Place.of(state)
+        self._is_resumed = self.rank == 0
         self.resumed_row = state.get("open_row", {})
         self._repeated = set(state.get("evaluated", ()))
+        self.rows_are_indexed = state.get("rows_are_indexed", False)
 
     @property
     def _batches_done(self) -> int:
@@ -260,7 +275,11 @@ class Run(Session):
         for _ in range(1) if self._inside_epochs else self._epochs(epochs, batches):
             at = self._begin_pass()
             for batch_idx, batch in () if at.pass_left else self._fetch(batches, total):
-                self._enter_epoch()
+                self.enter_epoch()
+                if self._is_resumed:
+                    self._is_resumed = False
+                    loop = sys._getframe().f_back
+                    check_resumed_body(self._iterator(), loop, name=self.name, step=self.step, batch_idx=batch_idx)
                 self._begin_step(batch, batch_idx)
                 self._in_body = True
                 try:
@@ -274,7 +293,7 @@ class Run(Session):
             if at is self._at:
                 self._to_skip = 0
             if self._at.epoch_open and not self._agreed_to_stop:
-                self._enter_epoch()  # no batch was left, but nobody was told yet that the epoch ends
+                self.enter_epoch()  # no batch was left, but nobody was told yet that the epoch ends
             if self._agreed_to_stop or (total is not None and self.step >= total):
                 self._at.cut_short = True
                 self._settle()
@@ -354,7 +373,7 @@ class Run(Session):
         if place.epoch_open:
             self.start()
             self._epoch_state = "waiting"
-            self._enter_epoch()
+            self.enter_epoch()
             self._settle()
 
     def _begin_epoch(self, place: Place) -> None:
@@ -401,54 +420,34 @@ class Run(Session):
         else:
             self.num_steps = None  # that of an earlier call is not this one's
 
-    def _before_row(self, step: Any) -> None:
-        """Count by the rows of a loop that goes on without `steps`, from the first that is behind another one."""
+    def _log_without_steps(
+        self, args: tuple[Any, ...], values: dict[str, Any], step: int | None, reduce: Any, commit: bool
+    ) -> bool:
         if self.state == "created":
             self._require_running("log")
-        if self.state != "running" or self._committing or threading.get_ident() != self._thread:
-            return
-        if step is None:
-            if len(self._early) >= MOST_EARLY_ROWS:
-                self._begin_without_steps()
-            return
-        at = whole_step(step)
-        if self._before_rows is None:
-            self._first_row = at if self._first_row is None else min(at, self._first_row)
-            if at == self._first_row:
-                return
-            self._count_by_rows()
-        self.step = max(self.step, at)
-        self._commit_held_back()
+        elsewhere = self._committing or threading.get_ident() != self._thread
+        if self._logged_steps is None or self.state != "running" or elsewhere or reduce is not None:
+            return False
+        if step is not None:
+            self._logged_steps.row_at(step)
+        elif self.lifecycle.row is None or not self._logged_steps.counts:
+            self._logged_steps.log(copied(collect(args, values, defer)), commit=commit)
+            return True
+        return False
 
-    def _begin_without_steps(self) -> None:
-        """Keep no more rows for an `on_train_start` that waits for a plan which, it seems, does not come."""
-        logger.warning(
-            "%r has logged %s rows without run.steps() and without step=: all of them are of step %d. "
-            "Write `for ... in run.steps(...)`, or give step=.",
-            self.name,
-            f"{MOST_EARLY_ROWS:,}",
-            self.step,
-        )
-        self.start()
+    def step_end(self, batch: Any = None) -> None:
+        """Complete a step of a loop that does not use `steps`: what was logged since the last one is its row.
 
-    def _count_by_rows(self) -> None:
-        self._before_rows = self.step
-        if self.rank == 0:
-            logger.warning(
-                "%r logs with step= and without run.steps(): its steps are those of its rows, callbacks hear of rows "
-                "only, and it is stopped only if the loop looks at run.stop_requested. "
-                "Write `for ... in run.steps(...)` to have all of it.",
-                self.name,
-            )
-        self.start()
+        Args:
+            batch: What `on_step_end` is given as the batch.
+        """
+        self._require_running("step_end")
+        if self._logged_steps is None:
+            raise OptionError("step_end() in a loop with run.steps(): the end of its body completes the step.")
+        self._logged_steps.step_end(batch)
 
-    def _count_by_steps(self) -> None:
-        """There are steps after all: they go on where they would have without the rows."""
-        self._has_steps = True
-        if self._before_rows is not None:
-            self.step, self._before_rows = self._before_rows, None
-
-    def _enter_epoch(self) -> None:
+    def enter_epoch(self) -> None:
+        """Fire `on_train_epoch_start`, unless that was done in this epoch or there is none."""
         if self._epoch_state == "waiting":
             self._epoch_state, self._at.epoch_open = "open", True
             self.callbacks.on_train_epoch_start(self)
@@ -467,7 +466,11 @@ class Run(Session):
         self._step, self._at.batches = None, batch_idx + 1
         self._repeated.clear()
         self.lifecycle.end(batch)
-        self._commit_held_back()
+        self.after_step()
+
+    def after_step(self) -> None:
+        """Record what other threads logged, and answer requests; several processes do that at the next boundary."""
+        self.commit_held_back()
         if self.world_size == 1:
             self.answer_requests()
 
@@ -511,6 +514,8 @@ class Run(Session):
 
     def _settle(self) -> None:
         """Complete a step and an epoch that a ``break`` left open."""
+        if self._logged_steps is not None:
+            self._logged_steps.close()
         self._end_step()
         if self._epoch_state == "open":
             self._epoch_state, self._at.epoch_open = "closed", False
@@ -526,6 +531,7 @@ class Run(Session):
             "batches_done": self._batches_done if self._step is None or self._goes_back else self._step[1] + 1,
             "open_row": dict(self.lifecycle.row or {}) if self.in_step else {},
             "evaluated": list(self._evaluated) if self._goes_back else [],
+            "rows_are_indexed": self._logged_steps is not None and self._logged_steps.counts,
             "has_files": self._save is not None,
         }
 
@@ -544,6 +550,24 @@ class Run(Session):
 
 
 run = Run
+
+
+def start(name: str | None = None, **options: Unpack[LoopOptions]) -> Run:
+    """Start a run for a loop that stays as it is, without a ``with`` block around it; end it with ``run.finish()``.
+
+        run = hl.start("mine", callbacks=[...])
+        for batch in loader:
+            run.log(loss=train_step(batch))
+        run.finish()
+
+    Each `Run.log` completes a step, or each `Run.step_end`. A program that ends without ``run.finish()`` leaves the run
+    stopped, one that ends with an error leaves it failed.
+
+    Args:
+        name: The name of the run.
+        options: As for `hl.run`.
+    """
+    return Run(name, **options).open()
 
 
 def _require_count(what: str, value: object) -> None:

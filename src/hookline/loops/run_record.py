@@ -183,9 +183,12 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
         return
     run.load_checkpoint(saved)
     row = run.resumed_row
-    if row:  # the checkpoint was saved in the body of its last step, whose row may not have been written
+    if row or getattr(run, "rows_are_indexed", False):
+        # The checkpoint was saved in the body of its last step, whose row may not have been written; or the next step
+        # has this number for its row.
         recorder.resume(run.step, train=run.step - 1)
-        recorder.metrics(row, run.step)
+        if row:
+            recorder.metrics(row, run.step)
     elif run.other_axes:
         recorder.resume(**{run.axis: run.step, BENCHMARK_AXIS: run.step, **run.other_axes})
     else:

@@ -9,6 +9,7 @@ them fails the others end as well.
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ from hookline.record.recorder import whole_step
 from hookline.record.tags import checked_notes, checked_tags
 
 if TYPE_CHECKING:
+    from hookline.loops.logged_steps import LoggedSteps
     from hookline.record.delivery import SinkState
 
 logger = logging.getLogger("hookline")
@@ -124,7 +126,8 @@ class Session(Loop):
         self.peers: Peers | None = None
         self.hook_record: HookRecord | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
-        self._has_steps = True  # rather than only rows
+        self._logged_steps: LoggedSteps | None = None
+        """Counts the steps of a loop that does not use ``run.steps``, as long as it does not."""
         self._loaded: ManifestRow | None = None
         self.resumed_from: Path | None = None
         """The checkpoint that was taken up, if one was."""
@@ -173,11 +176,16 @@ class Session(Loop):
         self.request_stop(name)
 
     def _end_with_the_program(self) -> None:
-        """End a run that began and was never left, as in an interactive session."""
-        self.finish(SystemExit("the program ended"))
+        """End a run that began and was never left: `finish` was not called, or an error ended the program."""
+        error = getattr(sys, "last_value", None)  # the exception that nobody caught, if there was one
+        self.finish(error if isinstance(error, BaseException) else SystemExit("the program ended"))
 
-    def finish(self, error: BaseException | None) -> None:
-        """Close everything, after an orderly end or after an error."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """Close everything, after an orderly end or after an error.
+
+        Args:
+            error: What ended the run, if it was an error.
+        """
         atexit.unregister(self._end_with_the_program)
         if os.getpid() != self._process:
             return  # a forked child that leaves: the run is its parent's
@@ -212,16 +220,18 @@ class Session(Loop):
         for step, metrics in early:
             self._tell(step, metrics)
 
-    def log(self, *args: Any, step: int | None = None, reduce: Any = None, **values: Any) -> None:
+    def log(self, *args: Any, step: int | None = None, reduce: Any = None, commit: bool = True, **values: Any) -> None:
         """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
 
         Args:
             step: The completed count to record them at, where it is not the current one.
+            commit: Whether this completes a step, in a loop whose steps are counted by `log`; otherwise the metrics
+                wait for the next call. In other loops it makes no difference: a step's metrics are one row.
             reduce: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"`` over all processes, where there are several. The
                 processes meet at the end of the step, whichever of them logged something, and then it is recorded.
         """
-        if not self._has_steps:
-            self._before_row(step)
+        if self._logged_steps is not None and self._log_without_steps(args, values, step, reduce, commit):
+            return
         if self._ended:
             logger.warning("%s has ended: what is logged now is not recorded.", self.name)
         elif reduce is not None and step is not None:
@@ -230,13 +240,26 @@ class Session(Loop):
             self.agreement.reductions.add(collect(args, values, defer), reduce)
         elif self._train_started or self.state != "running":
             super().log(*args, step=step, **values)
-        else:  # the first moment is on_train_start, and it waits until the plan is known
-            at, metrics = self.step if step is None else whole_step(step), copied(collect(args, values, defer))
-            self._write(at, metrics)
+        else:
+            self.log_early(copied(collect(args, values, defer)), step=step)
+
+    def log_early(self, metrics: dict[str, Any], *, step: int | None = None) -> None:
+        """Record a row that belongs to no step, at the present count or at ``step``.
+
+        The first moment is `on_train_start`, and waits until the plan is known: `on_log` waits for it.
+        """
+        at = self.step if step is None else whole_step(step)
+        self._write(at, metrics)
+        if self._train_started:
+            self._tell(at, metrics)
+        else:
             self._early.append((at, metrics))
 
-    def _before_row(self, step: Any) -> None:
-        """Look at a row that is logged where no steps are under way that say what it belongs to."""
+    def _log_without_steps(
+        self, args: tuple[Any, ...], values: dict[str, Any], step: int | None, reduce: Any, commit: bool
+    ) -> bool:
+        """Count a row as a step where the loop has no others; returns whether it is recorded."""
+        return False
 
     def status(self, status: str, message: str = "", **data: Any) -> None:
         """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
@@ -352,7 +375,7 @@ class Session(Loop):
         try:
             self._settle()
             self.start()
-            self._commit_held_back()
+            self.commit_held_back()
             self.answer_requests()
             if self.signal is None and self.num_steps is not None and self.step >= self.num_steps:
                 self.stop_reason = None  # a stop asked for at the last step cut nothing short
@@ -407,7 +430,7 @@ class Session(Loop):
                 self.state = "failed"
                 raise
             finally:
-                self._commit_held_back()
+                self.commit_held_back()
                 if self.agreement.reductions:
                     logger.warning("log(reduce=...) after the last step: the processes do not meet any more.")
                 self._ended = True

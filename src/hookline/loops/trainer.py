@@ -466,7 +466,7 @@ class Trainer(Session):
 
     def _boundary(self) -> None:
         """What happens between two steps."""
-        self._commit_held_back()
+        self.commit_held_back()
         save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
         validate = validate and self.val_batches is not None
         self.validation_requested = validate and self._is_preempted()  # whoever takes it up begins with it

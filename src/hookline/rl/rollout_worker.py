@@ -170,7 +170,7 @@ class RolloutWorker(Session):
                 self.hooks.roster.close()
             finally:
                 self._record_results()
-                self._commit_held_back()
+                self.commit_held_back()
             if costs := self.hooks.costs().as_metrics():
                 self._write(self.step, costs)
 
@@ -218,7 +218,7 @@ class RolloutWorker(Session):
         self._tell_row(metrics)
         self._record_samples(rollouts)
         self._ask_hooks(metrics)
-        self._commit_held_back()
+        self.commit_held_back()
         return rollouts
 
     def update_weights(self, version: int, weights: Mapping[str, Any]) -> None:
@@ -419,7 +419,7 @@ class RolloutWorker(Session):
     def _record_results(self) -> None:
         """Record what hooks gave, each at its own step, but for what they logged themselves."""
         values = self.hooks.roster.results.take()
-        self._commit_held_back()  # a hook on another thread logged it before it returned
+        self.commit_held_back()  # a hook on another thread logged it before it returned
         rows: dict[int, dict[str, Any]] = {}
         for each in values:
             if not self._told.has(each):

@@ -35,8 +35,15 @@ class Leaf(NamedTuple):
     value: Any = None
 
     def described(self) -> str:
-        """It in words, without its path and value."""
-        return f"{self.kind} of {self.dtype}" + (f" {list(self.shape)}" if self.kind != "plain" else "")
+        """It in words, without its path and value.
+
+        A state that begins as NumPy's float64 becomes float32 in the first step, unless JAX was set to 64 bits. Both
+        are what JAX makes of it.
+        """
+        if self.kind == "plain":
+            return f"plain of {self.dtype}"
+        dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(self.dtype)) if self.kind == "array" else self.dtype
+        return f"{self.kind} of {dtype} {list(self.shape)}"
 
 
 def write(tree: Any, path: Path) -> None:

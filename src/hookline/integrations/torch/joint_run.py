@@ -93,7 +93,7 @@ class JointRun(Run):
     @property
     def _is_between_batches(self) -> bool:
         """Whether some batches of a step are done and others, with its update, are not."""
-        return self.lifecycle.is_open and self._step is None
+        return self.lifecycle.is_open and self._step is None and self._logged_steps is None
 
     def begin(self) -> None:
         """Begin to record, and listen to the optimizers."""
@@ -107,7 +107,7 @@ class JointRun(Run):
         self._monitors = any(getattr(rule, "monitor", None) for rule in self._checkpoint_rules())
         super().start()
 
-    def finish(self, error: BaseException | None) -> None:
+    def finish(self, error: BaseException | None = None) -> None:
         """Close everything, and leave the optimizers as they were."""
         for handle in self._listening:
             handle.remove()
@@ -287,11 +287,15 @@ class JointRun(Run):
         if self._step is None or self._completes_step():
             self._must_not_update = False
             super()._end_step()
-            self._updates = 0
             return
         batch, batch_idx = self._step
         self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)
         self._step = None
+
+    def after_step(self) -> None:
+        """Record what other threads logged, and answer requests."""
+        self._updates, self._must_not_update = 0, False
+        super().after_step()
 
     def _must_stop(self) -> bool:
         return not self._is_between_batches and super()._must_stop()
