@@ -33,13 +33,13 @@ def test_run_that_only_logs_counts_a_step_for_each_row(caplog):
 
 def test_start_and_finish_drive_a_loop_without_a_with_block():
     recording = RecordingCallback()
-    run = start(recording)
+    run = start(recording, notes="as it is")
     for i in range(3):
         run.log(loss=i)
     run.finish()
     first = ["on_log", "on_step_start", "on_step_end"]  # it was not known to be a step when it was logged
     assert recording.names() == ["on_train_start", *first, *STEP, *STEP, "on_train_end"]
-    assert last_status(run.dir).status == "finished"
+    assert (last_status(run.dir).status, run.notes) == ("finished", "as it is")
 
 
 def test_log_without_commit_waits_for_the_next_row():
