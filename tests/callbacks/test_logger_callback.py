@@ -52,6 +52,20 @@ def test_logger_validation_outside_of_a_step_is_in_a_line(lines):
     assert lines() == ["step 2/2  loss 0.5", "epoch 1/1  step 2  loss 0.5  val/loss 7", "step 2/2  val/loss 7"]
 
 
+def test_logger_line_has_the_latest_of_several_validations(lines):
+    with hl.run(callbacks=[LoggerCallback(4, 1)], summary=False) as run:
+        for i in run.steps(8):
+            run.log(loss=float(i))
+            if i % 2:
+                with run.validate() as val:
+                    val.log(loss=10.0 - i)
+    assert lines() == [
+        "step 4/8  loss 1.5  val/loss 7",
+        "step 8/8  loss 5.5  val/loss 3",
+        "epoch 1/1  step 8  loss 3.5  val/loss 3",
+    ]
+
+
 def test_logger_training_that_fails_logs_what_came_since_the_last_line(lines):
     with pytest.raises(RuntimeError, match="broken"):
         train(LoggerCallback(10), steps=5, metrics=lambda step: {"loss": step} if step < 4 else broken())

@@ -1,15 +1,16 @@
 """Logs a line of metrics every so many steps and epochs, and norms of gradients and parameters if asked.
 
 The metrics themselves are recorded by the loop. The lines go to the standard library's logger
-``hookline.training`` at level INFO, with the mean of each metric over all values since the line before, not
-only the last one. Where nobody has set up logging, they are shown on the console (``sys.stderr``) for as long as the
-training takes. Values that are still on a device are not waited for: their line comes when they have
-arrived, in its place and with its step.
+``hookline.training`` at level INFO, with the mean of each training metric over all values since the line before, not
+only the last one, and the latest value of each metric of an evaluation. Where nobody has set up logging, they are shown
+on the console (``sys.stderr``) for as long as the training takes. Values that are still on a device are not waited for:
+their line comes when they have arrived, in its place and with its step.
 """
 
 import logging
 import sys
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +31,7 @@ MOST_WAITING = 256
 
 @register("logger")
 class LoggerCallback(Callback):
-    """Logs the metrics to ``hookline.training``: a line per interval, with the mean of each metric over it.
+    """Logs the metrics to ``hookline.training``: a line per interval, with the mean of each training metric over it.
 
     Args:
         log_every_n_steps: A line, and norms, every so many steps; None for never.
@@ -63,7 +64,8 @@ class LoggerCallback(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self._of_steps, self._of_epochs = _Means(), _Means()
+        self._evaluated: set[str] = set()  # metrics of evaluations
+        self._of_steps, self._of_epochs = _Interval(self._evaluated), _Interval(self._evaluated)
         self._waiting: deque[dict[str, Any] | _Line] = deque()
         self._line_due = False
         self._gradients_at: int | None = None
@@ -110,6 +112,9 @@ class LoggerCallback(Callback):
             self._line_due = False
             self._waiting.append(_Line(_counted("step", step, loop.num_steps), self._of_steps))
         self._work_off(at_most=MOST_WAITING)
+
+    def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
+        self._evaluated.update(metrics)
 
     def on_train_epoch_end(self, loop: LoopState, /) -> None:
         if is_nth(loop.epoch + 1, self.log_every_n_epochs):
@@ -184,13 +189,19 @@ class _Console(logging.Handler):
         super().close()
 
 
-class _Means:
-    """The mean of each metric over an interval; of what is no number, the last."""
+class _Interval:
+    """The mean of each metric over an interval; the last of what is no number, and of metrics of evaluations.
 
-    def __init__(self) -> None:
+    Args:
+        evaluated: The names of metrics of evaluations: each evaluation measures other weights, so a mean of two says
+            nothing about any.
+    """
+
+    def __init__(self, evaluated: Collection[str]) -> None:
+        self._evaluated = evaluated
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._others: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
 
     def add(self, row: dict[str, Any]) -> None:
         sums, counts = self._sums, self._counts
@@ -198,25 +209,27 @@ class _Means:
             if type(value) is float or type(value) is int:
                 sums[name] = sums.get(name, 0.0) + value
                 counts[name] = counts.get(name, 0) + 1
-            elif value is not None:
-                self._others[name] = value
+            if value is not None:
+                self._last[name] = value
 
     def take(self) -> list[str]:
         """What there is, in words, and begin anew; what the hooks cost is for the summary."""
-        words = {name: f"{name} {total / self._counts[name]:.4g}" for name, total in self._sums.items()}
-        words |= {name: f"{name} {value}" for name, value in self._others.items()}
-        self._sums, self._counts, self._others = {}, {}, {}
+        numbers = {name: total / self._counts[name] for name, total in self._sums.items()}
+        numbers |= {name: self._last[name] for name in numbers if name in self._evaluated}
+        words = {name: f"{name} {number:.4g}" for name, number in numbers.items()}
+        words |= {name: f"{name} {value}" for name, value in self._last.items() if name not in numbers}
+        self._sums, self._counts, self._last = {}, {}, {}
         return [text for name, text in words.items() if not name.startswith("hooks/")]
 
 
 class _Line:
     """A line that is logged once the rows before it have arrived."""
 
-    def __init__(self, text: str, means: _Means) -> None:
-        self._text, self._means = text, means
+    def __init__(self, text: str, interval: _Interval) -> None:
+        self._text, self._interval = text, interval
 
     def log(self) -> None:
-        words = self._means.take()
+        words = self._interval.take()
         if words:
             training.info("%s", "  ".join([self._text, *words]))
 
