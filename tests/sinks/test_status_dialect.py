@@ -305,6 +305,19 @@ def test_validation_without_training_hooks_has_heartbeats_only_while_it_runs(ser
             assert the_outbox().pulse() is None
 
 
+def test_validation_without_training_hooks_reports_the_step_it_measures(server):
+    hooks = create_validation_hooks(server.url)
+    with hl.run(callbacks=[hooks], summary=False, strict=True) as run:
+        for _ in run.steps(3):
+            with run.validate():
+                pass
+        with run.validate():
+            pass
+    assert the_outbox().drain(60)
+    expected = [(phase, step) for step in (1, 2, 3, 3) for phase in ("validation_starting", "validation_complete")]
+    assert told(server) == expected
+
+
 def test_training_that_fails_is_told_as_failed_and_sends_no_more_heartbeats(server):
     box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
     with (

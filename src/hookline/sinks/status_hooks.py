@@ -242,6 +242,7 @@ class StatusReport:
     def pre_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
         """Report that a validation begins."""
         if _is_rank_zero(worker):
+            self.outbox.step = _evaluated_step(worker, otherwise=self.outbox.step)
             self.outbox.begin("validation", worker)
             self._last_batch = self._clock()
             self._tell("running", "validation_starting", "Validation starts.", report_data)
@@ -293,6 +294,14 @@ def _http_outbox(
     sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_pulse(heartbeat_seconds))
     sink.check()
     return outbox_for({"endpoint": sink}, root)
+
+
+def _evaluated_step(worker: Any, *, otherwise: int) -> int:
+    """The completed steps of what a validation measures: its report has none, and training hooks may not be used."""
+    loop = getattr(worker, "trainer", worker)
+    evaluated = getattr(loop, "evaluated_step", None)
+    step = evaluated() if callable(evaluated) else getattr(loop, "step", None)
+    return step if isinstance(step, int) else otherwise
 
 
 def _is_rank_zero(worker: Any) -> bool:
