@@ -71,9 +71,38 @@ def test_options_name_priority_critical_background_ranks_are_read_off_the_instan
 
 def test_options_every_start_when_before_after_budget_of_the_instance_are_its_own_business():
     subscriber = Plain()
-    subscriber.every, subscriber.start, subscriber.when = 10, "2024-01-01", "always"
+    subscriber.every, subscriber.start, subscriber.when = "epoch", 1731000000.5, "always"
     subscriber.before, subscriber.after, subscriber.budget = 1, 2, 1000
     assert settled(subscriber) == settled(Plain())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"every": 10}, r"^Plain: self\.every = 10 is set on the instance.*self\.configure\(every=\.\.\.\)"),
+        ({"when": print}, r"^Plain: self\.when = <built-in function print> is set on the instance"),
+    ],
+    ids=["every", "when"],
+)
+def test_options_cadence_set_on_the_instance_is_refused_unless_it_is_given(attributes, said):
+    subscriber = Plain()
+    vars(subscriber).update(attributes)
+    with pytest.raises(hl.OptionError, match=said):
+        hl.CallbackCollection([subscriber])
+    assert settled(subscriber, every=None, when=None) == settled(Plain())
+
+
+def test_options_cadence_set_on_the_instance_replaces_that_of_the_class():
+    class Sparse(Seeing):
+        every = 4
+        when = lambda loop: loop.step != 6  # noqa: E731
+
+    sparse = Sparse()
+    sparse.every = 3
+    assert steps_seen(sparse) == [3, 9, 12]
+    scheduled = Seeing()
+    scheduled.every = hl.At(2, 5)
+    assert steps_seen(scheduled) == [2, 5]
 
 
 def test_options_cadence_of_the_class_is_used():

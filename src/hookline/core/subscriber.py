@@ -3,7 +3,8 @@
 An option is settled when a subscriber is added: given to `add()` it wins over `configure()`, which
 wins over the attribute. ``name``, ``priority``, ``critical``, ``background`` and ``ranks`` are read
 off the instance; ``every``, ``start``, ``when``, ``before``, ``after`` and ``budget`` off the class
-only, because those are words that people use for attributes of their own.
+only, because those are words that people use for attributes of their own. An instance's ``every`` or ``when`` that
+could be meant as a cadence is used where the class has one too, and refused otherwise: it would be ignored silently.
 """
 
 import re
@@ -95,7 +96,8 @@ class Options:
     def settle(cls, subscriber: Subscriber, given: Mapping[str, Any]) -> "Options":
         """Check and combine what was given with what the subscriber says of itself."""
         who = type(subscriber).__name__
-        options = {**_own(subscriber), **configured(subscriber), **given}
+        explicit = {**configured(subscriber), **given}
+        options = {**_own(subscriber), **_own_cadence(subscriber, explicit), **explicit}
         settled = {key: checked_option(who, key, value) for key, value in options.items()}
         schedule = cadence(settled.pop("every"), settled.pop("start"), settled.pop("when"))
         named = any("name" in source for source in (given, configured(subscriber), vars(subscriber)))
@@ -113,6 +115,28 @@ def _own(subscriber: Subscriber) -> dict[str, Any]:
     if _needed_arguments(when) == 2:  # written as a method: when(self, loop)
         own["when"] = when.__get__(subscriber)
     return own
+
+
+def _own_cadence(subscriber: Subscriber, explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``every`` and ``when`` that were set on the instance, as far as they are meant as a cadence.
+
+    Raises:
+        OptionError: One is a whole number, or a function, which may be meant as a cadence or as something else.
+    """
+    found = {}
+    for key in ("every", "when"):
+        value = vars(subscriber).get(key)
+        if value is None or key in explicit:
+            continue
+        if getattr(type(subscriber), key) is not None or isinstance(value, Schedule):
+            found[key] = value
+        elif callable(value) if key == "when" else isinstance(value, int) and not isinstance(value, bool):
+            raise OptionError(
+                f"{type(subscriber).__name__}: self.{key} = {value!r} is set on the instance: no option there. For "
+                f"a cadence, write self.configure({key}=...) or add(callback, {key}=...); for an attribute of your "
+                "own, give it another name."
+            )
+    return found
 
 
 def _needed_arguments(function: Any) -> int:
