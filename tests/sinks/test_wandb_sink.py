@@ -132,6 +132,20 @@ def test_run_is_described_by_what_is_known_of_it(record, tmp_path):
     assert (config["lr"], config["hookline"]["command"]) == (0.1, "train.py --fast")
 
 
+def test_settings_summary_and_notes_that_a_user_sets_are_those_of_the_wandb_run(record, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"id": "r", "config": {"lr": 0.1}, "notes": "Why."}))
+    record().event("hyperparameters", values={"lr": 0.2, "gpus": 8})
+    record().event("summary", values={"best": 0.9}, removed=[])
+    record().log(loss=1.0, step=1)
+    deliver(tmp_path)
+    (run,) = records(tmp_path, "run")
+    updates = [update for config in records(tmp_path, "config") for update in config.update]
+    assert run.notes == "Why."
+    assert {item.key: json.loads(item.value_json) for item in updates}.items() >= {"lr": 0.2, "gpus": 8}.items()
+    summary = [update for each in records(tmp_path, "summary") for update in each.update]
+    assert [item.value_json for item in summary if item.key == "best" or item.nested_key == ["best"]][-1] == "0.9"
+
+
 def test_settings_win_over_what_is_known_of_the_run(record, tmp_path):
     record().log(loss=1.0, step=1)
     deliver(tmp_path, project="other", id="mine", run_name="my run", directory=tmp_path / "elsewhere")

@@ -68,7 +68,7 @@ class _View:
 
 
 def show_command(run: RunArgument, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
-    """Show one run: status, configuration, curves, last metrics, checkpoints, hook costs, sinks, events, problems."""
+    """Show one run: status, settings, summary, curves, metrics, checkpoints, hook costs, sinks, events, problems."""
     with wrong_input(as_json=as_json):
         found = opened([locate(root, run)])
         view = _view(found)
@@ -127,7 +127,8 @@ def _document(view: _View) -> dict[str, Any]:
 def _print(out: Console, view: _View) -> None:
     _print_head(out, view.info)
     _print_facts(out, view.info)
-    _print_config(out, view.info.config)
+    _print_tree(out, "Configuration", view.info.config)
+    _print_tree(out, "Summary", view.info.summary)
     _print_curves(out, view)
     _print_metrics(out, view)
     _print_checkpoints(out, view.checkpoints)
@@ -160,6 +161,7 @@ def _print_facts(out: Console, info: RunInfo) -> None:
         "directory": info.directory,
         "experiment": belongs_to(info) + (f", repeat {info.repeat}" if info.repeat is not None else ""),
         "tags": ", ".join(info.tags),
+        "notes": info.notes,
         "started": f"{clock_text(info.started)} on {info.host or 'an unknown host'}",
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command or "",
         "in": facts.get("cwd") or "",
@@ -180,10 +182,10 @@ def _git_text(git: Any) -> str:
     return f"{git['commit']}{' and changes in git.diff' if git.get('changed') else ''}"
 
 
-def _print_config(out: Console, config: Any) -> None:
-    if config in (None, {}, []):
+def _print_tree(out: Console, title: str, values: Any) -> None:
+    if values in (None, {}, []):
         return
-    out.print(_branch(Tree(Text("Configuration", style="bold"), guide_style="dim"), config))
+    out.print(_branch(Tree(Text(title, style="bold"), guide_style="dim"), values))
 
 
 def _branch(tree: Tree, value: Any) -> Tree:

@@ -16,8 +16,9 @@ from hookline.core.policy import Failure
 from hookline.loops import checkpoint
 from hookline.loops.hook_record import HookRecord
 from hookline.loops.peers import Peers, forget
+from hookline.loops.recorded_dict import RecordedDict
 from hookline.record import run_directory
-from hookline.record.plain_settings import plain_settings
+from hookline.record.plain_settings import plain_settings, settings
 from hookline.record.recorder import Recorder
 from hookline.record.tags import checked_notes, checked_tags
 
@@ -54,6 +55,7 @@ def begin(run: "Session") -> None:
         run.peers.watch()
     try:
         if run.resume_from is not None:
+            run.restore_facts(run_directory.facts_of(directory))
             _take_up(run, directory, saved, recorder)
         if run.rank == 0:
             run.outlets.open(directory)
@@ -125,6 +127,8 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
         directory, saved = _find(run, root) if run.resume_from is not None else (None, None)
         if directory is None:
             config = run.config if run.recorded_config is None else run.recorded_config
+            config = {**settings(config), **run.added_config} if run.added_config else config
+            config = None if isinstance(config, RecordedDict) and not config else config
             known = facts(run.name, config, run.tags, run.notes) | {"project": run.project, "parents": run.ctx.ids}
             directory = run_directory.create(root, run.project, known)
         if not run_directory.hold(directory):  # somebody else was as quick to take it up

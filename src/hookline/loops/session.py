@@ -28,9 +28,13 @@ from hookline.loops.loop import Loop
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
 from hookline.loops.peers import Peers
 from hookline.loops.ranks import Agreement
+from hookline.loops.recorded_dict import RecordedDict
 from hookline.loops.signals import StopSignals
+from hookline.record import run_directory
 from hookline.record.device import defer
+from hookline.record.plain_settings import is_open, plain_settings, settings
 from hookline.record.recorder import whole_step
+from hookline.record.records import HYPERPARAMETERS, SUMMARY, finite_back
 from hookline.record.tags import checked_notes, checked_tags
 
 if TYPE_CHECKING:
@@ -69,7 +73,8 @@ class Session(Loop):
         callbacks: Anything a `CallbackCollection` takes, or a collection.
         sinks: Where the record is delivered to: names such as ``"csv"`` and ``"tensorboard"``, mappings
             ``{"wandb": {"project": "mine"}}``, sinks, or functions ``(report_data, step)``.
-        config: Kept as ``run.config`` and ``run.ctx.run_config``.
+        config: The settings, recorded as plain data. A mapping or a namespace becomes ``run.config``, a dict with
+            attributes whose changes are recorded; an object of another class is ``run.config`` as it is.
         tags: Short words that the run is found by in lists, on the page and in SQL.
         notes: What the run is about, in a few sentences; ``run.notes``.
         resume: Take up an earlier run: its id or directory, a checkpoint's directory, ``"last"`` for the latest
@@ -109,15 +114,19 @@ class Session(Loop):
         self.name = name
         self.project, self.root = project, root
         self.resume_from = resume
-        self.config = config
+        self.config = RecordedDict(settings(config), self._record_config) if is_open(config) else config
+        self.summary = RecordedDict({}, self._record_summary)
+        """What the run came to, in values of your own: ``run.summary["best"] = 0.9``, recorded at once."""
+        self.added_config: dict[str, Any] = {}
+        """Settings that `update_config` added beside a configuration that is an object of another class."""
         self.recorded_config: Any = None
         """What is recorded as the configuration, where that is more than `config`."""
         self.tags = checked_tags(tags)
-        self.notes = checked_notes(notes)
+        self._notes = checked_notes(notes)
         self.state = "created"
         self.checkpoints: list[ManifestRow] = []
         self.seconds = 0.0
-        self.ctx.run_key, self.ctx.run_config = name, config
+        self.ctx.run_key, self.ctx.run_config = name, self.config
         self._prints_summary = summary
         self._signals = StopSignals(self._heard_signal)
         self.signal: str | None = None
@@ -143,6 +152,55 @@ class Session(Loop):
     def dir(self) -> Path | None:
         """The run's directory, once it has begun; None where nothing is recorded."""
         return self.output_dir
+
+    @property
+    def notes(self) -> str:
+        """What the run is about, in words; assigning records it."""
+        return self._notes
+
+    @notes.setter
+    def notes(self, notes: str) -> None:
+        self._notes = checked_notes(notes)
+        self._update_facts("notes", self._notes or None)
+
+    def update_config(self, *given: Any, **values: Any) -> None:
+        """Add settings to the recorded configuration, also to one that is an object of a class of its own.
+
+        They are in ``run.json`` at once, and an event says when they came. ``run.config.update(...)`` does the same
+        where `config` was a mapping, a namespace or nothing.
+        """
+        if isinstance(self.config, RecordedDict):
+            self.config.update(*given, **values)
+            return
+        added = RecordedDict({}, self._record_config)
+        added.update(*given, **values)
+        self.added_config |= added
+
+    def restore_facts(self, known: Mapping[str, Any]) -> None:
+        """Take the notes and the summary of the run that is resumed; notes that were given now replace those."""
+        if self._notes and self._notes != known.get("notes"):
+            self._update_facts("notes", self._notes)
+        self._notes = self._notes or str(known.get("notes") or "")
+        summary = known.get("summary")
+        if isinstance(summary, dict):
+            dict.update(self.summary, {name: finite_back(value) for name, value in summary.items()})
+
+    def _record_config(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
+        new = {str(name): plain_settings(value) for name, value in changes.items()}
+        self._update_facts("config", (new, removed))
+        if new and self.recorder is not None and self.rank == 0 and not self._ended:
+            self.recorder.event(HYPERPARAMETERS, step=self.step, values=new)
+
+    def _record_summary(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
+        new = {str(name): plain(value) for name, value in changes.items()}
+        self._update_facts("summary", (new, removed))
+        if self.recorder is not None and self.rank == 0 and not self._ended:
+            self.recorder.event(SUMMARY, step=self.step, values=new, removed=list(removed))
+
+    def _update_facts(self, name: str, change: Any) -> None:
+        """Write a change to ``run.json``, on rank zero; also after the end, when results are often put together."""
+        if self.recorder is not None and self.output_dir is not None and self.rank == 0:
+            run_directory.update(self.output_dir, name, change)
 
     @property
     def ending(self) -> str:

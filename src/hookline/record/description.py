@@ -66,7 +66,7 @@ def shown_fields(config: Any) -> dict[str, Any]:
     if isinstance(config, type):
         return {}
     kind = type(config)
-    if isinstance(config, SimpleNamespace) or _is_argparse_namespace(config):
+    if is_namespace(config):
         return dict(vars(config))
     if hasattr(kind, "__attrs_attrs__"):
         hidden = {field.name for field in kind.__attrs_attrs__ if not field.repr}
@@ -81,9 +81,10 @@ def shown_fields(config: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in hidden}
 
 
-def _is_argparse_namespace(value: Any) -> bool:
+def is_namespace(value: Any) -> bool:
+    """Whether something is a `SimpleNamespace`, or a namespace of argparse."""
     argparse = sys.modules.get("argparse")  # a Namespace can only exist where it was imported
-    return argparse is not None and isinstance(value, argparse.Namespace)
+    return isinstance(value, SimpleNamespace) or (argparse is not None and isinstance(value, argparse.Namespace))
 
 
 def _named(value: Any) -> Any:

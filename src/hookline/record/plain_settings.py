@@ -21,7 +21,7 @@ from typing import Any
 
 from hookline.core.callback import Callback
 from hookline.core.errors import HooklineError
-from hookline.record.description import describe, shown_fields
+from hookline.record.description import describe, is_namespace, shown_fields
 from hookline.record.sink import Sink, make_sink
 
 _DEEPEST = 50
@@ -62,6 +62,15 @@ def plain_settings(config: Any, room: int = _DEEPEST) -> Any:
     return _text(config)
 
 
+def is_open(config: Any) -> bool:
+    """Whether a configuration is nothing but named settings: a mapping or a namespace, no object of a class of its own.
+
+    >>> is_open({"lr": 0.1}), is_open(None), is_open(Path("configs"))
+    (True, True, False)
+    """
+    return config is None or _is_mapping(_resolved(config)) or is_namespace(config)
+
+
 def settings(config: Any) -> dict[str, Any]:
     """The settings of a configuration by their names, as they are; one that has no names is called ``config``.
 
@@ -71,10 +80,18 @@ def settings(config: Any) -> dict[str, Any]:
     """
     if config is None:
         return {}
-    config = _resolved(config)
-    if _is_mapping(config):
-        return {str(key): config[key] for key in config.keys()}  # noqa: SIM118
-    return shown_fields(config) or {"config": config}
+    resolved = _resolved(config)
+    if _is_mapping(resolved):
+        return {key: _part(config, key, resolved[key]) for key in resolved.keys()}  # noqa: SIM118
+    return shown_fields(config) or ({} if is_namespace(config) else {"config": config})
+
+
+def _part(config: Any, key: Any, resolved: Any) -> Any:
+    """A part of a configuration; of OmegaConf's the part itself, whose attributes people use, not a plain dict."""
+    try:
+        return config[key] if isinstance(resolved, dict) else resolved
+    except Exception:  # of a value that is missing or cannot be resolved
+        return resolved
 
 
 def _is_mapping(value: Any) -> bool:

@@ -84,7 +84,11 @@ HOOKS_PLAN, HOOKS_COST = "hooks_plan", "hooks_cost"
 """The events that say in which order subscribers run, and what each has cost when the run ends."""
 RUN_RESULT = "run_result"
 """The event that says what a run of an experiment came to, before it says how it ended."""
-BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT})
+HYPERPARAMETERS = "hyperparameters"
+"""The event that says which settings were added to the configuration of a run after it had begun."""
+SUMMARY = "summary"
+"""The event that says what a user put into the summary of a run."""
+BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY})
 """Events for the store and the page: sinks that tell people what happens leave them out."""
 
 AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine

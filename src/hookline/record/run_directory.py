@@ -14,7 +14,9 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from hookline.record.records import clean
 
 FACTS = "run.json"
 LOCK = "lock"
+_UPDATES = threading.Lock()
+"""Held while a file is read and replaced: threads may set notes and a summary at once."""
 _DIFF_BYTES = 1 << 20
 _NAME_BYTES = 255
 _RUNS_NAMED = 3
@@ -73,6 +77,32 @@ def _require_project(project: str) -> None:
         raise ConfigError(f"project={project!r:.80}: give a name without '/', of {_NAME_BYTES} bytes at most.")
 
 
+def update(directory: Path, name: str, change: Any) -> None:
+    """Change one thing that ``run.json`` says, as a whole or not at all.
+
+    Args:
+        change: The new value, None to remove it, or, of a mapping, a pair of its new items and the names to remove.
+    """
+    with _UPDATES:
+        known = facts_of(directory)
+        known[name] = _changed(known.get(name), *change) if isinstance(change, tuple) else clean(change)
+        _replace_facts(directory, {key: value for key, value in known.items() if key != name or value is not None})
+
+
+def _changed(there: Any, new: Mapping[str, Any], removed: Iterable[str]) -> dict[str, Any]:
+    before = there if isinstance(there, dict) else {} if there is None else {"config": there}
+    gone = set(removed)
+    return {name: value for name, value in {**before, **clean(dict(new))}.items() if name not in gone}
+
+
+def facts_of(directory: Path) -> dict[str, Any]:
+    """What ``run.json`` says; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        return known if isinstance(known, dict) else {}
+    return {}
+
+
 def find(root: str | Path, project: str, reference: str | Path, *, name: str) -> Path | None:
     """The run to take up: a directory, an id in the project, or with ``"auto"`` the latest unfinished one of the name.
 
@@ -92,10 +122,11 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
 
 
 def of_name(root: str | Path, project: str, name: str) -> list[Path]:
-    """The runs of a name in a project, the latest first."""
-    runs = (Path(root).resolve() / project).glob(f"*/{FACTS}")
-    latest = sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.parent for path in latest if _name(path) == name]
+    """The runs of a name in a project, the one that was started last first."""
+    runs = {path.parent: facts_of(path.parent) for path in (Path(root).resolve() / project).glob(f"*/{FACTS}")}
+    mine = [directory for directory, known in runs.items() if known.get("name") == name]
+    # by what it says, not by the file's time: notes and a summary are written later
+    return sorted(mine, key=lambda directory: runs[directory].get("started") or 0.0, reverse=True)
 
 
 def taken_up(directory: Path) -> Path:
@@ -133,13 +164,6 @@ def let_go(directory: Path) -> None:
 def is_alive(directory: Path) -> bool:
     """Whether a process holds the run."""
     return lock.is_held(directory / LOCK)
-
-
-def _name(path: Path) -> str | None:
-    with contextlib.suppress(OSError, ValueError):
-        name: str | None = json.loads(path.read_text(encoding="utf-8")).get("name")
-        return name
-    return None
 
 
 def _make(home: Path) -> Path:
@@ -180,7 +204,11 @@ def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
     }
     if "git" not in facts:
         known["git"] = git_facts(directory)
-    text = json.dumps(clean(known | facts), indent=2) + "\n"
+    _replace_facts(directory, clean(known | facts))
+
+
+def _replace_facts(directory: Path, known: dict[str, Any]) -> None:
+    text = json.dumps(known, indent=2) + "\n"
     aside = directory / f".{FACTS}.partial"
     aside.write_text(text, encoding="utf-8")
     aside.replace(directory / FACTS)

@@ -63,6 +63,7 @@ class RunFacts:
     command: str = ""
     commit: str = ""
     tags: tuple[str, ...] = ()
+    notes: str = ""
     membership: Membership | None = None
 
     @property
@@ -93,6 +94,7 @@ def read_facts(run_dir: Path) -> RunFacts:
         command=" ".join(map(str, known.get("command") or ())),
         commit=str((known.get("git") or {}).get("commit") or ""),
         tags=tuple(map(str, known.get("tags") or ())),
+        notes=str(known.get("notes") or ""),
         membership=membership,
     )
 

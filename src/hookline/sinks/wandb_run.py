@@ -23,6 +23,7 @@ from wandb.sdk.lib import wbauth
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from hookline.core.errors import RefusedError
+from hookline.record.records import HYPERPARAMETERS, Event, finite_back
 from hookline.sinks.wandb_file import WandbFile
 
 logger = logging.getLogger("hookline")
@@ -82,6 +83,15 @@ class WandbRun:
         if rows and rows[-1][0] >= self.following:
             self._see_written(rows[-1][0])
             self.following = rows[-1][0] + 1
+
+    def describe(self, event: Event) -> None:
+        """Take over settings or parts of the summary that were set while the run was open."""
+        values = event.data.get("values")
+        if event.name == HYPERPARAMETERS and isinstance(values, Mapping):
+            self.run.config.update(dict(values), allow_val_change=True)  # type: ignore[no-untyped-call]
+        elif isinstance(values, Mapping):
+            summary = {name: finite_back(value) for name, value in values.items()}
+            self.run.summary.update(summary)
 
     def finish(self, *, failed: bool) -> None:
         """End the run, within a time; what is not sent by then stays in its directory."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.record.delivery import SinkState, sink_states
+from hookline.record.records import finite_back
 from hookline.store.catalogue import Place
 from hookline.store.glance import Glance
 
@@ -21,6 +22,8 @@ class RunInfo:
         started: Seconds since 1970, as all times.
         ended: When it ended, or was last heard of if it was killed; None while it runs.
         metrics: The latest values near the end of its journal.
+        notes: What the run is about, as its user wrote it.
+        summary: What its user said that it came to: ``run.summary``.
         problems: What is missing or damaged, in words.
         facts: All that ``run.json`` says.
     """
@@ -46,8 +49,10 @@ class RunInfo:
     last_seen: float | None = None
     host: str | None = None
     tags: tuple[str, ...] = ()
+    notes: str = ""
     problems: tuple[str, ...] = ()
     config: Any = field(default=None, repr=False)
+    summary: dict[str, Any] = field(default_factory=dict, repr=False)
     metrics: dict[str, Any] = field(default_factory=dict, repr=False)
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -89,8 +94,10 @@ def run_info(place: Place, facts: dict[str, Any], glance: Glance, *, status: str
         last_seen=last_seen,
         host=_text(facts.get("host")),
         tags=_tags(facts.get("tags")),
+        notes=_text(facts.get("notes")) or "",
         problems=tuple(problems),
         config=facts.get("config"),
+        summary=_summary(facts.get("summary")),
         metrics=glance.latest,
         facts=facts,
     )
@@ -107,6 +114,10 @@ def _whole(value: Any) -> int | None:
 
 def _time(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _summary(value: Any) -> dict[str, Any]:
+    return {name: finite_back(item) for name, item in value.items()} if isinstance(value, dict) else {}
 
 
 def _tags(value: Any) -> tuple[str, ...]:

@@ -22,6 +22,6 @@ def _value(info: RunInfo, name: str) -> Any:
     value = getattr(info, name)
     if name in ("tags", "problems"):
         return json.dumps(list(value))
-    if name == "config":
+    if name in ("config", "summary"):
         return None if value is None else json.dumps(clean(value))
     return str(value) if name == "directory" else value

@@ -138,6 +138,8 @@ RUN_COLUMNS = {
     "last_seen": "DOUBLE",
     "directory": "VARCHAR",
     "config": "JSON",
+    "summary": "JSON",
+    "notes": "VARCHAR",
     "tags": "VARCHAR[]",
     "host": "VARCHAR",
     "problems": "VARCHAR[]",

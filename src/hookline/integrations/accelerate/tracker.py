@@ -13,7 +13,6 @@ from accelerate.tracking import GeneralTracker
 from hookline.core.errors import OptionError
 from hookline.integrations.told_run import ToldRun
 from hookline.loops.options import RunOptions
-from hookline.record.plain_settings import settings
 
 
 class HooklineTracker(GeneralTracker):  # type: ignore[misc]
@@ -53,13 +52,9 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         return self._run
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep the configuration: as that of the run or, once it has begun, as an event."""
-        if not _is_main():
-            return
-        if self._run.is_running and self._run.recorder is not None:
-            self._run.recorder.event("hyperparameters", step=self._run.step, values=values)
-        else:
-            self._run.config = self._run.ctx.run_config = {**settings(self._run.config), **values}
+        """Add to the run's configuration; once it has begun, an event says so too."""
+        if _is_main():
+            self._run.update_config(values)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record metrics; without a step, at the last one that was given or, where none ever was, at the next."""

@@ -81,8 +81,8 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
             logger.warning("HooklineLogger: the run is that of HooklineCallback, by its name, project, root and sinks.")
         self.finalize("success")  # a run of its own, of what was logged before
         own.name, own.project, own.root = theirs.name, theirs.project, theirs.root
-        if own.config is not None:
-            self._configure(theirs, own.config)
+        if own.config:
+            theirs.update_config(own.config)
         self._companion = companion
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -103,10 +103,9 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
             self._early.append((dict(metrics), step))
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace, *args: Any, **options: Any) -> None:
-        """Record hyper-parameters: as the run's configuration or, once it has begun, as an event."""
-        values = vars(params) if isinstance(params, Namespace) else dict(params)
-        if _is_rank_zero() and values:
-            self._configure(self.experiment, values)
+        """Add hyper-parameters to the run's configuration; once it has begun, an event says so too."""
+        if _is_rank_zero() and params:
+            self.experiment.update_config(params)
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         """Record where the latest checkpoint of a `ModelCheckpoint` lies; beside a callback, that one does."""
@@ -146,16 +145,6 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
             self._state = own.state_dict()
         own.begin(state=self._state)
         own.train_start(step=own.step)
-
-    def _configure(self, loop: HostLoop, values: Any) -> None:
-        if loop.recorder is not None and loop.is_running:
-            loop.recorder.event("hyperparameters", step=loop.step, values=values)
-        else:
-            loop.config = loop.ctx.run_config = {**_mapping(loop.config), **_mapping(values)}
-
-
-def _mapping(config: Any) -> dict[str, Any]:
-    return dict(config) if isinstance(config, Mapping) else {} if config is None else {"config": config}
 
 
 def _is_rank_zero() -> bool:
