@@ -350,6 +350,45 @@ def test_progress_bar_does_not_wait_for_a_metric_on_a_device():
         assert [before, scene.shown()[1]] == ["loss 0.5", "loss 0.125"]
 
 
+@pytest.mark.parametrize("terminal", [True, False], ids=["bars", "lines"])
+def test_progress_bar_shows_the_loss_among_many_metrics(terminal):
+    many = {f"grad_norm/layer{n}": 1.0 for n in range(40)}
+    with Scene(terminal=terminal, refresh_rate=1, width=80) as scene:
+        scene.loop.metrics = MetricsRow({**many, "val/loss": 0.25, "loss": 0.5, "accuracy": 0.75})
+        scene.train(1)
+        scene.end()
+    assert re.search(r"loss 0\.5  val/loss 0\.25  ", scene.file.getvalue())
+
+
+def test_progress_bar_shows_a_loss_of_a_device_that_lags_behind():
+    steps = []
+
+    class Device:
+        """Computes a value of a step when the next step has begun."""
+
+        arrives = True
+
+        def __init__(self, step):
+            self.step = step
+
+        def ready(self):
+            return len(steps) > self.step
+
+        def number(self, index):
+            return float(self.step)
+
+    shown = []
+    with Scene(terminal=True, refresh_rate=1) as scene:
+        for step in range(1, 4):
+            steps.append(step)
+            scene.loop.metrics = MetricsRow(loss=Deferred(Device(step)))
+            scene.train(1)
+            shown.append(scene.shown()[1:])
+        scene.end()
+    assert shown == [[], ["loss 1"], ["loss 2"]]
+    assert screen(scene.file.getvalue())[-2] == "loss 3"
+
+
 def test_progress_bar_is_closed_when_training_fails():
     file = io.StringIO()
     bar = ProgressBar(console=Console(file=file, force_terminal=True, _environ={"TERM": "xterm"}))

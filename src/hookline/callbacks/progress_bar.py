@@ -1,11 +1,13 @@
 """Shows how far training is: live bars in a terminal or notebook, plain lines in a log file.
 
 The training thread only notes where things stand, every ``refresh_rate`` steps; in a terminal a thread of
-the display draws it a few times a second. Nothing waits for a device: of a metric that is still on its way
-the value before is shown. Rates are those of this session, over the recent past and without validations.
+the display draws it a few times a second. Nothing waits for a device before the end: of a metric that is still on its
+way the latest value that has arrived is shown. Losses come first, so they are shown however many metrics there are.
+Rates are those of this session, over the recent past and without validations.
 """
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
-from hookline.core.metrics import readable
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 from hookline.core.subscriber import WRITER_PRIORITY
+from hookline.core.values import Deferred
 
 if TYPE_CHECKING:
     from hookline.callbacks.progress_display import Display
@@ -103,6 +105,7 @@ class ProgressBar(Callback):
         self._pace = Pace(step, self._clock)
         self._epochs = Epochs()
         self._seen: dict[str, Any] = {}  # the last that came from the device, which a bar does not wait for
+        self._arriving: dict[str, Deferred] = {}
         self._validation: tuple[int, float] | None = None  # the batches done, and when it began
 
     def on_train_start(self, loop: LoopState, /) -> None:
@@ -140,6 +143,7 @@ class ProgressBar(Callback):
         self._show(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
+        self._look_at(loop.metrics, wait=True)
         self._end(loop, is_complete=not loop.stop_requested)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
@@ -166,8 +170,7 @@ class ProgressBar(Callback):
         shows_epoch = bool(self.show_epoch and loop.num_epochs and loop.num_epochs > 1)
         num_steps = loop.num_steps
         batches, began = self._validation or (None, 0.0)
-        if self.show_metrics:
-            self._seen |= readable(loop.metrics)
+        self._look_at(loop.metrics)
         return Progress(
             time=self._clock(),
             elapsed_seconds=self._pace.elapsed_seconds,
@@ -186,6 +189,23 @@ class ProgressBar(Callback):
             validation_began=began,
             has_ended=has_ended,
         )
+
+    def _look_at(self, metrics: Mapping[str, Any], *, wait: bool = False) -> None:
+        """Take note of the values that have arrived.
+
+        A value on its way is kept until it arrives, whatever comes after it: where the device lags behind, the latest
+        value is never there when it is looked at.
+        """
+        if not self.show_metrics:
+            return
+        for name, value in list(self._arriving.items()):
+            if value.source.ready():
+                self._seen[name] = self._arriving.pop(name).get()
+        for name, value in list(dict.items(metrics) if isinstance(metrics, dict) else metrics.items()):
+            if type(value) is Deferred and not wait and not value.source.ready():
+                self._arriving.setdefault(name, value)
+            else:
+                self._seen[name] = value.get() if type(value) is Deferred else value
 
 
 class _Mark(NamedTuple):
@@ -303,11 +323,16 @@ def _share(loop: LoopState, *, is_complete: bool) -> float | None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers to show, with losses first: there may be more than there is room for."""
     return {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and not name.startswith(_HIDDEN) and "/hooks/" not in name
+        name: metrics[name]
+        for name in sorted(metrics, key=_rank_of_loss)
+        if isinstance(metrics[name], int | float) and not name.startswith(_HIDDEN) and "/hooks/" not in name
     }
+
+
+def _rank_of_loss(name: str) -> int:
+    return 0 if name == "loss" else 1 if re.search(r"(^|[/_])loss$", name) else 2
 
 
 def _throughput(metrics: Mapping[str, Any]) -> dict[str, float]:
