@@ -90,10 +90,19 @@ def matrix_section(matrix: Mapping[str, Any]) -> str:
     """What each host tells and does, as tables with footnotes."""
     notes, found = Footnotes(), matrix["moments"]
     moments = [name for name in MOMENTS if any(name in host["told"] for host in found.values())]
-    steering, builtins = matrix["steering"], matrix["builtins"]
+    steering, builtins, predictions = matrix["steering"], matrix["builtins"], matrix["predictions"]
     return "\n".join(
         [
-            *_table("moment", {f"`{name}`": [_told(found[host], name, notes) for host in HOSTS] for name in moments}),
+            *_table(
+                "moment",
+                {f"`{name}`": [_told(found[host], name, notes) for host in HOSTS] for name in moments}
+                | {
+                    "predictions in the outputs of validations": [
+                        ("–" if predictions[host] else "✓") + notes.mark(predictions[host])  # noqa: RUF001
+                        for host in HOSTS
+                    ]
+                },
+            ),
             "",
             *_table(
                 "steered by",

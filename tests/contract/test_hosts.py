@@ -56,6 +56,20 @@ def test_host_counts_steps_and_batches_as_the_reference(name, facts_of):
     assert {moment: counts.get(moment) for moment in expected} == expected
 
 
+def check_evaluations(name, facts):
+    """One name for an evaluation, with which its metrics begin, and predictions in the outputs of its batches."""
+    expected = "micro_eval/sums" if name == "learner" else "val"
+    assert facts["evaluations"] == [[expected, True]] * EPOCHS
+    reason = differences.NO_PREDICTIONS.get(name)
+    assert set(facts["predictions"]) == ({True} if reason is None else {False} if facts["predictions"] else set())
+    matrix.check([] if reason is None else [reason], "predictions", name)
+
+
+@pytest.mark.parametrize("name", hosts.HOSTS)
+def test_host_names_evaluations_and_hands_over_predictions_as_the_reference(name, facts_of):
+    check_evaluations(name, facts_of(name, "moments"))
+
+
 def means(losses):
     """The mean of each epoch so far, as Keras has it."""
     epochs = (losses[:BATCHES], losses[BATCHES:])
@@ -74,7 +88,7 @@ def test_tables_and_matrix_speak_of_the_hosts_that_there_are():
     listed = [*differences.DIFFERENCES, *differences.STEERING_DIFFERENCES]
     assert {each.host for each in listed} | {host for host, _ in differences.FAILING} <= there
     assert {section: set(found) for section, found in matrix.read().items()} == dict.fromkeys(
-        ("moments", "steering", "builtins"), there
+        ("moments", "predictions", "steering", "builtins"), there
     )
 
 
@@ -126,6 +140,7 @@ def test_ray_train_tells_the_reference_and_is_steered_in_two_workers(tmp_path, f
     for facts in of_ranks:
         assert facts.pop("builtins") == {"failing": [], "steps": [BATCHES, STEPS]}
         check_moments(ray_train.NAME, facts, facts_of(REFERENCE, "moments")["told"])
+        check_evaluations(ray_train.NAME, facts["moments"])
         steered = {name: {**facts[name], "told": None} for name in steering.EXPECTED}
         assert steered == {name: {**steering.expected(ray_train.NAME, name), "told": None} for name in steered}
     for name in steering.EXPECTED:

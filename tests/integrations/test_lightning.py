@@ -183,6 +183,22 @@ def test_lightning_metrics_are_those_of_the_framework():
     assert hooks.loop.get_metric("val/loss") == trainer.callback_metrics["val_loss"].item()
 
 
+def test_lightning_evaluation_has_the_names_of_all_loops_and_whole_outputs():
+    class Unprefixed(Regression):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("accuracy", 0.5)
+            return {"predictions": self.layer(batch[0])}
+
+    seen, module = RecordingCallback(), Unprefixed()
+    trainer_with(bridge(seen)).validate(module, [loader(1), loader(1)], verbose=False)
+    (evaluation,) = [event.arguments[1:] for event in seen.events if event.moment == "on_eval"]
+    theirs = {f"accuracy/dataloader_idx_{index}": 0.5 for index in (0, 1)}
+    ours = {f"val/dataloader_idx_{index}/accuracy": 0.5 for index in (0, 1)}
+    assert evaluation == ("val", ours | theirs)
+    outputs = [event.arguments[0] for event in seen.events if event.moment == "on_validation_batch_end"]
+    assert [list(each) for each in outputs] == [["predictions"]] * 2
+
+
 def test_lightning_loss_of_a_step_is_the_mean_of_its_batches():
     module, hooks = Regression(), bridge()
     trainer_with(hooks, accumulate_grad_batches=2).fit(module, loader(3))

@@ -4,6 +4,7 @@ import csv
 import logging
 import math
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -254,9 +255,45 @@ def test_evaluations_of_several_data_sets_are_told_apart(torch, tmp_path):
         if e.moment == "on_eval"
     ]
     assert told == [
-        ("eval_few", ["eval_few_loss", "val/few/loss"]),
-        ("eval_more", ["eval_more_loss", "val/more/loss"]),
+        ("val/few", ["eval_few_loss", "val/few/loss"]),
+        ("val/more", ["eval_more_loss", "val/more/loss"]),
     ]
+
+
+def test_evaluation_with_another_prefix_is_called_by_it(torch, tmp_path):
+    seen = RecordingCallback()
+    trainer = make(torch, tmp_path)
+    hooked(trainer, seen, strict=True)
+    trainer.evaluate(metric_key_prefix="test")
+    (evaluation,) = [event.arguments for event in seen.events if event.moment == "on_eval"]
+    assert evaluation[1] == "test"
+    assert sorted(name for name in evaluation[2] if "loss" in name) == ["test/loss", "test_loss"]
+
+
+def test_evaluation_outputs_are_whole_also_without_compute_metrics(torch, tmp_path):
+    seen = []
+    look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(outputs))
+    trainer = make(torch, tmp_path)
+    compute_loss = trainer.compute_loss
+    hooked(trainer, look, strict=True)
+    trainer.evaluate()
+    vocabulary = trainer.model.config.vocab_size
+    assert [tuple(outputs["logits"].shape) for outputs in seen] == [(4, 7, vocabulary)] * 2
+    assert trainer.compute_loss == compute_loss  # the trainer's own, as before
+
+
+def test_migration_page_example_works_in_a_real_training(torch, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "migrating" / "huggingface.md").read_text(encoding="utf-8")
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
+    best, seen = namespace["SaveOnBest"](), RecordingCallback()
+    trainer = make(torch, tmp_path, eval_strategy="steps", eval_steps=2)
+    hooked(trainer, best, seen, strict=True)
+    trainer.train()
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    assert losses == sorted(losses, reverse=True)  # each is the best so far
+    assert best.best == losses[-1]
+    assert [event.arguments[0].step for event in seen.events if event.moment == "on_checkpoint"] == [2, 4]
 
 
 def test_stop_request_ends_the_training_at_that_step(torch, tmp_path):
@@ -290,7 +327,7 @@ def test_checkpoint_and_validation_requests_are_met_at_that_step(torch, tmp_path
     assert [(e.arguments[0].step, e.arguments[0].path) for e in seen.events if e.moment == "on_checkpoint"] == [
         (2, tmp_path / "out" / "checkpoint-2")
     ]
-    assert [e.arguments[:2] for e in seen.events if e.moment == "on_eval"] == [(1, "eval")]
+    assert [e.arguments[:2] for e in seen.events if e.moment == "on_eval"] == [(1, "val")]
 
 
 def test_validation_request_without_data_is_said_and_training_goes_on(torch, tmp_path, caplog):

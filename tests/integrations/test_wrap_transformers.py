@@ -57,10 +57,11 @@ def samples(count=8, seed=1):
 def make(*callbacks, args=None, **settings):
     torch.manual_seed(7)
     own = {name: settings.pop(name) for name in ("optimizer",) if name in settings}
+    val = settings.pop("val", samples(4, 2))
     config = hl.TrainerConfig(**{**CONFIG, **settings})
     wrapped = [wrap(one, args=args) if isinstance(one, transformers.TrainerCallback) else one for one in callbacks]
     parts = {"config": config, "loss": functional.mse_loss, "callbacks": wrapped}
-    return hl.Trainer(torch.nn.Linear(3, 1), samples(), samples(4, 2), **parts, **own)
+    return hl.Trainer(torch.nn.Linear(3, 1), samples(), val, **parts, **own)
 
 
 class Model(torch.nn.Module):
@@ -147,6 +148,14 @@ def test_arguments_that_are_given_are_checked():
         wrap(Recording(), args={"eval_delays": 1})
     with pytest.raises(OptionError, match="'max_steps' is what the loop says"):
         wrap(Recording(), args={"max_steps": 1})
+
+
+def test_evaluations_of_several_sets_have_the_names_of_hugging_face():
+    recording = Recording(notes=lambda event, args, state, kwargs: (event, kwargs.get("logs"), kwargs.get("metrics")))
+    make(recording, epochs=1, val={"easy": samples(4, 2), "hard": samples(4, 3)}).fit()
+    told = [set(metrics) for event, _, metrics in recording.seen if event == "on_evaluate"]
+    logged = [set(logs) for event, logs, _ in recording.seen if event == "on_log"][-2:]
+    assert told == logged == [{"eval_easy_loss", "epoch"}, {"eval_hard_loss", "epoch"}]
 
 
 def test_logs_have_the_names_of_hugging_face():

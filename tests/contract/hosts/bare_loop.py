@@ -46,3 +46,4 @@ def validate(run: Any, model: Any) -> None:
     with run.validate() as validation, torch.no_grad():
         for inputs, targets in validation.batches(loader(HELD_OUT)):
             validation.log(loss=loss_of(model, inputs, targets))
+            validation.outputs(predictions=model(inputs))

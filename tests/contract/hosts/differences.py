@@ -41,7 +41,6 @@ FIRST_ROLLOUT = (
     "The first batch of an epoch is made before it starts, so that it depends on nothing that callbacks draw."
 )
 LESSONS = "Rollouts have no batches to validate on: hooks evaluate lessons, which is told by `on_eval`."
-EVALUATION_ROWS = "The row of an evaluation is the worker's, on its own axis, and not told."
 AFTER_ROLLOUT = "Lessons are evaluated behind a rollout, before the step that learns from it."
 NEW_WEIGHTS = "The policy is given the new weights with each update."
 
@@ -69,12 +68,13 @@ DIFFERENCES = [
     ),
     Difference("trl_grpo", "on_rollout_end", also_behind("on_train_batch_start"), GENERATES_IN_BATCH),
     Difference("trl_grpo", "on_rollout_start", also_before("on_rollout_end"), GENERATES_IN_BATCH),
-    Difference("learner", "on_log", absent_behind("on_validation_batch_end"), EVALUATION_ROWS),
+    Difference("learner", "on_log", absent_behind("on_validation_batch_end"), AFTER_ROLLOUT),
     *(Difference("learner", moment, absent(), LESSONS) for moment in VALIDATION),
     Difference("learner", "on_rollout_start", also_before(STEP_START), GENERATES),
     Difference("learner", "on_rollout_end", also_behind("on_rollout_start"), GENERATES),
     Difference("learner", "on_weights_update", also_behind(UPDATE), NEW_WEIGHTS),
     Difference("learner", "on_eval", moved_before(STEP_START), AFTER_ROLLOUT),
+    Difference("learner", "on_log", also_before("on_eval"), AFTER_ROLLOUT),
     Difference("learner", "on_train_epoch_start", only_first(), ONE_EPOCH),
     Difference("learner", "on_train_epoch_start", moved_behind("on_rollout_end"), FIRST_ROLLOUT),
     Difference("learner", "on_train_epoch_end", only_last(), ONE_EPOCH),
@@ -102,6 +102,14 @@ STEERING_DIFFERENCES = [
 
 FAILING: dict[tuple[str, str], str] = {}
 """Built-in callbacks that fail in a host, by the host and their name."""
+
+
+NO_PREDICTIONS = {
+    "keras": "Keras gives its callbacks its logs, and no predictions.",
+    "trl_sft": "TRL computes no logits in an evaluation unless its trainer has `compute_metrics`.",
+    "learner": LESSONS,
+}
+"""Hosts whose `on_validation_batch_end` has no predictions, with the reasons."""
 
 
 def failing(host: str) -> list[str]:

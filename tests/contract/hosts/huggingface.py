@@ -21,7 +21,7 @@ class Regression(torch.nn.Module):
         self.line = line()
 
     def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
-        return {"loss": loss_of(self.line, inputs, labels)}
+        return {"loss": loss_of(self.line, inputs, labels), "logits": self.line(inputs)}
 
 
 class Unshuffled(Trainer):

@@ -30,6 +30,7 @@ class JaxLoop(Host):
                 with loop.validate() as validation:
                     for batch in validation.batches(batches(HELD_OUT)):
                         validation.log(loss=loss_of(loop.train_state, batch))
+                        validation.outputs(predictions=predict(loop.train_state, batch[0]))
 
 
 def batches(data: Any) -> list[Any]:
@@ -41,4 +42,9 @@ def batches(data: Any) -> list[Any]:
 def loss_of(state: Any, batch: Any) -> Any:
     """The mean square error."""
     inputs, targets = batch
-    return jnp.mean((inputs @ state["weight"] + state["bias"] - targets) ** 2)
+    return jnp.mean((predict(state, inputs) - targets) ** 2)
+
+
+def predict(state: Any, inputs: Any) -> Any:
+    """The line."""
+    return inputs @ state["weight"] + state["bias"]

@@ -23,8 +23,9 @@ class Regression(LightningModule):  # type: ignore[misc]
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return loss_of(self.line, *batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self.log("val_loss", loss_of(self.line, *batch))
+        return {"predictions": self.line(batch[0])}
 
     def configure_optimizers(self) -> Any:
         return optimizer_of(self.parameters())

@@ -24,7 +24,8 @@ def moments_found(told: Collection[str], differences: list[Difference]) -> Found
     notes: dict[str, list[str]] = {}
     for each in differences:
         notes.setdefault(each.moment, []).append(each.reason)
-    return {"told": [name for name in MOMENTS if name in told], "notes": notes}
+    reasons = {moment: list(dict.fromkeys(given)) for moment, given in notes.items()}
+    return {"told": [name for name in MOMENTS if name in told], "notes": reasons}
 
 
 def read() -> Found:

@@ -56,6 +56,10 @@ def moments(host: Host) -> Facts:
     return {
         "told": seen.names(),
         "counts": counts(seen),
+        "evaluations": [
+            [name, any(key.startswith(f"{name}/") for key in metrics)] for name, metrics in evaluations(seen)
+        ],
+        "predictions": [predictions_in(outputs) for outputs in arguments(seen, "on_validation_batch_end")],
         "losses": [row["loss"] for row in rows(host) if "loss" in row],
     }
 
@@ -160,6 +164,22 @@ def checkpoint_of(seen: RecordingCallback) -> Path:
     """Where the first checkpoint lies that somebody was told of."""
     first = next(event for event in seen.events if event.moment == "on_checkpoint")
     return Path(first.arguments[0].path)
+
+
+def arguments(seen: RecordingCallback, moment: str) -> list[Any]:
+    """The first argument of a moment behind the loop, each time."""
+    return [event.arguments[0] for event in seen.events if event.moment == moment]
+
+
+def evaluations(seen: RecordingCallback) -> list[tuple[str, dict[str, Any]]]:
+    """The name and the metrics of each evaluation."""
+    return [event.arguments[1:] for event in seen.events if event.moment == "on_eval"]
+
+
+def predictions_in(outputs: Any) -> bool:
+    """Whether there are predictions for each of the two samples of a batch."""
+    given = outputs if isinstance(outputs, dict) else {}
+    return any(len(given[name]) == 2 for name in ("predictions", "logits", "rollouts") if name in given)
 
 
 def counts(seen: RecordingCallback) -> dict[str, list[int]]:

@@ -52,6 +52,11 @@ class LoopFacts:
         return getattr(getattr(self.loop, "val_batches", None), "data", None)
 
     @property
+    def val_sets(self) -> list[str]:
+        """The names of the validation sets, where a `Trainer` has several."""
+        return [name for name in getattr(self.loop, "val_sets", ()) if name]
+
+    @property
     def val_batches(self) -> int | None:
         """Batches in a validation; 0 where a `Trainer` has no data for one."""
         if self.settings is None:

@@ -6,7 +6,7 @@ validates and saves. What only Hugging Face has may be given to `wrap`; the rest
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -93,7 +93,7 @@ def _plan(loop: Any) -> dict[str, Any]:
     if rules is not None:
         plan["save_strategy"] = SaveStrategy.STEPS if saves_steps else SaveStrategy.EPOCH
     if rules is not None and rules.monitor is not None:
-        plan["metric_for_best_model"] = eval_name(rules.monitor)
+        plan["metric_for_best_model"] = eval_name(rules.monitor, LoopFacts(loop).val_sets)
         plan["greater_is_better"] = None if rules.mode is None else rules.mode == "max"
         plan = {name: value for name, value in plan.items() if value is not None}
     return {**plan, "eval_steps": settings.validate_every_steps, "save_steps": saves_steps}
@@ -119,10 +119,18 @@ def _of_loop(loop: Any) -> dict[str, Any]:
     }
 
 
-def eval_name(name: str) -> str:
+def eval_name(name: str, sets: Collection[str] = ()) -> str:
     """What a metric of a validation is called by Hugging Face.
+
+    Args:
+        sets: The names of validation sets, where there are several.
 
     >>> eval_name("val/loss"), eval_name("val_loss"), eval_name("loss")
     ('eval_loss', 'eval_loss', 'loss')
+    >>> eval_name("val/easy/loss", ["easy", "hard"])
+    'eval_easy_loss'
     """
-    return f"eval_{name[4:]}" if name.startswith(("val/", "val_")) else name
+    if not name.startswith(("val/", "val_")):
+        return name
+    first, slash, rest = name[4:].partition("/")
+    return f"eval_{first}_{rest}" if first in sets else f"eval_{first}{slash}{rest}"

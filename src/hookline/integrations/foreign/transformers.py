@@ -253,18 +253,18 @@ def _parts(loop: Any) -> dict[str, Any]:
 
 def _named(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
     """The metrics of an evaluation, by the names that Hugging Face gives them."""
-    start = "eval_" if evaluation in ("val", "eval") else f"eval_{evaluation}_"
-    named = {name: eval_name(name) for name in metrics}
-    return {
-        name if name.startswith("eval_") else start + name.removeprefix(f"{evaluation}/"): plain(metrics[given])
-        for given, name in named.items()
-    }
+    own = evaluation.removeprefix("val").lstrip("/")  # that of one of several validation sets, or another evaluation
+    start = "eval_" if own in ("", "eval") else f"eval_{own}_"
+    named = {name: eval_name(name) for name in metrics if not name.startswith(f"{evaluation}/")}
+    named |= {name: start + name.removeprefix(f"{evaluation}/") for name in metrics if name not in named}
+    return {name if name.startswith("eval_") else start + name: plain(metrics[given]) for given, name in named.items()}
 
 
 def _logged(loop: Any, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
     """A row as Hugging Face logs it; values on their way from a device stay so until they are read."""
-    row = MetricsRow({eval_name(name): value for name, value in dict.items(metrics)})
-    steps = LoopFacts(loop).steps_per_epoch
+    facts = LoopFacts(loop)
+    row = MetricsRow({eval_name(name, facts.val_sets): value for name, value in dict.items(metrics)})
+    steps = facts.steps_per_epoch
     row.update({"epoch": float(loop.epoch) if steps is None else step / steps, "step": step})
     return row
 

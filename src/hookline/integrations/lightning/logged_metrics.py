@@ -10,6 +10,8 @@ A metric that is logged with both ``on_step`` and ``on_epoch`` has three names i
 
 from typing import Any
 
+_LOADER = "/dataloader_idx_"
+
 
 class LoggedMetrics:
     """The metrics of a trainer, each of them once."""
@@ -30,10 +32,20 @@ class LoggedMetrics:
 
 
 def also_as_ours(metrics: dict[str, Any], evaluation: str) -> dict[str, Any]:
-    """The metrics of an evaluation, also by the names that hookline's own loops use: ``val_loss`` is ``val/loss``."""
-    start = f"{evaluation}_"
-    ours = {f"{evaluation}/{name.removeprefix(start)}": v for name, v in metrics.items() if name.startswith(start)}
-    return {**ours, **metrics}
+    """The metrics of an evaluation, also by the names that hookline's own loops use.
+
+    >>> also_as_ours({"val_loss": 1.0, "accuracy": 0.5, "val_loss/dataloader_idx_1": 2.0}, "val")
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'val/loss': 1.0, 'val/accuracy': 0.5, 'val/dataloader_idx_1/loss': 2.0,
+     'val_loss': 1.0, 'accuracy': 0.5, 'val_loss/dataloader_idx_1': 2.0}
+    """
+    return {**{_our_name(name, evaluation): value for name, value in metrics.items()}, **metrics}
+
+
+def _our_name(name: str, evaluation: str) -> str:
+    metric, _, loader = name.partition(_LOADER)  # which Lightning adds where there are several
+    own = metric.removeprefix(f"{evaluation}_").removeprefix(f"{evaluation}/")
+    return f"{evaluation}/{_LOADER[1:]}{loader}/{own}" if loader else f"{evaluation}/{own}"
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -9,7 +9,8 @@ It changes nothing of what they are given and return, and `detach` takes it away
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 from transformers.trainer_utils import get_last_checkpoint
@@ -107,13 +108,35 @@ class Attachment:
         parts = {"model": trainer.model, "optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler}
         self.callback.begin_validation(trainer.args, **parts)
         loop.validation_batch_start(inputs)
-        outputs = predict(model, inputs, *args, **kwargs)
+        with self._kept_outputs() as told:
+            outputs = predict(model, inputs, *args, **kwargs)
         named = zip(("loss", "logits", "labels"), outputs, strict=False)
-        told = {name: value for name, value in named if value is not None}
+        told |= {name: value for name, value in named if value is not None}
         if self.generations is not None:
             told |= self.generations.after_evaluation()
         loop.validation_batch_end(told, inputs)
         return outputs
+
+    @contextmanager
+    def _kept_outputs(self) -> Iterator[dict[str, Any]]:
+        """All that the model gives for a batch of an evaluation: without ``compute_metrics`` the trainer drops it."""
+        own, compute = vars(self.trainer), self.trainer.compute_loss
+        before = {name: own[name] for name in ("compute_loss",) if name in own}
+        kept: dict[str, Any] = {}
+
+        @functools.wraps(compute)
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            result = compute(*args, **kwargs)
+            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+                kept.update(result[1])
+            return result
+
+        own["compute_loss"] = keep
+        try:
+            yield kept
+        finally:
+            del own["compute_loss"]
+            own.update(before)
 
     def _checkpoint(self, train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The checkpoint that ``train(resume_from_checkpoint=...)`` means."""

@@ -150,9 +150,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self.begin_validation(args, **kwargs)
-        found = metric_names.recordable(metrics or {})
-        name = metric_names.evaluation(found)
-        self.loop.validation_end(name, metric_names.of_evaluation(found, name))
+        self.loop.validation_end(*metric_names.of_evaluation(metric_names.recordable(metrics or {})))
         if self._only_validates:
             self._only_validates = False
             self.loop.train_end()

@@ -2,7 +2,8 @@
 
 They keep their names. Those of evaluations also stand under the names that hookline's own loops use, so that
 ``EarlyStopping("val/loss")`` means the same everywhere: ``eval_loss`` is ``val/loss``, and ``eval_short_loss``, of a
-data set called "short" among several, ``val/short/loss``. How fast an evaluation was has one name only.
+data set called "short" among several, ``val/short/loss``. With another prefix, that is the name of the evaluation:
+``test_loss`` is ``test/loss``. How fast an evaluation was has one name only.
 
 A ``loss`` that was logged for several steps at once is their mean, and called ``loss_mean``: ``loss`` is that of one
 step.
@@ -13,8 +14,10 @@ from typing import Any
 
 from hookline.core.values import PLAIN, plain
 
-EVALUATION = "eval"
-"""What Hugging Face calls an evaluation where nobody says another name."""
+PREFIX = "eval"
+"""What the metrics of an evaluation begin with where nobody says another prefix."""
+VALIDATION = "val"
+"""What hookline calls it."""
 _RUNTIME = "_runtime"
 _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -34,15 +37,12 @@ def of_steps(metrics: dict[str, Any], *, several: bool) -> dict[str, Any]:
     return {"loss_mean" if several and name == "loss" else name: value for name, value in metrics.items()}
 
 
-def evaluation(metrics: Mapping[str, Any]) -> str:
-    """What an evaluation is called: what its metrics begin with."""
-    return next((name.removesuffix(_RUNTIME) for name in metrics if name.endswith(_RUNTIME)), EVALUATION)
-
-
-def of_evaluation(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
-    """The metrics of an evaluation under their own names, and under those of hookline."""
-    own = evaluation.removeprefix(EVALUATION).strip("_")
-    place = f"val/{own}/" if own else "val/"
-    start = f"{evaluation}_"
+def of_evaluation(metrics: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of an evaluation, and its metrics under their own names and under those of hookline."""
+    prefix = next((name.removesuffix(_RUNTIME) for name in metrics if name.endswith(_RUNTIME)), PREFIX)
+    head, _, data_set = prefix.partition("_")
+    evaluation = prefix if head != PREFIX else f"{VALIDATION}/{data_set}" if data_set else VALIDATION
+    start = f"{prefix}_"
     ours = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
-    return {**metrics, **{place + name: value for name, value in ours.items() if name not in _SPEED}}
+    named = {f"{evaluation}/{name}": value for name, value in ours.items() if name not in _SPEED}
+    return evaluation, {**metrics, **named}
