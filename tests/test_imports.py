@@ -22,7 +22,7 @@ LAYERS = [
 ]
 RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
 TOP = len(LAYERS)
-FACES = {"hookline", "functions", "hooks", "main", "rewards", "status", "testing"}
+FACES = {"hookline", "__main__", "functions", "hooks", "main", "rewards", "status", "testing"}
 """Modules beside the folders: the package itself and namespaces for users. They may import every layer."""
 
 
@@ -127,7 +127,7 @@ def test_public_names_that_wait_for_their_first_use_are_public():
     assert sorted(set(hookline._LAZY) - set(hookline.__all__)) == []
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("*.py") if path.stem != "__init__"))
+@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("*.py") if path.stem[0] != "_"))
 def test_namespace_lists_what_it_offers(name):
     face = importlib.import_module(f"hookline.{name}")
     assert face.__all__ == sorted(face.__all__, key=lambda name: (not name.isupper(), name))
@@ -181,3 +181,16 @@ def test_imports_that_point_the_other_way_are_noticed(tmp_path):
         "loops/__init__.py:3 imports hookline.cli.main",
         "loops/run.py:1 imports hookline.Callback",
     ]
+
+
+def test_dir_lists_names_that_are_loaded_when_they_are_first_used():
+    listed = python("import hookline as hl; print(*dir(hl))")
+    assert set(hookline.__all__) <= set(listed)
+    for package in ("hookline.rl", "hookline.integrations"):
+        listed = python(f"import {package} as package; print(*dir(package))")
+        assert {"hookline.rl": "RolloutWorker", "hookline.integrations": "transformers"}[package] in listed
+
+
+def test_package_is_a_program_as_the_command_is():
+    done = subprocess.run([sys.executable, "-m", "hookline", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Usage: hookline" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -201,3 +201,7 @@ def __getattr__(name: str) -> Any:
     value = load(f"hookline.{name}", _LAZY[name], extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -377,3 +377,13 @@ def test_recorder_sample_with_none_for_what_may_be_missing_comes_back(name, tmp_
     recorder.samples([{"completion": "x", name: None}], step=1)
     recorder.close()
     assert [(sample.completion, getattr(sample, name)) for sample in hl.read(tmp_path)] == [("x", None)]
+
+
+def test_recorder_data_of_an_event_may_have_any_name(tmp_path):
+    recorder = recorded(tmp_path)
+    recorder.event("uploaded", name="model", data={"bytes": 3}, time="noon")
+    recorder.status("uploading", status="half", message="Wait.")
+    recorder.close()
+    event, status = hl.read(tmp_path)
+    assert (event.name, event.data) == ("uploaded", {"name": "model", "data": {"bytes": 3}, "time": "noon"})
+    assert (status.status, status.message, status.data) == ("uploading", "Wait.", {"status": "half"})

@@ -13,3 +13,7 @@ def __getattr__(name: str) -> Any:
     if name not in _BRIDGES:
         raise AttributeError(f"module 'hookline.integrations' has no attribute {name!r}")
     return import_module(f"hookline.integrations.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_BRIDGES})

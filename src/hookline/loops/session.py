@@ -319,7 +319,7 @@ class Session(Loop):
         """Count a row as a step where the loop has no others; returns whether it is recorded."""
         return False
 
-    def status(self, status: str, message: str = "", **data: Any) -> None:
+    def status(self, status: str, /, message: str = "", **data: Any) -> None:
         """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
         if self.recorder is not None:
             self.recorder.status(status, message, step=self.step + self.in_step, **data)

@@ -142,11 +142,11 @@ class Recorder:
         plain = list(dict.values(collect((given,), {}, defer)))
         self._append(Rewards(time=self._clock(), step=step, name=name, values=plain, samples=[str(s) for s in samples]))
 
-    def status(self, status: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
+    def status(self, status: str, /, message: str = "", *, step: int | None = None, **data: Any) -> None:
         """Record where the run is."""
         self._append(Status(time=self._clock(), status=status, message=message, step=step, data=data))
 
-    def event(self, name: str, *, step: int | None = None, **data: Any) -> None:
+    def event(self, name: str, /, *, step: int | None = None, **data: Any) -> None:
         """Record something that happened."""
         self._append(Event(time=self._clock(), name=name, step=step, data=data))
 

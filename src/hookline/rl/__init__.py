@@ -92,3 +92,7 @@ def __getattr__(name: str) -> Any:
     value = load(f"hookline.rl.{name}", place, extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
