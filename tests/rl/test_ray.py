@@ -35,6 +35,7 @@ torch.set_num_threads(1)
 ROUNDS = 500
 """How often something that happens elsewhere is looked for."""
 GATE = "gate"
+WORKERS = ("rollout0", "rollout1")
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +141,67 @@ def test_train_on_ray_worker_killed_training_goes_on_and_an_alarm_names_it(ray, 
         assert steps == list(range(1, len(steps) + 1))
     assert len({path.name.split("-")[1] for path in (run_dir / "journal").glob("rollout1-*")}) == 2
     assert len(rows(run_dir, "rollout1", "rollout")) > back.data["rollout_step"] > 0
-    assert rows(run_dir, "rollout0", "eval")
-    assert not rows(run_dir, "rollout1", "eval")  # hooks are those of worker 0
+    assert not [*rows(run_dir, "rollout0", "eval"), *rows(run_dir, "rollout1", "eval")]
+    evaluated = rows(run_dir, "main", "eval")  # by the hooks of worker 0
+    assert {name for row in evaluated for name in row.values} >= {"micro_eval/sevens/success_rate"}
+    assert [row.step for row in evaluated] == sorted({row.step for row in evaluated})
     assert rows(run_dir, "rollout0", "rollout")[-1].values["faults/sevens"] > 0
     rewards = [row.values["reward/mean"] for row in learnt]
     assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.3
     assert any(not torch.equal(before[name], tensor) for name, tensor in given["model"].state_dict().items())
+
+
+class Judged(Sevens):
+    """Counts everything as solved, or nothing."""
+
+    def __init__(self, *, is_solved):
+        self.is_solved = is_solved
+
+    def score(self, task, completion):
+        return {"length": len(completion) / 4}
+
+    def succeeded(self, task, rewards):
+        return self.is_solved
+
+
+class WaitsForBoth(hl.Callback):
+    """Records the evaluations that it hears of, and stops when both workers have made enough rollouts."""
+
+    def on_eval(self, loop, step_idx, eval_name, metrics):
+        loop.recorder.event("heard", step=loop.step, evaluation=eval_name)
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if loop.step % 5 == 0 and min(len(rows(loop.output_dir, name, "rollout")) for name in WORKERS) > 3:
+            loop.request_stop("both have")
+
+
+def test_train_on_ray_workers_share_one_curriculum_and_evaluations_keep_their_names(ray, tmp_path):
+    config = settings(tmp_path)
+    config.rollout_workers, config.max_staleness = 2, 3
+    config.curriculum = rl.CurriculumConfig(
+        lessons=[
+            rl.Lesson("first", Judged(is_solved=True)),
+            rl.Lesson("second", Judged(is_solved=False), depends_on=("first",)),
+        ],
+        micro_eval_frequency=0,
+        eval_frequency=2,
+        eval_n_examples=2,
+        min_results=2 * 64,
+        review_share=0.0,
+    )
+
+    made = rl.train(config, **model_and_tokenizer(), callbacks=[WaitsForBoth()])
+
+    run_dir = made.output_dir
+    lessons = [(e.name, e.data["lesson"], e.step) for e in events(run_dir, "lesson_graduated", "lesson_unlocked")]
+    assert lessons == [("lesson_graduated", "first", 2), ("lesson_unlocked", "second", 2)]  # of all results together
+    assert {rows(run_dir, name, "rollout")[-1].values["lesson"] for name in WORKERS} == {"second"}
+    assert {each.data["evaluation"] for each in events(run_dir, "heard")} == {"eval", "eval/first", "eval/second"}
+    recorded = {
+        name: row.axis for row in read(run_dir, writer="main") if isinstance(row, Metrics) for name in row.values
+    }
+    names = ("eval/first/success_rate", "eval/second/success_rate", "eval/success_rate")
+    assert [recorded[name] for name in names] == ["eval", "eval", "eval"]
 
 
 class CountsLogprobs(hl.Callback):
@@ -260,14 +316,14 @@ class SmallActor:
     def lifeline(self):
         self.ended.wait()
 
-    def roll_out(self, version, weights):
+    def roll_out(self, version, weights, order):
         self.asked_with = version if self.asked_with is None else self.asked_with
         self.gate.wait()
         if self.fault == "step":
             os._exit(3)
         self.steps += 1
         rollout = Rollout(Task("1>"), Completion("1", [1], [0.0], prompt_ids=[1]), version=version)
-        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps})
+        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps}, rows=[])
 
     def seen(self):
         return self.asked_with, self.steps
@@ -277,6 +333,7 @@ class SmallActor:
 
     def leave(self):
         self.ended.set()
+        return []
 
 
 def hiring(ray, actors, **options):
@@ -362,6 +419,19 @@ def test_remote_rollouts_workers_do_not_run_ahead(ray, max_staleness, most_ahead
     assert max(ahead) <= most_ahead
     assert max(behind) <= max_staleness
     assert [worker["step"] for worker in source.state_dict()["workers"]] >= [4, 4]
+
+
+def test_remote_rollouts_state_has_the_curriculum_of_all_workers(ray):
+    def source():
+        curriculum = rl.Curriculum({"lessons": [rl.Lesson("first", Sevens())], "min_results": 2})
+        return curriculum, RemoteRollouts(
+            lambda run_dir: hiring(ray, {}), workers=2, max_staleness=1, curriculum=curriculum, alarm=print
+        )
+
+    (before, saved), (after, loaded) = source(), source()
+    before.record("first", [True, True], 1)
+    loaded.load_state_dict(saved.state_dict())
+    assert after.states() == before.states() == {"first": "graduated"}
 
 
 def fleet_of_one(ray, told, **options):

@@ -17,6 +17,7 @@ from hookline.core.hook import Hook
 from hookline.core.model_names import plain_state
 from hookline.core.state import LoopArtifacts
 from hookline.core.values import plain
+from hookline.rl.curriculum import Curriculum
 from hookline.rl.learner import GRPOLearner
 from hookline.rl.ray_cluster import import_ray
 from hookline.rl.remote_rollouts import RemoteRollouts
@@ -74,6 +75,7 @@ class LearnerActor:
             self._hiring(),
             workers=config.rollout_workers,
             max_staleness=config.max_staleness,
+            curriculum=Curriculum(config.curriculum, config.train.seed or 0),
             updates=config.grpo.updates,
             heartbeat_seconds=order.heartbeat_seconds,
             alarm=self._news.put,

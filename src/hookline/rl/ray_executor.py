@@ -6,6 +6,7 @@ What holds:
   several machines, ``output_dir`` has to be a directory that all of them share.
 - Rollouts that are learnt from are at most ``max_staleness`` versions behind, and workers do not run ahead: see
   `RemoteRollouts`. A rollout worker whose process dies is replaced, and an alarm names it: see `RolloutFleet`.
+- One curriculum draws the lessons of all workers. Evaluations, and what hooks return, are in the learner's journal.
 - Callbacks run in the learner's process, hooks in that of worker 0, whose steps they count. Both are sent there as
   copies: what they keep does not come back. The weights do: the model that was given is trained afterwards.
 - SIGINT and SIGTERM stop the training at the next step boundary, and it is saved; a second one ends it at once. A

@@ -9,7 +9,9 @@ do so ``max_staleness`` has to be about N, times the number of updates that are 
 Steps are learnt from in the order in which they are complete. One that took so long that its weights are more than
 `max_staleness` versions old is thrown away, counted (``rollouts/discarded``) and recorded (``rollouts_discarded``).
 
-The moments of rollouts fire in the learner, when it is handed a step.
+The moments of rollouts fire in the learner, when it is handed a step. The curriculum is kept here, one for all workers:
+it draws the lesson of each step that is asked for, and counts the results of those that are learnt from. Evaluations
+and what hooks return are recorded here too, at the number of the step that the learner is handed with them.
 """
 
 import time
@@ -20,8 +22,9 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.model_names import plain_state
 from hookline.loops.session import Session
+from hookline.rl.curriculum import Curriculum
 from hookline.rl.ray_cluster import import_ray
-from hookline.rl.rollout_actor import StepResult
+from hookline.rl.rollout_actor import HookRow, LessonOrder, StepResult
 from hookline.rl.rollout_fleet import Hire, RolloutFleet, Seat, Step
 from hookline.rl.types import Rollout
 
@@ -34,6 +37,7 @@ class RemoteRollouts:
     Args:
         hire: Given the directory of the run, returns what makes the actors.
         workers: How many.
+        curriculum: What draws the lessons; without one each worker draws for itself.
         updates: How many versions of the weights the learner makes with each step.
         alarm: Called with what an alarm says, from any thread.
     """
@@ -46,12 +50,13 @@ class RemoteRollouts:
         *,
         workers: int,
         max_staleness: int,
+        curriculum: Curriculum | None = None,
         updates: int = 1,
         heartbeat_seconds: float = 1.0,
         alarm: Callable[[str], object],
     ) -> None:
         self._ray = import_ray()
-        self._hire, self._workers = hire, workers
+        self._hire, self._workers, self._curriculum = hire, workers, curriculum
         self.max_staleness, self._updates = max_staleness, updates
         self._heartbeat_seconds, self._alarm = heartbeat_seconds, alarm
         self._states: list[State | None] = [None] * workers
@@ -75,9 +80,15 @@ class RemoteRollouts:
         while True:
             self._ask()
             result = self._required.next_result()
-            if result is not None and not self._is_too_old(*result):
+            if result is None:
+                continue
+            is_too_old, rollouts = self._is_too_old(*result), result[2].rollouts
+            if not is_too_old:
                 self._to_learn = self._updates
-                return self._handed_over(result[2].rollouts)
+                self._hand_over(rollouts)
+            self._record(result[2].rows)
+            if not is_too_old:
+                return rollouts
 
     def update_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Let the next steps be made with new weights."""
@@ -94,13 +105,15 @@ class RemoteRollouts:
     def close_hooks(self) -> None:
         """Let the workers, and the hooks of worker 0, finish and leave."""
         if self._fleet is not None:
-            self._fleet.close()
+            rows = self._fleet.close()
             self._states, self._fleet = self._fleet.states(), None
+            self._record(rows)
 
     def state_dict(self) -> State:
         """Where each worker stood after its last step; and that of the first as if it were the only one."""
         states = self._states if self._fleet is None else self._fleet.states()
-        return {**_first(states), "workers": states, "taken": self.step}
+        shared = {} if self._curriculum is None else {"curriculum": self._curriculum.state_dict()}
+        return {**_first(states), **shared, "workers": states, "taken": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; a worker that was not there before begins with what the first knew."""
@@ -108,6 +121,8 @@ class RemoteRollouts:
         first = _first(known)
         new = first | {"hooks": {}} if first else None
         self.step = state.get("taken", state.get("step", 0))
+        if self._curriculum is not None and "curriculum" in state:
+            self._curriculum.load_state_dict(state["curriculum"])
         self._states = [known[index] if index < len(known) else new for index in range(self._workers)]
 
     @property
@@ -134,7 +149,12 @@ class RemoteRollouts:
         for seat in fleet.idle():
             if self._to_learn + fleet.outstanding * self._updates > self.max_staleness:
                 return
-            fleet.ask(seat, self.latest_version, self._weights)
+            fleet.ask(seat, self.latest_version, self._weights, self._next_lesson())
+
+    def _next_lesson(self) -> LessonOrder | None:
+        if self._curriculum is None:
+            return None
+        return LessonOrder(self._curriculum.sample_lesson().id, self._curriculum.state_dict())
 
     def _is_too_old(self, seat: Seat, step: Step, result: StepResult) -> bool:
         staleness = self.latest_version - step.version
@@ -150,14 +170,28 @@ class RemoteRollouts:
         )
         return True
 
-    def _handed_over(self, rollouts: list[Rollout]) -> list[Rollout]:
-        loop = self._loop
+    def _hand_over(self, rollouts: list[Rollout]) -> None:
+        loop, lesson = self._loop, rollouts[0].lesson if rollouts else None
         if loop is not None:
-            loop.callbacks.on_rollout_start(loop, self.step, (rollouts[0].lesson if rollouts else None) or "")
+            loop.callbacks.on_rollout_start(loop, self.step, lesson or "")
             loop.callbacks.on_rollout_end(loop, self.step, rollouts)
         self.step += 1
+        if self._curriculum is not None and lesson is not None:
+            self._curriculum.record(lesson, [each.success for each in rollouts], self.step)
+            for event in self._curriculum.take_events():
+                self._tell(f"lesson_{event.kind}", event.step, lesson=event.lesson, success_rate=event.success_rate)
         self._measure(rollouts)
-        return rollouts
+
+    def _record(self, rows: Sequence[HookRow]) -> None:
+        """Record evaluations and what hooks returned, as a worker in this process would."""
+        loop = self._loop
+        if loop is None:
+            return
+        for row in rows:
+            if row.evaluation is None:
+                loop.commit(self.step, row.metrics, axis="rollout")
+            else:
+                loop.record_evaluation(row.evaluation, row.metrics, step=self.step)
 
     def _measure(self, rollouts: list[Rollout]) -> None:
         """Count the tokens of all workers by the time between two steps: how long the learner waited says nothing."""
@@ -167,10 +201,10 @@ class RemoteRollouts:
             self._throughput = {"tokens_per_second": tokens / max(now - before, 1e-9)}
         self._handed_over_at = now
 
-    def _tell(self, name: str, **facts: Any) -> None:
+    def _tell(self, name: str, step: int | None = None, **facts: Any) -> None:
         """Record what happens to the workers, and pass on alarms; from any thread."""
         if self._loop is not None and self._loop.recorder is not None:
-            self._loop.recorder.event(name, step=self._loop.step, **facts)
+            self._loop.recorder.event(name, step=self._loop.step if step is None else step, **facts)
         if name == "alert":
             self._alarm(facts["message"])
 

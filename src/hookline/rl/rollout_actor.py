@@ -1,9 +1,12 @@
 """`RolloutActor`: a rollout worker in a process of its own, which makes a step whenever it is asked for one.
 
-It records in a journal of its own, ``rollout0`` and so on, in the directory of the learner's run. What it knows besides
-its weights (the number of its step, the curriculum, the states of its hooks) goes to the learner with every step,
-so that its successor can go on from there when its process dies. Steps that it recorded without handing them over are
-marked as done again.
+It records its rollouts in a journal of its own, ``rollout0`` and so on, in the directory of the learner's run.
+Evaluations and what hooks return go to the learner, which records them under their usual names. There is one
+curriculum, the learner's: it names the lesson of each step, and its state comes with that.
+
+What a worker knows besides its weights (the number of its step, the states of its hooks) goes to the learner with every
+step, so that its successor can continue from there when its process dies. Steps that it recorded without handing them
+over are marked as done again.
 """
 
 import os
@@ -13,13 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from hookline.core.hook import Hook
+from hookline.core.values import plain
 from hookline.loops.hook_record import HookRecord
+from hookline.loops.loop import EVALUATIONS
 from hookline.loops.run_record import record_failure
 from hookline.record.recorder import Recorder
 from hookline.rl.hf_policy import HFPolicy
+from hookline.rl.lesson import Lesson
 from hookline.rl.rollout_config import RolloutWorkerConfig
 from hookline.rl.rollout_worker import RolloutWorker
 from hookline.rl.types import Rollout
@@ -47,15 +54,65 @@ class RolloutOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class LessonOrder:
+    """The lesson of a step, and the state of the curriculum that drew it."""
+
+    lesson_id: str
+    curriculum: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HookRow:
+    """Metrics for the learner to record: an evaluation of a name, or what hooks returned where there is none."""
+
+    evaluation: str | None
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of a rollout step, and where the worker stands after it."""
 
     rollouts: list[Rollout]
     state: dict[str, Any]
+    rows: list[HookRow]
 
 
 class JournallingWorker(RolloutWorker):
     """A rollout worker that adds a journal to a run that is another's."""
+
+    order: LessonOrder | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._hook_rows: SimpleQueue[HookRow] = SimpleQueue()  # a hook on another thread may add to it
+
+    def take_rows(self) -> list[HookRow]:
+        """What the learner is to record since the last call."""
+        rows = []
+        while not self._hook_rows.empty():
+            rows.append(self._hook_rows.get_nowait())
+        return rows
+
+    def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None, **options: Any) -> None:
+        """Leave an evaluation to the learner."""
+        self._told.note(self.step if step is None else step, metrics, EVALUATIONS)
+        self.metrics.update(metrics)
+        self._hook_rows.put(HookRow(name, plain(metrics)))
+
+    def _record_row(self, step: int, values: dict[str, Any]) -> None:
+        self.metrics.update(values)
+        self._hook_rows.put(HookRow(None, plain(values)))
+
+    def _next_lesson(self) -> Lesson:
+        if self.order is None:
+            return super()._next_lesson()
+        self.curriculum.load_state_dict(self.order.curriculum)
+        return self.curriculum.lesson(self.order.lesson_id)
+
+    def _count_results(self, lesson: Lesson, rollouts: list[Rollout]) -> None:
+        if self.order is None:  # otherwise the learner counts them, for all workers
+            super()._count_results(lesson, rollouts)
 
     def record_in(self, run_dir: Path, name: str) -> None:
         """Begin to record; what an earlier worker of the name recorded past this step is done again."""
@@ -119,14 +176,17 @@ class RolloutActor:
         """Return when the worker has left; whoever waits for it notices at once when the process dies before."""
         self._ended.wait()
 
-    def roll_out(self, version: int, weights: Mapping[str, Any]) -> StepResult:
-        """Make one rollout step with these weights."""
+    def roll_out(self, version: int, weights: Mapping[str, Any], order: LessonOrder | None = None) -> StepResult:
+        """Make one rollout step with these weights, of this lesson."""
         if version != self._version:
             self._worker.update_weights(version, weights)
             self._version = version
-        return StepResult(self._worker.roll_out(), self._worker.state_dict())
+        self._worker.order = order
+        rollouts = self._worker.roll_out()
+        return StepResult(rollouts, self._worker.state_dict(), self._worker.take_rows())
 
-    def leave(self) -> None:
-        """End in an orderly way."""
+    def leave(self) -> list[HookRow]:
+        """End in an orderly way; what hooks still gave."""
         self._worker.leave()
         self._ended.set()
+        return self._worker.take_rows()

@@ -8,6 +8,7 @@ The step that the dead one was making is lost and made again.
 Training ends when a worker cannot even start, or dies `MOST_DEATHS` times without completing a step.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from hookline.core.errors import HooklineError
 from hookline.rl.ray_cluster import import_ray
-from hookline.rl.rollout_actor import StepResult, worker_name
+from hookline.rl.rollout_actor import HookRow, LessonOrder, StepResult, worker_name
 
 MOST_DEATHS = 5
 LEAVE_SECONDS = 10.0
@@ -106,10 +107,10 @@ class RolloutFleet:
         with self._changed:
             return sorted((seat for seat in self._seats if seat.is_idle), key=lambda seat: seat.asked)
 
-    def ask(self, seat: Seat, version: int, weights: Any) -> None:
+    def ask(self, seat: Seat, version: int, weights: Any, order: LessonOrder | None = None) -> None:
         """Have a worker make a step; ``weights`` lie in the object store."""
         with self._changed:
-            result = seat.actor.roll_out.remote(version, weights)
+            result = seat.actor.roll_out.remote(version, weights, order)
             seat.step, seat.asked = Step(seat.actor, result, version), seat.asked + 1
 
     def next_result(self) -> tuple[Seat, Step, StepResult] | None:
@@ -130,19 +131,27 @@ class RolloutFleet:
         ready, _ = self._ray.wait(by_age, num_returns=1, timeout=self._heartbeat_seconds)
         return self._taken(waiting[ready[0]]) if ready else None
 
-    def close(self) -> None:
-        """Let every worker complete its step and leave, within a time limit, and end those that have not."""
+    def close(self) -> list[HookRow]:
+        """Let every worker complete its step and leave, within a time limit, and end those that have not.
+
+        Returns what their hooks still gave.
+        """
         with self._changed:
             if self._is_closed:
-                return
+                return []
             self._is_closed = True
             self._changed.notify_all()
         leaving = [seat.actor.leave.remote() for seat in self._seats if seat.pid is not None]
+        rows: list[HookRow] = []
         if leaving:
-            self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_SECONDS)
+            left, _ = self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_SECONDS)
+            for each in left:
+                with contextlib.suppress(self._ray.exceptions.RayError):  # one that died on its way out
+                    rows += self._ray.get(each)
         for seat in self._seats:
             self._ray.kill(seat.actor)
         self._thread.join(LEAVE_SECONDS)
+        return rows
 
     def _take(self, seat: Seat) -> Seat:
         """Fill a seat with a new actor."""

@@ -196,7 +196,7 @@ class RolloutWorker(Session):
 
     def roll_out(self) -> list[Rollout]:
         """Make one rollout step, and return what came of it: nothing, where the policy or the scoring failed."""
-        step_idx, lesson = self.step, self.curriculum.sample_lesson(self._generator("lesson"))
+        step_idx, lesson = self.step, self._next_lesson()
         self.lesson_id = lesson.id
         self.callbacks.on_rollout_start(self.loop, step_idx, lesson.id)
         began = time.perf_counter()
@@ -213,7 +213,7 @@ class RolloutWorker(Session):
         metrics = rollout_metrics(rollouts) | self._facts(generated - began, scored - generated)
         if rollouts:
             metrics["groups/zero_variance"] = equal
-            self.curriculum.record(lesson.id, [each.success for each in rollouts], self.step)
+            self._count_results(lesson, rollouts)
         self.callbacks.on_rollout_end(self.loop, step_idx, rollouts)
         self._tell_row(metrics)
         self._record_samples(rollouts)
@@ -274,6 +274,14 @@ class RolloutWorker(Session):
     ) -> dict[str, Any]:
         """What hooks call to evaluate all lessons; a test may replace it on an instance."""
         return self.evaluate_curriculum(n_examples, eval_type, rng=rng)
+
+    def _next_lesson(self) -> Lesson:
+        """The lesson of the step that begins."""
+        return self.curriculum.sample_lesson(self._generator("lesson"))
+
+    def _count_results(self, lesson: Lesson, rollouts: list[Rollout]) -> None:
+        """Let the curriculum know how the lesson went."""
+        self.curriculum.record(lesson.id, [each.success for each in rollouts], self.step)
 
     def _written(self, lesson: Lesson) -> tuple[list[Task], list[list[Completion]]]:
         """Tasks of a lesson and what the policy made of them; nothing where it could not."""
@@ -426,7 +434,11 @@ class RolloutWorker(Session):
                 rows.setdefault(each.step, {})[each.name] = each.value
         with self._told.pause():
             for step in sorted(rows):
-                self.log(rows[step], step=step)
+                self._record_row(step, rows[step])
+
+    def _record_row(self, step: int, values: dict[str, Any]) -> None:
+        """Record what hooks returned at a step."""
+        self.log(values, step=step)
 
     def _open_hooks(self) -> None:
         self._hooks_are_closed = False
