@@ -167,6 +167,17 @@ def test_weights_of_two_processes_are_by_token_those_of_one_with_the_same_batche
     assert zero["weights"] == pytest.approx(alone["weights"], abs=1e-6)
 
 
+def test_test_and_predictions_of_two_processes_are_those_of_all_data(together):
+    zero, one = together["data"]
+    assert (zero["world_size"], one["world_size"]) == (2, 2)
+    tested = {"test/all/loss": 4.0, "test/all/samples": 9, "test/few/loss": 1.0, "test/few/samples": 3}
+    assert zero["tested"] == one["tested"] == tested
+    assert (zero["predicted"], one["predicted"]) == ([2, 1], [2])
+    records = [parcel.record for parcel in Reader(journal_directory(zero["directory"])).new()]
+    rows = [record.values for record in records if isinstance(record, Metrics) and record.axis == "eval"]
+    assert {name: value for row in rows[-2:] for name, value in row.items()} == tested
+
+
 def test_training_data_is_shared_out_without_overlap_in_an_order_of_each_epoch(together):
     zero, one = (rank["seen"] for rank in together["data"])
     epochs = [[value for batch in mine + theirs for value in batch] for mine, theirs in zip(zero, one, strict=True)]

@@ -776,6 +776,25 @@ def test_trainer_validation_outputs_are_whole():
     assert [len(outputs["completion"]) for outputs in seen] == [4, 1]
 
 
+def test_trainer_validation_outputs_are_not_read_by_the_trainer():
+    class OnDevice:
+        """A scalar that is expensive to read."""
+
+        ndim = 0
+
+        def item(self):
+            raise AssertionError("the device was waited for")
+
+    class Own(hl.Trainer):
+        def validation_step(self, model, batch):
+            return {"loss": 0.5, "scores": [OnDevice(), OnDevice()]}
+
+    seen = []
+    look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(len(outputs["scores"])))
+    assert make(kind=Own, val=samples(4), epochs=1, callbacks=[look]).validate() == {"val/loss": 0.5}
+    assert seen == [2]
+
+
 def test_trainer_validation_of_a_loss_function_has_the_predictions():
     seen = []
     look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(outputs["predictions"]))

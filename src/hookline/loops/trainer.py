@@ -254,6 +254,8 @@ class Trainer(Session):
                 given = self.backend.predict(self.prediction_step, batch)
                 if batches.counts:
                     predictions.append(moved(given, "cpu"))
+        if self.device.type != "cpu":  # the copies are asynchronous, so that none of them delays the next batch
+            getattr(torch, self.device.type).synchronize()
         return predictions
 
     def _sets(self, data: Any, what: str) -> dict[str, Batches]:

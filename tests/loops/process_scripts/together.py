@@ -189,11 +189,16 @@ def data():
         callbacks=[Seen()],
     )
     made.fit()
+    validated, validation = list(seen_in_validation), dict(made.validation_metrics)
     return {
         "seen": seen,
-        "validated": seen_in_validation,
+        "validated": validated,
         "num_steps": made.num_steps,
-        "validation": made.validation_metrics,
+        "validation": validation,
+        "tested": made.test({"all": Indices(9), "few": Indices(3)}),
+        "predicted": [len(batch) for batch in made.predict(Indices(5))],
+        "directory": str(made.dir),
+        "world_size": made.world_size,
     }
 
 
