@@ -39,6 +39,33 @@ def test_gradient_monitor_without_a_model_takes_the_optimizers_parameters(torch)
     assert logged(optimizer=optimizer) == {"grad_norm": 13.0}
 
 
+def of_two_optimizers(torch, callback, *, with_model, steps=2):
+    """What is logged at each step where one optimizer moves the weights, twice, and another the biases."""
+    model = two_layers(torch)
+    weights = torch.optim.SGD([model[0].weight, model[1].weight], lr=0.0)
+    biases = torch.optim.SGD([model[0].bias], lr=0.0)
+    with hl.run(root=None, callbacks=[callback], strict=True, summary=False) as run:
+        run.model = model if with_model else None
+        run.optimizer = weights
+        for _ in run.steps(steps):
+            for optimizer in (weights, biases, weights):
+                run.callbacks.on_before_optimizer_step(run, optimizer)
+    return [row.metrics for row in run.history]
+
+
+@pytest.mark.parametrize("with_model", [True, False], ids=["model", "no model"])
+def test_gradient_monitor_covers_all_optimizers_of_a_step(torch, with_model):
+    layers = {"grad_norm/0": 5.0, "grad_norm/1": 12.0} if with_model else {}
+    rows = of_two_optimizers(torch, GradientMonitor(every=1), with_model=with_model)
+    assert rows == [{"grad_norm": 13.0, **layers}] * 2
+
+
+def test_logger_gradient_norm_covers_all_optimizers_of_a_step(torch):
+    callback = hl.callbacks.LoggerCallback(log_gradients=True, log_metrics=False)
+    rows = of_two_optimizers(torch, callback, with_model=True)
+    assert [row["gradients/norm"] for row in rows] == [13.0, 13.0]
+
+
 def test_gradient_monitor_empty_sparse_and_half_gradients_are_taken(torch):
     embedding = torch.nn.Embedding(9, 1, sparse=True)
     embedding(torch.tensor([2, 2])).sum().backward()

@@ -5,7 +5,8 @@ it has to be added on all ranks.
 
 The norms are those at `on_before_optimizer_step`: before clipping if the loop clips behind it, after
 it otherwise. A host that shows its gradients only when it has clipped them says so; then the norms are called
-``clipped_grad_norm``, because the ``grad_norm`` that such a host logs itself is the norm before clipping.
+``clipped_grad_norm``, because the ``grad_norm`` that such a host logs itself is the norm before clipping. Where several
+optimizers move in a step, the norms are those of all of them together.
 
 A bare loop does not know when its optimizer moves, unless it is told once, before the
 first step::
@@ -19,7 +20,7 @@ import logging
 import sys
 from typing import Any
 
-from hookline.callbacks.gradients import gradients_by_name, norms, require_on_all_ranks
+from hookline.callbacks.gradients import StepNorms, gradients_by_name, norms, require_on_all_ranks
 from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.model_names import is_sharded
@@ -49,6 +50,7 @@ class GradientMonitor(Callback):
         self.by_layer = by_layer
         self.norm_type = float(norm_type)
         self._looked = False
+        self._of_step = StepNorms(self.norm_type)
 
     def on_train_start(self, loop: LoopState, /) -> None:
         if loop.model is None and loop.optimizer is None:
@@ -64,6 +66,8 @@ class GradientMonitor(Callback):
             require_on_all_ranks(loop, self)
         if gradients:
             values = self._norms(gradients, by_layer=self.by_layer and loop.model is not None)
+            key = id(optimizer) if loop.model is None else tuple(gradients)
+            values = self._of_step.add(values, step=loop.step, key=key)
             if getattr(loop, "gradients_clipped", False):
                 values = {f"clipped_{name}": norm for name, norm in values.items()}
             loop.log(values)

@@ -71,6 +71,39 @@ def norms(gradients: list[Any], order: float) -> Any:
         return torch.stack([norm.to(each[0].device, non_blocking=True) for norm in each])
 
 
+class StepNorms:
+    """Combines the norms of several optimizers that move in one step, such as one for matrices and one for the rest.
+
+    Args:
+        order: Which norm it is.
+    """
+
+    def __init__(self, order: float = 2.0) -> None:
+        self._order = order
+        self._step: int | None = None
+        self._parts: dict[Any, dict[str, Any]] = {}
+
+    def add(self, values: dict[str, Any], *, step: int, key: Any) -> dict[str, Any]:
+        """The norms of all optimizers of the step so far, those that were just computed included.
+
+        Args:
+            values: The norms by name.
+            step: The step they belong to; those of an earlier one are forgotten.
+            key: What the norms are of: an optimizer that moves again in the step replaces its own.
+        """
+        if step != self._step:
+            self._step, self._parts = step, {}
+        self._parts[key] = values
+        if len(self._parts) == 1:
+            return values
+        torch, device = sys.modules["torch"], next(iter(values.values())).device
+        found: dict[str, list[Any]] = {}
+        for part in self._parts.values():
+            for name, norm in part.items():
+                found.setdefault(name, []).append(norm.to(device, non_blocking=True))
+        return {name: torch.linalg.vector_norm(torch.stack(each), self._order) for name, each in found.items()}
+
+
 def _own_norms(gradients: list[Any], order: float) -> list[Any]:
     """The norm of what this process has of each gradient."""
     torch = sys.modules["torch"]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from hookline.callbacks.cadence import is_nth, require_cadence
-from hookline.callbacks.gradients import gradients_by_name, norms, parameters_by_name
+from hookline.callbacks.gradients import StepNorms, gradients_by_name, norms, parameters_by_name
 from hookline.core.callback import Callback
 from hookline.core.metrics import copied, readable
 from hookline.core.registry import register
@@ -69,6 +69,7 @@ class LoggerCallback(Callback):
         self._waiting: deque[dict[str, Any] | _Line] = deque()
         self._line_due = False
         self._gradients_at: int | None = None
+        self._of_step = StepNorms()
 
     def on_train_start(self, loop: LoopState, /) -> None:
         self._forget()
@@ -101,7 +102,8 @@ class LoggerCallback(Callback):
             self._record_gradients(loop, None, step=step_idx + 1)
         if self.log_parameters:
             tensors = {name: _local(p) for name, p in parameters_by_name(loop, None).items() if p.is_floating_point()}
-            _record_norms(loop, "parameters", tensors)
+            if tensors:
+                loop.log(_norms_of("parameters", tensors))
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
         if not self.log_metrics or not training.isEnabledFor(logging.INFO):
@@ -150,7 +152,8 @@ class LoggerCallback(Callback):
         gradients = gradients_by_name(loop, optimizer)
         if gradients:
             self._gradients_at = step
-            _record_norms(loop, "gradients", gradients)
+            key = id(optimizer) if loop.model is None else tuple(gradients)
+            loop.log(self._of_step.add(_norms_of("gradients", gradients), step=step, key=key))
 
     def _work_off(self, *, at_most: int) -> None:
         """Count the rows and log the lines that have arrived; all but ``at_most`` of them even if that waits."""
@@ -234,11 +237,11 @@ class _Line:
             training.info("%s", "  ".join([self._text, *words]))
 
 
-def _record_norms(loop: LoopState, topic: str, tensors: dict[str, Any]) -> None:
-    if tensors:
-        each = norms(list(tensors.values()), 2.0)
-        total = sys.modules["torch"].linalg.vector_norm(each)
-        loop.log({f"{topic}/norm": total} | {f"{topic}/{name}": n for name, n in zip(tensors, each, strict=True)})
+def _norms_of(topic: str, tensors: dict[str, Any]) -> dict[str, Any]:
+    """The norm of all of them, and of each."""
+    each = norms(list(tensors.values()), 2.0)
+    total = sys.modules["torch"].linalg.vector_norm(each)
+    return {f"{topic}/norm": total} | {f"{topic}/{name}": n for name, n in zip(tensors, each, strict=True)}
 
 
 def _local(parameter: Any) -> Any:
