@@ -1,6 +1,8 @@
 """What subscribers cost, on a clock that the test holds."""
 
 import logging
+import random
+from itertools import count
 
 import pytest
 
@@ -10,12 +12,13 @@ from hookline.testing import FakeLoop
 
 
 class Clock:
-    """Nanoseconds that only move when told."""
+    """Nanoseconds that only move when told; counts how often it is read."""
 
     def __init__(self):
-        self.now = 0
+        self.now = self.reads = 0
 
     def __call__(self):
+        self.reads += 1
         return self.now
 
 
@@ -24,6 +27,25 @@ def takes(clock, ns):
         clock.now += ns
 
     return work
+
+
+def takes_in_turn(clock, nanoseconds):
+    """Take as long as ``nanoseconds(n)`` says for the n-th call."""
+    calls = count()
+
+    def work(loop):
+        clock.now += nanoseconds(next(calls))
+
+    return work
+
+
+def reads_over_steps(callbacks, clock, *, warm_up, steps):
+    """How often the clock is read over ``steps`` steps, after ``warm_up`` others."""
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(warm_up)
+    before = clock.reads
+    loop.run_steps(steps)
+    return clock.reads - before
 
 
 def collection(clock, *members, **policy):
@@ -57,6 +79,51 @@ def test_costs_of_a_slow_subscriber_are_exact():
     loop.run_steps(100)
     exact = sum(50_000 + 1_000 * n for n in range(101, 201)) / 1e9
     assert round(callbacks.costs()[0].total_seconds - settled, 9) == round(exact, 9)
+
+
+@pytest.mark.parametrize("subscribers", [1, 10])
+def test_costs_after_one_delayed_call_are_sampled(subscribers):
+    clock = Clock()
+    delayed_once = [takes_in_turn(clock, lambda n: 50_000 if n == 1 else 1_000) for _ in range(subscribers)]
+    callbacks = hl.CallbackCollection(
+        [hl.on("step_end", work) for work in delayed_once], policy=hl.Policy(clock=clock, strict=True)
+    )
+    assert reads_over_steps(callbacks, clock, warm_up=10, steps=1_000) < 1_000
+
+
+def test_costs_with_a_delay_now_and_then_are_sampled():
+    clock, noise = Clock(), random.Random(5)
+    delayed = takes_in_turn(clock, lambda n: 50_000 if noise.random() < 0.05 else 1_000)
+    callbacks = hl.CallbackCollection([hl.on("step_end", delayed)], policy=hl.Policy(clock=clock, strict=True))
+    assert reads_over_steps(callbacks, clock, warm_up=1_000, steps=10_000) < 2_000
+
+
+@pytest.mark.parametrize("moment", ["step_end", "step_start"])
+@pytest.mark.parametrize("cadenced", [False, True])
+def test_costs_of_a_slow_subscriber_that_becomes_fast_are_sampled_again(moment, cadenced):
+    clock = Clock()
+    warming_up = takes_in_turn(clock, lambda n: 50_000 if n < 500 else 1_000)
+    members = [hl.on(moment, warming_up)]
+    if cadenced:
+        members.append(hl.on(moment, takes(clock, 1_000), every=10_000))
+    callbacks = hl.CallbackCollection(members, policy=hl.Policy(clock=clock, strict=True))
+    slow = reads_over_steps(callbacks, clock, warm_up=100, steps=400)
+    fast = reads_over_steps(callbacks, clock, warm_up=500, steps=1_000)
+    assert slow >= 800
+    assert fast < 500
+
+
+def test_costs_of_a_subscriber_slow_every_other_call_are_exact():
+    clock = Clock()
+    callbacks = hl.CallbackCollection(
+        [hl.on("step_end", takes_in_turn(clock, lambda n: 1_000 if n % 2 else 50_000))],
+        policy=hl.Policy(clock=clock, strict=True),
+    )
+    loop = FakeLoop(callbacks=callbacks)
+    loop.run_steps(1_000)
+    settled, began = callbacks.costs()[0].total_seconds, clock.now
+    loop.run_steps(1_000)
+    assert round(callbacks.costs()[0].total_seconds - settled, 9) == (clock.now - began) / 1e9
 
 
 def test_costs_of_a_cadence_are_counted_at_its_own_calls():

@@ -102,7 +102,9 @@ def compile_moment(
         time = call.meter.count if call.slot.metered else call.meter.sample
         namespace |= {f"invoke{i}": call.invoke, f"give{i}": call.give, f"fail{i}": call.fail}
         namespace |= {f"gate{i}": call.gate, f"time{i}": time}
-    code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls))
+    # What is slow is timed at every call, and reviewed in timed passes for whether it still is.
+    slow = any(call.meter.slow for call in quiet)
+    code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls), slow)
     exec(marshal.loads(code), namespace)  # noqa: S102, S302 - our own text, compiled by ourselves
     fire, tally.left, open_tally.left = namespace["make"]()
     if first is not None:
@@ -127,18 +129,19 @@ def _horizon(gates: Iterable[Gate], count: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _template(moment: Moment, slots: tuple[Slot, ...], reviewed: bool) -> bytes:
-    return marshal.dumps(compile(_source(moment, slots, reviewed), f"<hookline {moment.name}>", "exec"))
+def _template(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool) -> bytes:
+    return marshal.dumps(compile(_source(moment, slots, reviewed, slow), f"<hookline {moment.name}>", "exec"))
 
 
-def _source(moment: Moment, slots: tuple[Slot, ...], reviewed: bool) -> str:
+def _source(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool) -> str:
+    reviewed = reviewed or slow
     everyone = list(enumerate(slots))
     quiet = [(i, slot) for i, slot in everyone if not slot.gated]
     if len(quiet) == len(everyone):
         functions = _sampling(moment, "fire", everyone, "left", "interval", reviewed=reviewed)
     else:
         functions = [
-            *_sampling(moment, "fire_quiet", quiet, "left", "interval", window=True),
+            *_sampling(moment, "fire_quiet", quiet, "left", "interval", reviewed=slow, window=True),
             *_sampling(moment, "fire_open", everyone, "open_left", "open_interval", reviewed=reviewed, moves=True),
         ]
     counters = ["left = open_left = low = high = 0"]

@@ -391,7 +391,12 @@ class Roster(Group):
             if moment.name in leaf.entry.bindings and not leaf.entry.disabled
         ]
         paces = moment.name == self._paced_by
-        meters = [call.meter for call in calls if not call.slot.metered]
+        # A cadence or a queue times each call anyway; the others are timed or sampled as their meter decides.
+        meters = [
+            (call.meter, call.slot.metered)
+            for call in calls
+            if not call.slot.gated and not isinstance(call.invoke, HandOver)
+        ]
         budgets = any(leaf.entry.options.budget is not None for leaf in self.leaves())
         return compile_moment(
             moment,
@@ -465,10 +470,10 @@ class Roster(Group):
         if not any(failure.error is error for failure in self.health.failures):
             self._failed(leaf, moment, True, subject, error, ns)
 
-    def _sampled(self, meters: Sequence[Meter], paces: bool, budgets: bool, subject: Any) -> None:
-        """After a timed pass: time slow subscribers at every call, and look after budgets and the report."""
-        for meter in meters:
-            if meter.slow:
+    def _sampled(self, meters: Sequence[tuple[Meter, bool]], paces: bool, budgets: bool, subject: Any) -> None:
+        """After a timed pass: time slow subscribers at every call, sample fast ones, review budgets and the report."""
+        for meter, metered in meters:
+            if meter.review() is not metered:
                 self._invalidate()
                 break
         if paces and (budgets or self._ledger.is_due()):

@@ -3,18 +3,22 @@
 Two clock reads around a call cost more than everything else the engine does, so most calls are
 only counted: generated code counts down to the next sample (about one call in 16 at first and one
 in 224 later; the distance varies, so that a subscriber with a rhythm of its own is not missed) and
-times that one. A
-subscriber whose samples take more than `SLOW_NS` is timed at every call from then on, where two
-clock reads no longer matter. Call counts are exact; totals of sampled subscribers are estimates.
+times that one. A subscriber whose samples keep taking more than `SLOW_NS` is timed at every call,
+where two clock reads no longer matter, until its recent calls are fast again. Call counts are exact;
+totals of sampled subscribers are estimates.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, overload
 
 SLOW_NS = 20_000
+SLOW_SAMPLES = 3
+"""By how many the slow samples must outnumber the fast ones: one preemption of the thread proves nothing."""
+FAST_CALLS = 64
+"""How many calls, at least three quarters of them fast, return a subscriber to sampling."""
 RECENT = 256
 
 
@@ -55,11 +59,26 @@ class Meter:
     (``metered``, ``metered_ns``) are kept apart, so that estimates never touch what is known.
     """
 
-    __slots__ = ("counted", "errors", "first_ns", "max_ns", "metered", "metered_ns", "recent", "sampled_ns", "samples")
+    __slots__ = (
+        "_excess",
+        "_slow_since",
+        "counted",
+        "errors",
+        "first_ns",
+        "max_ns",
+        "metered",
+        "metered_ns",
+        "recent",
+        "sampled_ns",
+        "samples",
+        "slow",
+    )
 
     def __init__(self) -> None:
         self.counted = self.samples = self.sampled_ns = self.first_ns = 0
         self.metered = self.metered_ns = 0
+        self.slow = False
+        self._excess = self._slow_since = 0
         self.errors = 0
         self.max_ns = 0
         self.recent: deque[int] = deque(maxlen=RECENT)
@@ -68,6 +87,10 @@ class Meter:
         """Time one of the calls that are counted elsewhere."""
         if not self.samples:
             self.first_ns = ns
+        elif ns > SLOW_NS:
+            self._excess += 1
+        elif self._excess:
+            self._excess -= 1
         self.samples += 1
         self.sampled_ns += ns
         self.recent.append(ns)
@@ -94,10 +117,20 @@ class Meter:
             return (self.sampled_ns - self.first_ns) / (self.samples - 1)
         return float(self.first_ns)
 
-    @property
-    def slow(self) -> bool:
-        """Whether calls take long enough that timing each of them costs nothing to speak of."""
-        return self.sampled_ns - self.first_ns > SLOW_NS * (self.samples - 1) > SLOW_NS
+    def review(self) -> bool:
+        """Decide from recent calls whether each call is timed (``slow``), and return the decision.
+
+        The way back asks for more than the way there, so a subscriber between fast and slow does not have its
+        moment compiled again and again.
+        """
+        if not self.slow:
+            if self._excess >= SLOW_SAMPLES:
+                self.slow, self._slow_since = True, self.metered
+        elif self.metered - self._slow_since >= FAST_CALLS:
+            latest = islice(reversed(self.recent), FAST_CALLS)
+            if sum(ns > SLOW_NS for ns in latest) <= FAST_CALLS // 4:
+                self.slow, self._excess = False, 0
+        return self.slow
 
     @property
     def total_ns(self) -> float:
