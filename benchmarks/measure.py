@@ -2,8 +2,10 @@
 
 Cases are timed round-robin: a round times every case once, so that a machine that is slow for a
 while is slow for all of them. A case's nanoseconds are the median over the rounds; its ratio to
-another case is the median of the ratios within each round. Every case is warmed up first and the
-garbage collector only runs between rounds. The loop around the calls is part of what is measured.
+another case is the median of the ratios within each round. Both are measured by the clock and by the
+CPU time of the calling thread: the first counts what is waited for, the second does not count what
+other processes take on a busy machine. Every case is warmed up first and the garbage collector only
+runs between rounds. The loop around the calls is part of what is measured.
 """
 
 import argparse
@@ -67,17 +69,28 @@ class Timings:
         return median(own / other for own, other in zip(self.rounds[case], self.rounds[base], strict=True))
 
 
-def round_robin(loops: Mapping[Case, Loop], *, rounds: int, calls: int) -> Timings:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The same calls by the clock and by the CPU time of the thread that made them."""
+
+    wall: Timings
+    cpu: Timings
+
+
+def round_robin(loops: Mapping[Case, Loop], *, rounds: int, calls: int) -> Measured:
     """Time every loop once in each round, in the order given."""
-    taken: dict[Case, list[float]] = {case: [] for case in loops}
+    wall: dict[Case, list[float]] = {case: [] for case in loops}
+    cpu: dict[Case, list[float]] = {case: [] for case in loops}
     for loop in loops.values():
         loop(calls)
     with _collector_off():
         for _ in range(rounds):
             gc.collect()
             for case, loop in loops.items():
-                taken[case].append(_time(loop, calls))
-    return Timings(taken)
+                taken, used = _time(loop, calls)
+                wall[case].append(taken)
+                cpu[case].append(used)
+    return Measured(Timings(wall), Timings(cpu))
 
 
 def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,10 +143,12 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def _time(loop: Loop, calls: int) -> float:
-    start = time.perf_counter_ns()
+def _time(loop: Loop, calls: int) -> tuple[float, float]:
+    """Nanoseconds a call, by the clock and of the thread's CPU time."""
+    used, start = time.thread_time_ns(), time.perf_counter_ns()
     loop(calls)
-    return (time.perf_counter_ns() - start) / calls
+    taken, used = time.perf_counter_ns() - start, time.thread_time_ns() - used
+    return taken / calls, max(used, 1) / calls
 
 
 def _start(code: str, environment: Mapping[str, str]) -> float:

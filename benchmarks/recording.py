@@ -2,7 +2,8 @@
 
 - Microseconds a call (median, 99th percentile, maximum) for rows of 1, 10 and 100 scalars and for 8
   samples of 2 kB, in short bursts after a rest: a flood would keep the threads of some peers awake,
-  and so flatter them. Every call is timed by itself; the garbage collector is on.
+  and so flatter them. Every call is timed by itself, by the clock and by the CPU time of the calling
+  thread (median), which other processes on the machine do not change; the garbage collector is on.
 - Scalars a second with 10 in a row, from the first call until the run is closed, less what closing
   a run of one row takes; and bytes a scalar in the closed run's directory, less that run's.
 - How much slower a training step of 2 ms gets (PyTorch, one thread), and what the call takes inside
@@ -112,6 +113,8 @@ class Spread:
     median: float
     p99: float
     max: float
+    cpu: float
+    """The median of the calling thread's CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class Figures:
     bytes_per_scalar: float | None = None
     missing_after_close: int | None = None
     step_slowdown: dict[str, float] = field(default_factory=dict)
+    step_cpu_slowdown: dict[str, float] = field(default_factory=dict)
     in_step_microseconds: dict[str, float] = field(default_factory=dict)
     megabytes: float | None = None
     killed: dict[str, Kill] = field(default_factory=dict)
@@ -180,7 +184,7 @@ def measure(systems: Iterable[str], sizes: Sizes, turn: Turn) -> Report:
 
 def measure_calls(systems: list[str], place: Path, sizes: Sizes, report: Report, turn: Turn) -> None:
     """What a call takes; the first burst is not counted."""
-    taken: dict[tuple[str, str], list[list[int]]] = {}
+    taken: dict[tuple[str, str], list[list[list[int]]]] = {}
     with _children(systems, place, sizes) as children:
         _open(children)
         for _ in range(sizes.bursts + 1):
@@ -236,8 +240,9 @@ def measure_training(systems: list[str], place: Path, sizes: Sizes, report: Repo
         for child in children:
             report.numbers[child.name].megabytes = child.megabytes() - before[child.name]
     for (name, kind), pairs in taken.items():
-        report.numbers[name].step_slowdown[kind] = median(ratio for ratio, _ in pairs)
-        report.numbers[name].in_step_microseconds[kind] = median(call for _, call in pairs) / 1e3
+        report.numbers[name].step_slowdown[kind] = median(ratio for ratio, _, _ in pairs)
+        report.numbers[name].step_cpu_slowdown[kind] = median(ratio for _, ratio, _ in pairs)
+        report.numbers[name].in_step_microseconds[kind] = median(call for _, _, call in pairs) / 1e3
 
 
 def measure_losses(systems: list[str], place: Path, pace: str, sizes: Sizes, report: Report, turn: Turn) -> None:
@@ -298,9 +303,12 @@ def _all(children: list[Child], command: str, *arguments: object) -> None:
         child.settle()
 
 
-def _spread(rounds: list[list[int]]) -> Spread:
-    p99 = median(quantiles(calls, n=100, method="inclusive")[98] for calls in rounds)
-    return Spread(median(map(median, rounds)) / 1e3, p99 / 1e3, max(map(max, rounds)) / 1e3)
+def _spread(rounds: list[list[list[int]]]) -> Spread:
+    """Of rounds of calls, each with its nanoseconds by the clock and of CPU time."""
+    wall = [[taken for taken, _ in calls] for calls in rounds]
+    cpu = median(median(used for _, used in calls) for calls in rounds)
+    p99 = median(quantiles(calls, n=100, method="inclusive")[98] for calls in wall)
+    return Spread(median(map(median, wall)) / 1e3, p99 / 1e3, max(map(max, wall)) / 1e3, cpu / 1e3)
 
 
 def _environment(systems: Iterable[str]) -> dict[str, str]:
@@ -344,20 +352,24 @@ def show(report: Report, console: Console) -> None:
 
 
 def _calls_table(report: Report) -> Table:
-    table = Table("", title="Microseconds a call: median, 99th percentile, maximum")
+    table = Table("", title="Microseconds a call: median, 99th percentile, maximum; CPU time of the thread, median")
     for heading in KINDS.values():
         table.add_column(heading, justify="right")
     for name, figures in report.numbers.items():
         if spreads := figures.call_microseconds:
             table.add_row(
-                name, *(f"{s.median:,.1f}  {s.p99:,.1f}  {s.max:,.0f}" for s in map(spreads.__getitem__, KINDS))
+                name,
+                *(
+                    f"{s.median:,.1f}  {s.p99:,.1f}  {s.max:,.0f}; {s.cpu:,.1f}"
+                    for s in map(spreads.__getitem__, KINDS)
+                ),
             )
     return table
 
 
 def _others_table(report: Report) -> Table:
     table = Table("", title=f"The rest; a training step took {report.step_milliseconds or 0:.2f} ms")
-    for heading in ("scalars/s", "bytes each", "step +10 scalars", "µs", "step +8 samples", "µs", "MB"):
+    for heading in ("scalars/s", "bytes each", "step +10 scalars", "CPU", "µs", "step +8 samples", "CPU", "µs", "MB"):
         table.add_column(heading, justify="right")
     for heading in ("lost of rows, one in 2 ms", "lost of rows, full speed"):
         table.add_column(heading, justify="right")
@@ -370,8 +382,8 @@ def _cells(figures: Figures) -> Iterator[str]:
     yield _number(figures.scalars_per_second, ",.0f")
     yield _number(figures.bytes_per_scalar, ".1f")
     for kind in SLOWDOWN_BARS:
-        slowdown = figures.step_slowdown.get(kind)
-        yield _number(None if slowdown is None else 100 * (slowdown - 1), "+,.2f", "%")
+        for slowdown in (figures.step_slowdown.get(kind), figures.step_cpu_slowdown.get(kind)):
+            yield _number(None if slowdown is None else 100 * (slowdown - 1), "+,.2f", "%")
         yield _number(figures.in_step_microseconds.get(kind), ",.1f")
     yield _number(figures.megabytes, "+.1f")
     for pace in PAUSES:

@@ -51,17 +51,20 @@ class Worker:
         self._run.close()
         return time.perf_counter() - start
 
-    def time_calls(self, kind: str, calls: int, seconds: float) -> list[int]:
-        """Nanoseconds of each call, as fast as they go, for at most so long."""
-        record, make, clock, taken = self._record(kind), self._maker(kind), time.perf_counter_ns, []
+    def time_calls(self, kind: str, calls: int, seconds: float) -> list[list[int]]:
+        """Nanoseconds of each call, and of the thread's CPU time, as fast as they go, for at most so long."""
+        record, make, taken = self._record(kind), self._maker(kind), []
+        clock, cpu_clock, reading = time.perf_counter_ns, time.thread_time_ns, _clock_nanoseconds()
         deadline = clock() + int(seconds * 1e9)
         for _ in range(calls):
             step = self._next_step()
             row = make(step)
+            used = cpu_clock()
             start = clock()
             record(row, step)
             end = clock()
-            taken.append(end - start)
+            used = cpu_clock() - used
+            taken.append([end - start, max(used - reading, 0)])
             if end > deadline:
                 break
         return taken
@@ -95,16 +98,19 @@ class Worker:
         return median(self._block(TEN, 100)[0]) / 1e6
 
     def train(self, kind: str, pairs: int, steps: int) -> list[list[float]]:
-        """Of each pair of blocks, with and without recording: the ratio of their medians, and a call's median."""
+        """Of each pair of blocks, with and without recording: the ratios of their medians, and a call's median.
+
+        The first ratio is by the clock, the second of the training thread's CPU time.
+        """
         found, record = [], self._record(kind)
         for i in range(pairs):
             if i % 2:
-                without = self._block(kind, steps)[0]
-                taken, calls = self._block(kind, steps, record)
+                without, without_cpu, _ = self._block(kind, steps)
+                taken, used, calls = self._block(kind, steps, record)
             else:
-                taken, calls = self._block(kind, steps, record)
-                without = self._block(kind, steps)[0]
-            found.append([median(taken) / median(without), median(calls)])
+                taken, used, calls = self._block(kind, steps, record)
+                without, without_cpu, _ = self._block(kind, steps)
+            found.append([median(taken) / median(without), median(used) / median(without_cpu), median(calls)])
         return found
 
     def log_until_killed(self, pause_seconds: float, told: str) -> None:
@@ -140,10 +146,12 @@ class Worker:
 
     def _block(
         self, kind: str, steps: int, record: Callable[[Any, int], None] | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Nanoseconds of each training step, what is recorded included, and of each call that records."""
-        train, make, clock, taken, calls = self._train, self._maker(kind), time.perf_counter_ns, [], []
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Nanoseconds of each training step, what is recorded included, the same in CPU time, and of each call."""
+        train, make, taken, used, calls = self._train, self._maker(kind), [], [], []
+        clock, cpu_clock = time.perf_counter_ns, time.thread_time_ns
         for i in range(steps):
+            cpu_start = cpu_clock()
             start = clock()
             train()
             row = make(i)
@@ -153,7 +161,19 @@ class Worker:
                 record(row, step)
                 calls.append(clock() - called)
             taken.append(clock() - start)
-        return taken, calls
+            used.append(cpu_clock() - cpu_start)
+        return taken, used, calls
+
+
+def _clock_nanoseconds() -> int:
+    """What reading the clocks adds to the CPU time measured of a call."""
+    clock, cpu_clock, taken = time.perf_counter_ns, time.thread_time_ns, []
+    for _ in range(101):
+        used = cpu_clock()
+        clock()
+        clock()
+        taken.append(cpu_clock() - used)
+    return round(median(taken))
 
 
 def _training_step(batch_size: int) -> Callable[[], None]:

@@ -78,7 +78,7 @@ class Batches:
     def __init__(self, batches: Sequence[Batch], steps: int) -> None:
         self._batches = list(islice(cycle(batches), WARM_UP + steps + 1))
         self._steps = steps
-        self._start = self._end = 0
+        self._start = self._end = self._cpu_start = self._cpu_end = 0
 
     @property
     def nanoseconds(self) -> float:
@@ -87,14 +87,19 @@ class Batches:
             raise WorkError("The data were not gone through once, from the first batch to the last.")
         return (self._end - self._start) / self._steps
 
+    @property
+    def cpu_nanoseconds(self) -> float:
+        """What a step took of the thread's CPU time."""
+        return (self._cpu_end - self._cpu_start) / self._steps
+
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self._batches[:WARM_UP]
-        self._start = time.perf_counter_ns()
+        self._start, self._cpu_start = time.perf_counter_ns(), time.thread_time_ns()
         yield from self._batches[WARM_UP:-1]
-        self._end = time.perf_counter_ns()
+        self._end, self._cpu_end = time.perf_counter_ns(), time.thread_time_ns()
         yield self._batches[-1]
 
 
@@ -330,6 +335,7 @@ class Bench:
         self._batches = [{"x": torch.randn(BATCH_SIZE, 64), "y": torch.randint(10, (BATCH_SIZE,))} for _ in range(64)]
         self._goal = self._train(train_plain, 0, directory)[0].model
         self.taken: dict[Case, list[tuple[float, float]]] = {}
+        self.used: dict[Case, list[tuple[float, float]]] = {}
         self.off: dict[Case, float] = {}
 
     def loop(self, case: Case, train: Train) -> Loop:
@@ -347,6 +353,7 @@ class Bench:
         task, counts = self._train(train, SITUATIONS[case.situation], directory)
         self._check(case, task, counts)
         self.taken.setdefault(case, []).append((task.data.nanoseconds, plain.data.nanoseconds))
+        self.used.setdefault(case, []).append((task.data.cpu_nanoseconds, plain.data.cpu_nanoseconds))
 
     def _train(self, train: Train, callbacks: int, directory: Path) -> tuple[Task, list[int]]:
         """Make a training, and say how often each callback was called in it."""
@@ -391,6 +398,7 @@ class Report:
     not_installed: list[str]
     plain_microseconds: float
     added_microseconds: dict[str, dict[str, Added]]
+    added_cpu_microseconds: dict[str, dict[str, Added]]
     weights_off: dict[str, dict[str, float]]
 
     @property
@@ -410,6 +418,7 @@ def measure(*, rounds: int, steps: int) -> Report:
         cases = {Case(system, name): train for system, train in systems.items() for name in SITUATIONS}
         round_robin({case: bench.loop(case, train) for case, train in cases.items()}, rounds=rounds, calls=1)
     taken = {case: pairs[1:] for case, pairs in bench.taken.items()}  # the first ones warmed up
+    used = {case: pairs[1:] for case, pairs in bench.used.items()}
 
     def of_each(figure: Callable[[Case], Any]) -> dict[str, dict[str, Any]]:
         return {system: {name: figure(Case(system, name)) for name in SITUATIONS} for system in systems}
@@ -422,6 +431,7 @@ def measure(*, rounds: int, steps: int) -> Report:
         not_installed=missing,
         plain_microseconds=median(plain for pairs in taken.values() for _, plain in pairs) / 1e3,
         added_microseconds=of_each(lambda case: _added(taken[case])),
+        added_cpu_microseconds=of_each(lambda case: _added(used[case])),
         weights_off=of_each(bench.off.__getitem__),
     )
 
@@ -454,8 +464,11 @@ def show(report: Report, console: Console) -> None:
     table = Table("", title=title, caption=CAPTION)
     for heading in HEADINGS.values():
         table.add_column(heading, justify="right")
+    for heading in HEADINGS.values():
+        table.add_column(f"CPU, {heading}", justify="right")
     for system, added in report.added_microseconds.items():
-        table.add_row(system, *(_range(added[name]) for name in SITUATIONS))
+        used = report.added_cpu_microseconds[system]
+        table.add_row(system, *(_range(each[name]) for each in (added, used) for name in SITUATIONS))
         if system == "hookline":
             bars = (f"{BARS[name]:+.0f} {met(is_met)}" for name, is_met in report.bars.items())
             table.add_row("  bar", *bars, end_section=True)

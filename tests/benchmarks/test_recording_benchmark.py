@@ -44,7 +44,9 @@ def check_figures(figures):
     assert figures["scalars_per_second"] > 0
     assert figures["bytes_per_scalar"] > 8
     assert figures["missing_after_close"] == 0
-    assert list(figures["step_slowdown"]) == list(figures["in_step_microseconds"]) == ["ten", "samples"]
+    assert all(spread["cpu"] > 0 for spread in calls.values())
+    in_steps = ("step_slowdown", "step_cpu_slowdown", "in_step_microseconds")
+    assert [list(figures[key]) for key in in_steps] == [["ten", "samples"]] * 3
     assert isinstance(figures["megabytes"], float)
 
 
@@ -59,7 +61,7 @@ def check_losses(numbers):
 def test_recording_shows_what_was_measured_a_dash_for_the_rest_and_the_bars(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     recording = importlib.import_module("recording")
-    calls = {kind: recording.Spread(2.0, 3.0, 40.0) for kind in recording.KINDS}
+    calls = {kind: recording.Spread(2.0, 3.0, 40.0, 1.9) for kind in recording.KINDS}
     killed = {"paced": recording.Kill(700, 0), "full_speed": recording.Kill(10_000, 1)}
     figures = recording.Figures(call_microseconds=calls, missing_after_close=2, megabytes=13.0, killed=killed)
     console = Console(file=io.StringIO(), width=140)
@@ -68,7 +70,7 @@ def test_recording_shows_what_was_measured_a_dash_for_the_rest_and_the_bars(monk
 
     shown = console.file.getvalue()
     for text in (
-        "2.0  3.0  40",
+        "2.0  3.0  40; 1.9",
         " - ",
         "+13.0",
         "0 of 700",

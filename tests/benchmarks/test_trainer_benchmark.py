@@ -43,6 +43,7 @@ def test_trainer_with_json_measures_every_system_and_all_make_the_same_steps():
     assert list(report["versions"]) == ["Python", "torch", *systems]
     for system in systems:
         check_figures(report["added_microseconds"][system], report["weights_off"][system])
+        check_figures(report["added_cpu_microseconds"][system], report["weights_off"][system])
     assert report["plain_microseconds"] > 0
     assert [(name, type(is_met)) for name, is_met in report["bars"].items()] == [("none", bool), ("ten", bool)]
 
@@ -67,7 +68,9 @@ def test_trainer_with_a_peer_that_is_not_installed_names_it_and_measures_the_res
 def test_trainer_shows_the_medians_the_bars_and_who_is_not_installed(trainer):
     own = {"none": trainer.Added(40.0, 39.0, 41.5), "ten": trainer.Added(80.0, 79.0, 81.0)}
     off = {"hookline": {"none": 0.0, "ten": 2e-9}}
-    report = trainer.Report(2, 15, 500, {"Python": "3.11"}, ["Ignite"], 290.0, {"hookline": own}, off)
+    report = trainer.Report(
+        2, 15, 500, {"Python": "3.11"}, ["Ignite"], 290.0, {"hookline": own}, {"hookline": own}, off
+    )
     console = Console(file=io.StringIO(), width=120)
 
     trainer.show(report, console)
@@ -108,14 +111,15 @@ def test_trainer_of_a_record_that_lacks_a_row_is_an_error(trainer, tmp_path):
 
 
 def test_trainer_batches_read_the_clock_around_the_timed_steps_only(trainer, monkeypatch):
-    clock = iter([1_000, 9_000])
+    clock, cpu_clock = iter([1_000, 9_000]), iter([1_000, 5_000])
     monkeypatch.setattr(trainer.time, "perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr(trainer.time, "thread_time_ns", lambda: next(cpu_clock))
     batches = trainer.Batches([{"x": 0}, {"x": 1}], steps=4)
 
     served = [batch["x"] for batch in batches]
 
     assert served == [number % 2 for number in range(trainer.WARM_UP + 4 + 1)]
-    assert (len(batches), batches.nanoseconds) == (len(served), 2_000)
+    assert (len(batches), batches.nanoseconds, batches.cpu_nanoseconds) == (len(served), 2_000, 1_000)
 
 
 def test_trainer_batches_that_were_not_gone_through_have_no_time(trainer):

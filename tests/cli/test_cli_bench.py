@@ -24,6 +24,9 @@ def test_bench_measures_everything_where_it_is_told_and_leaves_nothing_behind(tm
         ("journal", "size"),
     ]
     assert all(figure["value"] > 0 for figure in document["figures"])
+    assert [figure["cpu"] is not None and figure["cpu"] > 0 for figure in document["figures"]] == [True] * 7 + [
+        False
+    ] * 3
     assert (document["figures"][8]["note"], list(tmp_path.iterdir())) == ("0 of 5,000 rows missing", [])
     assert {"python", "cpus", "load"} <= document["environment"].keys()
 

@@ -5,6 +5,7 @@
 - ``journal``: rows a second from the first call until the journal is closed, and back from its files.
 
 Cases are timed in turns, so that a machine that is slow for a while is slow for all of them, and figures are medians.
+Beside the time by the clock stands the CPU time of the calling thread: on a busy machine it says more.
 How hookline compares to others is measured by ``benchmarks/`` in the repository, which installs those.
 """
 
@@ -58,6 +59,8 @@ class Figure:
     value: float
     unit: str
     note: str = ""
+    cpu: float | None = None
+    """The value in CPU time of the calling thread, which other processes on the machine hardly change."""
 
 
 def bench_command(
@@ -96,10 +99,13 @@ def measure_dispatch(sizes: Sizes, place: Path) -> list[Figure]:
     loops["ten callbacks"] = _firing(CallbackCollection([_observer() for _ in range(10)]))
     idle = [_observer().configure(every=_NEVER) for _ in range(10)]
     loops["ten that are not due"] = _firing(CallbackCollection(idle))
-    taken = _in_turns(loops, sizes)
-    base = taken.pop("direct")
+    taken, used = _in_turns(loops, sizes)
+    base, base_cpu = taken.pop("direct"), used.pop("direct")
     direct = f"a direct call takes {median(base):,.0f} ns"
-    return [Figure("dispatch", what, _ratio(rounds, base), "x a direct call", direct) for what, rounds in taken.items()]
+    return [
+        Figure("dispatch", what, _ratio(rounds, base), "x a direct call", direct, _ratio(used[what], base_cpu))
+        for what, rounds in taken.items()
+    ]
 
 
 def measure_recording(sizes: Sizes, place: Path) -> list[Figure]:
@@ -114,7 +120,7 @@ def measure_recording(sizes: Sizes, place: Path) -> list[Figure]:
         "8 samples of 2 kB": lambda step: recorder.samples(rows, step),
     }
     try:
-        return [_spread(what, _timed_calls(call, sizes.records)) for what, call in calls.items()]
+        return [_spread(what, *_timed_calls(call, sizes.records)) for what, call in calls.items()]
     finally:
         recorder.close()
 
@@ -182,33 +188,41 @@ def _fresh(function: Any) -> Any:
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
-def _in_turns(loops: Mapping[str, Loop], sizes: Sizes) -> dict[str, list[float]]:
-    """Nanoseconds a call, of each loop in each round."""
+def _in_turns(loops: Mapping[str, Loop], sizes: Sizes) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Nanoseconds a call, of each loop in each round, by the clock and of the thread's CPU time."""
     taken: dict[str, list[float]] = {name: [] for name in loops}
+    used: dict[str, list[float]] = {name: [] for name in loops}
     for loop in loops.values():
         loop(sizes.calls)
     with _collector_off():
         for _ in range(sizes.rounds):
             for name, loop in loops.items():
-                began = time.perf_counter_ns()
+                began_cpu, began = time.thread_time_ns(), time.perf_counter_ns()
                 loop(sizes.calls)
                 taken[name].append((time.perf_counter_ns() - began) / sizes.calls)
-    return taken
+                used[name].append(max(time.thread_time_ns() - began_cpu, 1) / sizes.calls)
+    return taken, used
 
 
-def _timed_calls(call: Callable[[int], object], count: int) -> list[float]:
-    """Microseconds of each call, but for the first ones."""
+def _timed_calls(call: Callable[[int], object], count: int) -> tuple[list[float], float]:
+    """Microseconds of each call, but for the first ones, and the mean of their CPU time.
+
+    CPU time is read once around all of them: reading it takes a system call, which would show in each.
+    """
     taken = []
-    for step in range(count + 20):
+    for step in range(20):
+        call(step)
+    began_cpu = time.thread_time_ns()
+    for step in range(20, count + 20):
         began = time.perf_counter_ns()
         call(step)
         taken.append((time.perf_counter_ns() - began) / 1000)
-    return taken[20:]
+    return taken, (time.thread_time_ns() - began_cpu) / 1000 / count
 
 
-def _spread(what: str, taken: list[float]) -> Figure:
+def _spread(what: str, taken: list[float], cpu: float) -> Figure:
     worst = quantiles(taken, n=100)[98]
-    return Figure("recording", what, median(taken), "µs a call", f"99th percentile {worst:,.1f} µs")
+    return Figure("recording", what, median(taken), "µs a call", f"99th percentile {worst:,.1f} µs", cpu)
 
 
 def _ratio(own: list[float], base: list[float]) -> float:
@@ -240,10 +254,13 @@ def _print(figures: list[Figure]) -> None:
     facts = _environment()
     said = f"hookline {facts['hookline']}, Python {facts['python']}, {facts['cpus']} CPUs, load {facts['load']:.1f}"
     console().print(said, style="dim", soft_wrap=True)
-    listing = table("benchmark", "what", "value", "unit", "remark", numbers=("value",))
+    listing = table("benchmark", "what", "value", "CPU time", "unit", "remark", numbers=("value", "CPU time"))
     for figure in figures:
-        value = f"{figure.value:,.0f}" if figure.value >= 1000 else f"{figure.value:.3g}"
-        listing.add_row(figure.benchmark, figure.what, value, figure.unit, figure.note)
+        value, cpu = (
+            "" if number is None else f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+            for number in (figure.value, figure.cpu)
+        )
+        listing.add_row(figure.benchmark, figure.what, value, cpu, figure.unit, figure.note)
     console().print(listing)
     if facts["load"] > (facts["cpus"] or 1):
         console().print("Others keep this machine busy: hookline costs less on an idle one.", style="yellow")
