@@ -39,9 +39,11 @@ class Identity:
     @classmethod
     def of(cls, subscriber: Subscriber, options: Options) -> "Identity":
         """That of a subscriber when it is added: later its attributes may be those of a run."""
-        default = vars(subscriber).get("_default_name") or type(subscriber).name
+        own = snake_case(type(subscriber).__name__)
+        # A MagicMock(spec=Hook) has no name on its class.
+        default: Any = vars(subscriber).get("_default_name") or getattr(type(subscriber), "name", own)
         is_computed = not isinstance(default, str)  # a property, which gives each instance a name of its own
-        kind = snake_case(type(subscriber).__name__) if is_computed else default
+        kind = own if is_computed else default
         attributes = getattr(getattr(subscriber, "foreign", subscriber), "__dict__", {})
         return cls(kind, _identifying(attributes), options.named or is_computed, _state_key(subscriber))
 
