@@ -1,9 +1,12 @@
 """Plain functions as subscribers: one moment, logger functions, dicts of hook functions."""
 
 import functools
+import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
+from waiting import wait_until
 
 import hookline as hl
 from hookline.core.functions import HOOK_FUNCTIONS, FunctionCallback, HookFunction, LoggerFunction, hook_functions
@@ -340,3 +343,22 @@ def test_hook_functions_with_other_arguments_are_refused():
 def test_hook_functions_value_that_is_no_function_is_refused(given):
     refused(lambda: strict({"pre_training_hook": given}))
     refused(lambda: hook_functions({"pre_training_hook": given}))
+
+
+@pytest.mark.parametrize("given_as", ["callbacks", "sinks"])
+def test_logger_function_that_is_slow_is_warned_about_while_it_runs(monkeypatch, given_as):
+    monkeypatch.setattr("hookline.core.slow_calls.SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("hookline.core.slow_calls.LOOK_SECONDS", 0.01)
+    warned, seen = threading.Event(), []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: (seen.append(record.getMessage()), warned.set())
+
+    def post(report_data, step):
+        assert warned.wait(60), "nothing was said while it ran"
+
+    monkeypatch.setattr(logging.getLogger("hookline"), "handlers", [handler])
+    with hl.run(strict=True, summary=False, **{given_as: [post]}) as run:
+        for _ in run.steps(1):
+            run.log(loss=1.0)
+    assert "post has been running for 0 s at step 1." in seen[0]
+    wait_until(lambda: all(thread.name != "hookline-slow-calls" for thread in threading.enumerate()))

@@ -15,6 +15,7 @@ from hookline.core.binding import bind_function, is_async
 from hookline.core.callback import MOMENTS, Callback
 from hookline.core.errors import MomentError, UnknownNameError, closest
 from hookline.core.metrics import MetricsRow
+from hookline.core.slow_calls import SLOW_CALLS
 from hookline.core.subscriber import WRITER_PRIORITY
 from hookline.core.values import Deferred, find_metric, plain
 
@@ -79,6 +80,9 @@ def on(
     return subscribe if function is None else subscribe(function)
 
 
+_WAITS = "Training waits for it, unless it was added with background=True. A function given to sinks= holds up nothing."
+
+
 class LoggerFunction(Callback):
     """A function called ``fn(report_data, step)`` after each step and each validation, on rank zero."""
 
@@ -93,10 +97,20 @@ class LoggerFunction(Callback):
             vars(self).update(on_step_end=self._log_async, on_eval=self._log_async)
 
     def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Mapping[str, Any], /) -> None:
-        self.function(report_of(metrics), step_idx + 1)
+        self._log(report_of(metrics), step_idx + 1)
 
     def on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: Mapping[str, Any], /) -> None:
-        self.function(report_of(metrics), step_idx + 1)
+        self._log(report_of(metrics), step_idx + 1)
+
+    def close(self) -> None:
+        SLOW_CALLS.close()
+
+    def _log(self, report: dict[str, Any], step: int) -> None:
+        SLOW_CALLS.begin(self, self.name, step, _WAITS)
+        try:
+            self.function(report, step)
+        finally:
+            SLOW_CALLS.end(self)
 
     async def _log_async(self, loop: Any, step_idx: int, what: Any, values: Mapping[str, Any], /) -> None:
         await self.function(report_of(values), step_idx + 1)

@@ -23,6 +23,7 @@ from hookline.core.binding import is_async
 from hookline.core.config import import_object
 from hookline.core.errors import ConfigError, HooklineError, OptionError, RefusedError, UnknownNameError
 from hookline.core.functions import require_two
+from hookline.core.slow_calls import SLOW_CALLS
 from hookline.record.reader import MAIN, Parcel
 from hookline.record.records import Metrics
 from hookline.record.sink import Sink, place_of, register_sink
@@ -100,6 +101,7 @@ class FunctionSink(Sink):
         return {"token": self._passed.token}
 
     def close(self) -> None:
+        SLOW_CALLS.close()
         if self._passed is not None:
             self._passed.close()
 
@@ -121,10 +123,14 @@ class FunctionSink(Sink):
 
     def _call(self, row: Any) -> BaseException | None:
         assert self._called is not None
+        name = self.name or getattr(self._called, "__name__", "function")
+        SLOW_CALLS.begin(self, f"The logger function {name}", row.step, "Its later rows wait; training does not.")
         try:
             self._called(dict(row.values), row.step)
         except (Exception, SystemExit) as error:
             return error
+        finally:
+            SLOW_CALLS.end(self)
         return None
 
     def _judge(self, failing: list[tuple[Parcel, BaseException]]) -> None:
