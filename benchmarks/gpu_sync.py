@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from measure import require_whole
 
 import hookline as hl
 
@@ -88,7 +89,9 @@ def _train_recorded(step: Step, steps: int, root: str) -> float:
             for _ in run.steps(steps):
                 run.log(step())
         torch.cuda.synchronize()
-        return (time.perf_counter() - start) / steps * 1e3
+        seconds = time.perf_counter() - start
+    require_whole(run)
+    return seconds / steps * 1e3
 
 
 def log_microseconds(step: Step, root: str, calls: int = 200) -> dict[str, float]:
@@ -100,6 +103,7 @@ def log_microseconds(step: Step, root: str, calls: int = 200) -> dict[str, float
             start = time.perf_counter_ns()
             run.log(scalars)
             taken.append((time.perf_counter_ns() - start) / 1e3)
+    require_whole(run)
     taken.sort()
     return {"median": median(taken), "p99": taken[int(0.99 * len(taken))]}
 
@@ -112,6 +116,7 @@ def check_values(step: Step, root: str) -> int:
             scalars = step()
             run.log(scalars)
             wanted.append({name: value.item() for name, value in scalars.items()})
+    require_whole(run)
     read = [row.metrics for row in run.history]
     same = [read[i][name] == value for i, row in enumerate(wanted) for name, value in row.items()]
     if len(read) != len(wanted) or not all(same):

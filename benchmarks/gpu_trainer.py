@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from measure import require_whole
 
 import hookline as hl
 from hookline.callbacks import EMA, GradientMonitor, LearningRateMonitor, NaNGuard, ThroughputMonitor
@@ -73,7 +74,7 @@ def trained(steps: int, callbacks: list[Any]) -> float:
         )
         loss = torch.nn.functional.mse_loss
         trainer = hl.Trainer(model, batches, config=config, loss=loss, optimizer=optimizer, callbacks=callbacks)
-        trainer.fit()
+        require_whole(trainer.fit())
         rows = [row for row in trainer.history if "loss" in row.metrics]
         if len(rows) != steps + WARM_UP:
             raise RuntimeError(f"{len(rows)} rows were recorded of {steps + WARM_UP}.")

@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from grpo_pair import CheckError, Pair, Stopwatch, Times, check_same, keep_memory, train_watched
 from grpo_recipe import ENVIRONMENT, TOKENIZER, accuracy, grpo_config, show_examples
-from measure import at_least, met, quiet
+from measure import at_least, met, quiet, require_whole
 from rich.console import Console
 from rich.table import Table
 
@@ -100,6 +100,7 @@ def learn(seed: int, options: argparse.Namespace, directory: Path) -> tuple[Lear
     start, before = copy.deepcopy(model), _accuracies(model, held_out)
     used, began = used + time.process_time(), time.perf_counter()
     done = rl.train(grpo_config(seed, options.steps, directory), model=model, tokenizer=TOKENIZER)
+    require_whole(done)
     seconds, used = time.perf_counter() - began, time.process_time() - used
     after = _accuracies(model, held_out)
     return Learnt(seed, sft_steps, sft_seconds, before, done.step, seconds, used, after), start
@@ -187,12 +188,12 @@ def _computing(rollouts: Sequence[rl.Rollout]) -> int:
 
 
 class Evaluations(hl.Callback):
-    """Counts evaluations."""
+    """Counts evaluations of lessons; the mean over all lessons is another one."""
 
     count = 0
 
     def on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: Any) -> None:
-        self.count += 1
+        self.count += "/" in eval_name
 
 
 def check_evaluated(start: Any, seed: int, steps: int, directory: Path) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from grpo_recipe import GROUP_SIZE, PROMPTS, TOKENIZER, grpo_config
+from measure import require_whole
 
 import hookline as hl
 from hookline import rl
@@ -141,7 +142,8 @@ class Pair:
 def train_watched(start: Any, config: rl.RLConfig, watch: Stopwatch, hooks: Sequence[Hook], *callbacks: Any) -> None:
     """Train a copy of a model."""
     torch.set_num_threads(1)  # each thread has a setting of its own
-    rl.train(config, model=copy.deepcopy(start), tokenizer=TOKENIZER, hooks=hooks, callbacks=[watch, *callbacks])
+    model = copy.deepcopy(start)
+    require_whole(rl.train(config, model=model, tokenizer=TOKENIZER, hooks=hooks, callbacks=[watch, *callbacks]))
 
 
 def check_same(plain: Sequence[Any], other: Sequence[Any], what: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from measure import require_whole
 from torch.utils.data import DataLoader
 
 import hookline as hl
@@ -62,7 +63,7 @@ def show_examples(seed: int, most_steps: int) -> tuple[Any, int, float]:
         training_step=sft.training_step,
         callbacks=[UntilRight(ENVIRONMENT.sample(256, rng))],
     )
-    trainer.fit()
+    require_whole(trainer.fit())
     return model, trainer.step, time.perf_counter() - began
 
 

@@ -35,6 +35,20 @@ def met(is_met: bool) -> str:
     return "met" if is_met else "NOT MET"
 
 
+def require_whole(trained: Any) -> None:
+    """End the program where a signal cut a training short: what it has to show is no measurement.
+
+    Args:
+        trained: What has the reason of a stop: a run, a Trainer, or what training returned.
+    """
+    from hookline.loops.signals import exit_status  # here: benchmarks of imports must not have it already
+
+    status = exit_status(trained.stop_reason)
+    if status is not None:
+        print(f"stopped by {trained.stop_reason} at step {trained.step}: nothing is measured", file=sys.stderr)
+        raise SystemExit(status)
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """Reads a number of rounds, steps or calls from the command line."""
 

@@ -42,7 +42,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from measure import Case, Loop, at_least, fresh, met, quiet, round_robin
+from measure import Case, Loop, at_least, fresh, met, quiet, require_whole, round_robin
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -165,7 +165,7 @@ def hookline_training() -> Train:
             optimizer=task.optimizer,
             callbacks=listeners,
         )
-        trainer.fit()
+        require_whole(trainer.fit())
         check_record(task.directory, steps)
         return listeners
 

@@ -2,6 +2,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -183,6 +184,32 @@ def test_grpo_turns_go_back_and_forth_until_one_leaves(pairs):
         thread.join(timeout=60)
 
     assert "".join(said) == "axbyz"
+
+
+class Terminated(hl.Callback):
+    """The program is sent SIGTERM after the first step."""
+
+    def on_step_end(self, loop, step_idx, batch, metrics):
+        if step_idx == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_grpo_cut_short_by_a_signal_ends_with_its_status_instead_of_bars(grpo, tmp_path, monkeypatch, capsys, stage):
+    recipe = importlib.import_module("grpo_recipe")
+    made = recipe._train_config if stage == "sft" else grpo.grpo_config
+
+    def configured(*args, **settings):
+        config = made(*args, **settings)
+        (config if stage == "sft" else config.train).callbacks = [Terminated()]
+        return config
+
+    monkeypatch.setattr(recipe if stage == "sft" else grpo, made.__name__, configured)
+    options = grpo.parse(["--sft-steps=3", "--steps=50", "--held-out=8"])
+    with pytest.raises(SystemExit) as ended:
+        grpo.learn(0, options, tmp_path)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM at step 1: nothing is measured" in capsys.readouterr().err
 
 
 def test_grpo_with_no_steps_is_refused(grpo, capsys):

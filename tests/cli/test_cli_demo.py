@@ -1,13 +1,16 @@
 """``hookline demo``: what it says, writes and refuses; and ``--quick``, a bare loop without torch."""
 
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import hookline as hl
 import hookline.store
 from hookline.cli import app
 from hookline.demo.bare_loop import train
@@ -81,6 +84,17 @@ def test_demo_without_torch_says_what_to_install_and_what_needs_none(cli, monkey
     assert (result.exit_code, result.stdout) == (1, "")
     assert "pip install 'hookline[hf,experiment,ui]'" in result.stderr
     assert "hookline demo --quick" in result.stderr
+
+
+def test_quick_demo_stopped_by_a_signal_ends_with_its_status(cli, monkeypatch):
+    def terminated(callbacks, *, root):
+        stop = hl.on("step_end", lambda loop, step_idx: os.kill(os.getpid(), signal.SIGTERM), every=5)
+        return train([*callbacks, stop], root=root)
+
+    monkeypatch.setattr("hookline.cli.quick_demo.train", terminated)
+    result = cli("demo", "--quick")
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert re.search(r"The run stopped at step 5 of \d+: SIGTERM", result.stdout)
 
 
 def test_quick_demo_stops_early_disables_the_broken_observer_and_accounts_for_all(program):

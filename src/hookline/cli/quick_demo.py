@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -12,6 +13,7 @@ import hookline as hl
 from hookline.callbacks import ProgressBar
 from hookline.cli.output import console, indented
 from hookline.demo.bare_loop import VALIDATE_EVERY, train
+from hookline.loops.signals import exit_status
 
 
 def quick_demo(root: Path) -> None:
@@ -21,6 +23,9 @@ def quick_demo(root: Path) -> None:
     with _one_line_logs(terminal), _told_of_the_root(root):
         run = train([ProgressBar(console=terminal)], root=root)
     _explain(out, run)
+    status = exit_status(run.stop_reason)
+    if status is not None:
+        raise typer.Exit(status)
 
 
 def _introduce(out: Console) -> None:

@@ -21,6 +21,13 @@ def is_signal(reason: str) -> bool:
     return reason.partition(" ")[0] in {number.name for number in StopSignals.SIGNALS}
 
 
+def exit_status(reason: str | None) -> int | None:
+    """What a program ends with whose training was stopped for this reason: 128 and the number, if it was a signal."""
+    if reason is None or not is_signal(reason):
+        return None
+    return 128 + signal.Signals[reason.partition(" ")[0]].value
+
+
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into ``request_stop(name)`` between `install` and `restore`.
 

@@ -6,7 +6,6 @@ Under ``torchrun`` or ``accelerate launch`` it runs on every rank; logger functi
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from hookline.core.errors import ConfigError, HooklineError, MissingExtraError, UnknownNameError
 from hookline.core.state import LoopArtifacts
 from hookline.loops.config_file import load_config
-from hookline.loops.signals import is_signal
+from hookline.loops.signals import exit_status
 
 USAGE_ERROR = 2
 
@@ -50,8 +49,9 @@ def main(
         raise SystemExit(USAGE_ERROR) from error
     finally:
         leave_process_group()
-    if result.stop_reason is not None and is_signal(result.stop_reason):
-        raise SystemExit(128 + signal.Signals[result.stop_reason.partition(" ")[0]].value)
+    status = exit_status(result.stop_reason)
+    if status is not None:
+        raise SystemExit(status)
     return result
 
 
