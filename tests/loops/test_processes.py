@@ -32,7 +32,7 @@ SHARDING = {
 SCENARIOS = {
     "alone": ["weights_after", "weights_by_tokens", "data", "reductions", "saved"],
     "together": [
-        *("record", "weights_after", "data", "reductions", "stops", "requests", "resumed", "hooks", "saved"),
+        *("means", "record", "weights_after", "data", "reductions", "stops", "requests", "resumed", "hooks", "saved"),
         *("taken_up", "weights_by_tokens"),
     ],
     "sharded": ["sharded", "taken_up"],
@@ -132,10 +132,10 @@ def test_record_of_rank_zero_has_each_row_of_a_training_once(recorded):
     assert rows == [*steps[:4], (4, "eval", "val/loss"), *steps[4:], (8, "eval", "val/loss")]
 
 
-def test_record_of_rank_one_has_its_own_steps_and_nothing_that_all_have_in_common(recorded):
+def test_record_of_rank_one_has_no_copies_of_what_rank_zero_records(recorded):
     rows = [(row.step, row.axis, *row.values) for row in recorded["rank1"] if isinstance(row, Metrics)]
     events = [record.name for record in recorded["rank1"] if isinstance(record, Event)]
-    assert rows == [(step, "train", "loss", "learning_rate") for step in range(1, 9)]
+    assert rows == []
     assert (events, [record.name for record in recorded[MAIN] if isinstance(record, Event)]) == (
         ["hooks_cost"],
         ["hooks_plan", "eval", "eval", "checkpoint", "hooks_cost"],
@@ -207,9 +207,48 @@ def test_log_with_reduce_alone_is_a_plain_log(runs):
     assert alone["rows"] == [[1, always], [2, always | {"low": 5}], [3, always]]
 
 
+def rows_of(rank, *, axis="train"):
+    """What is recorded of a run of several processes, by step."""
+    recorded = [row for row in hl.read(rank["directory"]) if isinstance(row, Metrics) and row.axis == axis]
+    return [(row.step, row.values) for row in recorded]
+
+
+def test_log_of_two_processes_records_the_means_once_under_one_name(together):
+    zero, one = together["means"]
+    assert (zero["world_size"], one["world_size"]) == (2, 2)
+    always = {"loss": 2.0, "tokens": 128, "share": 0.1, "word": "of rank 0", "device": 2.0, "is_good": True}
+    rows = rows_of(zero)
+    steps = [(step, values) for step, values in rows if "word" in values]
+    assert steps == [(1, always), (2, always | {"only_there": 7.0}), (3, always)]
+    assert [values for _, values in rows if "loose" in values] == [{"loose": 0.5}]
+    assert [(step, values["late"]) for step, values in rows if "late" in values] == [(s, 15.0) for s in range(1, 6)]
+
+
+def test_log_of_two_processes_gives_both_the_mean_when_a_step_ends(together):
+    zero, one = together["means"]
+    assert zero["given"] == one["given"] == [2.0] * 4 + [None]
+    assert [names for names in one["heard"] if "only_there" in names] == [
+        names for names in zero["heard"] if "only_there" in names
+    ]
+
+
+def test_log_with_reduce_none_records_the_value_of_each_process(together):
+    rows = rows_of(together["means"][0])
+    own = [(step, values) for step, values in rows if "own" in values or "rank1/own" in values]
+    names = ({"own": 0}, {"rank1/own": 1})
+    assert sorted(own, key=str) == sorted([(step, name) for step in (1, 2, 3) for name in names], key=str)
+
+
+def test_validation_of_both_or_of_rank_zero_alone_is_recorded_once_and_warns_on_no_rank(together):
+    zero, one = together["means"]
+    assert rows_of(zero, axis="eval") == [(2, {"val/loss": 5.0}), (4, {"test/loss": 0.5})]
+    assert (zero["warnings"], one["warnings"]) == ([], [])
+
+
 def test_log_with_an_unknown_reduction_is_an_error_on_one_process_and_on_two(runs):
     errors = {rank["refused"] for name in ("alone", "together") for rank in runs[name]["reductions"]}
-    assert errors == {"OptionError: log(reduce='median'): give 'mean', 'sum', 'min', 'max' or None."}
+    told = "give 'mean', 'sum', 'min', 'max', 'none', or leave it out."
+    assert errors == {f"OptionError: log(reduce='median'): {told}"}
 
 
 @pytest.mark.parametrize(
@@ -429,8 +468,8 @@ def test_history_of_two_processes_has_each_row_of_rank_zero_once_on_both(togethe
     assert [rank["history"] for rank in together["record"]] == [rows, rows]
 
 
-def test_read_names_the_metrics_of_other_ranks_so_that_each_row_stands_there_once(together):
+def test_read_has_each_row_of_several_ranks_once(together):
     rows = [row for row in hl.read(together["record"][0]["directory"]) if isinstance(row, Metrics)]
     assert [row.step for row in rows if "loss" in row.values] == list(range(1, 9))
-    assert [row.step for row in rows if "rank1/loss" in row.values] == list(range(1, 9))
+    assert not any(name.startswith("rank1/") for row in rows for name in row.values)
     assert [row.step for row in rows if "val/loss" in row.values] == [4, 8]

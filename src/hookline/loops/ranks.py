@@ -2,7 +2,7 @@
 
 hookline runs no collective that nobody asked for, with two exceptions. The processes of a run agree on
 its directory when it begins, and at each step boundary on whether to stop, so that all stop at the
-same step. Metrics that somebody asked to have reduced are exchanged there as well. They do so only where
+same step. What they logged is exchanged there as well (`RankMeans`). They do so only where
 torch.distributed is already in use by more than one process, over a CPU group of its own, so that no
 device is waited for. And the processes of a Trainer add up the tokens of their batches (`ProcessShares`).
 """
@@ -104,6 +104,26 @@ class Agreement:
         settled = given if asker == rank() else f"{given} (asked by rank {asker})"
         self._askers = {settled: (asker, given)}
         return settled
+
+    def is_connected(self) -> bool:
+        """Whether torch.distributed connects this process with others."""
+        return _connected() is not None
+
+    def size(self) -> int:
+        """How many processes are connected."""
+        distributed = _connected()
+        return 1 if distributed is None else int(distributed.get_world_size())
+
+    def add_up(self, numbers: list[float]) -> list[float]:
+        """The sums over all ranks of numbers that each has; alone, just these."""
+        distributed = _connected()
+        if distributed is None:
+            return numbers
+        torch = sys.modules["torch"]
+        total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        distributed.all_reduce(total, group=self._gloo(distributed))
+        sums: list[float] = total.tolist()
+        return sums
 
     def group(self) -> Any:
         """The CPU group of the processes, where they are connected; made at the first call, by all of them."""

@@ -21,6 +21,10 @@ def _mean(values: list[float]) -> float:
 REDUCTIONS: Mapping[str, Callable[[list[float]], float]] = {"mean": _mean, "sum": sum, "min": min, "max": max}
 
 
+NOT_REDUCED = "none"
+"""Says that each process's own value is recorded."""
+
+
 class Reductions:
     """What this process logged for reduction since the processes last met."""
 
@@ -38,7 +42,8 @@ class Reductions:
             OptionError: There is no such reduction.
         """
         if reduce not in REDUCTIONS:
-            raise OptionError(f"log(reduce={reduce!r}): give {', '.join(map(repr, REDUCTIONS))} or None.")
+            known = ", ".join(map(repr, (*REDUCTIONS, NOT_REDUCED)))
+            raise OptionError(f"log(reduce={reduce!r}): give {known}, or leave it out.")
         return world_size > 1
 
     def add(self, metrics: Mapping[str, Any], reduce: str) -> None:

@@ -55,6 +55,7 @@ class Run(Session):
             ``delivery`` and ``drain_seconds``, as for every `Session`.
     """
 
+    exchanges_rows = True
     restores_itself: ClassVar[bool] = False
     """Whether it knows by itself what its checkpoints hold; ``save`` and ``load`` are then for more than that."""
 
@@ -465,7 +466,7 @@ class Run(Session):
         self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)
         self._step, self._at.batches = None, batch_idx + 1
         self._repeated.clear()
-        self.lifecycle.end(batch)
+        self.lifecycle.end(batch, commit=self._share_step())
         self.after_step()
 
     def after_step(self) -> None:

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from hookline.core.errors import CheckpointError, OptionError
-from hookline.core.metrics import collect, copied
+from hookline.core.metrics import MetricsRow, collect, copied
 from hookline.core.model_names import is_sharded
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 from hookline.core.values import plain
@@ -27,9 +27,12 @@ from hookline.loops.hook_record import HookRecord
 from hookline.loops.loop import Loop
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
 from hookline.loops.peers import Peers
+from hookline.loops.rank_means import LooseRow, RankMeans, is_number, is_waiting
 from hookline.loops.ranks import Agreement
 from hookline.loops.recorded_dict import RecordedDict
+from hookline.loops.reductions import NOT_REDUCED
 from hookline.loops.signals import StopSignals
+from hookline.loops.step import Commit
 from hookline.record import run_directory
 from hookline.record.device import defer
 from hookline.record.plain_settings import is_open, plain_settings, settings
@@ -86,6 +89,9 @@ class Session(Loop):
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
     """
 
+    exchanges_rows: ClassVar[bool] = False
+    """Whether its processes end their steps together, and record the means of what they log."""
+
     def __init__(
         self,
         name: str,
@@ -132,6 +138,7 @@ class Session(Loop):
         self.signal: str | None = None
         """The signal that asked for a stop, if one did; there may have been another reason before."""
         self.agreement = Agreement()
+        self.means = RankMeans(self.agreement, lambda step, row: self._write(step, row, common=True))
         self.peers: Peers | None = None
         self.hook_record: HookRecord | None = None
         self._early: list[tuple[int, dict[str, Any]]] = []
@@ -285,13 +292,17 @@ class Session(Loop):
             step: The completed count to record them at, where it is not the current one.
             commit: Whether this completes a step, in a loop whose steps are counted by `log`; otherwise the metrics
                 wait for the next call. In other loops it makes no difference: a step's metrics are one row.
-            reduce: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"`` over all processes, where there are several. The
-                processes meet at the end of the step, whichever of them logged something, and then it is recorded.
+            reduce: What is recorded where several processes train together. Left out, it is the mean over those that
+                logged the name, exchanged at the end of the step. ``"sum"``, ``"min"``, ``"max"`` and ``"mean"`` are
+                exchanged there as well, whichever process logged something, and are a row of their own. ``"none"``
+                records each process's own value.
         """
         if self._logged_steps is not None and self._log_without_steps(args, values, step, reduce, commit):
             return
         if self._ended:
             logger.warning("%s has ended: what is logged now is not recorded.", self.name)
+        elif reduce == NOT_REDUCED:
+            self._log_own(collect(args, values, defer), step)
         elif reduce is not None and step is not None:
             raise OptionError(f"log(step={step}, reduce={reduce!r}): what is reduced belongs to the step under way.")
         elif reduce is not None and self.agreement.reductions.takes(reduce, self.world_size):
@@ -300,6 +311,15 @@ class Session(Loop):
             super().log(*args, step=step, **values)
         else:
             self.log_early(copied(collect(args, values, defer)), step=step)
+
+    def _log_own(self, metrics: dict[str, Any], step: int | None) -> None:
+        """Record what only concerns this process."""
+        at = self.step + self.in_step if step is None else whole_step(step)
+        if self.world_size == 1 or threading.get_ident() != self._thread:
+            super().log(metrics, step=step)
+            return
+        super()._write(at, copied(metrics))
+        self._tell(at, metrics)
 
     def log_early(self, metrics: dict[str, Any], *, step: int | None = None) -> None:
         """Record a row that belongs to no step, at the present count or at ``step``.
@@ -418,13 +438,55 @@ class Session(Loop):
         if self.world_size == 1:
             self._agreed_to_stop = self.stop_reason is not None
             return wishes
-        agreed = self.agreement.agree(self.stop_reason, *wishes)
+        agreed = self.agreement.agree(self.stop_reason, self.means.has_rows, *wishes)
+        has_rows, *granted = agreed.wishes
+        if has_rows:
+            for step, axis, metrics in self.means.shared_rows():
+                self._write(step, metrics, axis, common=True)
         if agreed.reduced:
             self.commit(self.step, agreed.reduced, common=True)
+        if agreed.stop_reason is not None or any(granted):
+            self.means.settle()  # a checkpoint may follow, and the rows before it must be there
         if agreed.stop_reason is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
             self.stop_reason = agreed.stop_reason
         self._agreed_to_stop = agreed.stop_reason is not None
-        return agreed.wishes
+        return tuple(granted)
+
+    def _exchanges(self) -> bool:
+        """Whether what is logged is exchanged with the other processes of a training that is under way."""
+        return (
+            self.exchanges_rows
+            and self.world_size > 1
+            and self._logged_steps is None
+            and self.state == "running"
+            and self.agreement.is_connected()
+        )
+
+    def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
+        if common or self.world_size == 1 or is_waiting(metrics) or not self._exchanges():
+            super()._write(step, metrics, axis, common=common)
+        elif metrics:
+            self.metrics.update(metrics)
+            self.means.keep(LooseRow(step, axis or self.axis, copied(metrics)))
+
+    def _share_step(self) -> Commit | None:
+        """Exchange the numbers of the step that ends now; returns how its row is committed, where that is special."""
+        if self.world_size == 1 or (row := self.lifecycle.row) is None or not self._exchanges():
+            return None
+        shared = self.means.share(row, self.step + 1)
+        self.metrics.update(row)
+
+        def commit(step: int, row: MetricsRow) -> None:
+            dict.update(row, shared)  # one that was read meanwhile may stand there as this process's own
+            later = {name: value for name, value in dict.items(row) if name not in shared}
+            numbers = {name: value for name, value in later.items() if is_number(value)}
+            others = {name: value for name, value in later.items() if name not in numbers}
+            self._write(step, MetricsRow({**shared, **others}), common=True)
+            if numbers:  # logged in on_step_end
+                self._write(step, MetricsRow(numbers))
+            self._tell(step, row)
+
+        return commit
 
     def _settle(self) -> None:
         """Complete what is under way at an orderly end."""
@@ -434,6 +496,8 @@ class Session(Loop):
             self._settle()
             self.start()
             self.commit_held_back()
+            if self._exchanges():
+                self.means.settle()
             self.answer_requests()
             if self.signal is None and self.num_steps is not None and self.step >= self.num_steps:
                 self.stop_reason = None  # a stop asked for at the last step cut nothing short
@@ -489,6 +553,8 @@ class Session(Loop):
                 raise
             finally:
                 self.commit_held_back()
+                for step, axis, metrics in self.means.take_rows():
+                    super()._write(step, metrics, axis)  # the processes do not meet any more
                 if self.agreement.reductions:
                     logger.warning("log(reduce=...) after the last step: the processes do not meet any more.")
                 self._ended = True

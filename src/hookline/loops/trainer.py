@@ -85,6 +85,7 @@ class Trainer(Session):
         hook_fns: Functions ``(worker, report_data)`` by the name of a hook.
     """
 
+    exchanges_rows = True
     config: TrainerConfig
     worker: Any
     """What hook functions are given instead of the Trainer, once it is set."""
@@ -444,7 +445,7 @@ class Trainer(Session):
         self._update(row)
         self.metrics.update(row)
         self._batches_done = batch_idx + 1
-        self.lifecycle.end(batch)
+        self.lifecycle.end(batch, commit=self._share_step())
 
     def _train_batch(self, batch_idx: int, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Forward and backward; returns what is to be recorded of it."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -92,8 +93,8 @@ class Losses(hl.Callback):
     def __init__(self):
         self.seen = []
 
-    def on_step_end(self, loop, step_idx, batch, metrics):
-        self.seen.append(metrics["loss"])
+    def on_train_batch_end(self, loop, outputs, batch, batch_idx):
+        self.seen.append(float(outputs["loss"]))
 
 
 def facts(made):
@@ -219,6 +220,48 @@ def reductions():
         except hl.HooklineError as error:
             refused = f"{type(error).__name__}: {error}"
     return {"rows": rows, "refused": refused, "latest": dict(run.metrics)}
+
+
+def on_its_way(number):
+    """A value that is fetched later, where JAX is installed: its arrays are on a device, also without one."""
+    if find_spec("jax") is None:
+        return number
+    import jax.numpy as jnp
+
+    return jnp.float32(number)
+
+
+def means():
+    """What is recorded of values that differ between processes, and what subscribers are given."""
+    given, heard = [], []
+
+    class Late(hl.Callback):
+        def on_step_end(self, loop, step_idx, batch, metrics):
+            given.append(metrics.get("loss"))
+            loop.log(late=10.0 * (RANK + 1))
+
+        def on_log(self, loop, step, metrics):
+            heard.append([step, *sorted(metrics)])
+
+    early = hl.callbacks.EarlyStoppingCallback("val/loss", patience=9)
+    with hl.run("means", root=ROOT / "means", callbacks=[Late(), early], strict=True, summary=False) as run:
+        for index in run.steps(3):
+            run.log(loss=1.0 + 2 * RANK, tokens=128, share=0.1, word=f"of rank {RANK}")
+            run.log(device=on_its_way(4.0 * RANK), is_good=RANK == 0)
+            run.log(own=RANK, reduce="none")
+            if RANK == 1 and index == 1:
+                run.log(only_there=7.0)
+            if RANK == 0 and index == 1:  # on one rank only, as many scripts do
+                with run.validate() as validation:
+                    validation.log(loss=5.0)
+        run.log(loose=float(RANK))
+        for _ in run.steps(1):
+            run.log(loss=2.0)
+        with run.validate("test") as validation:
+            validation.log(loss=float(RANK))
+        for _ in run.steps(1):
+            pass
+    return facts(run) | {"given": given, "heard": heard, "directory": str(run.dir), "warnings": list(WARNINGS)}
 
 
 def stops():

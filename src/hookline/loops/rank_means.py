@@ -1,0 +1,210 @@
+"""Means over processes of what each of them logs: the rows of steps, and rows between two steps.
+
+The numbers of a step are exchanged when it ends, before `on_step_end`, with one all-reduce over the CPU group of the
+processes: every process sends its numbers in an order that all know, and a name that is new to one of them costs a
+second message once. A name counts in those processes that logged it. Values that are still on their way from a device
+are not waited for: they are exchanged at the end of a later step, when they have arrived on all processes, and the row
+is written then. A subscriber that reads such a value earlier reads this process's own.
+
+Rows that belong to no step, such as evaluations, are kept until the processes meet next. Of anything but numbers rank
+zero's is recorded.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hookline.core.metrics import MetricsRow
+from hookline.core.values import Deferred, plain
+from hookline.loops.ranks import Agreement
+
+READY = 4
+"""How many steps whose device values have arrived are exchanged at once: more than one, so that none pile up."""
+
+
+class LooseRow(NamedTuple):
+    """A row that belongs to no step under way."""
+
+    step: int
+    axis: str
+    metrics: dict[str, Any]
+
+
+class SharedNumber:
+    """A number from a device whose mean over the processes is still to come; until then this process's own."""
+
+    __slots__ = ("_own", "mean")
+    arrives = True
+
+    def __init__(self, own: Deferred) -> None:
+        self._own = own
+        self.mean: float | None = None
+
+    def number(self, index: int) -> Any:
+        """The mean, or this process's number where it is not known yet."""
+        return self._own.get() if self.mean is None else self.mean
+
+    def ready(self) -> bool:
+        """Whether the mean is known."""
+        return self.mean is not None
+
+    def own_is_ready(self) -> bool:
+        """Whether this process's number has arrived."""
+        return self._own.source.ready() or not self._own.source.arrives
+
+
+class WaitingStep(NamedTuple):
+    """The device values of a step that are not exchanged yet."""
+
+    step: int
+    numbers: dict[str, SharedNumber]
+
+
+class RankMeans:
+    """Exchanges what the processes of a run log; every method but `take_rows` and `keep` is called by all of them.
+
+    Args:
+        agreement: How the processes meet.
+        record: Writes a row that all processes have, at a step.
+    """
+
+    def __init__(self, agreement: Agreement, record: Callable[[int, dict[str, Any]], None]) -> None:
+        self._agreement, self._record = agreement, record
+        self._names: list[str] = []
+        self._known: set[str] = set()
+        self._waiting: deque[WaitingStep] = deque()
+        self._rows: list[LooseRow] = []
+
+    def share(self, row: MetricsRow, step: int) -> dict[str, Any]:
+        """Set the numbers of a step to their means over the processes; returns what is to be recorded of them."""
+        own: dict[str, Any] = {}
+        late: dict[str, SharedNumber] = {}
+        for name, value in dict.items(row):
+            if type(value) is float or type(value) is int:
+                own[name] = value
+            elif type(value) is Deferred:
+                late[name] = SharedNumber(value)
+        ready = self._ready()
+        flags = [bool(late), *(ready > place for place in range(READY))]
+        (any_late, *arrived), (means,) = self._reduced(flags, [own])
+        found: dict[str, Any] = {**means, **{name: Deferred(number) for name, number in late.items()}}
+        dict.update(row, found)
+        shared = {name: found[name] for name in dict.keys(row) if name in found}  # in the order of this process
+        size = self._agreement.size()
+        everywhere = next((place for place, count in enumerate(arrived) if count < size), READY)
+        if everywhere:
+            self._exchange_waiting(everywhere)
+        if any_late:
+            self._waiting.append(WaitingStep(step, late))
+        return shared
+
+    def settle(self) -> None:
+        """Exchange the device values of all steps so far, and wait for them."""
+        if self._waiting:
+            self._exchange_waiting(len(self._waiting))
+
+    def keep(self, row: LooseRow) -> None:
+        """Keep a row until the processes meet."""
+        self._rows.append(row)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows are kept."""
+        return bool(self._rows)
+
+    def take_rows(self) -> list[LooseRow]:
+        """Hand over the rows that are kept, as this process logged them."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def shared_rows(self) -> list[LooseRow]:
+        """The rows that the processes keep, merged: those of one step and axis are one, with the means."""
+        own = [row._replace(metrics=plain(dict(row.metrics))) for row in self.take_rows()]
+        merged: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
+        for rows in self._agreement.gather(own):
+            seen: dict[tuple[int, str], int] = {}
+            for row in rows:
+                place = seen[row.step, row.axis] = seen.get((row.step, row.axis), -1) + 1
+                merged.setdefault((row.step, row.axis, place), []).append(row.metrics)
+        return [LooseRow(step, axis, _mean_row(rows)) for (step, axis, _), rows in merged.items()]
+
+    def _ready(self) -> int:
+        """How many of the oldest steps have all their device values here."""
+        ready = 0
+        for waiting in self._waiting:
+            if ready == READY or not all(number.own_is_ready() for number in waiting.numbers.values()):
+                break
+            ready += 1
+        return ready
+
+    def _exchange_waiting(self, count: int) -> None:
+        steps = [self._waiting.popleft() for _ in range(count)]
+        own = [{name: number.number(0) for name, number in step.numbers.items()} for step in steps]
+        _, means = self._reduced([], [{n: v for n, v in row.items() if isinstance(v, int | float)} for row in own])
+        for step, found in zip(steps, means, strict=True):
+            for name, number in step.numbers.items():
+                number.mean = found.get(name, math.nan)
+            others = {name: mean for name, mean in found.items() if name not in step.numbers}
+            if others:  # this process did not log them
+                self._record(step.step, others)
+
+    def _reduced(
+        self, flags: Sequence[bool], rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """How many processes have each flag, and the means of each row; all processes have as many of both."""
+        while True:
+            unknown = [name for row in rows for name in row if name not in self._known]
+            numbers = [float(bool(unknown)), *map(float, flags)]
+            for row in rows:
+                numbers += [row.get(name, 0.0) for name in self._names]
+                numbers += [1.0 if name in row else 0.0 for name in self._names]
+            sums = self._agreement.add_up(numbers)
+            if not sums[0]:
+                break
+            new = {name for names in self._agreement.gather(unknown) for name in names}
+            self._names += sorted(new - self._known)
+            self._known |= new
+        found, start, width = [], 1 + len(flags), len(self._names)
+        for row in rows:
+            values, counts = sums[start : start + width], sums[start + width : start + 2 * width]
+            found.append(
+                {
+                    name: _mean(value, count, row.get(name))
+                    for name, value, count in zip(self._names, values, counts, strict=True)
+                    if count
+                }
+            )
+            start += 2 * width
+        return [round(count) for count in sums[1 : 1 + len(flags)]], found
+
+
+def _mean(total: float, count: float, own: Any) -> Any:
+    """The mean; where all have the same value, that value as it is, without what rounding adds."""
+    mean = total / count
+    return own if own is not None and math.isclose(mean, own, rel_tol=1e-15) else mean
+
+
+def _mean_row(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows of several processes as one: means of numbers, and the first of anything else."""
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: _mean_of(several) for name, several in values.items()}
+
+
+def _mean_of(values: list[Any]) -> Any:
+    if not all(type(value) in (int, float) for value in values):
+        return values[0]
+    return _mean(sum(values), len(values), values[0])
+
+
+def is_number(value: Any) -> bool:
+    """Whether a logged value is a number, or will be one."""
+    return type(value) in (int, float, Deferred)
+
+
+def is_waiting(metrics: dict[str, Any]) -> bool:
+    """Whether a value is still on its way from a device."""
+    return any(type(value) is Deferred for value in dict.values(metrics))
