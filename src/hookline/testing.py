@@ -10,6 +10,7 @@
 
 import copy
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -89,7 +90,7 @@ class FakeLoop(Loop):
         self.step = step
         self.num_steps = num_steps
         self.num_epochs = 1
-        self.checkpoints: list[ManifestRow] = []
+        self.notes = ""
         for name, value in facts.items():
             setattr(self, name, value)
 
@@ -122,23 +123,34 @@ class FakeLoop(Loop):
                 self.lifecycle.abandon()
 
 
-def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) -> FakeLoop:
+def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None, **facts: Any) -> FakeLoop:
     """Lead a callback or hook through the life of an experiment with one run, every moment of it.
 
-    It has four steps, a validation and a benchmark. Exceptions propagate. Returns the loop, in which the callback's
-    doing can be looked at.
+    It has four steps, a validation and a benchmark, and a directory for as long as it lasts. Exceptions propagate.
+    Returns the loop, in which the callback's doing can be looked at.
 
     Args:
         metrics: Those whose names begin with ``val/`` are the validation's, the others those of each step.
+        facts: Attributes of the loop, such as ``model=``.
     """
+    with tempfile.TemporaryDirectory(prefix="hookline-") as directory:
+        loop = FakeLoop(
+            num_steps=4,
+            callbacks=CallbackCollection([callback], strict=True),
+            **{"output_dir": Path(directory), "config": {"learning_rate": 0.1}, **facts},
+        )
+        _fire(loop, metrics)
+    return loop
+
+
+def _fire(loop: FakeLoop, metrics: Mapping[str, Any] | None) -> None:
     from hookline.experiment.results.result import ExperimentResult  # with what can be asked of a real one
 
     values = {"loss": 1.0, "val/loss": 1.0, "reward": 0.5} if metrics is None else dict(metrics)
     evaluations = {name: value for name, value in values.items() if name.startswith("val/")}
     of_steps = {name: value for name, value in values.items() if name not in evaluations}
-    callbacks = CallbackCollection([callback], strict=True)
-    loop = FakeLoop(num_steps=4, callbacks=callbacks)
-    ctx, row = loop.ctx, ManifestRow(step=0, path=Path("step-0"))
+    callbacks, ctx, row = loop.callbacks, loop.ctx, ManifestRow(step=0, path=Path("step-0"))
+    ctx.output_dir = loop.output_dir
     evaluated = EvalResult("benchmark", {"score": 1.0})
     result = RunResult("run", metrics=values | {"benchmark/score": 1.0}, evals=(evaluated,))
     arm = ArmResult("arm", {"learning_rate": 0.1}, (result,))
@@ -166,7 +178,6 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None) 
     callbacks.on_group_end(ctx, "group")
     callbacks.on_experiment_end(ctx, ExperimentResult("experiment", [arm]))
     callbacks.close()
-    return loop
 
 
 def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
@@ -178,49 +189,52 @@ def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
     loop.record_evaluation("val", dict(metrics), ends_validation=True)
 
 
-def check_callback(factory: Callable[[], Callback | Hook]) -> None:
+def check_callback(factory: Callable[[], Callback | Hook], **facts: Any) -> None:
     """Check that what ``factory`` makes behaves as any subscriber must.
 
     Every moment can fire, with usual metrics, with none and with ones that are not finite; two live
     side by side, and using one leaves the other's state as it is; a copy works and shares nothing; the
     state can be held by a checkpoint and comes back equal; closing twice is harmless.
 
+    Args:
+        factory: Makes one, each time it is called.
+        facts: Attributes that the loop must have for it, such as ``model=``.
+
     Raises:
         AssertionError: Something does not hold; the message says what.
     """
+    fire = partial(fire_everything, **facts)
     unused = factory()
     before = _saved_state(unused)
     unusual = {"loss": float("nan"), "val/loss": float("inf"), "reward": None, "note": "text"}
     for metrics in (None, {}, unusual):
         subscriber = factory()
-        _expect(
-            f"every moment can fire with metrics {metrics!r}", partial(fire_everything, subscriber, metrics=metrics)
-        )
+        _expect(f"every moment can fire with metrics {metrics!r}", partial(fire, subscriber, metrics=metrics))
         _expect("closing twice is harmless", subscriber.close)
     first, second = factory(), factory()
     pair = CallbackCollection([first, second])
     assert len(set(pair.names())) == 2, "two of a kind do not live side by side"
     assert first is not second, "the factory must make a new one each time"
-    _check_state(factory)
+    _check_state(factory, fire)
     after = _saved_state(unused)
     assert after == before, f"two of a kind share state: that of one became {after}, from {before}, as others were used"
-    _check_copy(factory)
+    _check_copy(factory, fire)
 
 
-def _check_copy(factory: Callable[[], Callback | Hook]) -> None:
+def _check_copy(factory: Callable[[], Callback | Hook], fire: Callable[[Any], Any]) -> None:
     original = factory()
     before = _saved_state(original)
     copies: list[Callback | Hook] = []
     _expect("a copy can be made", lambda: copies.append(copy.deepcopy(original)))
     assert copies[0] is not original, "copy.deepcopy() gives the very same one: a copy shares nothing"
-    _expect("a copy works", partial(fire_everything, copies[0]))
+    _expect("a copy works", partial(fire, copies[0]))
     after = _saved_state(original)
     assert after == before, f"a copy shares state: that of the original became {after}, from {before}, as it was used"
 
 
-def _check_state(factory: Callable[[], Callback | Hook]) -> None:
+def _check_state(factory: Callable[[], Callback | Hook], fire: Callable[[Any], Any]) -> None:
     used = factory()
-    fire_everything(used)
+    fire(used)
     given = used.state_dict()
     state = _saved_text(given)
     restored = factory()

@@ -18,10 +18,12 @@ if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
         EvalResult,
         LogContext,
         LoopArtifacts,
-        LoopState,
         ManifestRow,
         RunResult,
     )
+
+    # A callback may say which loop it is written for: `trainer: "Trainer"`. The module says how checkers accept that.
+    from hookline.loops.every_loop import EveryLoop as LoopState
 
     # The one that users import is a subclass with methods, in a layer above. A checker refuses an argument that is
     # narrower than it was declared, and this layer cannot name that class: so it is told nothing.

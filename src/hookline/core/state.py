@@ -47,8 +47,28 @@ class LoopState(Protocol):
         """The planned number of epochs, where it is known."""
 
     @property
+    def name(self) -> str:
+        """What the run is called."""
+
+    @property
+    def config(self) -> Any:
+        """The settings that were given."""
+
+    @property
     def output_dir(self) -> "Path | None":
         """Where the loop writes its files, if anywhere."""
+
+    @property
+    def dir(self) -> "Path | None":
+        """Another name for `output_dir`: the run's directory."""
+
+    @property
+    def callbacks(self) -> Any:
+        """The `CallbackCollection` of those that the loop notifies."""
+
+    @property
+    def recorder(self) -> Any:
+        """Writes the run's journal, e.g. ``loop.recorder.event(...)``; None where nothing is recorded."""
 
     @property
     def model(self) -> Any:
@@ -79,6 +99,22 @@ class LoopState(Protocol):
         """The latest value of each metric."""
 
     @property
+    def validation_metrics(self) -> Mapping[str, Any]:
+        """The metrics of the latest validation."""
+
+    @property
+    def history(self) -> Sequence[Any]:
+        """All rows so far, each with ``step`` and ``metrics``; they are read back from the record."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to, in values of your own."""
+
+    @property
+    def checkpoints(self) -> "Sequence[ManifestRow]":
+        """The checkpoints saved so far."""
+
+    @property
     def native(self) -> Any:
         """The host framework's own trainer."""
 
@@ -87,8 +123,12 @@ class LoopState(Protocol):
         """Whether somebody asked for a stop."""
 
     @property
+    def stop_reason(self) -> str | None:
+        """Why a stop was asked for; None where none was."""
+
+    @property
     def should_stop(self) -> bool:
-        """The same; assigning True asks for a stop."""
+        """Whether somebody asked for a stop; assigning True asks for one."""
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None: ...
@@ -101,6 +141,9 @@ class LoopState(Protocol):
 
     def log_samples(self, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> None:
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
+
+    def status(self, status: str, /, message: str = "", **data: Any) -> None:
+        """Record where the run is, for monitors and sinks."""
 
     def save_checkpoint(self, path: Any = None) -> "ManifestRow":
         """Save a checkpoint and return its manifest row; under `hl.Trainer`, within a step, at the end of that step."""

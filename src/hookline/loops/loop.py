@@ -49,6 +49,10 @@ class Loop(ABC):
 
     axis = "train"
     """What this loop's steps count, in the record."""
+    name: str = "run"
+    """What the run is called."""
+    config: Any = None
+    """The settings that were given."""
 
     def __init__(
         self,
@@ -75,6 +79,8 @@ class Loop(ABC):
         self.validation_metrics: dict[str, Any] = {}
         self._rows: list[Row] = []
         self.samples: list[dict[str, Any]] = []  # where nothing is recorded
+        self.checkpoints: list[ManifestRow] = []
+        self.summary: dict[str, Any] = {}
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
         self.validation_requested = False
@@ -99,6 +105,11 @@ class Loop(ABC):
     def current_epoch(self) -> int:
         """Another name for `epoch`."""
         return self.epoch
+
+    @property
+    def dir(self) -> Path | None:
+        """The run's directory, once it has begun; None where nothing is recorded."""
+        return self.output_dir
 
     @property
     def history(self) -> list[Row]:
@@ -194,6 +205,11 @@ class Loop(ABC):
             if not isinstance(row, Mapping):
                 raise OptionError(f"log_samples(): {row!r} is not a mapping; give a dict per sample.")
             self.samples.append({"step": at, **row})
+
+    def status(self, status: str, /, message: str = "", **data: Any) -> None:
+        """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
+        if self.recorder is not None:
+            self.recorder.status(status, message, step=self.step + self.in_step, **data)
 
     @abstractmethod
     def save_checkpoint(self, path: Any = None) -> ManifestRow:

@@ -130,7 +130,6 @@ class Session(Loop):
         self.tags = checked_tags(tags)
         self._notes = checked_notes(notes)
         self.state = "created"
-        self.checkpoints: list[ManifestRow] = []
         self.seconds = 0.0
         self.ctx.run_key, self.ctx.run_config = name, self.config
         self._prints_summary = summary
@@ -154,11 +153,6 @@ class Session(Loop):
         self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
         self._began = 0.0
         self._process = 0
-
-    @property
-    def dir(self) -> Path | None:
-        """The run's directory, once it has begun; None where nothing is recorded."""
-        return self.output_dir
 
     @property
     def notes(self) -> str:
@@ -338,11 +332,6 @@ class Session(Loop):
     ) -> bool:
         """Count a row as a step where the loop has no others; returns whether it is recorded."""
         return False
-
-    def status(self, status: str, /, message: str = "", **data: Any) -> None:
-        """Record where the run is, for monitors and sinks: ``run.status("tokenizing", shards=12)``."""
-        if self.recorder is not None:
-            self.recorder.status(status, message, step=self.step + self.in_step, **data)
 
     def sinks(self) -> list["SinkState"]:
         """How each sink stands: ``ok``, ``lagging`` or ``refused``, how much it was given, what is wrong."""

@@ -1,9 +1,13 @@
 """Callbacks as users write them: arguments named as they like, metrics returned, async moments, own state."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hookline as hl
+from hookline.rl import RolloutWorker
+
+if TYPE_CHECKING:
+    from hookline import DreamTrainer, Trainer
 
 
 class BestLoss(hl.Callback):
@@ -80,3 +84,27 @@ class WholeExperiment(hl.Callback):
 
     def on_experiment_end(self, ctx: hl.LogContext, result: hl.ExperimentResult) -> None:
         print(result.best_arms(1), result.to_markdown())
+
+
+class OfATrainer(hl.Callback):
+    """A callback may name the loop that it is written for, as those of other trainers do."""
+
+    def on_train_start(self, trainer: "Trainer") -> None:
+        print(trainer.config.learning_rate, trainer.val_sets)
+
+    def on_step_end(self, trainer: hl.Trainer, step_idx: int, batch: Any, metrics: dict[str, Any]) -> None:
+        trainer.log(doubled=2 * metrics["loss"])
+
+    def on_train_batch_end(
+        self, trainer: "DreamTrainer", outputs: dict[str, Any], batch: Any, batch_idx: int
+    ) -> dict[str, float]:
+        return {"twice": 2 * outputs["loss"]}
+
+    def on_train_end(self, trainer: hl.DreamTrainer) -> None:
+        trainer.save_checkpoint()
+
+    def on_log(self, run: hl.Run) -> None:
+        print(run.notes)
+
+    def on_rollout_end(self, worker: RolloutWorker, step_idx: int, rollouts: Any) -> None:
+        print(worker.lesson_id)

@@ -9,6 +9,12 @@ class WrongLoop(hl.Callback):
     def on_train_start(self, loop: int) -> None: ...  # error
 
 
+class WrongTrainer(hl.Callback):
+    def on_train_start(self, trainer: hl.TrainerConfig) -> None: ...  # error
+    def on_train_end(self, trainer: hl.Trainer) -> None:
+        trainer.fits()  # error
+
+
 class WrongStep(hl.Callback):
     def on_step_start(self, loop: hl.LoopState, step_idx: str) -> None: ...  # error
 
