@@ -91,6 +91,7 @@ def matrix_section(matrix: Mapping[str, Any]) -> str:
     notes, found = Footnotes(), matrix["moments"]
     moments = [name for name in MOMENTS if any(name in host["told"] for host in found.values())]
     steering, builtins, predictions = matrix["steering"], matrix["builtins"], matrix["predictions"]
+    callbacks = sorted({name for host in builtins.values() for name in (*host["works"], *host["idle"])})
     return "\n".join(
         [
             *_table(
@@ -106,8 +107,12 @@ def matrix_section(matrix: Mapping[str, Any]) -> str:
             "",
             *_table(
                 "steered by",
-                {title: ["✓" + notes.mark(steering[host][name]) for host in HOSTS] for name, title in STEERING.items()}
-                | {"all built-in callbacks": [_works(builtins[host], notes) for host in HOSTS]},
+                {title: ["✓" + notes.mark(steering[host][name]) for host in HOSTS] for name, title in STEERING.items()},
+            ),
+            "",
+            *_table(
+                "built-in callback",
+                {f"`{name}`": [_works(builtins[host], name, notes) for host in HOSTS] for name in callbacks},
             ),
             "",
             *notes.lines(),
@@ -137,9 +142,10 @@ def _told(host: Mapping[str, Any], moment: str, notes: Footnotes) -> str:
     return sign + notes.mark(reasons)
 
 
-def _works(failing: Mapping[str, str], notes: Footnotes) -> str:
-    but = "".join(f", but `{name}`{notes.mark([reason])}" for name, reason in failing.items())
-    return f"✓{but}"
+def _works(host: Mapping[str, Any], callback: str, notes: Footnotes) -> str:
+    if reason := host["idle"].get(callback):
+        return "–" + notes.mark([reason])  # noqa: RUF001 - a dash is meant
+    return "✓" + notes.mark([host["notes"][callback]] if callback in host["notes"] else [])
 
 
 def main() -> None:

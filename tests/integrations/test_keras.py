@@ -391,7 +391,7 @@ ON_JAX = """
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", steps_per_execution=2)
-    hooks = HooklineCallback([Save(), "learning_rate_monitor"], strict=True, summary=False)
+    hooks = HooklineCallback([Save(), "learning_rate_monitor", "ema", "gradient_monitor"], strict=True, summary=False)
     model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=2, verbose=0, callbacks=[hooks, Broken()])
 """
 
@@ -404,6 +404,7 @@ def jax_run(tmp_path_factory):
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
     assert "ValueError: no more" in done.stderr
+    (home / "stderr").write_text(done.stderr)
     return home
 
 
@@ -419,6 +420,12 @@ def test_keras_on_jax_has_the_weights_of_the_step_and_counts_all_batches_of_an_e
     saved = keras.saving.load_model(jax_run / "saved" / "model.keras").get_weights()
     with np.load(jax_run / "weights.npz") as weights:
         assert all(map(np.array_equal, saved, weights.values()))
+
+
+def test_keras_on_jax_callbacks_that_need_torch_say_that_they_do_nothing(jax_run):
+    said = (jax_run / "stderr").read_text()
+    assert "ema averages nothing: the loop has a Sequential without named_parameters()" in said
+    assert "gradient_monitor logs nothing: Keras updates the weights inside of a batch, and shows no gradients" in said
 
 
 def test_keras_observer_that_raises_is_isolated():

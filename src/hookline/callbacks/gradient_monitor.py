@@ -13,7 +13,8 @@ first step::
 
     optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
 
-or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, e.g. before it clips.
+or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, e.g. before it clips. Where no gradients are
+seen, that is logged: when training starts if the loop never shows any (JAX, Keras), else after the first step due.
 """
 
 import logging
@@ -25,7 +26,7 @@ from hookline.core.callback import Callback
 from hookline.core.errors import OptionError
 from hookline.core.model_names import is_sharded
 from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
+from hookline.core.state import LoopState
 
 logger = logging.getLogger("hookline")
 
@@ -46,14 +47,17 @@ class GradientMonitor(Callback):
         if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or not norm_type > 0:
             raise OptionError(f"norm_type={norm_type!r}: give a number above 0, or float('inf').")
         self.configure(every=every)
-        self._every = every
         self.by_layer = by_layer
         self.norm_type = float(norm_type)
-        self._looked = False
+        self._looked = self._has_warned = False
         self._of_step = StepNorms(self.norm_type)
 
     def on_train_start(self, loop: LoopState, /) -> None:
-        if loop.model is None and loop.optimizer is None:
+        self._has_warned = False
+        if reason := getattr(loop, "no_gradients", None):
+            self._has_warned = True
+            logger.warning("gradient_monitor logs nothing: %s.", reason)
+        elif loop.model is None and loop.optimizer is None:
             logger.warning(
                 "gradient_monitor logs only what it is handed: the loop has no model and no optimizer. "
                 "Set one before the first step: run.model = model."
@@ -72,8 +76,9 @@ class GradientMonitor(Callback):
                 values = {f"clipped_{name}": norm for name, norm in values.items()}
             loop.log(values)
 
-    def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
-        if not self._looked and loop.optimizer is not None and loop.step >= self._every:
+    def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
+        if not self._looked and not self._has_warned and loop.optimizer is not None:
+            self._has_warned = True
             logger.warning(
                 "gradient_monitor saw no gradients: on_before_optimizer_step never fired. In a loop of your own, "
                 "call run.callbacks.on_before_optimizer_step(run, optimizer) before optimizer.step()."

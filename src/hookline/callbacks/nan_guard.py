@@ -83,6 +83,11 @@ class NaNGuard(Callback):
 
     def on_train_start(self, loop: LoopState, /) -> None:
         self._in_a_row = 0
+        if self.check_gradients and (reason := getattr(loop, "no_gradients", None)):
+            logger.warning(
+                "nan_guard looks at the loss only, after each update: %s. check_gradients=False asks for that.",
+                reason,
+            )
 
     def on_step_start(self, loop: LoopState, step_idx: int, /) -> None:
         self._dropped = False

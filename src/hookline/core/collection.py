@@ -202,7 +202,7 @@ class CallbackCollection(Roster, Fired, Callback):
 
     @staticmethod
     def _target(subscriber: Any) -> Any:
-        return hook_target(subscriber) if isinstance(subscriber, Hook) else subscriber
+        return hook_target(subscriber, in_loop=True) if isinstance(subscriber, Hook) else subscriber
 
 
 def _is_hook_functions(given: Mapping[Any, Any]) -> bool:

@@ -337,8 +337,11 @@ def hooks_in(hooks: Any) -> list[Hook]:
     return list(hooks)
 
 
-def hook_target(hook: Hook) -> "HookTarget | Roster":
+def hook_target(hook: Hook, *, in_loop: bool = False) -> "HookTarget | Roster":
     """What the engine calls for a hook: a wrapper, or a composite's own roster, which is compiled flat.
+
+    Args:
+        in_loop: Whether it is part of a loop's collection, which also fires when training starts.
 
     Raises:
         MomentError: It is no hook, or one that cannot work.
@@ -350,7 +353,7 @@ def hook_target(hook: Hook) -> "HookTarget | Roster":
         getattr(type(hook), name) is getattr(CompositeHook, name) for name in _COMPOSITE_METHODS
     ):
         return hook.manager.roster
-    return HookTarget(hook)
+    return HookTarget(hook, in_loop=in_loop)
 
 
 _COMPOSITE_METHODS = ("should_run", "run", "state_dict", "load_state_dict", "close")
@@ -359,12 +362,15 @@ _COMPOSITE_METHODS = ("should_run", "run", "state_dict", "load_state_dict", "clo
 class HookTarget(Subscriber):
     """A hook as the engine calls it, by a manager (`asked`) or by a collection (after each step)."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: Hook, *, in_loop: bool = False) -> None:
         self.hook = hook
         self.schedule = _Asks(hook)
         waits = is_async(hook.run)
         self.asked = self._asked_async if waits else self._asked
         self.on_step_end = self._after_step_async if waits else self._after_step
+        if in_loop and hasattr(type(hook), "unsupported"):  # a hook for some loops only, which says why not for others
+            self.on_train_start = self._check_loop
+        self._is_idle = False
 
     def state_dict(self) -> dict[str, Any]:
         state = self.hook.state_dict()
@@ -376,6 +382,12 @@ class HookTarget(Subscriber):
 
     def close(self) -> None:
         self.hook.close()
+
+    def _check_loop(self, loop: Any) -> None:
+        reason: str = self.hook.unsupported(loop)  # type: ignore[attr-defined]  # only hooks that have it get here
+        self._is_idle = bool(reason)
+        if reason:
+            logger.warning("%s does nothing: %s", self.name, reason)
 
     def _asked(self, context: HookContext) -> Any:
         start = time.perf_counter()
@@ -390,10 +402,10 @@ class HookTarget(Subscriber):
         return result
 
     def _after_step(self, loop: Any, step_idx: int) -> Any:
-        return self._asked(step_context(loop, step_idx + 1, self.name))
+        return None if self._is_idle else self._asked(step_context(loop, step_idx + 1, self.name))
 
     async def _after_step_async(self, loop: Any, step_idx: int) -> Any:
-        return await self._asked_async(step_context(loop, step_idx + 1, self.name))
+        return None if self._is_idle else await self._asked_async(step_context(loop, step_idx + 1, self.name))
 
     def _debug(self, context: HookContext, result: Any, start: float) -> None:
         shown = logger if logger.isEnabledFor(logging.DEBUG) else rl_logger

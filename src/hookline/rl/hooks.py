@@ -72,7 +72,19 @@ class EvaluationHook(PeriodicHook):
         self.eval_type = eval_type
         self.evaluate_all_lessons = evaluate_all_lessons
 
+    def unsupported(self, worker: Any) -> str:
+        """Why lessons cannot be evaluated with this worker or loop; nothing where they can."""
+        needed = "_evaluate_curriculum" if self.evaluate_all_lessons else "_evaluate_lesson"
+        if callable(getattr(worker, needed, None)):
+            return ""
+        return (
+            f"it evaluates the lessons of a rollout worker, and {type(worker).__name__} has none. Give it to "
+            "rl.train(hooks=[...]) or RolloutWorker(hooks=[...])."
+        )
+
     def run(self, context: HookContext) -> dict[str, Any]:
+        if reason := self.unsupported(context.worker):
+            raise OptionError(f"{self.name}: {reason}")
         worker, rng = context.worker, None if context.rng is None else _python_random(context.split_rng()[0])
         metrics: dict[str, Any] = {}
         try:

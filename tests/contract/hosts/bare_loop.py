@@ -24,6 +24,7 @@ class BareLoop(Host):
             "load": lambda directory: model.load_state_dict(torch.load(directory / "model.pt")),
         }
         self.loop = hl.run(self.name, callbacks=callbacks, resume=resume, **files, **self.options)
+        self.loop.model, self.loop.optimizer = model, optimizer
         train_by_hand(self.loop, model, optimizer, loader(TRAIN), torch.Tensor.backward)
 
 

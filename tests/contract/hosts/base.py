@@ -17,6 +17,8 @@ class Host(ABC):
     """
 
     name: ClassVar[str]
+    monitor: ClassVar[str] = "val/loss"
+    """What its evaluations measure, with all built-in callbacks."""
 
     loop: Any = None
     """What callbacks are given, once it trains."""

@@ -17,6 +17,11 @@ from hosts.changes import (
     only_last,
 )
 
+HOSTS = (
+    *("trainer", "bare_loop", "torch", "jax", "accelerate", "huggingface", "trl_sft", "trl_grpo", "learner"),
+    *("lightning", "keras", "ray"),
+)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -100,8 +105,19 @@ STEERING_DIFFERENCES = [
 ]
 
 
-FAILING: dict[tuple[str, str], str] = {}
-"""Built-in callbacks that fail in a host, by the host and their name."""
+LESSON_HOOK = "It evaluates the lessons of a rollout worker: give it to `rl.train(hooks=[...])`."
+JAX_PARAMETERS = "In JAX the parameters are arrays of the state: average them there, e.g. with `optax.ema`."
+JAX_RATE = "In JAX the rate is part of the update: log it, e.g. `run.log(lr=schedule(step))`."
+
+IDLE: dict[tuple[str, str], str] = {
+    **{(host, "evaluation_hook"): LESSON_HOOK for host in HOSTS if host != "learner"},
+    ("bare_loop", "gradient_monitor"): NO_OPTIMIZER,
+    ("jax", "gradient_monitor"): FUNCTIONAL,
+    ("jax", "learning_rate_monitor"): JAX_RATE,
+    ("jax", "ema"): JAX_PARAMETERS,
+    ("keras", "gradient_monitor"): KERAS_UPDATES,
+}
+"""Built-in callbacks that can do nothing in a host, by the host and their name; they say so when training starts."""
 
 
 NO_PREDICTIONS = {
@@ -112,9 +128,24 @@ NO_PREDICTIONS = {
 """Hosts whose `on_validation_batch_end` has no predictions, with the reasons."""
 
 
-def failing(host: str) -> list[str]:
-    """The built-in callbacks that fail in a host."""
-    return [name for where, name in FAILING if where == host]
+LOSS_ONLY = "Only the loss is looked at, when its update is made: the gradients are not shown."
+PARTLY: dict[tuple[str, str], str] = {(host, "nan_guard"): LOSS_ONLY for host in ("bare_loop", "jax", "keras")}
+"""Built-in callbacks that can do only a part of what they are for, by the host and their name."""
+
+
+KERAS_ON_TORCH = "With Keras on torch. On JAX or TensorFlow the weights are not torch's, and it says so."
+NOTES: dict[tuple[str, str], str] = {("keras", "ema"): KERAS_ON_TORCH}
+"""What tests elsewhere hold of built-in callbacks in a host, by the host and their name."""
+
+
+def partly(host: str) -> dict[str, str]:
+    """The built-in callbacks that can do only a part, with the reasons."""
+    return {name: reason for (where, name), reason in PARTLY.items() if where == host}
+
+
+def idle(host: str) -> dict[str, str]:
+    """The built-in callbacks that can do nothing in a host, with the reasons."""
+    return {name: reason for (where, name), reason in IDLE.items() if where == host}
 
 
 def of(host: str) -> list[Difference]:

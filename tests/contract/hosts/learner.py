@@ -14,6 +14,7 @@ class Learner(Host):
     """`rl.GRPOLearner`, as `rl.train` makes it."""
 
     name = "learner"
+    monitor = "probe/success_rate"
 
     def train(self, *callbacks: Any, resume: Path | None = None) -> None:
         from hookline.rl.training import make_learner
@@ -26,5 +27,7 @@ class Learner(Host):
                 max_steps=STEPS, output_dir=str(self.directory / "runs"), save_at_end=False, summary=False
             ),
         )
-        self.loop = make_learner(config, tiny(), TOKENIZER, callbacks=callbacks)
+        hooks = [each for each in callbacks if isinstance(each, rl.EvaluationHook)]  # which a rollout worker asks
+        others = [each for each in callbacks if each not in hooks]
+        self.loop = make_learner(config, tiny(), TOKENIZER, hooks=hooks or None, callbacks=others)
         self.loop.fit() if resume is None else self.loop.resume(resume)

@@ -13,19 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from hookline import MOMENTS
+from hosts import differences
 from hosts.differences import Difference
+from hosts.effects import EFFECTS
 
 FILE = Path(__file__).with_name("matrix.json")
 Found = dict[str, Any]
 
 
-def moments_found(told: Collection[str], differences: list[Difference]) -> Found:
+def moments_found(told: Collection[str], known: list[Difference]) -> Found:
     """What is known of the moments of a host, as the file has it."""
     notes: dict[str, list[str]] = {}
-    for each in differences:
+    for each in known:
         notes.setdefault(each.moment, []).append(each.reason)
     reasons = {moment: list(dict.fromkeys(given)) for moment, given in notes.items()}
     return {"told": [name for name in MOMENTS if name in told], "notes": reasons}
+
+
+def builtins_found(host: str) -> Found:
+    """What is known of the built-in callbacks in a host, as the file has it."""
+    idle = differences.idle(host)
+    works = [name for name in sorted(EFFECTS) if name not in idle]
+    noted = {name: reason for (where, name), reason in differences.NOTES.items() if where == host}
+    return {"works": works, "notes": differences.partly(host) | noted, "idle": idle}
 
 
 def read() -> Found:

@@ -71,11 +71,9 @@ def train_in_worker(config: dict[str, str]) -> None:
     """Go through all scenarios; at last, a critical callback ends the fit."""
     import ray.train
 
-    from hosts.built_in import make_all
-
     directory = Path(config["directory"])
     facts = {name: scenario(RayTrain(directory / name)) for name, scenario in SCENARIOS.items()}
-    facts["builtins"] = builtins(RayTrain(directory / "builtins"), make_all)
+    facts["builtins"] = builtins(RayTrain(directory / "builtins"))
     _file(directory, ray.train.get_context().get_world_rank()).write_text(json.dumps(facts))
     RayTrain(directory / "end").train(breaking())
 

@@ -125,14 +125,25 @@ def resume(host: Host) -> Facts:
     }
 
 
-def builtins(host: Host, make_all: Callable[[], list[Any]]) -> Facts:
-    """All built-in callbacks, through a stop at the end of an epoch and a resume."""
-    seen = RecordingCallback()
+def builtins(host: Host) -> Facts:
+    """All built-in callbacks, through a stop at the end of an epoch and a resume; which fail, and which do nothing."""
+    from hosts.effects import EFFECTS, PARTS, Bench, Found, records_of
+
     other = type(host)(host.directory)
-    host.train(*make_all(), leaving(), seen)
-    other.train(*make_all(), resume=checkpoint_of(seen))
+    first, second = (Bench(host.directory, leaves, host.monitor) for leaves in (True, False))
+    with first.listening():
+        host.train(*first.make())
+    left = next(e for e in first.seen.events if e.moment == "on_checkpoint" and e.arguments[0].step == BATCHES)
+    with second.listening():
+        other.train(*second.make(), resume=Path(left.arguments[0].path))
     failing = {failure.subscriber for each in (host, other) for failure in each.loop.callbacks.failures}
-    return {"failing": sorted(failing), "steps": [host.loop.step, other.loop.step]}
+    found = Found(first, second, records_of(host.loop.dir, other.loop.dir), host.loop.stop_reason)
+    return {
+        "failing": sorted(failing),
+        "idle": sorted(name for name, shows in EFFECTS.items() if not shows(found)),
+        "partly": [name for name, shows in PARTS.items() if not shows(found)],
+        "steps": [host.loop.step, other.loop.step],
+    }
 
 
 SCENARIOS: dict[str, Callable[[Host], Facts]] = {

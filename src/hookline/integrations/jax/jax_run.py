@@ -37,6 +37,7 @@ class JaxRun(Run):
     """
 
     restores_itself = True
+    no_gradients = "in JAX an update is a function of the state, and shows no gradients"
 
     def __init__(
         self,

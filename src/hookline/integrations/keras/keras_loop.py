@@ -25,6 +25,8 @@ class KerasLoop(HostLoop):
         save, callbacks, options: As for `HostLoop`.
     """
 
+    no_gradients = "Keras updates the weights inside of a batch, and shows no gradients"
+
     def __init__(
         self,
         name: str,
