@@ -112,3 +112,19 @@ def test_validation_outputs_outside_of_a_batch_are_an_error():
         for _ in val.batches([1]):
             with pytest.raises(OptionError, match=r"give names, as in val.outputs\(predictions=...\), or a dict"):
                 val.outputs([1])
+
+
+def test_evaluation_of_a_callback_takes_the_path_of_every_evaluation():
+    class Quiz(hl.Callback):
+        def on_step_end(self, loop, step_idx):
+            if loop.step == 2:
+                loop.record_evaluation("quiz", {"quiz/accuracy": 0.5})
+
+    seen = RecordingCallback()
+    with hl.run(callbacks=[Quiz(), seen], strict=True, summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    told = [event for event in seen.events if event.arguments and event.arguments[-1] == {"quiz/accuracy": 0.5}]
+    assert [(event.moment, *event.arguments[:-1]) for event in told] == [("on_log", 2), ("on_eval", 1, "quiz")]
+    rows = [record for record in hl.read(run.dir) if isinstance(record, Metrics) and record.axis == "eval"]
+    assert [(row.step, row.values) for row in rows] == [(2, {"quiz/accuracy": 0.5})]

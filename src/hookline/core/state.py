@@ -145,6 +145,9 @@ class LoopState(Protocol):
     def status(self, status: str, /, message: str = "", **data: Any) -> None:
         """Record where the run is, for monitors and sinks."""
 
+    def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None) -> None:
+        """Record an evaluation by a callback: ``record_evaluation("quiz", {"quiz/accuracy": 0.5})``."""
+
     def save_checkpoint(self, path: Any = None) -> "ManifestRow":
         """Save a checkpoint and return its manifest row; under `hl.Trainer`, within a step, at the end of that step."""
 

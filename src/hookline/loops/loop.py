@@ -260,6 +260,8 @@ class Loop(ABC):
             ends_validation: Fire the ends of a validation in between: subscribers of those find the metrics.
         """
         at = self.step + self.in_step if step is None else step
+        if type(metrics) is dict:  # rather than a row, which has been collected
+            metrics = collect((metrics,), {}, defer)
         if threading.get_ident() != self._thread and not ends_validation:
             self._held_back.put((at, copied(metrics), name))
             return
