@@ -128,6 +128,16 @@ def test_run_arrives_byte_for_byte(server):
     assert (there / "run.json").read_bytes() == (run.dir / "run.json").read_bytes()
 
 
+def test_settings_summary_and_notes_that_change_while_the_run_is_open_arrive(server, run_dir, recorder, deliver):
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    run_directory.update(run_dir, "summary", ({"best": 0.9}, ()))
+    run_directory.update(run_dir, "notes", "Better.")
+    recorder.event("summary", values={"best": 0.9}, removed=[])
+    delivery.round()
+    received = json.loads((server.root / "sums" / "a-run" / "run.json").read_text())
+    assert (received["summary"], received["notes"]) == ({"best": 0.9}, "Better.")
+
+
 def test_what_was_not_committed_arrives_once(server, run_dir, recorder, deliver):
     (run_dir / "git.diff").write_text("+ a line\n")
     log_steps(recorder, 1)

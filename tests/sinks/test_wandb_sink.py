@@ -136,11 +136,12 @@ def test_settings_summary_and_notes_that_a_user_sets_are_those_of_the_wandb_run(
     (tmp_path / "run.json").write_text(json.dumps({"id": "r", "config": {"lr": 0.1}, "notes": "Why."}))
     record().event("hyperparameters", values={"lr": 0.2, "gpus": 8})
     record().event("summary", values={"best": 0.9}, removed=[])
+    record().event("notes", text="Why not.")
     record().log(loss=1.0, step=1)
     deliver(tmp_path)
-    (run,) = records(tmp_path, "run")
+    runs = records(tmp_path, "run")
     updates = [update for config in records(tmp_path, "config") for update in config.update]
-    assert run.notes == "Why."
+    assert [runs[0].notes, runs[-1].notes] == ["Why.", "Why not."]
     assert {item.key: json.loads(item.value_json) for item in updates}.items() >= {"lr": 0.2, "gpus": 8}.items()
     summary = [update for each in records(tmp_path, "summary") for update in each.update]
     assert [item.value_json for item in summary if item.key == "best" or item.nested_key == ["best"]][-1] == "0.9"

@@ -37,7 +37,7 @@ from hookline.record import run_directory
 from hookline.record.device import defer
 from hookline.record.plain_settings import is_open, plain_settings, settings
 from hookline.record.recorder import whole_step
-from hookline.record.records import HYPERPARAMETERS, SUMMARY, finite_back
+from hookline.record.records import HYPERPARAMETERS, NOTES, SUMMARY, finite_back
 from hookline.record.tags import checked_notes, checked_tags
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ class Session(Loop):
     def notes(self, notes: str) -> None:
         self._notes = checked_notes(notes)
         self._update_facts("notes", self._notes or None)
+        self._tell_change(NOTES, {"text": self._notes})
 
     def update_config(self, *given: Any, **values: Any) -> None:
         """Add settings to the recorded configuration, also to one that is an object of a class of its own.
@@ -189,19 +190,23 @@ class Session(Loop):
     def _record_config(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
         new = {str(name): plain_settings(value) for name, value in changes.items()}
         self._update_facts("config", (new, removed))
-        if new and self.recorder is not None and self.rank == 0 and not self._ended:
-            self.recorder.event(HYPERPARAMETERS, step=self.step, values=new)
+        if new:
+            self._tell_change(HYPERPARAMETERS, {"values": new})
 
     def _record_summary(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
         new = {str(name): plain(value) for name, value in changes.items()}
         self._update_facts("summary", (new, removed))
-        if self.recorder is not None and self.rank == 0 and not self._ended:
-            self.recorder.event(SUMMARY, step=self.step, values=new, removed=list(removed))
+        self._tell_change(SUMMARY, {"values": new, "removed": list(removed)})
 
     def _update_facts(self, name: str, change: Any) -> None:
         """Write a change to ``run.json``, on rank zero; also after the end, when results are often put together."""
         if self.recorder is not None and self.output_dir is not None and self.rank == 0:
             run_directory.update(self.output_dir, name, change)
+
+    def _tell_change(self, event: str, data: Mapping[str, Any]) -> None:
+        """Record a change as an event, which sinks follow."""
+        if self.recorder is not None and self.rank == 0 and not self._ended:
+            self.recorder.event(event, step=self.step, **data)
 
     @property
     def ending(self) -> str:

@@ -88,7 +88,11 @@ HYPERPARAMETERS = "hyperparameters"
 """The event that says which settings were added to the configuration of a run after it had begun."""
 SUMMARY = "summary"
 """The event that says what a user put into the summary of a run."""
-BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY})
+NOTES = "notes"
+"""The event that says that the notes of a run were changed."""
+DESCRIPTION = frozenset({HYPERPARAMETERS, SUMMARY, NOTES})
+"""Events that say that ``run.json`` was changed."""
+BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY, NOTES})
 """Events for the store and the page: sinks that tell people what happens leave them out."""
 
 AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine

@@ -33,6 +33,7 @@ import msgspec
 
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.record.reader import JOURNAL, Cursor, Parcel, lines
+from hookline.record.records import DESCRIPTION, Event
 from hookline.record.run_directory import FACTS
 from hookline.record.segment import File, files
 from hookline.record.sink import Sink, register_sink
@@ -94,6 +95,7 @@ class HooklineSink(Sink):
         self.clock: Callable[[], float] = time.monotonic
         self._receiver: JournalReceiver | None = None
         self._run = ""
+        self._run_dir: Path | None = None
         self._held: dict[str, int] = {}
         self._delivered = Cursor()
         self._state: dict[str, Any] = {}
@@ -116,7 +118,7 @@ class HooklineSink(Sink):
         return described
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
-        saved, facts = state or {}, read_facts(run_dir)
+        saved, facts, self._run_dir = state or {}, read_facts(run_dir), run_dir
         origin = saved.get("origin") or _origin(run_dir, facts)
         self._receiver = self._opened(origin)
         project = wire_name(facts.project)
@@ -136,7 +138,15 @@ class HooklineSink(Sink):
             if self._held.get(file.path.name, 0) < end:
                 raise EndpointError(f"{self._run}/{file.path.name} is not held up to byte {end}")
             self._delivered.pass_by(file, end)
+        if any(isinstance(parcel.record, Event) and parcel.record.name in DESCRIPTION for parcel in parcels):
+            self._describe_again()
         return self._saved()
+
+    def _describe_again(self) -> None:
+        """Send ``run.json`` again: settings, the summary or notes in it were changed."""
+        assert self._receiver is not None
+        assert self._run_dir is not None
+        self._receiver.claim(self._run, self._fitting_description(self._run_dir, read_facts(self._run_dir)))
 
     def beat(self) -> None:
         assert self._receiver is not None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.core.errors import MissingExtraError, OptionError, closest
 from hookline.record.delivery import SINKS_FOLDER
 from hookline.record.reader import Parcel
-from hookline.record.records import HYPERPARAMETERS, SUMMARY, Event, Metrics, Rewards, Sample, Status
+from hookline.record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.run_facts import Membership, RunFacts, read_facts
 from hookline.sinks.standing import SPEAKERS
@@ -117,7 +117,7 @@ class WandbSink(Sink):
         for parcel in parcels:
             if isinstance(parcel.record, Status) and parcel.file.name in SPEAKERS:
                 self._note_status(parcel.record)
-            elif isinstance(parcel.record, Event) and parcel.record.name in (HYPERPARAMETERS, SUMMARY):
+            elif isinstance(parcel.record, Event) and parcel.record.name in DESCRIPTION:
                 self._run.describe(parcel.record)
         return self._state(self._run.run.id)
 

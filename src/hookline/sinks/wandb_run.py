@@ -23,7 +23,7 @@ from wandb.sdk.lib import wbauth
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from hookline.core.errors import RefusedError
-from hookline.record.records import HYPERPARAMETERS, Event, finite_back
+from hookline.record.records import HYPERPARAMETERS, NOTES, Event, finite_back
 from hookline.sinks.wandb_file import WandbFile
 
 logger = logging.getLogger("hookline")
@@ -85,9 +85,11 @@ class WandbRun:
             self.following = rows[-1][0] + 1
 
     def describe(self, event: Event) -> None:
-        """Take over settings or parts of the summary that were set while the run was open."""
+        """Take over notes, settings or parts of the summary that were set while the run was open."""
         values = event.data.get("values")
-        if event.name == HYPERPARAMETERS and isinstance(values, Mapping):
+        if event.name == NOTES:
+            self.run.notes = str(event.data.get("text"))
+        elif event.name == HYPERPARAMETERS and isinstance(values, Mapping):
             self.run.config.update(dict(values), allow_val_change=True)  # type: ignore[no-untyped-call]
         elif isinstance(values, Mapping):
             summary = {name: finite_back(value) for name, value in values.items()}
