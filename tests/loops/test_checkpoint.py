@@ -76,16 +76,6 @@ def test_checkpoint_at_a_directory_of_the_user_called_like_one_is_refused_and_le
     assert [file.read_text() for file in own.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["x.pt", "model.pth", "weights.safetensors"])
-def test_checkpoint_at_the_name_of_a_file_is_refused(tmp_path, name):
-    with (
-        hl.run(root=None, summary=False) as run,
-        pytest.raises(hl.CheckpointError, match="is a directory with several"),
-    ):
-        run.save_checkpoint(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_checkpoint_in_an_empty_directory_is_saved_there(tmp_path):
     (tmp_path / "mine").mkdir()
     with hl.run(root=None, summary=False) as run:

@@ -30,8 +30,6 @@ MANIFEST_FILE = "manifest.json"
 CALLBACK_SHARDS = "sharded-callbacks"
 """Where the sharded tensors of callbacks' states lie."""
 _NAMED = 3
-_FILE_SUFFIXES = frozenset({".bin", ".h5", ".json", ".keras", ".npz", ".pkl", ".pt", ".pth", ".safetensors"})
-"""Not ``.ckpt``: Lightning gives directories that name, too, and its wrapped `ModelCheckpoint` does so here."""
 Save = Callable[[Path], object]
 
 
@@ -54,14 +52,8 @@ def make_aside(path: Path, *, name: str | None = None) -> Path:
         name: What the directory is called, where another checkpoint may be written before this one is complete.
 
     Raises:
-        CheckpointError: The path is one of a file; something else lies there, which the checkpoint would replace; or
-            the disk fails.
+        CheckpointError: Something else lies there, which the checkpoint would replace; or the disk fails.
     """
-    if path.suffix.lower() in _FILE_SUFFIXES:  # a directory of that name would fail later, in torch.load
-        raise CheckpointError(
-            f"save_checkpoint({str(path)!r}): a checkpoint is a directory with several files, which torch.load cannot "
-            f"read. Give a path without {path.suffix!r}, or use torch.save(model.state_dict(), path)."
-        )
     recover(path)
     # The name says nothing: a directory called step-00000010 may be the user's own.
     if not path.name or (path.exists() and not (is_one(path) or _is_empty(path))):

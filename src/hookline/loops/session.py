@@ -31,7 +31,7 @@ from hookline.loops.rank_means import LooseRow, RankMeans, is_number, is_waiting
 from hookline.loops.ranks import Agreement
 from hookline.loops.recorded_dict import RecordedDict
 from hookline.loops.reductions import NOT_REDUCED
-from hookline.loops.signals import StopSignals
+from hookline.loops.signals import StopSignals, is_signal
 from hookline.loops.step import Commit
 from hookline.record import run_directory
 from hookline.record.device import defer
@@ -430,7 +430,7 @@ class Session(Loop):
     def _agree(self, *wishes: bool) -> tuple[bool, ...]:
         """Settle with the other processes what happens now; returns which of the wishes some process has."""
         if self.world_size == 1:
-            self._agreed_to_stop = self.stop_reason is not None
+            self._agreed_to_stop = self._stops(self.stop_reason)
             return wishes
         agreed = self.agreement.agree(self.stop_reason, self.means.has_rows, *wishes)
         has_rows, *granted = agreed.wishes
@@ -443,8 +443,13 @@ class Session(Loop):
             self.means.settle()  # a checkpoint may follow, and the rows before it must be there
         if agreed.stop_reason is not None:  # never assigned otherwise: a signal may have set a reason meanwhile
             self.stop_reason = agreed.stop_reason
-        self._agreed_to_stop = agreed.stop_reason is not None
+        self._agreed_to_stop = self._stops(agreed.stop_reason)
         return tuple(granted)
+
+    def _stops(self, reason: str | None) -> bool:
+        """Whether a reason cuts the training short: one given at the last planned step does not, unless by a signal."""
+        is_done = self.num_steps is not None and self.step >= self.num_steps
+        return reason is not None and (is_signal(reason) or not is_done)
 
     def _exchanges(self) -> bool:
         """Whether what is logged is exchanged with the other processes of a training that is under way."""
@@ -493,8 +498,8 @@ class Session(Loop):
             if self._exchanges():
                 self.means.settle()
             self.answer_requests()
-            if self.signal is None and self.num_steps is not None and self.step >= self.num_steps:
-                self.stop_reason = None  # a stop asked for at the last step cut nothing short
+            if not self._stops(self.stop_reason):
+                self.stop_reason = None
             self.state = self.ctx.status = "stopped" if self.stop_requested else "completed"
             self._save_last()
             self.callbacks.on_train_end(self, self.artifacts())
