@@ -170,6 +170,7 @@ def test_curriculum_results_out_of_range_are_refused_and_change_nothing(successe
 def test_curriculum_config_takes_numpy_integers():
     config = CurriculumConfig([Lesson("sort", Sorting(2))], eval_frequency=np.int64(5), window=np.int32(60))
     assert (config.eval_frequency, type(config.eval_frequency), config.window) == (5, int, 60)
+    assert len(Sorting(np.int64(2)).sample(np.int64(4), random.Random(0))) == 4
 
 
 def test_curriculum_unknown_lesson_is_refused_with_the_closest():

@@ -210,6 +210,13 @@ def test_temperature_next_to_nothing_is_greedy(policy):
     assert tokens_of(cold) == tokens_of(policy.generate(PROMPTS, 1, Sampling(temperature=0, max_tokens=10)))
 
 
+def test_generate_takes_numpy_integers(policy):
+    numpy = pytest.importorskip("numpy")
+    sampling = Sampling(max_tokens=numpy.int64(3), seed=0)
+    written = policy.generate(PROMPTS[:1], numpy.int64(2), sampling)
+    assert written == policy.generate(PROMPTS[:1], 2, Sampling(max_tokens=3, seed=0))
+
+
 @pytest.mark.parametrize("top_p", [0.2, 0.6, 0.9])
 def test_top_p_leaves_the_likeliest_tokens_with_their_relative_shares(policy, top_p):
     shares = first_token_shares(policy, Sampling(top_p=top_p, max_tokens=1, seed=0))

@@ -1,6 +1,7 @@
 """Every so many steps or epochs, given as a number or None: what callbacks with such arguments share."""
 
 from hookline.core.errors import OptionError
+from hookline.core.values import whole
 
 
 def is_nth(count: int, every: int | None) -> bool:
@@ -10,5 +11,6 @@ def is_nth(count: int, every: int | None) -> bool:
 
 def require_cadence(name: str, value: object) -> None:
     """Refuse what is neither a whole number of at least 1 nor None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    number = whole(value)
+    if value is not None and (number is None or number < 1):
         raise OptionError(f"{name}={value!r}: give a whole number of at least 1, or None.")

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hookline.core.errors import CheckpointError, OptionError, UnknownNameError, closest
+from hookline.core.values import whole
 from hookline.rl.curriculum_config import CurriculumConfig
 from hookline.rl.lesson import Lesson
 
@@ -231,7 +232,8 @@ class Curriculum:
 
 def _results(successes: Sequence[bool] | float, n: int, most: int) -> list[float]:
     """Results as numbers from 0 to 1."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+    number = whole(n)
+    if number is None or number < 0:
         raise OptionError(f"n={n!r}: give the number of results that a success rate stands for.")
     if isinstance(successes, int | float):
         results = [float(successes)] * min(n, most)

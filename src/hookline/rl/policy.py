@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hookline.core.errors import HooklineError, OptionError
+from hookline.core.values import whole
 from hookline.rl.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def check_request(prompts: Sequence[str], n: int) -> list[str]:
     Raises:
         OptionError: They are not texts, or there is nothing to do for each.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    number = whole(n)
+    if number is None or number < 1:
         raise OptionError(f"n={n!r}: give a whole number of at least 1, the completions for each prompt.")
     if isinstance(prompts, str):
         raise OptionError(f"prompts={prompts[:60]!r}: give a list of texts; for one prompt, a list with it.")
@@ -66,9 +68,10 @@ def check_version(version: Any) -> int:
     Raises:
         OptionError: It is no whole number of at least 0.
     """
-    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+    number = whole(version)
+    if number is None or number < 0:
         raise OptionError(f"version={version!r}: give a whole number of at least 0.")
-    return version
+    return number
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookline.core.errors import OptionError
+from hookline.core.values import whole
 from hookline.rl.faults import Faults
 from hookline.rl.types import Task
 
@@ -127,11 +128,13 @@ class TaskSpace(ABC):
 
 def require_whole(what: str, value: Any, *, least: int, most: int) -> None:
     """Refuse what is not a whole number in a range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    number = whole(value)
+    if number is None or not least <= number <= most:
         raise OptionError(f"{what}={value!r}: give a whole number from {least} to {most}.")
 
 
 def _count(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+    number = whole(n)
+    if number is None or number < 0:
         raise OptionError(f"n={n!r}: give a whole number of tasks.")
-    return n
+    return number

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hookline.core.errors import OptionError
+from hookline.core.values import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class Sampling:
             raise OptionError(f"temperature={self.temperature!r}: give a number of at least 0.")
         if not 0 < self.top_p <= 1:
             raise OptionError(f"top_p={self.top_p!r}: give a number above 0, and at most 1.")
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        most = whole(self.max_tokens)
+        if most is None or most < 1:
             raise OptionError(f"max_tokens={self.max_tokens!r}: give a whole number of at least 1.")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise OptionError(f"stop={self.stop!r}: give a list of texts that are not empty.")
