@@ -235,6 +235,7 @@ def test_log_of_two_processes_gives_both_the_mean_when_a_step_ends(together):
 def test_log_with_reduce_none_records_the_value_of_each_process(together):
     rows = rows_of(together["means"][0])
     own = [(step, values) for step, values in rows if "own" in values or "rank1/own" in values]
+    assert [values["rank1/heard"] for _, values in rows if "rank1/heard" in values] == list(range(1, 11))
     names = ({"own": 0}, {"rank1/own": 1})
     assert sorted(own, key=str) == sorted([(step, name) for step in (1, 2, 3) for name in names], key=str)
 

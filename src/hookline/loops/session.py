@@ -318,7 +318,8 @@ class Session(Loop):
             super().log(metrics, step=step)
             return
         super()._write(at, copied(metrics))
-        self._tell(at, metrics)
+        if not self._committing:  # what is logged in on_log does not fire it again
+            self._tell(at, metrics)
 
     def log_early(self, metrics: dict[str, Any], *, step: int | None = None) -> None:
         """Record a row that belongs to no step, at the present count or at ``step``.

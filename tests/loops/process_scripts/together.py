@@ -242,6 +242,7 @@ def means():
 
         def on_log(self, loop, step, metrics):
             heard.append([step, *sorted(metrics)])
+            loop.log(heard=len(heard), reduce="none")
 
     early = hl.callbacks.EarlyStoppingCallback("val/loss", patience=9)
     with hl.run("means", root=ROOT / "means", callbacks=[Late(), early], strict=True, summary=False) as run:
