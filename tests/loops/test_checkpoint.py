@@ -76,6 +76,34 @@ def test_checkpoint_at_a_directory_of_the_user_called_like_one_is_refused_and_le
     assert [file.read_text() for file in own.iterdir()] == ["mine"]
 
 
+def test_checkpoint_at_the_name_of_a_file_is_one_that_torch_loads(tmp_path):
+    model, loaded = torch.nn.Linear(2, 1), {}
+    save = lambda path: (torch.save(model.state_dict(), path / "model.pt"), (path / "notes.txt").write_text("mine"))  # noqa: E731
+    load = lambda path: loaded.update(torch.load(path / "model.pt"), notes=(path / "notes.txt").read_text())  # noqa: E731
+    with hl.run(root=None, save=save, callbacks=[Holder((1, {2}))], strict=True, summary=False) as run:
+        for _ in run.steps(2):
+            run.log(loss=1.0)
+            row = run.save_checkpoint(tmp_path / "x.pt")
+    assert (row.path, row.bytes) == (tmp_path / "x.pt", (tmp_path / "x.pt").stat().st_size)
+    assert torch.equal(torch.load(tmp_path / "x.pt", weights_only=True)["model"]["weight"], model.weight)
+    holder = Holder()
+    with hl.run(root=None, load=load, callbacks=[holder], strict=True, summary=False) as again:
+        row = again.load_checkpoint(tmp_path / "x.pt")
+    assert (row.path, row.step, holder.value, loaded["notes"]) == (tmp_path / "x.pt", 2, (1, {2}), "mine")
+    assert torch.equal(loaded["weight"], model.weight)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_checkpoint_at_a_file_of_the_user_is_refused_and_leaves_it(tmp_path):
+    torch.save({"model": 1}, tmp_path / "x.pt")
+    with hl.run(root=None, summary=False) as run:
+        with pytest.raises(hl.CheckpointError, match="is no checkpoint"):
+            run.save_checkpoint(tmp_path / "x.pt")
+        with pytest.raises(hl.CheckpointError, match="is not a checkpoint"):
+            run.load_checkpoint(tmp_path / "x.pt")
+    assert torch.load(tmp_path / "x.pt") == {"model": 1}
+
+
 def test_checkpoint_in_an_empty_directory_is_saved_there(tmp_path):
     (tmp_path / "mine").mkdir()
     with hl.run(root=None, summary=False) as run:

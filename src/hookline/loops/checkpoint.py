@@ -1,4 +1,4 @@
-"""Checkpoints: a directory each, written aside and then renamed.
+"""Checkpoints: a directory each, written aside and then renamed; or a file, for a path such as ``x.pt``.
 
 A checkpoint holds the loop's counters and metrics and every callback's state (``state.json``, with their
 types, and the tensors among them in ``tensors.pt``), what the loop itself puts beside them, and a manifest that lists
@@ -21,6 +21,7 @@ from hookline.core.encoding import TENSOR, decode, encode
 from hookline.core.errors import CheckpointError
 from hookline.core.state import ManifestRow
 from hookline.core.values import plain
+from hookline.loops.checkpoint_file import is_file_path, is_packed, pack, require_torch
 
 logger = logging.getLogger("hookline")
 
@@ -54,6 +55,8 @@ def make_aside(path: Path, *, name: str | None = None) -> Path:
     Raises:
         CheckpointError: Something else lies there, which the checkpoint would replace; or the disk fails.
     """
+    if is_file_path(path):
+        require_torch(path)
     recover(path)
     # The name says nothing: a directory called step-00000010 may be the user's own.
     if not path.name or (path.exists() and not (is_one(path) or _is_empty(path))):
@@ -107,7 +110,13 @@ def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Mani
         (aside / MANIFEST_FILE).write_text(json.dumps(row | {"files": files}), encoding="utf-8")
         _sync(aside)
         size = sum(_sizes(aside).values())
-        _replace(aside, path)
+        if is_file_path(path):
+            if path.is_dir():
+                path.rmdir() if _is_empty(path) else shutil.rmtree(path)  # a checkpoint of an earlier version
+            size = pack(aside, path)
+            discard(aside)
+        else:
+            _replace(aside, path)
     except OSError as error:
         discard(aside)
         raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
@@ -132,7 +141,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def is_one(path: Path) -> bool:
     """Whether there is a checkpoint at that place, whole or damaged."""
-    return any((path / name).is_file() for name in (STATE_FILE, MANIFEST_FILE))
+    return any((path / name).is_file() for name in (STATE_FILE, MANIFEST_FILE)) or is_packed(path)
 
 
 def _is_empty(path: Path) -> bool:

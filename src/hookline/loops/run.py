@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect, copied
+from hookline.loops.checkpoint_file import opened
 from hookline.loops.logged_steps import LoggedSteps
 from hookline.loops.options import LoopOptions, RunOptions
 from hookline.loops.place import Place, length_of
@@ -176,7 +177,8 @@ class Run(Session):
         self._save, self._load = save, load
         begins_with = self.start_from if self.resumed_from is None else self.resumed_from
         if begins_with is not None:
-            load(begins_with)
+            with opened(begins_with) as directory:
+                load(directory)
 
     def start(self) -> None:
         """Fire `on_train_start`, once, and say where a checkpoint was taken up whose model nobody reads."""

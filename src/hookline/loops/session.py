@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ from hookline.core.model_names import is_sharded
 from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
 from hookline.core.values import plain
 from hookline.loops import checkpoint, run_record
+from hookline.loops.checkpoint_file import opened
 from hookline.loops.flat_callbacks import flat
 from hookline.loops.hook_record import HookRecord
 from hookline.loops.loop import Loop
@@ -371,17 +373,18 @@ class Session(Loop):
     def load_checkpoint(self, path: str | Path) -> ManifestRow:
         """Take up a checkpoint: counters, metrics, the callbacks' states, and what else belongs to this loop."""
         path = Path(path)
-        state = checkpoint.load(path)
-        self.callbacks.check_state_dict(_callback_states(state))  # before anything is changed
-        if (path / checkpoint.CALLBACK_SHARDS).is_dir():
-            from hookline.loops.sharded import read_callback_shards
+        with opened(path) as directory:
+            state = checkpoint.load(directory)
+            self.callbacks.check_state_dict(_callback_states(state))  # before anything is changed
+            if (directory / checkpoint.CALLBACK_SHARDS).is_dir():
+                from hookline.loops.sharded import read_callback_shards
 
-            state["callbacks"] = read_callback_shards(state["callbacks"], path, self.model)
-        self._load_files(path)
-        self._place_at(state)
-        self.metrics.update(state["metrics"])
-        self._load_states(state)
-        row = checkpoint.row_of(path, state)
+                state["callbacks"] = read_callback_shards(state["callbacks"], directory, self.model)
+            self._load_files(directory)
+            self._place_at(state)
+            self.metrics.update(state["metrics"])
+            self._load_states(state)
+            row = replace(checkpoint.row_of(directory, state), path=path)
         self.resumed_from = path
         if self._train_started:
             self.callbacks.on_checkpoint_load(self, row)
