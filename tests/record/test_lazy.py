@@ -1,20 +1,22 @@
 """Values on a device: logging never waits for them, reading does, and the record has them."""
 
 import contextlib
+import gc
 import itertools
 import json
 import logging
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
+import weakref
 
 import pytest
 
 import hookline as hl
 from hookline.core.metrics import MetricsRow, collect, readable
 from hookline.core.values import Deferred
-from hookline.record.device import Block, defer
+from hookline.record import device
+from hookline.record.device import defer
 from hookline.record.records import Metrics, Rewards, Sample
 
 
@@ -303,54 +305,202 @@ def test_checkpoint_waits_for_the_rows_before_it(gate, tmp_path):
     assert names == ["Status", "Metrics", "Event"]
 
 
-class FakeCuda:
-    """What `Block` uses of torch, on the CPU: an event is done when the gate is open."""
+class FakeEvent:
+    """An event of a fake device: the copies before it are made when it is asked and the gate is open, no sooner."""
 
-    def __init__(self, torch, gate):
-        self.empty = lambda shape, dtype, device, pin_memory=False: torch.empty(shape, dtype=dtype)
-        self.stack, self.no_grad, self.inference_mode = torch.stack, torch.no_grad, torch.inference_mode
-        self.copies = 0
-        self.cuda = SimpleNamespace(Event=lambda: self, stream=lambda stream: contextlib.nullcontext())
-        self.gate = gate
+    def __init__(self, device):
+        self._device, self._copies = device, []
 
     def record(self, stream):
-        self.copies += 1
+        self._copies, self._device.queued = self._device.queued, []
 
     def query(self):
-        return self.gate.is_set()
+        self._device.on_query()
+        if self._device.gate.is_set():
+            for target, source in self._copies:
+                target.copy_(source)
+        return self._device.gate.is_set()
 
     def synchronize(self):
-        assert self.gate.wait(30)
+        assert self._device.gate.wait(30), "the device never came"
 
 
-def test_block_gathers_rows_and_copies_many_at_a_time(torch, gate):
-    fake = FakeCuda(torch, gate)
-    block = Block(fake, torch.tensor(0.0), 2, stream=None)
-    rows = [block.add([torch.tensor(float(i)), torch.tensor(i + 0.5)]) for i in range(5)]
-    assert (fake.copies, rows[4].ready(), fake.copies) == (0, False, 1)  # sent by the first who looks
-    rows += [block.add([torch.tensor(5.0), torch.tensor(5.5)])]
+class FakeCuda:
+    """A CUDA device on the CPU. Only functions of torch are replaced; rings and their positions are the real ones."""
+
+    def __init__(self, torch, gate, monkeypatch):
+        self.gate, self.stream, self.is_capturing, self.queued = gate, 0, False, []
+        self.launches = self.tables = 0
+        self.on_launch = self.on_query = lambda: None
+        self._torch, self._copy, self._zeros, self._empty = torch, torch._foreach_copy_, torch.zeros, torch.empty
+        self._kind, self._pinned = self._tensor_types(torch)
+        monkeypatch.setattr(device, "_RINGS", {})
+        for name, value in {"_foreach_copy_": self._launch, "zeros": self._table, "empty": self._host}.items():
+            monkeypatch.setattr(torch, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, raising=False)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda index: self.stream)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(self))
+
+    def _tensor_types(self, torch):
+        class OnDevice(torch.Tensor):
+            is_cpu, is_cuda, index = False, True, 0
+
+            def get_device(self):
+                return self.index
+
+        fake = self
+
+        class Pinned(torch.Tensor):
+            def copy_(self, source, non_blocking=False):
+                fake.queued.append((self.as_subclass(torch.Tensor), source))
+
+        return OnDevice, Pinned
+
+    def _launch(self, slots, tensors):
+        self.launches += 1
+        self.on_launch()
+        self._copy(slots, tensors)
+
+    def _table(self, *shape, **options):
+        self.tables += 1
+        return self._zeros(*shape, **options)
+
+    def _host(self, *shape, pin_memory=False, **options):
+        made = self._empty(*shape, **options)
+        return made.as_subclass(self._pinned) if pin_memory else made
+
+    def tensor(self, value, index=0, **options):
+        made = self._torch.tensor(value, **options).as_subclass(self._kind)
+        made.index = index
+        return made
+
+
+@pytest.fixture
+def cuda(torch, gate, monkeypatch):
+    return FakeCuda(torch, gate, monkeypatch)
+
+
+def test_log_of_cuda_scalars_launches_once_for_each_kind_of_number(cuda, recorder, gate, tmp_path):
+    floats = {f"norm/{i}": cuda.tensor(i / 2) for i in range(20)}
+    recorder.log({**floats, "lr": 0.1, "first": cuda.tensor(7), "second": cuda.tensor([8])}, step=1)
+    assert cuda.launches == 2
     gate.set()
-    assert [(row.ready(), row.number(0), row.number(1)) for row in rows] == [(True, i, i + 0.5) for i in range(6)]
-    assert fake.copies == 2
+    recorder.flush()
+    expected = {f"norm/{i}": i / 2 for i in range(20)} | {"lr": 0.1, "first": 7, "second": 8}
+    assert [(record.values, list(record.values)) for record in records(tmp_path)] == [(expected, list(expected))]
 
 
-def test_block_row_read_at_once_waits_for_the_device(torch, gate):
-    block = Block(FakeCuda(torch, gate), torch.tensor(0.0), 1, stream=None)
-    row = block.add([torch.tensor(7.0)])
+def test_log_of_cuda_scalars_changed_in_place_afterwards_has_the_values_of_the_call(cuda, recorder, gate, tmp_path):
+    static = cuda.tensor(0.0)  # as a CUDA graph's replays write to
+    for step in range(3):
+        static += 1
+        recorder.log({"loss": static, "twice": static * 2}, step=step)
+    gate.set()
+    recorder.flush()
+    assert [record.values for record in records(tmp_path)] == [{"loss": n, "twice": 2 * n} for n in (1.0, 2.0, 3.0)]
+
+
+@pytest.mark.parametrize("width", [1, 3, 7, 40])
+def test_log_with_every_slot_taken_neither_waits_nor_loses_a_value(width, cuda, recorder, gate, tmp_path, monkeypatch):
+    monkeypatch.setattr(device.Ring, "SLOTS", 16)
+    rows = [{f"m{i}": float(100 * step + i) for i in range(width)} for step in range(50)]
+    for step, row in enumerate(rows):
+        recorder.log({name: cuda.tensor(value) for name, value in row.items()}, step=step)
+    assert (cuda.launches, gate.is_set()) == (50, False)
+    gate.set()
+    recorder.flush()
+    assert [record.values for record in records(tmp_path)] == rows
+
+
+def test_log_of_rows_nobody_reads_uses_its_slots_again(cuda, gate, monkeypatch):
+    monkeypatch.setattr(device.Ring, "SLOTS", 64)
+    gate.set()
+    rows = [collect(({"a": cuda.tensor(float(n)), "b": cuda.tensor(n + 0.5)},), {}, defer) for n in range(1000)]
+    assert cuda.tables == 1
+    assert [dict(row) for row in rows] == [{"a": n, "b": n + 0.5} for n in range(1000)]
+
+
+def test_log_of_rows_of_many_widths_shares_one_ring(cuda, gate):
+    gate.set()
+    rows = [collect(({f"m{i}": cuda.tensor(float(i)) for i in range(width)},), {}, defer) for width in range(1, 200)]
+    assert cuda.tables <= 3  # a ring, and larger ones while the first is on its way
+    assert [list(row.values()) for row in rows] == [list(range(width)) for width in range(1, 200)]
+
+
+def test_log_on_several_streams_and_devices_keeps_them_apart(cuda, recorder, gate, tmp_path):
+    for step in range(6):
+        cuda.stream = step % 2
+        recorder.log(loss=cuda.tensor(float(step)), other=cuda.tensor(step + 0.5, index=1), step=step)
+    gate.set()
+    recorder.flush()
+    assert [record.values for record in records(tmp_path)] == [{"loss": n, "other": n + 0.5} for n in range(6)]
+    assert cuda.tables == 4
+
+
+def test_log_while_a_cuda_graph_is_captured_is_refused_also_on_a_stream_that_logged(cuda, recorder, gate, tmp_path):
+    recorder.log(loss=cuda.tensor(1.0), step=1)
+    cuda.is_capturing = True
+    with pytest.raises(hl.OptionError, match="log what the graph gives, after its replay"):
+        recorder.log(loss=cuda.tensor(2.0), step=2)
+    cuda.is_capturing = False
+    gate.set()
+    recorder.flush()
+    assert ([record.values for record in records(tmp_path)], cuda.launches) == ([{"loss": 1.0}], 1)
+
+
+def test_log_of_a_cuda_loss_does_not_keep_its_graph(cuda, recorder, gate, tmp_path):
+    weight = cuda.tensor(3.0, requires_grad=True)
+    loss = weight * 2
+    recorder.log(loss=loss, step=1)
+    graph = weakref.ref(loss)
+    del loss
+    gc.collect()
+    assert graph() is None
+    gate.set()
+    recorder.flush()
+    assert [record.values for record in records(tmp_path)] == [{"loss": 6.0}]
+
+
+def test_log_of_cuda_scalars_within_and_outside_of_inference_mode_is_recorded(torch, cuda, recorder, gate, tmp_path):
+    with torch.inference_mode():
+        recorder.log(loss=cuda.tensor(1.0), step=1)
+    recorder.log(loss=cuda.tensor(2.0, requires_grad=True), step=2)
+    gate.set()
+    recorder.flush()
+    assert [record.values for record in records(tmp_path)] == [{"loss": 1.0}, {"loss": 2.0}]
+
+
+def test_log_of_cuda_scalars_while_another_thread_waits_for_a_number_does_not_wait(cuda, gate):
+    row = collect(({"loss": cuda.tensor(7.0)},), {}, defer)
     read = []
-    reader = threading.Thread(target=lambda: read.append(row.number(0)))
+    reader = threading.Thread(target=lambda: read.append(row["loss"]))
     reader.start()
-    assert block.add([torch.tensor(8.0)]) is not None  # whoever logs meanwhile does not wait
+    later = collect(({"loss": cuda.tensor(8.0)},), {}, defer)
     assert read == []
     gate.set()
     reader.join(30)
-    assert read == [7.0]
+    assert (read, later["loss"]) == ([7.0], 8.0)
 
 
-def test_block_that_is_full_takes_no_more(torch, gate, monkeypatch):
-    monkeypatch.setattr(Block, "ROWS", 2)
-    block = Block(FakeCuda(torch, gate), torch.tensor(0.0), 1, stream=None)
-    assert [block.add([torch.tensor(1.0)]) is None for _ in range(3)] == [False, False, True]
+@pytest.mark.parametrize("interrupted", ["on_launch", "on_query"])
+def test_log_and_read_in_a_signal_handler_within_log_lose_nothing(interrupted, cuda, gate, monkeypatch):
+    monkeypatch.setattr(device.Ring, "SLOTS", 16)
+    gate.set()
+    rows, nested = [], []
+
+    def handle():
+        setattr(cuda, interrupted, lambda: None)
+        rows.append((-len(rows), collect(({"loss": cuda.tensor(-float(len(rows)))},), {}, defer)))
+        nested.append([row["loss"] for _, row in rows])
+
+    for number in range(200):
+        if number % 7 == 0:
+            setattr(cuda, interrupted, handle)
+        rows.append((number, collect(({"loss": cuda.tensor(float(number)), "more": cuda.tensor(0.0)},), {}, defer)))
+    assert [row["loss"] for _, row in rows] == [number for number, _ in rows]
+    assert len(nested) > 10
 
 
 def test_defer_leaves_plain_values_alone(gate):

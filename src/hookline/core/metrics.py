@@ -11,7 +11,7 @@ from hookline.core.errors import OptionError, closest
 from hookline.core.values import PLAIN, Deferred, is_on_device, plain
 
 Defer = Callable[[dict[str, Any]], None]
-"""Replaces the values of a dict, which are on a device, by `Deferred` ones."""
+"""Replaces those values of a dict that are on a device by `Deferred` ones."""
 
 
 _PLAIN_TYPES = PLAIN.issuperset
@@ -147,6 +147,10 @@ def collect(args: tuple[Any, ...], values: dict[str, Any], defer: Defer | None =
         given.update(values)
     if _PLAIN_TYPES(map(type, dict.values(given))) and _NAME_TYPES(map(type, given)) and "" not in given:
         return given  # the usual case, without a second look at anything
+    if defer is not None and type(given) is dict and _is_flat(given):  # the usual case of a loop on a device
+        scalars = given.copy()
+        defer(scalars)
+        return MetricsRow(scalars)
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
     _flatten(flat, "", given, None if defer is None else on_device)
@@ -184,6 +188,14 @@ def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
         case (str() as name, value):
             return {name: value}
     raise OptionError(f"log{args!r}: give log(name, value), log({{name: value}}) or log(name=value).")
+
+
+def _is_flat(values: dict[Any, Any]) -> bool:
+    """Whether these are plain values and tensors without dimensions on a device, by names that can be recorded."""
+    for value in values.values():
+        if type(value) not in PLAIN and (getattr(value, "is_cpu", True) or getattr(value, "ndim", 1)):
+            return False
+    return _NAME_TYPES(map(type, values)) and "" not in values
 
 
 def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:

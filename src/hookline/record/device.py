@@ -1,13 +1,13 @@
 """Values on a device, fetched without the training thread ever waiting for it.
 
-`defer` gathers the device values of a row by one operation on their device, behind what the device
-has been told to do so far; so a later change in place does not change what is recorded. On CUDA the
-rows gather in a `Block`, and whoever looks for the numbers, usually the thread that writes, has many
-rows copied at a time to pinned memory. Arrays of JAX cannot change, but a later step may donate them:
-they are gathered as well, and fetched by JAX's own asynchronous copy. On devices without such
-copies (MPS) a row stays there until it is read.
+`defer` copies the device values of a row by one launch for each kind of number, behind everything the
+current stream has been given so far, so a later change in place (an optimizer, the replay of a CUDA
+graph) does not change what is recorded. On CUDA the copies go into a `Ring` of preallocated slots, from
+which many rows at a time are copied to pinned memory, usually by the thread that writes them. A slot is
+used again once its number is on the host; a ring without a free slot is replaced by a larger one.
 
-The hot path is `defer`: one look at each value, one launch for each kind of number.
+Arrays of JAX cannot change, but a later step may donate them: they are gathered as well, and fetched by
+JAX's own asynchronous copy. On devices without such copies (MPS) a row stays there until it is read.
 """
 
 import contextlib
@@ -16,42 +16,56 @@ import functools
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hookline.core.errors import OptionError
-from hookline.core.values import Deferred, Source, is_on_device
+from hookline.core.values import PLAIN, Deferred, Source, is_on_device
 
 
 def defer(*dicts: dict[Any, Any]) -> None:
     """Replace, in these dicts, what is on a device by `Deferred` values, and start fetching all of it."""
-    places: dict[Any, list[tuple[dict[Any, Any], Any, Any]]] = {}
-    arrays: dict[Any, list[tuple[dict[Any, Any], Any, Any]]] = {}
+    # By dtype and device: the dicts and keys that the values stand at, and the values.
+    tensors: dict[Any, tuple[list[tuple[dict[Any, Any], Any]], list[Any]]] = {}
+    arrays: dict[Any, tuple[list[tuple[dict[Any, Any], Any]], list[Any]]] = {}
+    places: list[tuple[dict[Any, Any], Any]] = []
+    found: list[Any] = []
+    kind = dtype = device = None
     for values in dicts:
         for key, value in values.items():
-            if type(value) is Deferred or not is_on_device(value):
-                continue
-            if hasattr(value, "copy_to_host_async"):
-                arrays.setdefault(_kind(value), []).append((values, key, value))
-            else:
-                places.setdefault((value.dtype, value.get_device()), []).append((values, key, value))
-    gathered: list[tuple[list[tuple[dict[Any, Any], Any, Any]], Callable[[list[Any]], Source]]]
-    gathered = [(same, _gather) for same in places.values()]
-    gathered += [(part, _gather_arrays) for same in arrays.values() for part in _parts(same)]
-    for same, gather in gathered:
-        source = gather([value for _, _, value in same])
-        for index, (values, key, _) in enumerate(same):
-            values[key] = Deferred(source, index)
+            # Each look at a tensor costs, so most are only compared with the one before. A CPU's device is -1.
+            if type(value) is not kind or value.dtype is not dtype or value.get_device() != device:
+                if type(value) in PLAIN or type(value) is Deferred or not is_on_device(value):
+                    continue
+                if getattr(value, "is_cpu", True):
+                    places, found = arrays.setdefault(_kind(value), ([], []))
+                    kind = None
+                else:
+                    kind, dtype, device = type(value), value.dtype, value.get_device()
+                    places, found = tensors.setdefault((dtype, device), ([], []))
+            places.append((values, key))
+            found.append(value)
+    for places, found in tensors.values():
+        _replace(places, _gather(found))
+    for places, found in arrays.values():
+        for begin, end in _parts(len(found)):
+            _replace(places[begin:end], _gather_arrays(found[begin:end]))
 
 
-def _gather(tensors: list[Any]) -> "LateCopy | BlockRow":
+def _replace(places: list[tuple[dict[Any, Any], Any]], source: Source) -> None:
+    for index, (values, key) in enumerate(places):
+        values[key] = Deferred(source, index)
+
+
+def _gather(tensors: list[Any]) -> Source:
     """Tensors of one device and one kind, gathered by one operation."""
     torch = sys.modules["torch"]
+    if not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
+        tensors = [_local(tensor) for tensor in tensors]
     with torch.no_grad():
-        if not frozenset({torch.Tensor, torch.nn.Parameter}).issuperset(map(type, tensors)):
-            tensors = [_local(tensor) for tensor in tensors]
         flat = [tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors]
-        return _add_to_block(torch, flat) if tensors[0].is_cuda else LateCopy(torch.stack(flat))
+        return _add_to_ring(torch, flat) if flat[0].is_cuda else LateCopy(torch.stack(flat))
 
 
 def _local(tensor: Any) -> Any:
@@ -68,12 +82,13 @@ def _kind(array: Any) -> Any:
     return (array.dtype, array.shape, array.sharding) if hasattr(array, "sharding") else id(array)
 
 
-def _parts(arrays: list[Any]) -> Iterator[list[Any]]:
-    """The list in pieces of 32, 16, 8, ...: JAX compiles for each number of arrays."""
-    while arrays:
-        size = min(32, 1 << (len(arrays).bit_length() - 1))
-        yield arrays[:size]
-        arrays = arrays[size:]
+def _parts(count: int) -> Iterator[tuple[int, int]]:
+    """So many arrays in pieces of 32, 16, 8, ...: JAX compiles for each number of arrays."""
+    begin = 0
+    while begin < count:
+        end = begin + min(32, 1 << ((count - begin).bit_length() - 1))
+        yield begin, end
+        begin = end
 
 
 def _gather_arrays(arrays: list[Any]) -> "ArrayCopy | ArrayRow":
@@ -111,70 +126,102 @@ class LateCopy:
         return self._numbers is not None
 
 
-class Block:
-    """Rows of numbers of one kind on a CUDA device, each gathered by one launch, copied many at a time."""
+class Ring:
+    """Slots for numbers of one kind on a CUDA device, filled by one stream and read by any thread.
 
-    ROWS = 256
-    NUMBERS = 16384
-    """How many numbers a block has room for: with wide rows (the rewards of a batch) it has fewer of them."""
+    Positions count on over all laps: slots are filled up to ``_head``, their copies to the host are launched up to
+    ``_copied``, and their numbers are handed to the rows up to ``_arrived``. A slot is free once it has arrived.
+    """
 
-    def __init__(self, torch: Any, like: Any, width: int, stream: Any) -> None:
-        self._size = max(1, min(self.ROWS, self.NUMBERS // width))
+    SLOTS = 4096
+    """How many numbers a ring has room for, at least. Its views are made once, which takes some milliseconds."""
+
+    def __init__(self, torch: Any, like: Any, slots: int, stream: Any) -> None:
         with torch.inference_mode(False):  # else it could not be written to outside of it
-            self._table = torch.empty((self._size, width), dtype=like.dtype, device=like.device)
+            self._table = torch.zeros(slots, dtype=like.dtype, device=like.device)
             # The device is said because torch.set_default_device() would be asked for it.
-            self._host = torch.empty((self._size, width), dtype=like.dtype, device="cpu", pin_memory=True)
-            self._rows = self._table.unbind(0)
+            self._host = torch.empty(slots, dtype=like.dtype, device="cpu", pin_memory=True)
+            self._views = self._table.unbind(0)
+        self.slots = slots
         self._torch, self._stream = torch, stream
         self._event = torch.cuda.Event()
-        self._numbers: list[Sequence[Any]] = []
-        self._used = self._copied = 0
-        self._adding = False
+        self._head = self._copied = self._arrived = 0
+        self._advance_at = slots // 4
+        self._pending: deque[RingRow] = deque()
+        self.is_adding = False
         self._lock = threading.RLock()  # re-entrant: a signal handler may log, or read, in the middle of anything
 
-    def add(self, tensors: list[Any]) -> "BlockRow | None":
-        """The tensors as a row of the block; None when it is full, or interrupted in this very place."""
+    def add(self, tensors: list[Any]) -> "RingRow | None":
+        """Copy 0-d tensors into the next slots; None where there are too few, or interrupted in this very place."""
         with self._lock:
-            row = self._used
-            if row == self._size or self._adding:
+            if self.is_adding:
                 return None
-            self._adding = True
+            self.is_adding = True
             try:
-                self._torch.stack(tensors, out=self._rows[row])
-                self._used = row + 1
+                start, width = self._head, len(tensors)
+                offset = start % self.slots
+                if offset + width > self.slots:  # a row does not go over the ring's end
+                    start, offset = start + self.slots - offset, 0
+                end = start + width
+                if end > self._advance_at:  # so that slots become free even where nobody reads the numbers
+                    self._advance_at = end + self.slots // 4
+                    self._advance()
+                if end - self._arrived > self.slots:
+                    self._advance()
+                    if end - self._arrived > self.slots:
+                        return None
+                self._torch._foreach_copy_(self._views[offset : offset + width], tensors)
+                row = RingRow(self, start, end)
+                self._pending.append(row)
+                self._head = end
+                return row
             finally:
-                self._adding = False
-        return BlockRow(self, row)
+                self.is_adding = False
 
-    def has(self, row: int) -> bool:
-        """Whether a row has arrived; if it is not even on its way, it is sent."""
+    def advance(self) -> None:
+        """Hand over the numbers that have arrived, and send those that came since. Never waits for the device."""
         with self._lock:
-            self._take_in()
-            return row < len(self._numbers)
+            self._advance()
 
-    def row(self, row: int) -> Sequence[Any]:
-        """The numbers of a row, waiting for the device if need be."""
+    def wait_for(self, row: "RingRow") -> None:
+        """Wait until a row has its numbers."""
         while True:
-            with self._lock:
-                self._take_in()
-                if row < len(self._numbers):
-                    return self._numbers[row]
+            self.advance()
+            if row.numbers is not None:
+                return
             with beside_captures():
                 self._event.synchronize()  # without the lock: who logs meanwhile must not wait for the device
 
-    def _take_in(self) -> None:
-        """Read the rows whose copy has arrived, and send those that came since. Interrupted, it may do it twice."""
-        arrived, copied, used = len(self._numbers), self._copied, self._used
+    def _advance(self) -> None:
+        # A signal handler that logs or reads may run this whole method in the middle of it, and nothing between
+        # two calls can be interrupted. So positions only move on from where they were found, and numbers are read
+        # before a row gets them: what is done twice gives the same.
+        arrived, copied = self._arrived, self._copied
         with beside_captures():
             if copied > arrived:
                 if not self._event.query():
                     return
-                self._numbers[arrived:copied] = self._host[arrived:copied].tolist()
-            if used > copied:
+                begin = arrived % self.slots
+                numbers = self._host[begin : begin + copied - arrived].tolist()
+                while self._pending and self._pending[0].end <= copied:
+                    row = self._pending[0]
+                    if row.numbers is None:
+                        row.numbers = numbers[row.start - arrived : row.end - arrived]
+                    row.ring = None  # the row may be kept for long, and its ring replaced
+                    if self._pending and self._pending[0] is row:
+                        self._pending.popleft()
+                if self._arrived == arrived:
+                    self._arrived = copied
+            copied, head = self._copied, self._head
+            if head > copied:
+                begin = copied % self.slots
+                count = min(head - copied, self.slots - begin)  # in one piece: the rest goes next time
                 with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
-                    self._host[copied:used].copy_(self._table[copied:used], non_blocking=True)
+                    sent = self._table[begin : begin + count]
+                    self._host[begin : begin + count].copy_(sent, non_blocking=True)
                     self._event.record(self._stream)
-                self._copied = used
+                if self._copied == copied:
+                    self._copied = copied + count
 
 
 @contextlib.contextmanager
@@ -204,43 +251,59 @@ def _exchange_capture_mode() -> Any:
     return None
 
 
-class BlockRow:
-    """The numbers of one row of a block."""
+class RingRow:
+    """The numbers of one row, in a ring until they have arrived."""
 
-    __slots__ = ("_block", "_row")
+    __slots__ = ("end", "numbers", "ring", "start")
     arrives = True
 
-    def __init__(self, block: Block, row: int) -> None:
-        self._block, self._row = block, row
+    def __init__(self, ring: Ring, start: int, end: int) -> None:
+        self.ring: Ring | None = ring
+        self.start, self.end = start, end
+        self.numbers: list[Any] | None = None
 
     def number(self, index: int) -> Any:
         """One of them, waiting for the device if need be."""
-        return self._block.row(self._row)[index]
+        while (numbers := self.numbers) is None:
+            if (ring := self.ring) is not None:
+                ring.wait_for(self)
+        return numbers[index]
 
     def ready(self) -> bool:
-        """Whether they have arrived."""
-        return self._block.has(self._row)
+        """Whether they have arrived; if they are not even on their way, they are sent."""
+        if self.numbers is None and (ring := self.ring) is not None:
+            ring.advance()
+        return self.numbers is not None
 
 
-_BLOCKS: dict[Any, Block] = {}
-"""The block in use for each stream, kind and number of values."""
-_MOST_BLOCKS = 64
+_RINGS: dict[Any, Ring] = {}
+"""The ring in use for each stream, device and kind of number."""
+_MOST_RINGS = 64
+_WITHOUT_SLOTS = frozenset({"torch.uint16", "torch.uint32", "torch.uint64"})
+"""Kinds of numbers that torch cannot copy many of by one launch."""
 
 
-def _add_to_block(torch: Any, tensors: list[Any]) -> BlockRow:
+def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
+    if torch.cuda.is_current_stream_capturing():  # each replay would write into slots that others have by then
+        raise OptionError("log() while a CUDA graph is captured: log what the graph gives, after its replay.")
     first = tensors[0]
     device = first.get_device()
     # The number of the stream is had in a fraction of the time that its object takes.
-    key = (torch._C._cuda_getCurrentRawStream(device), device, first.dtype, len(tensors))
-    block = _BLOCKS.get(key)
-    row = block.add(tensors) if block is not None else None
-    if row is None and torch.cuda.is_current_stream_capturing():
-        raise OptionError("log() while a CUDA graph is captured: log what the graph gives, after its replay.")
-    if row is None and len(_BLOCKS) >= _MOST_BLOCKS:
-        _BLOCKS.clear()  # rows of ever other widths; what is on its way keeps its block
+    key = (torch._C._cuda_getCurrentRawStream(device), device, first.dtype)
+    ring = _RINGS.get(key)
+    row = ring.add(tensors) if ring is not None else None
+    if ring is None and str(first.dtype) in _WITHOUT_SLOTS:
+        return LateCopy(torch.stack(tensors))
     while row is None:
-        block = _BLOCKS[key] = Block(torch, first, len(tensors), torch.cuda.current_stream(device))
-        row = block.add(tensors)
+        stream, width = torch.cuda.current_stream(device), len(tensors)
+        if ring is not None and ring.is_adding:  # in a signal handler: a ring for this row alone
+            ring = Ring(torch, first, width, stream)
+        else:
+            if len(_RINGS) >= _MOST_RINGS:
+                _RINGS.clear()  # ever other streams; what is on its way keeps its ring
+            slots = max(Ring.SLOTS if ring is None else 2 * ring.slots, 4 * width)
+            ring = _RINGS[key] = Ring(torch, first, slots, stream)
+        row = ring.add(tensors)
     return row
 
 

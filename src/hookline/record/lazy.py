@@ -38,12 +38,12 @@ class Waiting:
         self._ended = threading.Event()
         self._process = os.getpid()
 
-    def add(self, record: Record) -> None:
-        """Take a record; it is written when its values have arrived."""
+    def add(self, record: Record, sources: set[Source]) -> None:
+        """Take a record and the sources of its values (`sources_of`); it is written when they have arrived."""
         if os.getpid() != self._process:  # forked: what waits is the parent's to write
             self._records, self._thread, self._process = deque(), None, os.getpid()
             self._writing, self._ended = threading.Lock(), threading.Event()
-        self._records.append((record, sources_of(record)))
+        self._records.append((record, sources))
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="hookline-device-values", daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads: it is written by `flush`, or tried again
@@ -94,7 +94,13 @@ def with_numbers(record: Record) -> Record:
     """The record with every value that was on its way as a number."""
     match record:
         case Metrics():
-            record.values = {key: _number(key, value) for key, value in dict.items(record.values)}
+            items = dict.items(record.values)
+            try:  # all at once: this thread takes its time from the training thread's
+                record.values = {
+                    key: value.source.number(value.index) if type(value) is Deferred else value for key, value in items
+                }
+            except Exception:
+                record.values = {key: _number(key, value) for key, value in items}
         case Sample():
             record.rewards = {key: _number(key, value) for key, value in dict.items(record.rewards)}
             record.total, record.advantage = _number("total", record.total), _number("advantage", record.advantage)

@@ -9,6 +9,7 @@ values that are still on a device is written when they have arrived, with the ti
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class Recorder:
         self._surely_short = text_bytes // 4  # characters: however they are encoded, it is not too long
         self._redact = redact
         self._clock = clock
-        self._waiting = Waiting(self._append_now)
+        self._waiting = Waiting(self._append_fetched)
 
     def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
         """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
@@ -174,12 +175,22 @@ class Recorder:
         self.journal.close()
 
     def _append(self, record: Record) -> None:
-        if sources_of(record):
+        if sources := sources_of(record):
             if isinstance(record, Metrics):
                 record.values = dict(dict.items(record.values))  # whoever gave it may go on changing it
-            self._waiting.add(record)
+            self._waiting.add(record, sources)
         else:
             self._append_now(record)
+
+    def _append_fetched(self, record: Record) -> None:
+        """Append a record whose values have arrived; as in `metrics`, numbers need no second look."""
+        if type(record) is Metrics:
+            with suppress(TypeError, ValueError, OverflowError):
+                line = encode(record)
+                if line.rfind(b"null") < 0:
+                    self.journal.append(line)
+                    return
+        self._append_now(record)
 
     def _append_now(self, record: Record) -> None:
         self.journal.append(encode(cleaned(record)))
