@@ -220,7 +220,7 @@ def test_async_returned_dict_is_logged_and_errors_are_isolated():
     loop = FakeLoop(callbacks=callbacks)
     loop.run_steps(1)
     callbacks.close()
-    loop._commit_held_back()
+    loop.commit_held_back()
     assert loop.metrics == {"derive/value": 7}
     assert callbacks.costs().by_name()["fail"].errors == 1
 
