@@ -215,7 +215,8 @@ def test_dry_run_shows_who_listens_in_the_stages_that_differ(files, cli):
         (["plain"], {"plain": ["grpo"]}),
         (["monitored"], {"monitored": ["grpo"]}),
     ]
-    assert list(document["listeners"][2]["moments"]) == ["on_train_start", "on_before_optimizer_step", "on_train_end"]
+    moments = ["on_train_start", "on_before_optimizer_step", "on_step_end"]
+    assert list(document["listeners"][2]["moments"]) == moments
 
 
 def test_dry_run_shows_callbacks_that_the_settings_of_a_stage_bring(files, cli):

@@ -320,9 +320,9 @@ def test_resume_before_the_first_checkpoint_and_after_an_evaluation_repeats_no_r
 
 def test_resume_whose_checkpoint_cannot_be_loaded_lets_go_of_the_run():
     with hl.run("job", summary=False) as first:
-        list(first.steps(1))
-        first.save_checkpoint()
-        first.request_stop("preempted")
+        for _ in first.steps(2):
+            first.request_checkpoint()
+            first.request_stop("preempted")
 
     def refuse(path):
         raise RuntimeError("another model")
