@@ -1,5 +1,6 @@
 """Loops that do not use run.steps: their steps are counted by what they log."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -171,3 +172,17 @@ def test_program_that_ends_without_finish_says_how(tmp_path, ending, status, mes
     last = last_status(facts.parent)
     assert (last.status, message in last.message) == (status, True)
     assert [record.step for record in hl.read(facts.parent) if isinstance(record, Metrics)] == [0, 1]
+
+
+def test_row_of_a_step_whose_end_raises_is_kept_where_the_program_goes_on():
+    def fail(loop, step_idx):
+        if step_idx == 1:
+            raise ValueError("boom")
+
+    run = start(hl.on("step_end", fail))
+    for i in range(4):
+        with contextlib.suppress(ValueError):
+            run.log(loss=i)
+    run.finish()
+    assert rows(run) == [(i, {"loss": i}) for i in range(4)]
+    assert run.step == 4

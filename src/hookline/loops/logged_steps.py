@@ -144,13 +144,13 @@ class LoggedSteps:
     def _end_step(self, batch: Any, *, recorded: MetricsRow | None = None) -> None:
         run = self._run
 
-        def commit(completed: int, row: MetricsRow) -> None:
+        def commit(index: int, row: MetricsRow) -> None:
             if recorded is None:
-                run.commit(completed - 1, row)
+                run.commit(index, row)
             elif row.keys() - recorded.keys():  # what subscribers made of it; the rest is recorded
-                run.commit(completed - 1, MetricsRow({name: row[name] for name in row if name not in recorded}))
+                run.commit(index, MetricsRow({name: row[name] for name in row if name not in recorded}))
 
-        run.lifecycle.end(batch, commit=commit)
+        run.lifecycle.end(batch, number=run.step, commit=commit)
         run.after_step()
         self._leave_after_a_signal()
 

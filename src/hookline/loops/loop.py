@@ -224,6 +224,10 @@ class Loop(ABC):
         self._write(step, metrics, axis, common=common)
         self._tell(step, metrics)
 
+    def write_row(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write one row without firing `on_log`."""
+        self._write(step, metrics)
+
     def evaluated_step(self, *, before_update: bool | None = None) -> int:
         """The completed steps of the weights that an evaluation measures if it is made now.
 

@@ -38,26 +38,40 @@ class StepLifecycle:
         self._loop.callbacks.on_step_start(self._loop, self._loop.step)
         return row
 
-    def end(self, batch: Any, *, completed: int | None = None, commit: Commit | None = None) -> None:
+    def end(
+        self,
+        batch: Any,
+        *,
+        completed: int | None = None,
+        number: int | None = None,
+        commit: Commit | None = None,
+    ) -> None:
         """Count the step, fire `on_step_end`, write the row and fire `on_log`.
 
         Args:
+            batch: The batch of the step.
             completed: The number of completed steps, where the host counts; one more than before by default.
+            number: The step that the row is written at; the number of completed steps by default.
             commit: Writes the row at a step; `Loop.commit` by default.
         """
         loop = self._loop
         row = MetricsRow() if self.row is None else self.row
         loop.step = loop.step + 1 if completed is None else completed
         self.is_open = False
-        loop.callbacks.on_step_end(loop, loop.step - 1, batch, row)
+        at = loop.step if number is None else number
+        try:
+            loop.callbacks.on_step_end(loop, loop.step - 1, batch, row)
+        except BaseException:
+            # The program may catch it and go on with the next step, which would open another row.
+            self.row = None
+            if row:
+                loop.write_row(at, row)
+            raise
         self.row = None
-        (commit or loop.commit)(loop.step, row)
+        (commit or loop.commit)(at, row)
 
     def abandon(self) -> tuple[int, MetricsRow]:
-        """Close a step that will not complete; returns what it had logged, and the step that belongs to.
-
-        A step whose `on_step_end` raised is counted already, and its row belongs to that count.
-        """
+        """Close a step that will not complete; returns what it had logged, and the step that belongs to."""
         number, row = self._loop.step + self.is_open, self.row
         self.row, self.is_open = None, False
         return number, MetricsRow() if row is None else row

@@ -64,7 +64,7 @@ class JointRun(Run):
         self._replay = replay
         self._listening: list[Any] = []
         self._updates = 0  # of the weights, in the step under way
-        self._monitors = False  # whether a checkpoint may be saved of weights that were evaluated before an update
+        self._evaluates_first = False  # whether this loop evaluates before it updates, and a checkpoint rule monitors
         self._step_start: StepStart | None = None  # where a checkpoint may have to go back to
         self._unfinished: PreparedCheckpoint | None = None
         self._must_not_update = False  # until a checkpoint is saved of the weights that were evaluated
@@ -84,7 +84,7 @@ class JointRun(Run):
 
     def _notes_step_starts(self) -> bool:
         """Whether a checkpoint may have to go back to where a step began."""
-        return self.batches_per_step > 1 or self._monitors
+        return self.batches_per_step > 1 or self._evaluates_first
 
     @abstractmethod
     def _optimizers(self) -> Iterable[Any]:
@@ -101,11 +101,6 @@ class JointRun(Run):
         optimizers = list(self._optimizers())
         self._listening = [each.register_step_pre_hook(self._before_update) for each in optimizers]
         self._listening += [each.register_step_post_hook(self._after_update) for each in optimizers]
-
-    def start(self) -> None:
-        """Fire `on_train_start`, once."""
-        self._monitors = any(getattr(rule, "monitor", None) for rule in self._checkpoint_rules())
-        super().start()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Close everything, and leave the optimizers as they were."""
@@ -137,6 +132,11 @@ class JointRun(Run):
         Raises:
             OptionError: The weights cannot be written by one process alone.
         """
+        # Noting the random states takes longer than the rest of a step boundary, so it begins with the first evaluation
+        # that comes before an update. For that one, the states are those of now.
+        if not self._notes_step_starts():
+            self._step_start = StepStart({"epoch": self.epoch, **self._at.state()}, self._replay.state())
+        self._evaluates_first = True
         if self.world_size == 1:
             super().save_evaluated()
             return
