@@ -1,5 +1,7 @@
 """The program itself: version, help, and how errors end it."""
 
+import sys
+
 import pytest
 import typer.main
 
@@ -26,7 +28,7 @@ def test_hooks_help_names_every_command(cli):
 
 def test_hookline_error_any_command_is_one_message_on_stderr(program):
     result = program("hooks", "show", "erly_stopping")
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "Error: Nothing is registered as 'erly_stopping'. Did you mean 'early_stopping'?\n"
 
 
@@ -75,8 +77,49 @@ def test_usage_error_missing_argument_is_named_as_in_the_help(cli):
     assert "Missing argument 'FILE'" in cli("hooks", "check").stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "runs list --root nowhere",
+        "runs show nobody",
+        "runs compare one other",
+        "runs tail nobody",
+        "runs verify nobody",
+        "runs sync nobody",
+        "runs export nobody -o x.csv",
+        "runs delete nobody",
+        "runs import nowhere.csv",
+        "sql nonsense",
+        "run nowhere.yaml",
+        "hooks show nobody",
+        "hooks check nowhere.yaml",
+        "hooks plan nowhere.yaml",
+        "hooks new 9lives",
+        "bench nobody",
+        "demo --quick --root /proc/hookline --json",
+        "serve --host 192.0.2.1",
+        "ui --host 192.0.2.1 --no-open",
+        "runs list --no-such-option",
+    ],
+)
+def test_wrong_input_exits_with_two_and_a_message_from_every_command(command, cli, tmp_path):
+    if "nowhere" not in command:
+        with hookline.run("there", root=tmp_path / "runs", summary=False):
+            pass
+    result = cli(*command.split())
+    assert (result.exit_code, "Traceback" in result.stderr, result.stderr != "") == (2, False, True)
+
+
+def test_missing_package_exits_with_one_from_every_command(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with hookline.run("there", summary=False):
+        pass
+    results = [cli("runs", "list"), cli("sql", "select 1"), cli("runs", "export", "latest", "-o", "x.csv"), cli("demo")]
+    assert [(result.exit_code, "pip install 'hookline[" in result.stderr) for result in results] == [(1, True)] * 4
+
+
 def test_serve_on_an_address_of_another_machine_says_that_it_is_not_ours(cli):
     result = cli("serve", "--host", "192.0.2.1")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "host='192.0.2.1': this machine does not have that address." in result.stderr
     assert "another port" not in result.stderr

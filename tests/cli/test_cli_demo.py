@@ -109,6 +109,16 @@ def test_quick_demo_stops_early_disables_the_broken_observer_and_accounts_for_al
     assert sorted(costs) == SUBSCRIBERS
 
 
+def test_quick_demo_with_json_prints_one_document_and_nothing_else(program):
+    result = program("demo", "--quick", "--json")
+    document = json.loads(result.stdout)
+    facts = (result.returncode, document["state"], document["stop_reason"].partition(":")[0])
+    assert facts == (0, "stopped", "early stopping")
+    assert Path(document["directory"]).is_dir()
+    assert sorted(cost["name"] for cost in document["costs"]) == SUBSCRIBERS
+    assert document["metrics"]["val/loss"] > 0
+
+
 def test_bare_loop_few_epochs_ends_with_all_steps_done(tmp_path):
     run = train(root=tmp_path, epochs=15)
     assert (run.state, run.step, run.num_steps, run.stop_reason) == ("completed", 120, 120, None)

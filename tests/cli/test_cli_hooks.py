@@ -95,7 +95,7 @@ def test_list_packages_that_cannot_be_imported_are_listed_with_their_errors(prog
 def test_list_text_package_that_cannot_be_imported_breaks_nothing(program, tmp_path):
     install(tmp_path / "site", "gone", "nowhere_to_be_found:Hook")
     result = program("hooks", "list", imports=[tmp_path / "site"])
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "More about one: hookline hooks show NAME\n")
     assert "ERROR: 'gone' is offered by gone" in result.stdout
     assert "progress_bar" in result.stdout
 
@@ -199,13 +199,13 @@ def test_docstring_with_parts_behind_the_arguments_keeps_them_and_its_example():
 
 def test_show_function_that_says_nothing_is_an_error(program, here):
     result = program("hooks", "show", "my_module:untold", "--json")
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert "a function whose return annotation is one" in result.stderr
 
 
 def test_show_class_of_another_kind_is_an_error(cli):
     result = cli("hooks", "show", "collections:OrderedDict")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "is neither a Callback nor a Hook" in result.stderr
 
 
@@ -231,21 +231,21 @@ def test_check_argument_of_wrong_type_names_file_line_and_path(program, here):
         "wrong.yaml", "callbacks:\n  - progress_bar\n  - use: my_module:Alarm\n    with:\n      threshold: high\n"
     )
     result = program("hooks", "check", file)
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert "Error: wrong.yaml:5: callbacks[1].with.threshold: 'high' was given, float is accepted" in result.stderr
 
 
 def test_check_malformed_yaml_names_file_and_line(cli, here):
     here("broken.yaml", "callbacks:\n  - progress_bar\n  - early_stopping: ]\n  - progress_bar\n")
     result = cli("hooks", "check", "broken.yaml")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("Error: broken.yaml:3: not valid YAML: ")
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
 def test_check_and_plan_of_a_python_file_say_what_is_wanted_and_how_a_class_is_tested(command, cli, here):
     result = cli("hooks", command, "my_module.py")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "my_module.py: this is Python, and a YAML or JSON file" in result.stderr
     assert "hookline.testing.check_callback" in result.stderr
 
@@ -253,7 +253,7 @@ def test_check_and_plan_of_a_python_file_say_what_is_wanted_and_how_a_class_is_t
 def test_check_misspelt_name_suggests_the_right_one(cli, here):
     here("typo.yaml", "callbacks: [progres_bar]\n")
     result = cli("hooks", "check", "typo.yaml")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "typo.yaml:1: callbacks[0]: " in result.stderr
     assert "Did you mean 'progress_bar'?" in result.stderr
 
@@ -262,13 +262,13 @@ def test_check_json_option_with_a_fault_gives_the_error_in_the_document(cli, her
     here("typo.yaml", "callbacks: [progres_bar]\n")
     result = cli("hooks", "check", "typo.yaml", "--json")
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["ok"], document["names"]) == (1, False, [])
+    assert (result.exit_code, document["ok"], document["names"]) == (2, False, [])
     assert result.stderr == f"Error: {document['error']}\n"
 
 
 def test_check_missing_file_says_that_it_cannot_be_read(cli):
     result = cli("hooks", "check", "nowhere.yaml")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "Error: nowhere.yaml: cannot be read: No such file or directory.\n"
 
 

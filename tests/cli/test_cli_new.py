@@ -83,7 +83,7 @@ def test_new_name_in_camel_case_is_spelt_as_each_place_needs(cli, tmp_path):
 def test_new_directory_that_exists_is_left_alone(cli, tmp_path):
     (tmp_path / "gradient-alarm").mkdir()
     result = cli("hooks", "new", "gradient-alarm")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "gradient-alarm exists already" in result.stderr
     assert list((tmp_path / "gradient-alarm").iterdir()) == []
 
@@ -104,7 +104,7 @@ def test_new_directory_that_exists_is_left_alone(cli, tmp_path):
 )
 def test_new_name_that_cannot_be_used_is_refused_before_writing(cli, tmp_path, name, message):
     result = cli("hooks", "new", name)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -112,5 +112,5 @@ def test_new_name_that_cannot_be_used_is_refused_before_writing(cli, tmp_path, n
 def test_new_place_that_cannot_be_written_is_an_error(cli, tmp_path):
     (tmp_path / "file").write_text("")
     result = cli("hooks", "new", "gradient-alarm", "--directory", "file")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "file/gradient-alarm cannot be written: Not a directory." in result.stderr

@@ -105,7 +105,7 @@ def test_sync_where_nothing_waits_rebuilds_nothing(tmp_path, cli):
 def test_sync_of_a_run_that_is_alive_is_an_error(tmp_path, cli):
     with hl.run("alive", sinks=["csv"], summary=False) as run:
         result = cli("runs", "sync", run.dir)
-    assert (result.exit_code, "still running" in result.stderr) == (1, True)
+    assert (result.exit_code, "still running" in result.stderr) == (2, True)
 
 
 def test_sync_without_sinks_says_that_there_is_nothing_to_deliver(tmp_path, cli):

@@ -68,7 +68,7 @@ def test_import_where_one_run_has_nothing_in_it_exits_with_one(table, tmp_path, 
 def test_import_of_an_unknown_format_is_one_message(tmp_path, cli):
     (tmp_path / "weights.bin").write_bytes(b"\0")
     result = cli("runs", "import", tmp_path / "weights.bin")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "is none of the formats that can be imported. Accepted are tensorboard: event files" in result.stderr
 
 

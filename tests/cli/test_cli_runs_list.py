@@ -1,7 +1,11 @@
 """``hookline runs list``: which runs are shown, in which order, and what is said about each."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +66,7 @@ def test_list_of_a_thousand_runs_shows_fifty_and_says_how_many_more(tmp_path, cl
         shutil.copy(original / "run.json", copy)
         shutil.copy(journal_file(original), copy / "journal")
     result = cli("runs", "list")
-    assert (len(shown_runs(result)), "950 more; --latest 1000 shows all." in result.stdout) == (50, True)
+    assert (len(shown_runs(result)), "950 more; --latest 1000 shows all." in result.stderr) == (50, True)
     few = json.loads(cli("runs", "list", "--latest", "3", "--json").stdout)
     assert (len(few["runs"]), few["more"]) == (3, 997)
 
@@ -78,14 +82,14 @@ def test_list_marks_runs_with_problems(cli):
     with journal_file(directory).open("ab") as file:
         file.write(b'{"kind":"metr')
     result = cli("runs", "list")
-    assert ("finished !" in result.stdout, "hookline runs verify" in result.stdout) == (True, True)
+    assert ("finished !" in result.stdout, "hookline runs verify" in result.stderr) == (True, True)
 
 
 def test_list_without_runs_says_so(tmp_path, cli):
     (tmp_path / "runs").mkdir()
     result = cli("runs", "list")
-    assert (result.exit_code, "There are no runs in" in result.stdout) == (0, True)
-    assert "no such runs" in cli("runs", "list", "--name", "x").stdout
+    assert (result.exit_code, result.stdout, "There are no runs in" in result.stderr) == (0, "", True)
+    assert "no such runs" in cli("runs", "list", "--name", "x").stderr
 
 
 def test_list_of_a_root_that_is_not_there_exits_with_two(cli):
@@ -102,17 +106,50 @@ def test_list_of_a_root_that_is_a_file_says_so(cli):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
-def test_list_on_a_narrow_terminal_has_a_line_a_run_and_whole_names(columns, cli, monkeypatch):
+def test_list_on_a_narrow_terminal_has_a_line_a_run_and_whole_names(columns, terminal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = ["line-search", "a-rather-long-name"]
     directories = [record(name) for name in names]
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = [line for line in cli("runs", "list").stdout.splitlines() if line.strip()]
+    lines = [line for line in terminal("runs", "list", columns=columns).splitlines() if line.strip()]
     assert (len(lines), max(map(len, lines)) <= columns) == (4, True)
     for line, name, directory in zip(lines[:1:-1], names, directories, strict=True):
         run, shown, status, step = line.split()[:4]
         assert (shown, status, step) == (name, "finished", "3/3")
         assert f"default/{directory.name}".endswith(run.removeprefix("…"))
     assert ("last metrics" in lines[0]) == (columns == 100)
+
+
+@pytest.fixture
+def wordy_runs(tmp_path, monkeypatch):
+    """Fifty runs of ten metrics with long names, tagged, of an experiment."""
+    monkeypatch.chdir(tmp_path)
+    metrics = {f"validation/perplexity_of_held_out_documents/{i}": 0.001 * i + 1e-7 for i in range(10)}
+    with hl.run("a-sweep-over-many-settings", summary=False) as run:
+        for _ in run.steps(1):
+            run.log(metrics)
+    change_facts(run.dir, experiment={"name": "sweep", "arm": "low"}, tags=["nightly", "baseline"])
+    for number in range(49):
+        shutil.copytree(run.dir, run.dir.with_name(f"{run.dir.name}-{number}"))
+    return sorted(f"default/{path.name}" for path in run.dir.parent.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("columns", [120, 137, 155, 200])
+def test_list_of_runs_with_long_metric_names_has_a_line_a_run_with_whole_values(columns, wordy_runs, terminal):
+    lines = [line for line in terminal("runs", "list", columns=columns).splitlines() if line.strip()]
+    assert (len(lines), max(map(len, lines)) <= columns) == (2 + 50, True)
+    assert sorted(line.split()[0] for line in lines[2:]) == wordy_runs
+    assert all(re.search(r"/0 1e-07( |$)", line) for line in lines[2:])
+
+
+@pytest.mark.parametrize("columns", [None, 60, 120])
+def test_list_in_a_pipe_has_whole_ids_and_nothing_but_the_listing(columns, wordy_runs, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {} if columns is None else {"COLUMNS": str(columns)}
+    command = [sys.executable, "-m", "hookline", "runs", "list", "--latest", "40"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    assert (len(lines), done.stderr) == (2 + 40, "10 more; --latest 50 shows all.\n")
+    assert {line.split()[0] for line in lines[2:]} <= set(wordy_runs)
 
 
 def test_list_on_a_narrow_terminal_cuts_the_name_of_a_metric_and_not_its_value(cli, monkeypatch):
@@ -126,12 +163,12 @@ def test_list_on_a_narrow_terminal_cuts_the_name_of_a_metric_and_not_its_value(c
     assert "…" in row
 
 
-def test_list_of_a_narrow_terminal_without_unicode_cuts_with_dots(tmp_path, program, monkeypatch):
+def test_list_of_a_narrow_terminal_without_unicode_cuts_with_dots(tmp_path, terminal, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record("a-name-that-leaves-no-room-for-whole-ids-in-eighty-columns")
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    result = program("runs", "list", columns=100)
-    assert (result.returncode, result.stdout.isascii(), ".." in result.stdout) == (0, True, True)
+    shown = terminal("runs", "list", columns=100)
+    assert (shown.isascii(), ".." in shown) == (True, True)
 
 
 def test_list_by_an_unknown_status_names_the_closest(cli):

@@ -15,7 +15,7 @@ def test_sql_as_a_table_has_a_line_a_row(cli):
     result = cli("sql", "select name, count(*) as n, min(value) as best from metrics group by name")
     assert result.exit_code == 0
     assert [line.split() for line in result.stdout.splitlines()][1:4:2] == [["name", "n", "best"], ["loss", "2", "1"]]
-    assert result.stdout.splitlines()[-1] == "1 row"
+    assert result.stderr == "1 row\n"
 
 
 def test_sql_as_json_and_csv_has_the_same_rows(cli):
@@ -52,9 +52,9 @@ def test_sql_over_all_tables_sees_what_was_recorded(cli):
 def test_sql_table_of_many_rows_shows_some_and_says_how_many_more(cli):
     record(losses=[1.0] * 120)
     some = cli("sql", "select step from metrics order by step")
-    assert "70 more rows; --limit 0 prints all." in some.stdout
+    assert "70 more rows; --limit 0 prints all." in some.stderr
     assert [line.strip() for line in some.stdout.splitlines() if line.strip().isdigit()] == [*map(str, range(1, 51))]
-    assert "120 rows" in cli("sql", "from metrics", "--limit", "0").stdout
+    assert "120 rows" in cli("sql", "from metrics", "--limit", "0").stderr
     few = cli("sql", "select step from metrics order by step", "--limit", "2", "--format", "csv")
     assert (few.stdout, few.stderr) == ("step\n1\n2\n", "118 more rows; --limit 0 prints all.\n")
 

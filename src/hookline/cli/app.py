@@ -1,7 +1,8 @@
 """The program ``hookline``: its groups of commands, and how it ends.
 
 Results go to standard output. An error that hookline raises on purpose is one message on standard
-error and exit status 1, without a traceback; a command line that cannot be understood is status 2.
+error without a traceback, and exit status 2, as for a command line that cannot be understood; status 1
+is for what a command finds out, and for packages that are missing.
 """
 
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 import hookline
 from hookline.cli import bench, demo, hooks, run, runs, serve, sql, ui
 from hookline.cli.plain_help import CommandGroup, PlainGroup
+from hookline.cli.wrong_input import end_with
 from hookline.core.errors import HooklineError
 
 
@@ -21,9 +23,7 @@ class _ErrorsAsMessages(PlainGroup):
         try:
             return super().invoke(ctx)
         except HooklineError as error:
-            typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from error
+            end_with(error)
 
 
 app = CommandGroup(cls=_ErrorsAsMessages, pretty_exceptions_show_locals=False)  # may be tokens

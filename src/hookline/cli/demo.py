@@ -52,7 +52,7 @@ def demo(
     """Train a tiny model on sums by SFT, then GRPO: two arms, two repeats, two minutes. Interrupted, run it again."""
     if quick:
         with wrong_input(as_json=as_json):
-            quick_demo(root)
+            quick_demo(root, as_json=as_json)
         return
     _require_packages()
     from hookline.demo.study import next_experiment

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hookline.cli.catalogue import Description, Offer, describe, first_sentence, offers, plain
 from hookline.cli.new import new
-from hookline.cli.output import AsJson, console, foreign_code, indented, print_json, table
+from hookline.cli.output import AsJson, console, foreign_code, indented, print_footer, print_json, table
 from hookline.cli.plain_help import CommandGroup
 from hookline.cli.plan import places, plan_table
 from hookline.core.callback import MOMENTS
@@ -38,7 +38,7 @@ def list_(*, as_json: AsJson = False) -> None:
     for offer in found:
         listing.add_row(offer.name, offer.kind, offer.source, _remark(offer), style="red" if offer.error else "")
     console().print(listing)
-    console().print("More about one: hookline hooks show NAME", style="dim")
+    print_footer("More about one: hookline hooks show NAME")
 
 
 @app.command()

@@ -22,9 +22,14 @@ _UNLIMITED = 100_000
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
-def console() -> Console:
-    """Standard output, as it is now, for people."""
-    return Console(markup=False, highlight=False, emoji=False)
+def console(*, width: int | None = None) -> Console:
+    """Standard output, as it is now, for people; as wide as the terminal by default."""
+    return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def print_footer(text: str) -> None:
+    """Print a remark about a listing on standard error: what is piped has the listing alone."""
+    Console(stderr=True, markup=False, highlight=False, emoji=False).print(text, style="dim", soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
@@ -65,6 +70,17 @@ def cut_front(out: Console, text: str, width: int) -> str:
     while kept and cell_len(kept) > width - len(mark):
         kept = kept[1:]
     return mark + kept
+
+
+def cut_end(out: Console, text: str, width: int) -> str:
+    """A text with an ellipsis for its end where it is too long."""
+    if cell_len(text) <= width:
+        return text
+    mark = ".." if out.options.ascii_only else "…"
+    kept = text
+    while kept and cell_len(kept) > width - len(mark):
+        kept = kept[:-1]
+    return kept + mark
 
 
 def foreign_code() -> contextlib.AbstractContextManager[Any]:

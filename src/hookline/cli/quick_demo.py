@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -11,21 +13,33 @@ from rich.text import Text
 
 import hookline as hl
 from hookline.callbacks import ProgressBar
-from hookline.cli.output import console, indented
+from hookline.cli.output import console, indented, print_json
 from hookline.demo.bare_loop import VALIDATE_EVERY, train
 from hookline.loops.signals import exit_status
+from hookline.record.records import clean
 
 
-def quick_demo(root: Path) -> None:
-    """Train, and say what happened."""
-    out, terminal = console(), Console(stderr=True, highlight=False)
-    _introduce(out)
+def quick_demo(root: Path, *, as_json: bool = False) -> None:
+    """Train, and say what happened: in words, or as one JSON document."""
+    terminal = Console(stderr=True, highlight=False)
+    if not as_json:
+        _introduce(console())
     with _one_line_logs(terminal), _told_of_the_root(root):
         run = train([ProgressBar(console=terminal)], root=root)
-    _explain(out, run)
+    if as_json:
+        print_json(_document(run))
+    else:
+        _explain(console(), run)
     status = exit_status(run.stop_reason)
     if status is not None:
         raise typer.Exit(status)
+
+
+def _document(run: hl.Run) -> dict[str, Any]:
+    facts = {"directory": str(run.dir), "state": run.state, "step": run.step, "num_steps": run.num_steps}
+    facts |= {"stop_reason": run.stop_reason, "seconds": run.seconds, "metrics": dict(run.metrics)}
+    document: dict[str, Any] = clean(facts)
+    return document | {"costs": [asdict(cost) for cost in run.callbacks.costs()]}
 
 
 def _introduce(out: Console) -> None:

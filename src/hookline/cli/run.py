@@ -18,6 +18,7 @@ import typer
 
 from hookline.cli.dry_run_view import dry_run_document, print_dry_run, print_moments
 from hookline.cli.output import AsJson, console, foreign_code, print_json
+from hookline.cli.wrong_input import end_with
 from hookline.core.errors import ConfigError, HooklineError, UnknownNameError
 from hookline.loops.config_file import overridden, read_config
 from hookline.loops.signals import is_signal
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hookline.experiment.experiment import Experiment
 
 RUN_FAILED = 1
-USAGE_ERROR = 2
 EXPERIMENT_KEYS = ("arms", "base", "grid")
 RECOGNISED = "An experiment has arms, base or grid; a configuration of RL has curriculum; one of SFT has data."
 
@@ -226,17 +226,12 @@ def _artifacts_document(config: Any, artifacts: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _wrong_input(*kinds: type[HooklineError], as_json: bool = False) -> Iterator[None]:
-    """What hookline refuses here was given wrongly."""
+    """What hookline refuses here was given wrongly; where ``kinds`` are given, other errors are a failed run."""
     try:
         yield
     except HooklineError as error:
-        if kinds and not isinstance(error, kinds):
-            raise
-        if as_json:
-            print_json({"error": str(error)})
-        typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-        typer.echo(str(error), err=True)
-        raise typer.Exit(USAGE_ERROR) from error
+        given_wrongly = not kinds or isinstance(error, kinds)
+        end_with(error, as_json=as_json, status=None if given_wrongly else RUN_FAILED)
 
 
 @contextlib.contextmanager

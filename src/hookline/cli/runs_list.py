@@ -1,6 +1,9 @@
 """``hookline runs list``: which runs there are, the latest first, and how each is."""
 
+import os
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hookline.cli.output import AsJson, console, cut_front, print_json, table, width_of
+from hookline.cli.output import AsJson, console, cut_end, cut_front, print_footer, print_json, table, width_of
 from hookline.cli.run_reference import Root
 from hookline.cli.run_words import (
     belongs_to,
@@ -31,8 +34,11 @@ _WIDE = 120
 """Below so many columns a run is shown in fewer words."""
 _LEAST = 12
 """So many columns an id and a metric need to say something."""
+_LONGEST = 40
+"""So many columns are shown of an experiment or of tags."""
 _GAP = 3
 """How many columns lie between two of a table."""
+_UNLIMITED = 100_000
 
 Status = Annotated[
     list[str] | None,
@@ -71,33 +77,50 @@ def list_command(
 
 def _print(shown: list[RunInfo], more: int) -> None:
     out = console()
-    out.print(_wide(shown) if out.width >= _WIDE else _narrow(out, shown))
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:  # a pipe has no width
+        out = console(width=_UNLIMITED)
+    listing = _fitting(out, shown)
+    if not sys.stdout.isatty():
+        out = console(width=max(out.width, width_of(out, listing)))
+    out.print(listing)
     if more:
-        out.print(f"{more:,} more; --latest {len(shown) + more} shows all.", style="dim")
+        print_footer(f"{more:,} more; --latest {len(shown) + more} shows all.")
     if any(info.problems for info in shown):
-        out.print("! something is missing or damaged: hookline runs verify RUN", style="dim")
+        print_footer("! something is missing or damaged: hookline runs verify RUN")
 
 
-def _wide(shown: list[RunInfo]) -> Table:
-    belonging = any(info.experiment is not None for info in shown)  # its directory is called like it
-    tagged = any(info.tags for info in shown)
-    optional = {
-        **({"experiment": [belongs_to(info) for info in shown]} if belonging else {}),
-        **({"tags": [one_line(", ".join(info.tags)) for info in shown]} if tagged else {}),
-    }
-    metrics = [metrics_text(info.metrics, _METRICS) for info in shown]
-    return _listing(shown, [one_line(info.id) for info in shown], optional, metrics)
-
-
-def _narrow(out: Console, shown: list[RunInfo]) -> Table:
-    """Fewer words: ids without the project where all have the same, or cut; one metric, or none if there is no room."""
+def _fitting(out: Console, shown: list[RunInfo]) -> Table:
+    """A line a run: as many columns and metrics as there is room for, and what programs read (ids in a pipe) whole."""
     ids = [one_line(info.id) for info in shown]
+    for optional in _optional(out, shown):
+        room = out.width - width_of(out, _listing(shown, ids, optional, None))
+        if room >= _GAP + _LEAST:
+            return _listing(shown, ids, optional, [_metrics(out, info, room - _GAP) for info in shown])
+    return _narrow(out, shown, ids) if sys.stdout.isatty() else _listing(shown, ids, {}, None)
+
+
+def _optional(out: Console, shown: list[RunInfo]) -> Iterator[dict[str, list[str]]]:
+    """Columns that not every run needs: all of them, fewer, none."""
+    columns = {}
+    if out.width >= _WIDE:
+        if any(info.experiment is not None for info in shown):  # its directory is called like it
+            columns["experiment"] = [cut_front(out, belongs_to(info), _LONGEST) for info in shown]
+        if any(info.tags for info in shown):
+            columns["tags"] = [cut_end(out, one_line(", ".join(info.tags)), _LONGEST) for info in shown]
+    while columns:
+        yield dict(columns)
+        columns.popitem()
+    yield {}
+
+
+def _narrow(out: Console, shown: list[RunInfo], ids: list[str]) -> Table:
+    """Fewer words: ids without the project where all have the same, or cut; one metric, or none if there is no room."""
     room = out.width - width_of(out, _listing(shown, ids, {}, None))
-    if room < _GAP + _LEAST and len({info.project for info in shown}) == 1:
+    if len({info.project for info in shown}) == 1:
         ids = [one_line(info.directory.name) for info in shown]
         room = out.width - width_of(out, _listing(shown, ids, {}, None))
     if room >= _GAP + _LEAST:
-        return _listing(shown, ids, {}, [_metric(out, info, room - _GAP) for info in shown])
+        return _listing(shown, ids, {}, [_metrics(out, info, room - _GAP) for info in shown])
     longest = max(_LEAST, max(map(cell_len, ids)) + min(room, 0))
     short = [cut_front(out, text, longest) for text in ids]
     listing = _listing(shown, short, {}, None)
@@ -123,7 +146,7 @@ def _listing(
         **({"age": [_age(info, now) for info in shown]} if aged else {}),
         **({} if metrics is None else {"last metrics": metrics}),
     }
-    listing = table(*columns, whole=("run", "name", "status", "step", "age"), numbers=("step",))
+    listing = table(*columns, whole=columns, numbers=("step",))
     for row in zip(*columns.values(), strict=True):
         listing.add_row(*row)
     return listing
@@ -139,12 +162,15 @@ def _age(info: RunInfo, now: float) -> str:
     return how_long(None if seen is None else now - seen)
 
 
-def _metric(out: Console, info: RunInfo, room: int) -> str:
-    """The first metric; of a long name only the end, so that the value is whole."""
+def _metrics(out: Console, info: RunInfo, room: int) -> str:
+    """As many of the first metrics as there is room for; of one long name only the end, so that the value is whole."""
+    for count in range(_METRICS, 0, -1):
+        if cell_len(shown := metrics_text(info.metrics, count)) <= room:
+            return shown
     name, _, value = metrics_text(info.metrics, 1).rpartition(" ")
     return f"{cut_front(out, name, room - cell_len(value) - 1)} {value}".strip()
 
 
 def _print_none(found: Runs, *, is_filtered: bool) -> None:
     which = "no such runs" if is_filtered else "no runs"
-    console().print(f"There are {which} in {found.root}.", soft_wrap=True)
+    print_footer(f"There are {which} in {found.root}.")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from hookline.cli.output import AsJson, console, table
+from hookline.cli.output import AsJson, console, print_footer, table
 from hookline.cli.run_reference import Root
 from hookline.cli.run_words import number, one_line
 from hookline.cli.wrong_input import wrong_input
@@ -86,8 +86,7 @@ def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None
     else:
         _print_table(list(columns), shown)
     if len(rows) > len(shown):
-        said = f"{result.total() - len(shown):,} more rows; --limit 0 prints all."
-        typer.echo(said, err=kind != "table")
+        print_footer(f"{result.total() - len(shown):,} more rows; --limit 0 prints all.")
 
 
 def _take_in(found: Runs) -> None:
@@ -108,7 +107,7 @@ def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     for row in rows:
         listing.add_row(*map(_cell, row))
     console().print(listing)
-    console().print(f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}", style="dim")
+    print_footer(f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}")
 
 
 def _cell(value: Any) -> str:
