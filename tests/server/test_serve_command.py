@@ -296,7 +296,7 @@ def test_tokens_that_are_no_secrets_are_refused_without_repeating_them(write, re
 def test_serve_that_cannot_be_says_why_and_repeats_no_token(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
-    assert (done.exit_code, words in done.output, WRITE in done.output) == (1, True, False)
+    assert (done.exit_code, words in done.output, WRITE in done.output) == (2, True, False)
 
 
 def test_command_line_is_the_same_without_its_tokens():

@@ -68,4 +68,4 @@ def test_ui_with_fewer_seconds_shows_a_run_as_stalled_sooner(tmp_path):
 def test_ui_that_cannot_be_served_says_why(tmp_path, arguments, words):
     (tmp_path / "runs").mkdir()
     done = CliRunner().invoke(app, ["ui", "--no-open", *arguments])
-    assert (done.exit_code, words in done.output) == (1, True)
+    assert (done.exit_code, words in done.output) == (2, True)
