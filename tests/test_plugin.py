@@ -92,7 +92,7 @@ def test_plugin_that_is_not_installed_is_not_found(tmp_path):
     result = subprocess.run(
         [PROGRAM, "hooks", "show", "loss_spikes"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "Nothing is registered as 'loss_spikes'" in result.stderr
 
 
