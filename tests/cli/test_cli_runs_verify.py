@@ -64,6 +64,52 @@ def test_verify_finds_a_line_that_is_no_record(cli):
     assert findings(cli) == (1, [("damage", f"journal/{file.name} has 1 line that is no record, first line 3")])
 
 
+def changed_digit(lines):
+    lines[2] = lines[2].replace(b'"loss":2', b'"loss":7')
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (changed_digit, "{name}: the bytes of line 3 changed since they were written"),
+        (lambda lines: lines.pop(2), "{name}: lines are missing: 1 before line 3"),
+        (lambda lines: lines.pop(0), "{name}: lines are missing: 1 before line 1"),
+        (lambda lines: lines.insert(3, lines[2]), "{name}: line 4 repeated from above"),
+        (lambda lines: lines.append(lines[1]), "{name}: line 6 repeated from above"),
+        (
+            lambda lines: lines.insert(2, b'{"kind":"event","name":"planted"}\n'),
+            "{name}: 1 lines without a checksum, first line 3",
+        ),
+        (lambda lines: lines.pop(), "{name} changed since it was complete: its SHA-256 is not the one noted then, in"),
+    ],
+    ids=["changed digit", "deleted", "deleted first", "doubled", "doubled at the end", "planted", "deleted last"],
+)
+def test_verify_finds_a_changed_a_deleted_and_a_doubled_line(cli, change, found):
+    file = journal_file(record())
+    lines = file.read_bytes().splitlines(keepends=True)
+    change(lines)
+    file.write_bytes(b"".join(lines))
+    code, said = findings(cli)
+    damage = [what for kind, what in said if kind == "damage"]
+    assert (code, len(damage)) == (1, 1)
+    assert damage[0].startswith(found.format(name=f"journal/{file.name}"))
+
+
+def test_verify_finds_a_flipped_bit_in_a_checkpoint(cli):
+    file = checkpointed_run() / "checkpoints" / "step-00000004" / "state.json"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    said = "the content of state.json changed since it was saved (its SHA-256 is another)"
+    assert findings(cli) == (1, [("damage", f"checkpoints/step-00000004 is damaged: {said}")])
+
+
+def test_verify_finds_a_last_file_that_was_deleted(cli):
+    _, files = long_run()
+    files[-1].unlink()
+    assert findings(cli) == (1, [("damage", f"journal/{files[-1].name} is missing")])
+
+
 def test_verify_finds_a_file_that_was_cut_off(cli):
     file = journal_file(record())
     end = file.read_bytes().rindex(b"\n", 0, -1) + 1
@@ -82,6 +128,7 @@ def test_verify_of_a_killed_run_with_a_torn_last_line_is_a_note(cli):
     lines = file.read_bytes().splitlines(keepends=True)[:-1]  # without its end
     whole = b"".join(lines)
     file.write_bytes(whole + b'{"kind":"metr' + b"\0" * 5000)
+    next(file.parent.glob("*.sha256")).unlink()  # a killed process has not noted that the file is complete
     assert findings(cli) == (
         0,
         [
@@ -200,6 +247,7 @@ def killed_run(*, received=None):
     directory = record()
     file = journal_file(directory)
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    next(file.parent.glob("*.sha256")).unlink()  # a killed process has not noted that the file is complete
     if received is not None:
         sign = directory / "received.json"
         sign.write_text(json.dumps({"origin": "elsewhere", "every_seconds": 5.0}))

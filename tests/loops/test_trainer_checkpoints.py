@@ -1,5 +1,6 @@
 """The checkpoints of a Trainer: what they hold, how they are written, and what is done with one that is damaged."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -84,6 +85,9 @@ def test_checkpoint_of_a_trainer_has_everything_and_a_manifest_of_it(tmp_path):
     assert row.bytes == sum(files.values())
     manifest = json.loads((place / "manifest.json").read_text())
     assert manifest.pop("files") == {name: size for name, size in files.items() if name != "manifest.json"}
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
+    assert manifest.pop("sha256") == {name: digest for name, digest in digests.items() if name != "manifest.json"}
+    assert (manifest.pop("#"), len(manifest.pop("crc")) > 0) == (0, True)
     assert manifest == {"step": 3, "kind": "end", "time": row.time, "metrics": row.metrics}
 
 
@@ -309,12 +313,19 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-7])
 
 
+def flip(path):
+    """Change one bit: of a weight, in a file of tensors."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    path.write_bytes(data)
+
+
 def spoil(path):
     path.write_bytes(b"\0" * path.stat().st_size)
 
 
 FILES = ["model.pt", "optimizer.pt", "random-rank0.pt", "state.json", "manifest.json"]
-DAMAGES = {"missing": lambda path: path.unlink(), "cut short": cut, "spoilt": spoil}
+DAMAGES = {"missing": lambda path: path.unlink(), "cut short": cut, "spoilt": spoil, "flipped": flip}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -334,12 +345,13 @@ def test_resume_from_a_damaged_checkpoint_names_the_file_and_changes_nothing(tmp
 
 def test_resume_from_a_damaged_checkpoint_says_which_others_are_whole(tmp_path):
     place = saved_in(tmp_path).checkpoints[1].path
-    cut(place / "model.pt")
-    with pytest.raises(hl.CheckpointError, match="Whole ones beside it: step-00000002, step-00000006"):
+    flip(place / "model.pt")
+    said = r"content of model.pt changed since it was saved.*Whole ones beside it: step-00000002, step-00000006"
+    with pytest.raises(hl.CheckpointError, match=said):
         trainer_in(tmp_path).resume(place)
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut short"])
+@pytest.mark.parametrize("damage", ["missing", "cut short", "flipped"])
 @pytest.mark.parametrize("file", FILES)
 def test_resume_of_the_last_passes_over_damaged_ones_and_says_so(tmp_path, caplog, file, damage):
     whole = saved_in(tmp_path)

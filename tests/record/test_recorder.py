@@ -1,6 +1,8 @@
 """Recorder, read and follow."""
 
+import hashlib
 import itertools
+import json
 import math
 import os
 import threading
@@ -290,10 +292,74 @@ def test_something_else_in_place_of_a_journal_is_passed_over_by_all_that_read(no
     recorder = recorded(tmp_path)
     recorder.status("finished", step=3)
     recorder.close()
-    written = sum(path.stat().st_size for path in no_journal.parent.glob("main-0000-*"))
+    written = sum(path.stat().st_size for path in no_journal.parent.glob("main-0000-*.jsonl"))
     assert list(hl.read(tmp_path)) == list(hl.follow(tmp_path)) == [last_status(tmp_path)]
     assert last_status(tmp_path).step == 3
     assert Cursor().behind(no_journal.parent) == written
+
+
+def edited(run_dir, change):
+    """Record five rows, and change the lines of their file."""
+    recorder = recorded(run_dir)
+    for step in range(5):
+        recorder.log(loss=0.5, step=step)
+    recorder.close()
+    (file,) = (run_dir / "journal").glob("*.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    change(lines)
+    file.write_bytes(b"".join(lines))
+    return file, len(b"".join(lines[:2]))
+
+
+def test_read_leaves_out_a_line_whose_bytes_changed_and_reports_its_place(tmp_path, caplog):
+    def change(lines):
+        lines[2] = lines[2].replace(b"0.5", b"0.7")
+
+    file, offset = edited(tmp_path, change)
+    assert [record.step for record in hl.read(tmp_path)] == [0, 1, 3, 4]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The line at byte {offset} of {file} is damaged (its checksum is wrong): it is left out, the others are read."
+    ]
+
+
+def test_read_gives_lines_that_are_there_twice_once(tmp_path, caplog):
+    edited(tmp_path, lambda lines: lines.extend(lines[1:3]))
+    reader = Reader(tmp_path / "journal")
+    steps = [parcel.record.step for parcel in reader.new()]
+    assert ([record.step for record in hl.read(tmp_path)], steps, reader.skipped) == ([*range(5)], [*range(5)], 2)
+    assert "is there a second time" in caplog.text
+
+
+def test_reader_that_begins_at_a_cursor_knows_which_lines_came_before_it(tmp_path):
+    file, _ = edited(tmp_path, lambda lines: None)
+    reader = Reader(tmp_path / "journal")
+    assert len(list(reader.new())) == 5
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole.splitlines(keepends=True)[3])
+    assert list(Reader(tmp_path / "journal", reader.cursor).new()) == []
+
+
+def test_journal_lines_stay_json_objects_with_a_number_through_all_files(tmp_path):
+    recorder = recorded(tmp_path, segment_bytes=4096)
+    for step in range(200):
+        recorder.log(loss=0.5, step=step)
+    recorder.close()
+    files = sorted((tmp_path / "journal").glob("*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+    assert [(line["step"], line["#"]) for line in lines] == [(step, step) for step in range(200)]
+    assert len(files) > 2
+
+
+def test_journal_files_that_are_complete_have_digests_that_sha256sum_checks(tmp_path):
+    recorder = recorded(tmp_path, segment_bytes=4096)
+    for step in range(200):
+        recorder.log(loss=0.5, step=step)
+    recorder.close()
+    (sums,) = (tmp_path / "journal").glob("*.sha256")
+    noted = [line.split("  ") for line in sums.read_text().splitlines()]
+    found = {name: digest for digest, name in noted}
+    files = (tmp_path / "journal").glob("*.jsonl")
+    assert found == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def test_recorder_threads_write_whole_records(tmp_path):

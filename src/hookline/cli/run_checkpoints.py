@@ -21,13 +21,19 @@ class SavedCheckpoint:
     damage: str | None
 
 
-def saved_checkpoints(run_dir: Path) -> list[SavedCheckpoint]:
-    """All of a run, by step; links are passed by."""
+def saved_checkpoints(run_dir: Path, *, digests: bool = False) -> list[SavedCheckpoint]:
+    """All of a run, by step; links are passed by.
+
+    Args:
+        run_dir: The run's directory.
+        digests: Whether the content of their files is compared with what was saved, which reads all of them.
+    """
     folder = run_dir / FOLDER
     if folder.is_symlink() or not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _is_ours(path)]
-    return sorted(map(_described, found), key=lambda saved: (saved.step or 0, saved.path.name))
+    described = (_described(path, digests=digests) for path in found)
+    return sorted(described, key=lambda saved: (saved.step or 0, saved.path.name))
 
 
 def _is_ours(path: Path) -> bool:
@@ -35,7 +41,7 @@ def _is_ours(path: Path) -> bool:
     return is_named and (checkpoint.is_one(path) or path.name.startswith("step-"))
 
 
-def _described(path: Path) -> SavedCheckpoint:
+def _described(path: Path, *, digests: bool) -> SavedCheckpoint:
     facts: Any = {}
     try:
         facts = json.loads((path / checkpoint.MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -49,5 +55,5 @@ def _described(path: Path) -> SavedCheckpoint:
         step if isinstance(step, int) else None,
         size,
         str(known.get("kind", "")),
-        checkpoint.damage_of(path),
+        checkpoint.damage_of(path, digests=digests),
     )

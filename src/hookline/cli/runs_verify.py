@@ -1,12 +1,15 @@
 """``hookline runs verify``: whether what runs recorded is all there, and what it means where it is not.
 
-Every line of every journal is read. Nothing is changed. What is wrong makes the exit status 1; what is worth knowing,
-like records that wait to be delivered, does not.
+Every line of every journal is read, and its checksum and number are checked. Complete journal files and the files of
+checkpoints are compared with the digests noted when they were written. What version 0.1 recorded has neither checksums
+nor digests: of that, the form of the lines and the sizes of the files are checked. Nothing is changed. What is wrong
+makes the exit status 1; what is worth knowing, like records that wait to be delivered, does not.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,14 +26,16 @@ from hookline.cli.run_words import bytes_text, one_line
 from hookline.cli.wrong_input import wrong_input
 from hookline.record import run_directory
 from hookline.record.delivery import sink_states
-from hookline.record.reader import COURIER, lines
-from hookline.record.records import Event, decode
-from hookline.record.segment import File, no_files
+from hookline.record.reader import COURIER, Sequence, lines
+from hookline.record.records import DamagedLineError, Event, numbered
+from hookline.record.segment import DIGESTS, File, no_files, noted_digests
 from hookline.store.catalogue import Place, read_facts
 from hookline.store.glance import Glance, glance
 from hookline.store.journal_files import behind, own_files
 from hookline.store.liveness import Liveness
 from hookline.store.received import last_sign
+
+_MOST_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,50 @@ class _JournalFile:
     """What reading a journal file to its end brought."""
 
     records: int = 0
+    damaged: list[int] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
     not_records: int = 0
     first_bad_line: int = 0
+    without_number: int = 0
+    first_without_number: int = 0
+    with_number: int = 0
     lost: int = 0
     end: int = 0
     error: str = ""
+    digest: str = ""
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The line numbers of one writer, through its files."""
+
+    sequence: Sequence = field(default_factory=lambda: Sequence(0))
+    next_file: int = 0
+    unreadable: int = 0
+    """Lines without a readable number since the last one that had one: each may account for a number."""
+
+    def begin(self, file: File) -> None:
+        """Begin a file; one that is missing before it is reported as such, and not its lines as well."""
+        if file.number != self.next_file:
+            self.sequence.following = None
+        self.next_file = file.number + 1
+
+    def note(self, number: int | None, line: int, seen: _JournalFile) -> None:
+        """Take a line into account."""
+        if number is None:
+            seen.without_number += 1
+            seen.first_without_number = seen.first_without_number or line
+            return
+        seen.with_number += 1
+        following = self.sequence.following
+        if self.sequence.is_repeated(number):
+            seen.repeated.append(line)
+            return
+        gap = 0 if following is None else number - following - self.unreadable
+        if gap > 0:
+            seen.missing.append((gap, line))
+        self.unreadable = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +141,16 @@ def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_
 def verify(place: Place) -> Verdict:
     """Read all that a run recorded, and say what is wrong with it."""
     found = [*own_files(place.journal), *no_files(place.journal)]
-    files = {file: _read(file.path) for file in found}
+    numbers: dict[str, _Numbers] = {}
+    files = {file: _read(file, numbers.setdefault(file.writer, _Numbers())) for file in found}
     can_be_read = not any(seen.error for seen in files.values())
     end = glance([file for file, seen in files.items() if not seen.error])
     is_live = _is_live(end, place)
     findings = [
         *_about_facts(place),
-        *_about_missing(found),
+        *_about_missing(found, noted_digests(place.journal)),
         *_about_files(files, is_live=is_live, was_killed=not end.has_ended),
+        *_about_digests(place.journal, files),
         *_about_lost(files.values()),
         *_about_checkpoints(place.directory),
         *(_about_end(end, place) if can_be_read and not is_live else ()),
@@ -124,23 +170,32 @@ def _is_live(end: Glance, place: Place) -> bool:
     return bool(end.last_seen) and word in ("running", "stalled")
 
 
-def _read(path: Path) -> _JournalFile:
-    seen = _JournalFile()
+def _read(file: File, numbers: _Numbers) -> _JournalFile:
+    seen, digest = _JournalFile(), hashlib.sha256()
+    numbers.begin(file)
     try:
-        for count, (line, end) in enumerate(lines(path), start=1):
+        for count, (line, end) in enumerate(lines(file.path), start=1):
             seen.end = end
+            digest.update(line + b"\n")
             try:
-                record = decode(line)
+                number, record = numbered(line)
+            except DamagedLineError:
+                seen.damaged.append(count)
+                numbers.unreadable += 1
+                continue
             except msgspec.DecodeError:
                 seen.not_records += 1
                 seen.first_bad_line = seen.first_bad_line or count
+                numbers.unreadable += 1
                 continue
+            numbers.note(number, count, seen)
             seen.records += 1
             if isinstance(record, Event) and record.name == "records_lost":
                 lost = record.data.get("count")
                 seen.lost += lost if isinstance(lost, int) else 0
     except OSError as error:
         seen.error = error.strerror or str(error)
+    seen.digest = digest.hexdigest()
     return seen
 
 
@@ -155,7 +210,7 @@ def _about_facts(place: Place) -> Iterator[Finding]:
         )
 
 
-def _about_missing(found: list[File]) -> Iterator[Finding]:
+def _about_missing(found: list[File], noted: dict[str, str]) -> Iterator[Finding]:
     if not any(file.name != COURIER for file in found):
         yield Finding(
             "damage",
@@ -163,7 +218,9 @@ def _about_missing(found: list[File]) -> Iterator[Finding]:
             "Nothing that was recorded is there, or the process died before it recorded anything.",
             "Put the folder journal/ back from a copy, or delete the run.",
         )
-    for name in _missing(found):
+        return
+    there = {file.path.name for file in found}
+    for name in sorted({*_missing(found), *(noted.keys() - there)}):
         yield Finding(
             "damage",
             f"journal/{name} is missing",
@@ -197,11 +254,71 @@ def _about_files(files: dict[File, _JournalFile], *, is_live: bool, was_killed: 
                 "Check its permissions and the disk.",
             )
             continue
-        if seen.not_records:
-            yield _not_records(name, seen)
+        yield from _about_lines(name, seen)
         rest = "" if is_live else behind(file.path, seen.end)  # a live run writes there just now
         if rest:
             yield _cut_off(name, seen.end, rest, was_killed=was_killed and last[file.writer] is file)
+
+
+def _about_lines(name: str, seen: _JournalFile) -> Iterator[Finding]:
+    if seen.damaged:
+        yield Finding(
+            "damage",
+            f"{name}: the bytes of {_lines(seen.damaged)} changed since they were written",
+            "They are left out of every view; all others are shown. The disk or a copy is faulty, or somebody edited "
+            "the file.",
+            "Put the file back from a copy.",
+        )
+    if seen.repeated:
+        yield Finding(
+            "damage",
+            f"{name}: {_lines(seen.repeated)} repeated from above",
+            "They are read once. The file was edited, or put together from pieces.",
+            "Nothing has to be done; to be rid of this, put the file back from a copy.",
+        )
+    if seen.missing:
+        gaps = _listed([f"{count:,} before line {line:,}" for count, line in seen.missing])
+        yield Finding(
+            "damage",
+            f"{name}: lines are missing: {gaps}",
+            "Lines are numbered as they are written, and these numbers are not there: the lines were removed.",
+            "Put the file back from a copy.",
+        )
+    if seen.with_number and seen.without_number:
+        yield Finding(
+            "damage",
+            f"{name}: {seen.without_number:,} lines without a checksum, first line {seen.first_without_number:,}",
+            "The others have one: these were written by something else, or their checksums were removed.",
+            "Compare the file with a copy.",
+        )
+    if seen.not_records:
+        yield _not_records(name, seen)
+
+
+def _lines(numbers: list[int]) -> str:
+    return f"line{'s' if len(numbers) > 1 else ''} {_listed([f'{number:,}' for number in numbers])}"
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - _MOST_LISTED:,} more" if len(found) > _MOST_LISTED else ""
+    return f"{', '.join(found[:_MOST_LISTED])}{more}"
+
+
+def _about_digests(directory: Path, files: dict[File, _JournalFile]) -> Iterator[Finding]:
+    """Complete files of which the bytes changed in a way that their lines do not show."""
+    noted = noted_digests(directory)
+    for file, seen in files.items():
+        digest = noted.get(file.path.name)
+        is_mixed = seen.with_number and seen.without_number
+        shows = seen.damaged or seen.repeated or seen.missing or seen.not_records or is_mixed or seen.error
+        if digest is not None and digest != seen.digest and not shows:
+            yield Finding(
+                "damage",
+                f"journal/{file.path.name} changed since it was complete: its SHA-256 is not the one noted then, in "
+                f"{file.writer}{DIGESTS}",
+                "Lines at its end are gone, or were added or changed together with their checksums.",
+                "Put the file back from a copy.",
+            )
 
 
 def _not_records(name: str, seen: _JournalFile) -> Finding:
@@ -253,7 +370,7 @@ def _about_lost(files: Iterable[_JournalFile]) -> Iterator[Finding]:
 
 
 def _about_checkpoints(run_dir: Path) -> Iterator[Finding]:
-    saved = saved_checkpoints(run_dir)
+    saved = saved_checkpoints(run_dir, digests=True)
     whole = [one.path.name for one in saved if one.damage is None]
     for one in saved:
         if one.damage is not None:

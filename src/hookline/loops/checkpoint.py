@@ -2,18 +2,22 @@
 
 A checkpoint holds the loop's counters and metrics and every callback's state (``state.json``, with their
 types, and the tensors among them in ``tensors.pt``), what the loop itself puts beside them, and a manifest that lists
-every file with its size. A crash while saving leaves the previous checkpoint whole and at most a hidden
-directory that the next save removes. One of which a file is missing or cut short is never loaded.
+every file with its size and its SHA-256. A crash while saving leaves the previous checkpoint whole and at most a hidden
+directory that the next save removes. One of which a file is missing, cut short or changed is never loaded.
+
+Manifests of version 0.1 have no digests: of those checkpoints only the sizes are compared.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from hookline.core.errors import CheckpointError
 from hookline.core.state import ManifestRow
 from hookline.core.values import plain
 from hookline.loops.checkpoint_file import is_file_path, is_packed, pack, require_torch
+from hookline.record.records import DamagedLineError, line_number, sealed
 
 logger = logging.getLogger("hookline")
 
@@ -31,6 +36,11 @@ MANIFEST_FILE = "manifest.json"
 CALLBACK_SHARDS = "sharded-callbacks"
 """Where the sharded tensors of callbacks' states lie."""
 _NAMED = 3
+_LARGE = 64 << 20
+_HASHING_THREADS = 4
+_MOST_KNOWN = 1000
+_KNOWN_DIGESTS: dict[Path, tuple[tuple[int, ...], str]] = {}
+"""Digests of files that were read, so that the checkpoint that a resume chooses is not read once more to be loaded."""
 Save = Callable[[Path], object]
 
 
@@ -107,7 +117,8 @@ def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Mani
     try:
         files = _sizes(aside)
         _sync(aside)
-        (aside / MANIFEST_FILE).write_text(json.dumps(row | {"files": files}), encoding="utf-8")
+        listed = {"files": files, "sha256": _digests(aside, files)}
+        (aside / MANIFEST_FILE).write_bytes(sealed(json.dumps(row | listed).encode(), 0))  # as a line of a journal is
         _sync(aside)
         size = sum(_sizes(aside).values())
         if is_file_path(path):
@@ -128,7 +139,7 @@ def load(path: Path) -> dict[str, Any]:
     recover(path)
     if not is_one(path):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.")
-    damage = damage_of(path)
+    damage = damage_of(path, digests=True)
     if damage is not None:
         raise CheckpointError(f"The checkpoint {path} is damaged: {damage}. {_others(path)}")
     try:
@@ -159,11 +170,20 @@ def recover(path: Path) -> None:
             (new if damage_of(new) is None else old).rename(path)
 
 
-def damage_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+def damage_of(path: Path, *, digests: bool = False) -> str | None:
+    """What is wrong with a checkpoint's files, or None.
+
+    Args:
+        path: The checkpoint.
+        digests: Whether the content of the files is compared, too, which reads all of them.
+    """
     try:
-        files: dict[str, int] = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
+        text = (path / MANIFEST_FILE).read_bytes()
+        line_number(text)  # checks it
+        manifest = json.loads(text)
+        files: dict[str, int] = dict(manifest["files"])
+        noted: dict[str, str] = dict(manifest.get("sha256", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedLineError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
     there = _sizes(path)
     for name, size in files.items():
@@ -171,6 +191,13 @@ def damage_of(path: Path) -> str | None:
             return f"{name} is missing"
         if there[name] != size:
             return f"{name} has {there[name]:,} of {size:,} bytes"
+    try:
+        found = _digests(path, files.keys() & noted.keys()) if digests else {}
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
+    for name in files:
+        if name in found and found[name] != noted[name]:
+            return f"the content of {name} changed since it was saved (its SHA-256 is another)"
     return None
 
 
@@ -187,7 +214,7 @@ def last(run_dir: Path) -> Path | None:
     for old in run_dir.glob("checkpoints/.step-*.old"):
         recover(old.with_name(old.name.removeprefix(".").removesuffix(".old")))
     for path in sorted(filter(Path.is_dir, run_dir.glob("checkpoints/step-*")), key=_age, reverse=True):
-        damage = damage_of(path)
+        damage = damage_of(path, digests=True)
         if damage is None:
             return path
         logger.warning("The checkpoint %s is damaged and passed over: %s.", path, damage)
@@ -203,13 +230,13 @@ def _age(path: Path) -> tuple[float, str]:
 
 
 def _others(path: Path) -> str:
-    names = _whole_beside(path)
+    names = _whole_beside(path, digests=True)
     return f"Whole ones beside it: {', '.join(names)}." if names else "There is no other one beside it."
 
 
-def _whole_beside(path: Path) -> list[str]:
+def _whole_beside(path: Path, *, digests: bool = False) -> list[str]:
     others = (state.parent for state in path.parent.glob(f"*/{STATE_FILE}"))
-    return sorted(other.name for other in others if damage_of(other) is None)
+    return sorted(other.name for other in others if damage_of(other, digests=digests) is None)
 
 
 def beside(path: Path) -> str:
@@ -275,6 +302,29 @@ def _sizes(directory: Path) -> dict[str, int]:
     """The size of every file in it, by its path inside."""
     files = sorted(file for file in directory.rglob("*") if file.is_file())
     return {file.relative_to(directory).as_posix(): file.stat().st_size for file in files}
+
+
+def _digests(directory: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files in it. Large ones are read by several threads: hashing lets go of the interpreter's lock."""
+    paths = [directory / name for name in sorted(names)]
+    if len(paths) > 1 and sum(path.stat().st_size for path in paths) > _LARGE:
+        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(_HASHING_THREADS) as threads:  # not at exit
+            list(threads.map(_digest, paths))
+    return {path.relative_to(directory).as_posix(): _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
+    """The SHA-256 of a file; one that this process has read and that did not change since is not read again."""
+    found = path.stat()
+    stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    known = _KNOWN_DIGESTS.get(path)
+    if known is None or known[0] != stamp:
+        with path.open("rb") as file:
+            known = (stamp, hashlib.file_digest(file, "sha256").hexdigest())
+        if len(_KNOWN_DIGESTS) >= _MOST_KNOWN:
+            _KNOWN_DIGESTS.clear()
+        _KNOWN_DIGESTS[path] = known
+    return known[1]
 
 
 def _sync(directory: Path) -> None:

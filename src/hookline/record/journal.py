@@ -7,6 +7,8 @@ Guarantees of `append`:
   within `sync_seconds`.
 - A line is there whole or not at all. Its newline is written last, and a reader stops at the first
   zero byte or line without an end.
+- A line carries its number and a checksum (see `records`), so a reader notices one that was changed,
+  removed or doubled. ``<writer>.sha256`` lists the digests of the files that are complete.
 - It makes no system call, waits for no other thread's I/O, wakes nobody (but once per segment) and
   takes no memory that grows. A segment is allocated in full before it is mapped, so a full disk is
   an error at a known place and never a fault in the middle of a copy.
@@ -23,6 +25,7 @@ The hot path is `append`: reserve under a lock, copy, write the newline.
 import contextlib
 import errno
 import functools
+import hashlib
 import itertools
 import logging
 import mmap
@@ -34,9 +37,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 from hookline.core.errors import OptionError
-from hookline.record.segment import Segment, can_map, files, tidy
+from hookline.record.records import SEALED
+from hookline.record.segment import DIGESTS, Segment, can_map, files, tidy
 
 logger = logging.getLogger("hookline")
 
@@ -49,6 +54,8 @@ _NAME_BYTES = 100
 """What a writer's name may take of a file's name, here and on a server that receives it."""
 _SPOILS = b"!\n"
 """Ends a torn line in front of the next, and makes it one that readers skip even if only its newline was missing."""
+_MOST_ADDED = 48
+"""Bytes that a line takes beside what was given, at most: its number, its checksum, its newline."""
 _NO_GUARANTEE = "its file system gives no guarantee for preallocated files"
 
 
@@ -98,7 +105,7 @@ class Journal:
         self._next: Segment | None = None
         self._plain: int | None = None
         self._map: Any = b""
-        self._position = self._size = self._finished_bytes = 0
+        self._position = self._size = self._finished_bytes = self._number = 0
         self._full_since: float | None = None
         self._keeper: threading.Thread | None = None
         self._to_sync: list[int] = []
@@ -119,15 +126,20 @@ class Journal:
         _OPEN.add(self)
 
     def append(self, line: bytes) -> bool:
-        """Write one line, given without its newline; whether there was room for it."""
+        """Write one line, a JSON object without a newline, with its number and checksum; whether there was room."""
         with self._lock:
-            size = len(line)  # before the position is read: at a call a signal handler may come in, and append
+            number = self._number
+            sealed = SEALED % (line[:-1], number, crc32(line, number))
+            size = len(sealed)  # the last call before the position is reserved: at a call a signal handler may come in
+            if number != self._number:  # one did, and its line has this number
+                return self.append(line)
             position = self._position
             end = position + size
             if end < self._size:
+                self._number = number + 1
                 self._position = end + 1  # reserved first: what a signal handler appends now goes behind it
                 view = self._map
-                view[position:end] = line
+                view[position:end] = sealed
                 view[end] = 10
                 return True
             self._slow += 1
@@ -201,6 +213,9 @@ class Journal:
         plain, self._plain = self._plain, None
         if plain is not None:
             os.close(plain)
+            path = self._plain_path
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                self._note_digest(path, hashlib.file_digest(file, "sha256").hexdigest())
         ready, self._next = self._next, None
         if ready is not None:
             self._discard(ready)
@@ -219,7 +234,7 @@ class Journal:
         self._numbers = itertools.count()
         self._segment = self._next = self._plain = self._full_since = self._keeper = None
         self._map = b""
-        self._position = self._size = self._finished_bytes = 0
+        self._position = self._size = self._finished_bytes = self._number = 0
         self._is_torn = False
         self._wake = threading.Event()
 
@@ -233,7 +248,7 @@ class Journal:
                 self._write_owed_plainly()
                 self._write_plainly(line)
                 return True
-            self._rotate(len(line) + 1 + sum(len(owed) + 1 for owed in self._owed))
+            self._rotate(len(line) + _MOST_ADDED + sum(len(owed) + _MOST_ADDED for owed in self._owed))
         except OSError as error:
             return self._note_full(error)
         while self._owed:
@@ -302,7 +317,16 @@ class Journal:
         with contextlib.suppress(IndexError):  # until there is none, whichever thread took the last
             while True:
                 segment, used = self._to_close.pop()
+                with self._lock:
+                    pass  # a signal handler may have rotated in the middle of an append: that line is written now
+                digest = segment.digest(used)
                 segment.close(used)
+                self._note_digest(segment.path, digest)
+
+    def _note_digest(self, path: Path, digest: str) -> None:
+        """Note the digest of a complete file, in the form that ``sha256sum --check`` reads."""
+        with contextlib.suppress(OSError), (self.directory / f"{self.writer}{DIGESTS}").open("a") as noted:
+            noted.write(f"{digest}  {path.name}\n")
 
     def _keep(self) -> None:
         """Off the training thread: prepare the next segment, and bring lines to the disk in time."""
@@ -355,14 +379,26 @@ class Journal:
         said = "The journal in %s uses plain appends: %s. Each line costs a system call."
         self._to_say.append((logging.WARNING, said, self.directory, why))
         self._finish_segment()
-        self._plain = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._plain_path = self._path()
+        self._plain = os.open(self._plain_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         if self._durability == "power":
             self._start_keeper()
 
     def _write_plainly(self, line: bytes) -> None:
         assert self._plain is not None
-        data = _SPOILS + line + b"\n" if self._is_torn else line + b"\n"
-        written = os.write(self._plain, data)
+        number = self._number
+        sealed = SEALED % (line[:-1], number, crc32(line, number))
+        if number != self._number:  # a signal handler came in at the call, and its line has this number
+            self._write_plainly(line)
+            return
+        self._number = number + 1
+        data = _SPOILS + sealed + b"\n" if self._is_torn else sealed + b"\n"
+        written = 0
+        try:
+            written = os.write(self._plain, data)
+        finally:
+            if written < len(data):
+                self._number = number  # the next line has it
         self._finished_bytes += written
         if written:
             self._is_torn = data[written - 1] != 10  # by a full disk

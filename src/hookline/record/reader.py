@@ -1,7 +1,9 @@
 """Reads journals back: all records, those since a cursor, or live ones; from one writer or many.
 
 Reading works while a writer is alive, dead or killed. A file ends for a reader at the first zero byte
-or at a line without an end; a piece of a line that a full disk left behind is skipped and counted.
+or at a line without an end; a piece of a line that a full disk left behind is skipped and counted. So is a
+line whose bytes changed, which costs that line only, and a line that is there a second time: the first ones of a file
+are reported with their places, and ``hookline runs verify`` lists what is wrong.
 
 A resume mark (an event called ``resume`` with the steps of the axes that are taken up again) says
 that what the same writer recorded in earlier sessions past those steps will be done anew: `read`
@@ -9,11 +11,14 @@ leaves that out, so that the view has no duplicates and no gaps. An evaluation t
 again at the same step is left out by name: what was not done again stays. The history stays in the files.
 """
 
+import contextlib
 import errno
 import heapq
+import logging
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +27,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hookline.core.errors import ConfigError
-from hookline.record.records import AnyRecord, Event, Metrics, Rewards, Sample, Status, decode
+from hookline.record.records import AnyRecord, Event, Metrics, Rewards, Sample, Status, decode, line_number, numbered
 from hookline.record.segment import File, files, first_zero
+
+logger = logging.getLogger("hookline")
 
 JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""
@@ -35,6 +42,8 @@ FINAL = frozenset({"finished", "failed", "stopped"})
 """The statuses after which a run records nothing more."""
 
 _CHUNK = 128 << 10
+_MOST_REPORTED = 3
+"""How many lines of a file are reported one by one."""
 
 
 class Parcel(NamedTuple):
@@ -77,12 +86,44 @@ class Cursor:
 
 
 @dataclass(slots=True)
+class Sequence:
+    """The numbers of one writer's lines, as they are read: tells a line that comes a second time from a new one.
+
+    Attributes:
+        following: The number after the highest one so far; None before the first.
+        missing: The first and the last number of each gap.
+    """
+
+    following: int | None = None
+    missing: list[tuple[int, int]] = field(default_factory=list)
+
+    def is_repeated(self, number: int | None) -> bool:
+        """Take a line into account; whether one of this number was there before. Lines of version 0.1 have none."""
+        if number is None or number == self.following:
+            self.following = self.following if number is None else number + 1
+            return False
+        if self.following is None or number > self.following:
+            if self.following is not None:
+                self.missing.append((self.following, number - 1))
+            self.following = number + 1
+            return False
+        for place, (first, last) in enumerate(self.missing):
+            if first <= number <= last:  # late, after lines with higher numbers
+                rest = [(first, number - 1), (number + 1, last)]
+                self.missing[place : place + 1] = [gap for gap in rest if gap[0] <= gap[1]]
+                return False
+        return True
+
+
+@dataclass(slots=True)
 class Reader:
     """Reads what is new in a run's journals each time it is asked."""
 
     directory: Path
     cursor: Cursor = field(default_factory=Cursor)
     skipped: int = 0
+    _sequences: dict[str, Sequence] = field(default_factory=dict)
+    _reported: Counter[Path] = field(default_factory=Counter)
 
     def new(self, found: Iterable[File] | None = None) -> Iterator[Parcel]:
         """The records since the last time, each writer's in order; the cursor stands behind the one given last.
@@ -97,14 +138,40 @@ class Reader:
                 yield from self._new_in(file, offset)
 
     def _new_in(self, file: File, offset: int) -> Iterator[Parcel]:
+        sequence = self._sequences.get(file.writer)
         for line, end in lines(file.path, offset):
+            if sequence is None:
+                sequence = self._sequences[file.writer] = Sequence(_number_after(file.path, offset))
             self.cursor.pass_by(file, end)
             try:
-                record = decode(line)
-            except msgspec.DecodeError:
+                number, record = numbered(line)
+                wrong = "there a second time" if sequence.is_repeated(number) else ""
+            except msgspec.DecodeError as error:
+                wrong = f"damaged ({error})"
+            if wrong:
                 self.skipped += 1
+                _report(file.path, end - len(line) - 1, wrong, self._reported)
             else:
                 yield Parcel(record, file, end, len(line) + 1)
+
+
+def _report(path: Path, offset: int, wrong: str, reported: Counter[Path]) -> None:
+    """Report a line that is left out; of many in a file only the first ones."""
+    reported[path] += 1
+    if reported[path] <= _MOST_REPORTED:
+        more = " `hookline runs verify` lists the others." if reported[path] == _MOST_REPORTED else ""
+        said = "The line at byte %d of %s is %s: it is left out, the others are read.%s"
+        logger.warning(said, offset, path, wrong, more)
+
+
+def _number_after(path: Path, offset: int) -> int | None:
+    """The number that follows the line before an offset; None where that is not known."""
+    with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb", buffering=0) as file:
+        begin = max(0, offset - _CHUNK)
+        before = os.pread(file.fileno(), offset - begin, begin)[:-1]
+        number = line_number(before[before.rfind(b"\n") + 1 :]) if before else None
+        return None if number is None else number + 1
+    return None
 
 
 def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
@@ -304,14 +371,14 @@ def _by_writer(found: Iterable[File]) -> dict[str, list[File]]:
 
 
 def _stream(segments: list[File], marks: Marks, *, labelled: bool) -> Iterator[AnyRecord]:
-    for file in segments:
-        for line, _ in lines(file.path):
-            record = _decoded(line)
-            if record is None or drop_obsolete(record, file, marks):
-                continue
-            if labelled:
-                label(record, file)
-            yield record
+    if not segments:
+        return
+    for parcel in Reader(segments[0].path.parent).new(segments):
+        if drop_obsolete(parcel.record, parcel.file, marks):
+            continue
+        if labelled:
+            label(parcel.record, parcel.file)
+        yield parcel.record
 
 
 def label(record: AnyRecord, file: File) -> None:

@@ -76,6 +76,7 @@ class Recorder:
             raise OptionError(f"text_bytes={text_bytes!r}: give a number of bytes above 0.")
         directory = Path(run_dir) / JOURNAL
         self.journal = Journal(directory, name=name, durability=durability, on_gap=self._note_gap, **journal)
+        self._append_line = self.journal.append  # bound once: this is the hot path
         self._text_bytes = text_bytes
         self._surely_short = text_bytes // 4  # characters: however they are encoded, it is not too long
         self._redact = redact
@@ -94,7 +95,7 @@ class Recorder:
         try:
             line = encode(record)
             if line.rfind(b"null") < 0:  # neither None nor a number that JSON has no word for; faster than `in`
-                self.journal.append(line)
+                self._append_line(line)
                 return
         except (TypeError, ValueError, OverflowError):  # a lone surrogate, a subclass of a plain type, ...
             pass

@@ -3,9 +3,16 @@
 A record is one JSON object with a ``kind``. JSON has no NaN: floats that are not finite are written
 as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` and come back as floats from every
 reader; a metric whose value is one of these three strings comes back as a float, too.
+
+A journal puts two more fields at the end of each line, and the line stays one JSON object:
+``{"kind":"metrics",...,"#":12,"crc":"3a20035f"}``. ``#`` is the number of the line among those of its writer, from zero
+and through all its files; ``crc`` is the CRC-32 of the line without the two fields, begun with the number, so that it
+covers both. `decode` checks it. Lines of version 0.1 have neither and are read as they are.
 """
 
 import math
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -109,16 +116,58 @@ _PLAIN = frozenset({str, dict, list}).isdisjoint
 _decoder = msgspec.json.Decoder(AnyRecord)
 
 
+SEALED = b'%b,"#":%d,"crc":"%x"}'
+"""A line of a journal: the object up to its closing brace, its number, the checksum, the closing brace."""
+_SEAL = re.compile(rb',"#":(\d{1,20}),"crc":"([0-9a-f]{1,8})"\}\Z')
+_SPOILED_SEAL = re.compile(rb',"#":\d{1,20}.{1,18}\Z|,"crc":"[0-9a-f]{1,8}"\}\Z', re.DOTALL)
+"""A seal of which a byte changed: without this, such a line would be taken for one of version 0.1."""
+_SEAL_BYTES = 45
+"""More than the longest seal has."""
+
 encode: Callable[[Record], bytes] = msgspec.json.Encoder().encode
 """A record as one line of JSON, without the newline. Never fails on a value that `clean` has seen."""
+
+
+def sealed(line: bytes, number: int) -> bytes:
+    """A line with its number and its checksum; `Journal.append` does the same without a call."""
+    return SEALED % (line[:-1], number, zlib.crc32(line, number))
+
+
+def line_number(line: bytes) -> int | None:
+    """The number of a journal's line, once its checksum is known to be right; None for a line of version 0.1.
+
+    Raises:
+        DamagedLineError: Bytes of the line changed since it was written.
+    """
+    start = max(0, len(line) - _SEAL_BYTES)
+    seal = _SEAL.search(line, start)
+    if seal is None:
+        if _SPOILED_SEAL.search(line, start):
+            raise DamagedLineError("its checksum is spoiled")
+        return None
+    number = int(seal[1])
+    if zlib.crc32(b"}", zlib.crc32(line[: seal.start()], number)) != int(seal[2], 16):
+        raise DamagedLineError("its checksum is wrong")
+    return number
+
+
+class DamagedLineError(msgspec.DecodeError):
+    """A line does not have the bytes that were written."""
 
 
 def decode(line: bytes) -> AnyRecord:
     """The record in a line.
 
     Raises:
-        msgspec.DecodeError: The line is no record: no JSON, not in UTF-8, nested too deeply, or of another shape.
+        msgspec.DecodeError: The line is no record: damaged, no JSON, not in UTF-8, nested too deeply, or of another
+            shape.
     """
+    return numbered(line)[1]
+
+
+def numbered(line: bytes) -> tuple[int | None, AnyRecord]:
+    """The number of a journal's line and the record in it, as `line_number` and `decode` give them."""
+    number = line_number(line)
     try:
         record: AnyRecord = _decoder.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -138,7 +187,7 @@ def decode(line: bytes) -> AnyRecord:
             _restore(record.data)
         case LogLine():
             pass
-    return record
+    return number, record
 
 
 def is_too_deep(value: Any) -> bool:

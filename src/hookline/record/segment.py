@@ -6,6 +6,7 @@ any machine that shares the file system. It has zeros behind its last line.
 
 import contextlib
 import fcntl
+import hashlib
 import mmap
 import os
 from collections.abc import Callable
@@ -15,6 +16,10 @@ from typing import NamedTuple
 _UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
 _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 """File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
+
+
+DIGESTS = ".sha256"
+"""Behind a writer's name: the file that lists the digests of its complete files, as ``sha256sum`` writes them."""
 
 
 class File(NamedTuple):
@@ -30,6 +35,17 @@ class File(NamedTuple):
 def files(directory: Path) -> list[File]:
     """The journal files in a directory, each writer's in order."""
     return _named(directory, _is_file)
+
+
+def noted_digests(directory: Path) -> dict[str, str]:
+    """The SHA-256 of each complete journal file in a directory, by its name, as its writer noted it."""
+    noted: dict[str, str] = {}
+    for path in sorted(directory.glob(f"*{DIGESTS}")):
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file() and not path.is_symlink():
+                found = (line.split("  ", 1) for line in path.read_text(encoding="ascii").splitlines())
+                noted |= {parts[1]: parts[0] for parts in found if len(parts) == 2}
+    return noted
 
 
 def no_files(directory: Path) -> list[File]:
@@ -81,6 +97,11 @@ class Segment:
     def taken(self, path: Path) -> None:
         """Give the file its name: its number is that of its use, not of its making."""
         self.path = self.path.rename(path)
+
+    def digest(self, used: int) -> str:
+        """The SHA-256 of what was written to it."""
+        with memoryview(self.map) as whole, whole[:used] as written:
+            return hashlib.sha256(written).hexdigest()
 
     def close(self, used: int) -> None:
         """Give back what was not used."""
