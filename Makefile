@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-SYSTEM_PACKAGES := chromium
+SYSTEM_PACKAGES := chromium e2fsprogs mount
 # The tests start hundreds of processes; where Python is told to keep nothing compiled, each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -56,6 +56,7 @@ bench: $(VENV)/.bench
 
 # Training with all sinks on while everything around it is broken, and an exact audit. As root it fills a disk, too.
 soak: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m soak.power_cut --cuts 20
 	PYTHONPATH=tests:tests/contract $(BIN)/python -m soak --minutes 10
 
 # Programs of the system that tests use. Without root those tests are skipped and say so.

@@ -575,6 +575,6 @@ def test_status_at_the_end_comes_behind_every_row(gate, tmp_path):
     with hl.run(root=tmp_path, summary=False) as run:
         for _ in run.steps(3):
             run.log(loss=Array(0.5, gate))
-    (file,) = (run.dir / "journal").iterdir()
+    (file,) = (run.dir / "journal").glob("*.jsonl")
     kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
     assert kinds == ["status", "metrics", "metrics", "metrics", "status"]

@@ -16,7 +16,7 @@ SHOWN = "tr[data-run]"
 
 
 def write_line(directory, line):
-    with next((directory / "journal").iterdir()).open("ab") as file:
+    with next((directory / "journal").glob("*.jsonl")).open("ab") as file:
         file.write(line)
 
 

@@ -367,7 +367,7 @@ def test_journal_that_was_cut_and_index_that_was_deleted_show_what_there_is(root
     assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) == 3
     shutil.rmtree(root / ".hookline")
     assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) == 3
-    [journal] = (directory / "journal").iterdir()
+    [journal] = (directory / "journal").glob("*.jsonl")
     journal.write_bytes(journal.read_bytes()[:-150])
     wait_until(lambda: answer(server, "runs")["runs"][0]["problems"] != [])
     assert len(answer(server, "series", run="p/r0", name="loss")["lines"][0]["x"]) < 3
@@ -395,7 +395,7 @@ def test_bands_over_what_has_no_common_place_say_why(root, serve):
 
 def test_run_details_say_all_that_is_missing_and_the_list_does_then(root, serve):
     directory = finished_run(root)
-    with next((directory / "journal").iterdir()).open("ab") as file:
+    with next((directory / "journal").glob("*.jsonl")).open("ab") as file:
         file.write(b"no record\n")
     server = serve(root)
     assert answer(server, "runs")["runs"][0]["problems"] == []  # nobody has read it yet

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -31,14 +32,15 @@ def lines(tmp_path, name="records.jsonl"):
     return [json.loads(line) for line in (tmp_path / name).read_bytes().split(b"\n")[:-1]]
 
 
-def test_jsonl_is_the_journal_byte_for_byte(recorder, tmp_path):
+def test_jsonl_is_the_journal_without_numbers_and_checksums(recorder, tmp_path):
     recorder.log({"loss": math.nan, "n": 2**63, "text": "ü🐟"}, step=1)
     recorder.samples([{"prompt": "p", "completion": "c", "rewards": {"r": -math.inf}}], step=1)
     recorder.status("finished", step=1)
     recorder.close()
     deliver(tmp_path)
     (journal,) = (tmp_path / "journal").glob("*.jsonl")
-    assert (tmp_path / "records.jsonl").read_bytes() == journal.read_bytes()
+    without = re.sub(rb',"#":\d+,"crc":"[0-9a-f]+"\}\n', b"}\n", journal.read_bytes())
+    assert (tmp_path / "records.jsonl").read_bytes() == without
 
 
 def test_jsonl_kinds_are_those_asked_for(recorder, tmp_path):

@@ -24,9 +24,10 @@ from hookline.cli.run_checkpoints import saved_checkpoints
 from hookline.cli.run_reference import OptionalRuns, Root, all_places, locate
 from hookline.cli.run_words import bytes_text, one_line
 from hookline.cli.wrong_input import wrong_input
+from hookline.loops.checkpoint import recorded_lines
 from hookline.record import run_directory
 from hookline.record.delivery import sink_states
-from hookline.record.reader import COURIER, Sequence, lines
+from hookline.record.reader import COURIER, Sequence, lines, missing_lines
 from hookline.record.records import DamagedLineError, Event, numbered
 from hookline.record.segment import DIGESTS, File, no_files, noted_digests
 from hookline.store.catalogue import Place, read_facts
@@ -153,6 +154,7 @@ def verify(place: Place) -> Verdict:
         *_about_digests(place.journal, files),
         *_about_lost(files.values()),
         *_about_checkpoints(place.directory),
+        *(_about_power_cuts(place.directory) if can_be_read else ()),
         *(_about_end(end, place) if can_be_read and not is_live else ()),
         *(_about_sinks(place.directory) if can_be_read and not is_live else ()),
     ]
@@ -380,6 +382,25 @@ def _about_checkpoints(run_dir: Path) -> Iterator[Finding]:
                 f"checkpoints/{one.path.name} is damaged: {one.damage}",
                 f"It is never loaded: resuming passes it over. {instead}",
                 "Put its files back from a copy, or delete it.",
+            )
+
+
+def _about_power_cuts(run_dir: Path) -> Iterator[Finding]:
+    """Lines that were there when the last checkpoint of a writer was saved, and are not."""
+    last: dict[str, tuple[int, str]] = {}
+    for saved in saved_checkpoints(run_dir):
+        noted = recorded_lines(saved.path) if saved.damage is None else None
+        if noted is not None and noted[1] > last.get(noted[0], (0, ""))[0]:
+            last[noted[0]] = (noted[1], saved.path.name)
+    for writer, (lines_then, name) in last.items():
+        missing = missing_lines(run_dir, writer, lines_then)
+        if missing:
+            yield Finding(
+                "damage",
+                f"{missing:,} of the {lines_then:,} lines that {writer} had recorded when {name} was saved are missing",
+                "A resume continues behind that checkpoint: the record has a gap. The machine lost power while nothing "
+                "was brought to the disk (durability='process'), or the journal was changed.",
+                "Put the folder journal/ back from a copy.",
             )
 
 

@@ -292,8 +292,7 @@ class HostLoop(Session):
             step: The number of completed steps, where the host knows of more than it has told.
         """
         self.callbacks.drain()  # so that the states are those of all moments so far
-        if self.recorder is not None:
-            self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
+        self.secure_record()
         home = None if self.output_dir is None else str(self.output_dir)
         return self._state(self.step if step is None else step) | {"run": home}
 

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 import time
@@ -26,6 +25,7 @@ from hookline.core.errors import CheckpointError
 from hookline.core.state import ManifestRow
 from hookline.core.values import plain
 from hookline.loops.checkpoint_file import is_file_path, is_packed, pack, require_torch
+from hookline.record.durable import replace_file, sync_directory, sync_file
 from hookline.record.records import DamagedLineError, line_number, sealed
 
 logger = logging.getLogger("hookline")
@@ -118,8 +118,7 @@ def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Mani
         files = _sizes(aside)
         _sync(aside)
         listed = {"files": files, "sha256": _digests(aside, files)}
-        (aside / MANIFEST_FILE).write_bytes(sealed(json.dumps(row | listed).encode(), 0))  # as a line of a journal is
-        _sync(aside)
+        replace_file(aside / MANIFEST_FILE, sealed(json.dumps(row | listed).encode(), 0))  # as a line of a journal is
         size = sum(_sizes(aside).values())
         if is_file_path(path):
             if path.is_dir():
@@ -128,6 +127,8 @@ def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Mani
             discard(aside)
         else:
             _replace(aside, path)
+        for folder in (path.parent, path.parent.parent):  # its name, and that of the folder of checkpoints
+            sync_directory(folder)
     except OSError as error:
         discard(aside)
         raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
@@ -199,6 +200,15 @@ def damage_of(path: Path, *, digests: bool = False) -> str | None:
         if name in found and found[name] != noted[name]:
             return f"the content of {name} changed since it was saved (its SHA-256 is another)"
     return None
+
+
+def recorded_lines(path: Path) -> tuple[str, int] | None:
+    """Which journal the run was writing when it saved a checkpoint, and its lines; None where that was not noted."""
+    try:
+        noted = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))["journal"]
+        return str(noted["writer"]), int(noted["lines"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def row_of(path: Path, state: Mapping[str, Any]) -> ManifestRow:
@@ -328,13 +338,12 @@ def _digest(path: Path) -> str:
 
 
 def _sync(directory: Path) -> None:
-    for file in directory.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    """Bring everything in a directory to the disk, with its names."""
+    for path in (*directory.rglob("*"), directory):
+        if path.is_dir():
+            sync_directory(path)
+        elif path.is_file():
+            sync_file(path)
 
 
 def _replace(aside: Path, path: Path) -> None:

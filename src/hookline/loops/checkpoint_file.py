@@ -8,6 +8,7 @@ To be loaded, it is unpacked into a temporary directory.
 import json
 import os
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,7 @@ def opened(path: Path) -> Iterator[Path]:
 
 def _unpack(path: Path, directory: Path) -> None:
     torch = require_torch(path)
+    _require_whole(path)
     packed = _read(torch, path)
     directory.mkdir()
     for name, content in packed[_FILES].items():
@@ -78,11 +80,24 @@ def _unpack(path: Path, directory: Path) -> None:
     for name, content in packed.items():
         if name not in (_MARK, _FILES):
             torch.save(content, directory / f"{Path(name).name}.pt")
-    # Files of torch that are written again need not have their size; the archive itself is checked by torch.
+    # Files of torch that are written again need not have their size and digest; the archive itself was checked above.
     manifest = directory / "manifest.json"
     facts = json.loads(manifest.read_text(encoding="utf-8"))
+    noted = facts.get("sha256", {})
+    facts["sha256"] = {name: digest for name, digest in noted.items() if name in packed[_FILES]}
     facts["files"] = {name: (directory / name).stat().st_size for name in facts["files"]}
     manifest.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _require_whole(path: Path) -> None:
+    """Compare the content of a file with the checksums in it, which torch writes and does not look at."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"The checkpoint {path} is damaged: {error}.") from error
+    if damaged is not None:
+        raise CheckpointError(f"The checkpoint {path} is damaged: the content of {damaged} in it changed since then.")
 
 
 def _read(torch: Any, path: Path, **options: Any) -> Any:

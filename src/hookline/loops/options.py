@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from hookline.loops.outlets import Delivery
+from hookline.record.journal import Durability
 
 
 class RecordOptions(TypedDict, total=False):
@@ -22,6 +23,7 @@ class RecordOptions(TypedDict, total=False):
     notes: str
     delivery: Delivery
     drain_seconds: float
+    durability: Durability
 
 
 class RunOptions(RecordOptions, total=False):

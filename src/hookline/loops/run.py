@@ -53,7 +53,7 @@ class Run(Session):
         save: Called with a checkpoint's directory to write the model and what else belongs to it.
         load: Called with a checkpoint's directory to read it back.
         options: ``project``, ``root``, ``sinks``, ``config``, ``tags``, ``notes``, ``strict``, ``summary``,
-            ``delivery`` and ``drain_seconds``, as for every `Session`.
+            ``delivery``, ``drain_seconds`` and ``durability``, as for every `Session`.
     """
 
     exchanges_rows = True

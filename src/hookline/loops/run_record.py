@@ -19,6 +19,7 @@ from hookline.loops.peers import Peers, forget
 from hookline.loops.recorded_dict import RecordedDict
 from hookline.record import run_directory
 from hookline.record.plain_settings import plain_settings, settings
+from hookline.record.reader import JOURNAL, missing_lines
 from hookline.record.recorder import Recorder
 from hookline.record.tags import checked_notes, checked_tags
 
@@ -67,7 +68,8 @@ def begin(run: "Session") -> None:
 
 def _recorder(run: "Session", directory: Path) -> Recorder:
     try:
-        return Recorder(directory, name="main" if run.rank == 0 else f"rank{run.rank}")
+        name = "main" if run.rank == 0 else f"rank{run.rank}"
+        return Recorder(directory, name=name, durability=run.durability)
     except BaseException:
         if run.rank == 0:
             run_directory.let_go(directory)
@@ -130,7 +132,7 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
             config = {**settings(config), **run.added_config} if run.added_config else config
             config = None if isinstance(config, RecordedDict) and not config else config
             known = facts(run.name, config, run.tags, run.notes) | {"project": run.project, "parents": run.ctx.ids}
-            directory = run_directory.create(root, run.project, known)
+            directory = run_directory.create(root, run.project, known, sync=run.durability != "process")
         if not run_directory.hold(directory):  # somebody else was as quick to take it up
             raise run_directory.still_running(directory)
         forget(directory)
@@ -186,6 +188,8 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
                 logger.warning("%r has no checkpoint: it begins again at step 0. %s", run.name, run.how_to_be_taken_up)
         return
     run.load_checkpoint(saved)
+    if run.rank == 0:
+        _report_missing(directory, saved, recorder, run.step)
     row = run.resumed_row
     if row or getattr(run, "rows_are_indexed", False):
         # The checkpoint was saved in the body of its last step, whose row may not have been written; or the next step
@@ -197,6 +201,19 @@ def _take_up(run: "Session", directory: Path, saved: Path | None, recorder: Reco
         recorder.resume(**{run.axis: run.step, BENCHMARK_AXIS: run.step, **run.other_axes})
     else:
         recorder.resume(run.step)
+
+
+def _report_missing(directory: Path, saved: Path, recorder: Recorder, step: int) -> None:
+    """Report and record that lines are missing which were there when a checkpoint was saved."""
+    noted = checkpoint.recorded_lines(saved)
+    if noted is None or directory not in saved.resolve().parents:  # of version 0.1, or of another run
+        return
+    writer, lines = noted
+    missing = missing_lines(directory, writer, lines)
+    if missing:
+        said = "%d of the %d lines that %s recorded before the checkpoint %s are missing from %s: the record has a gap."
+        logger.warning(said, missing, lines, writer, saved.name, directory / JOURNAL)
+        recorder.event("records_missing", step=step, count=missing, lines=lines, writer=writer)
 
 
 def record_failure(recorder: Recorder, failure: Failure) -> None:

@@ -37,6 +37,7 @@ from hookline.loops.signals import StopSignals, is_signal
 from hookline.loops.step import Commit
 from hookline.record import run_directory
 from hookline.record.device import defer
+from hookline.record.journal import Durability, checked_durability
 from hookline.record.plain_settings import is_open, plain_settings, settings
 from hookline.record.recorder import whole_step
 from hookline.record.records import HYPERPARAMETERS, NOTES, SUMMARY, finite_back
@@ -89,6 +90,9 @@ class Session(Loop):
         summary: Print how the run ended and what each subscriber cost.
         delivery: ``"thread"`` delivers from this process, ``"process"`` from one that survives it.
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
+        durability: What survives a power cut, besides checkpoints. ``"checkpoint"``: everything recorded before the
+            last checkpoint or the end of the run. ``"power"``: everything until about a second before. ``"process"``:
+            whatever the system had written by itself. The death of the process takes nothing in any case.
     """
 
     exchanges_rows: ClassVar[bool] = False
@@ -110,6 +114,7 @@ class Session(Loop):
         summary: bool = True,
         delivery: Delivery = "thread",
         drain_seconds: float = DRAIN_SECONDS,
+        durability: Durability = "checkpoint",
     ) -> None:
         super().__init__(callbacks, strict=strict)
         if resume is not None:
@@ -120,6 +125,7 @@ class Session(Loop):
         if self.outlets and root is None:
             raise OptionError("sinks= with root=None: sinks are fed from the record. Give a root.")
         self.name = name
+        self.durability = checked_durability(durability)
         self.project, self.root = project, root
         self.resume_from = resume
         self.config = RecordedDict(settings(config), self._record_config) if is_open(config) else config
@@ -142,6 +148,8 @@ class Session(Loop):
         self.means = RankMeans(self.agreement, lambda step, row: self._write(step, row, common=True))
         self.peers: Peers | None = None
         self.hook_record: HookRecord | None = None
+        self._secured: dict[str, Any] = {}
+        """The journal and how many of its lines were there when the record was last secured, for checkpoints."""
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._logged_steps: LoggedSteps | None = None
         """Counts the steps of a loop that does not use ``run.steps``, as long as it does not."""
@@ -352,9 +360,25 @@ class Session(Loop):
         """
         step = self.step + self.in_step
         place = self._checkpoint_path(path, step)
-        if self.recorder is not None:
-            self.recorder.flush()  # a resume goes on behind this checkpoint: the rows before it must be there
+        self.secure_record()
         return self._saved(self._write_checkpoint(place, step, kind))
+
+    def secure_record(self) -> None:
+        """Have what was recorded so far where a resume finds it: it continues behind the checkpoint that is saved next.
+
+        Raises:
+            CheckpointError: It cannot be brought to the disk.
+        """
+        if self.recorder is None:
+            return
+        self.recorder.flush()
+        journal = self.recorder.journal
+        self._secured = {"writer": journal.writer, "lines": journal.lines_written}
+        try:
+            if self.durability != "process":
+                journal.sync()
+        except OSError as error:
+            raise CheckpointError(f"The record before the checkpoint cannot be brought to the disk: {error}") from error
 
     def _saved(self, row: ManifestRow) -> ManifestRow:
         """Record a checkpoint that was written, and fire `on_checkpoint`."""
@@ -570,7 +594,8 @@ class Session(Loop):
             from hookline.loops.sharded import taken_from
 
             states = taken_from(states, "callbacks", {})  # all processes have written theirs
-        return {"step": step, "epoch": self.epoch, "metrics": plain(dict(self.metrics)), "callbacks": states}
+        state = {"step": step, "epoch": self.epoch, "metrics": plain(dict(self.metrics)), "callbacks": states}
+        return state | ({"journal": self._secured} if self._secured else {})
 
     def _is_sharded(self) -> bool:
         """Whether several processes have a part of the model each."""

@@ -121,6 +121,7 @@ class Trainer(Session):
             summary=config.summary,
             delivery=config.delivery,
             drain_seconds=config.drain_seconds,
+            durability=config.durability,
         )
         self._step_function = step_function(loss, training_step)
         shared: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}

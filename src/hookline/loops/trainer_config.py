@@ -8,6 +8,7 @@ from hookline.core.errors import OptionError
 from hookline.loops.backend import Precision
 from hookline.loops.checked_struct import CheckedStruct
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
+from hookline.record.journal import Durability
 from hookline.record.tags import checked_tags
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -65,6 +66,8 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         sinks: Where the record is delivered to.
         delivery: "thread" delivers from this process, "process" from one that survives it.
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
+        durability: What survives a power cut, besides checkpoints: everything recorded before the last "checkpoint";
+            with "power", until about a second before; with "process", what the system had written by itself.
         strict: Let exceptions of observers propagate.
         summary: Print how the run ended.
     """
@@ -102,6 +105,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     sinks: Any = ()
     delivery: Delivery = "thread"
     drain_seconds: float = DRAIN_SECONDS
+    durability: Durability = "checkpoint"
     strict: bool = False
     summary: bool = True
 

@@ -212,6 +212,7 @@ class Delivery:
         if self._reader is None:
             self._hold()
             self._shut()
+            self._look_for_losses()
             with _in_sink():
                 state = clean(self.sink.open(self.run_dir, self.progress.state))
             if state != self.progress.state or not self.progress.was_saved:
@@ -219,6 +220,15 @@ class Delivery:
                 self.progress.save()
             self._reader = Reader(self.run_dir / JOURNAL, Cursor(dict(self.progress.cursor.places)))
         return self._reader
+
+    def _look_for_losses(self) -> None:
+        """Begin at the beginning where the destination was damaged, as a file is by a power cut."""
+        with _in_sink():
+            has_lost = self.progress.state is not None and self.sink.has_lost(self.run_dir, self.progress.state)
+        if has_lost:
+            logger.warning("%s was damaged, as by a power cut: it is delivered again from the journal.", self.name)
+            self.progress.cursor, self.progress.state, self.progress.delivered = Cursor(), None, 0
+            self.progress.save()
 
     def _hold(self) -> None:
         """Become the only deliverer, and go on from where the one before ended."""

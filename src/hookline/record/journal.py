@@ -3,8 +3,10 @@
 Guarantees of `append`:
 
 - A line whose `append` returned is in a page of the operating system: it is read back after
-  ``kill -9`` of this process at any later moment. With ``durability="power"`` it is on the disk
-  within `sync_seconds`.
+  ``kill -9`` of this process at any later moment.
+- What was appended before `sync` is on the disk when that returns: it survives a power cut. With
+  ``durability="checkpoint"``, `close` does that too, and files that are complete are brought to the disk
+  off the training thread, so that `sync` has little left to do; with ``"power"`` everything is, every `sync_seconds`.
 - A line is there whole or not at all. Its newline is written last, and a reader stops at the first
   zero byte or line without an end.
 - A line carries its number and a checksum (see `records`), so a reader notices one that was changed,
@@ -40,12 +42,14 @@ from typing import Any, Literal
 from zlib import crc32
 
 from hookline.core.errors import OptionError
+from hookline.record.durable import sync_descriptor, sync_directory
 from hookline.record.records import SEALED
 from hookline.record.segment import DIGESTS, Segment, can_map, files, tidy
 
 logger = logging.getLogger("hookline")
 
-Durability = Literal["process", "power"]
+Durability = Literal["process", "checkpoint", "power"]
+DURABILITIES: tuple[Durability, ...] = ("process", "checkpoint", "power")
 SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 KEEPER_SECONDS = 1.0
@@ -70,8 +74,8 @@ class Journal:
         directory: Where the files go; made if need be.
         name: What the writer is called, e.g. ``main`` or ``rank1``: letters, digits and ``_``, in 100 bytes at most.
         segment_bytes: The size of one file.
-        durability: ``"process"`` survives the death of the process; ``"power"`` also brings lines to
-            the disk every ``sync_seconds``, in the background.
+        durability: ``"process"`` survives the death of the process; ``"checkpoint"`` also brings lines to
+            the disk at `close`, besides at each `sync`; ``"power"`` every ``sync_seconds``, in the background, too.
         on_gap: Called with the number of lines lost when there is room again.
     """
 
@@ -87,8 +91,7 @@ class Journal:
     ) -> None:
         if segment_bytes < mmap.PAGESIZE:
             raise OptionError(f"segment_bytes={segment_bytes!r}: give at least {mmap.PAGESIZE}.")
-        if durability not in ("process", "power"):
-            raise OptionError(f"durability={durability!r}: give 'process' or 'power'.")
+        checked_durability(durability)
         _require_name(name)
         self.directory = Path(directory).resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -100,6 +103,7 @@ class Journal:
         self._sync_seconds = sync_seconds
         self._on_gap = on_gap
         self._lock = threading.RLock()  # re-entrant: a signal handler may log while a line is being appended
+        self._syncing = threading.RLock()
         self._closed = False
         self._segment: Segment | None = None
         self._next: Segment | None = None
@@ -169,6 +173,11 @@ class Journal:
             logger.log(*said)
 
     @property
+    def lines_written(self) -> int:
+        """How many lines this writer has written: the number of the next."""
+        return self._number
+
+    @property
     def bytes_written(self) -> int:
         """How much was written to all files of this writer."""
         return self._finished_bytes + self._position
@@ -183,11 +192,21 @@ class Journal:
             current = self._segment.descriptor if self._segment is not None else self._plain
             if current is not None:
                 self._to_sync.append(os.dup(current))
-            descriptors, self._to_sync = self._to_sync, []
-        with contextlib.ExitStack() as steps:  # last in, first out; one that fails keeps none from being done
+        self._sync_waiting()
+
+    def _sync_waiting(self) -> None:
+        """Bring the files that wait for it to the disk. It never takes the lock of `append`, whose holder may wait."""
+        # One thread at a time: what another one is bringing to the disk is there, too, when this returns.
+        with self._syncing, contextlib.ExitStack() as steps:  # last in, first out; one that fails stops no other
+            descriptors = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    descriptors.append(self._to_sync.pop(0))
+            for directory in (self.directory.parent, self.directory):  # the names of new files
+                steps.callback(sync_directory, directory)
             for descriptor in reversed(descriptors):
                 steps.callback(os.close, descriptor)
-                steps.callback(os.fdatasync, descriptor)
+                steps.callback(sync_descriptor, descriptor)
 
     def close(self) -> None:
         """Finish the file; appending afterwards counts as lost. May be called again.
@@ -203,8 +222,10 @@ class Journal:
             without_lock.callback(_OPEN.discard, self)
             without_lock.callback(self._await_keeper)
             steps.callback(self._let_go)
-            if self._durability == "power":
-                steps.callback(self.sync)
+            if self._durability != "process":
+                without_lock.callback(self.sync)
+                if self._plain is not None:
+                    self._to_sync.append(os.dup(self._plain))
             steps.callback(self._close_finished)
             self._finish_segment()
 
@@ -309,7 +330,7 @@ class Journal:
         if segment is not None:  # let go of first: a signal handler that appends now must not find it half closed
             self._segment, self._map, self._position, self._size = None, b"", 0, 0
             self._finished_bytes += used
-            if self._durability == "power":
+            if self._durability != "process":
                 self._to_sync.append(os.dup(segment.descriptor))
             self._to_close.append((segment, used))
 
@@ -336,16 +357,18 @@ class Journal:
             woken = self._wake.wait(self._sync_seconds if syncs else None)
             self._wake.clear()
             if syncs and time.monotonic() - synced >= self._sync_seconds:
-                self._sync_in_time()
+                self._sync_in_time(self.sync)
                 synced = time.monotonic()
+            if self._durability == "checkpoint" and self._to_sync:
+                self._sync_in_time(self._sync_waiting)  # complete files, as they come: or their descriptors pile up
             with contextlib.suppress(OSError):  # no room: `append` finds out when it needs the segment, and says so
                 self._close_finished()
                 if woken and self._next is None and self._plain is None and not self._closed:
                     self._offer(Segment(self._prepared_path(), self._segment_bytes))
 
-    def _sync_in_time(self) -> None:
+    def _sync_in_time(self, sync: Callable[[], None]) -> None:
         try:
-            self.sync()
+            sync()
         except OSError as error:
             if not self._sync_fails:
                 said = "The journal in %s cannot be brought to the disk (%s): a power failure may take records."
@@ -433,6 +456,17 @@ class Journal:
             self._on_gap(lost)
 
 
+def checked_durability(durability: Any) -> Durability:
+    """A level of durability.
+
+    Raises:
+        OptionError: There is no such level.
+    """
+    if durability not in DURABILITIES:
+        raise OptionError(f"durability={durability!r}: give 'process', 'checkpoint' or 'power'.")
+    return durability  # type: ignore[no-any-return]
+
+
 def _require_name(name: str) -> None:
     if not name.isidentifier() or len(name.encode()) > _NAME_BYTES:
         raise OptionError(f"name={name!r:.80}: give letters, digits and '_', {_NAME_BYTES} bytes at most.")
@@ -450,5 +484,7 @@ def _begin_anew_after_fork() -> None:
 def _after_fork() -> None:
     for journal in list(_OPEN):
         journal._lock = threading.RLock()  # a thread of the parent may hold the old one forever
+        journal._syncing = threading.RLock()
+        journal._to_sync = []
         journal._segment_bytes = min(journal._segment_bytes, _SMALLEST_SEGMENT)  # many, short-lived, with little to say
         journal._begin()

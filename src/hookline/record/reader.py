@@ -286,6 +286,19 @@ class _Ending:
             self.has_come, self.since = False, record.time
 
 
+def missing_lines(run_dir: str | Path, writer: str, count: int) -> int:
+    """How many of the first lines of a writer are not there, or damaged."""
+    found = (file for file in files(Path(run_dir) / JOURNAL) if file.writer == writer)
+    numbers: set[int] = set()
+    for file in found:
+        for line, _ in lines(file.path):
+            with contextlib.suppress(msgspec.DecodeError):
+                number = line_number(line)
+                if number is not None and number < count:
+                    numbers.add(number)
+    return count - len(numbers)
+
+
 def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
     """The latest status that the run itself recorded, or another writer of it."""
     last: Status | None = None

@@ -22,6 +22,7 @@ from typing import Any
 
 from hookline.core.errors import ConfigError, UnknownNameError, closest
 from hookline.record import lock
+from hookline.record.durable import replace_file, sync_directory
 from hookline.record.reader import last_status
 from hookline.record.records import clean
 
@@ -42,11 +43,14 @@ _ANIMALS = (
 )
 
 
-def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None) -> Path:
+def create(
+    root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None, sync: bool = True
+) -> Path:
     """Make the directory of a new run and write down what is known about it.
 
     Args:
         facts: What is known besides; where it has ``git``, git is not asked.
+        sync: Whether it survives a power cut from the beginning.
         run_id: The directory's name, which nobody else may use; one that nobody has by default.
 
     Raises:
@@ -60,7 +64,10 @@ def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str
         home.mkdir(parents=True, exist_ok=True)
         directory = _make(home) if run_id is None else home / run_id
         directory.mkdir(exist_ok=True)
-        _write_facts(directory, facts)
+        _write_facts(directory, facts, sync=sync)
+        if sync:
+            for parent in (home, home.parent):
+                sync_directory(parent)
     except OSError as error:
         raise ConfigError(
             f"{home} cannot be written: {error.strerror}. Give another directory, or None to record nothing."
@@ -181,15 +188,15 @@ def _make(home: Path) -> Path:
             return directory
 
 
-def git_facts(directory: Path) -> dict[str, Any]:
+def git_facts(directory: Path, *, sync: bool = False) -> dict[str, Any]:
     """The commit of the current directory; what was changed since is written to ``git.diff``."""
     commit, diff = _git()
     if diff:
-        (directory / "git.diff").write_bytes(diff[:_DIFF_BYTES])
+        replace_file(directory / "git.diff", diff[:_DIFF_BYTES], sync=sync)
     return {"commit": commit, "changed": bool(diff)}
 
 
-def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
+def _write_facts(directory: Path, facts: dict[str, Any], *, sync: bool) -> None:
     known: dict[str, Any] = {
         "id": directory.name,
         "started": time.time(),
@@ -203,15 +210,12 @@ def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
         "packages": _packages(),
     }
     if "git" not in facts:
-        known["git"] = git_facts(directory)
-    _replace_facts(directory, clean(known | facts))
+        known["git"] = git_facts(directory, sync=sync)
+    _replace_facts(directory, clean(known | facts), sync=sync)
 
 
-def _replace_facts(directory: Path, known: dict[str, Any]) -> None:
-    text = json.dumps(known, indent=2) + "\n"
-    aside = directory / f".{FACTS}.partial"
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(directory / FACTS)
+def _replace_facts(directory: Path, known: dict[str, Any], *, sync: bool = True) -> None:
+    replace_file(directory / FACTS, (json.dumps(known, indent=2) + "\n").encode(), sync=sync)
 
 
 def _user() -> str:

@@ -63,6 +63,13 @@ class Sink(ABC):
         """Begin, or go on from the state that was saved last, and return the state to save now."""
         return state
 
+    def has_lost(self, run_dir: Path, state: Any) -> bool:
+        """Whether the destination is without what it had by a state, so that everything has to be delivered again.
+
+        Called before `open`, which then gets no state: what is left of a damaged destination must be out of its way.
+        """
+        return False
+
     @abstractmethod
     def write(self, parcels: Sequence[Parcel]) -> Any:
         """Deliver a batch, and return the state to go on from behind it: anything that JSON can hold."""

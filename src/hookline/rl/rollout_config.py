@@ -11,6 +11,7 @@ from hookline.core.errors import OptionError
 from hookline.core.rng import Kind
 from hookline.loops.checked_struct import CheckedStruct
 from hookline.loops.outlets import DRAIN_SECONDS, Delivery
+from hookline.record.journal import Durability
 from hookline.rl.curriculum_config import CurriculumConfig
 from hookline.rl.types import Sampling
 
@@ -87,6 +88,8 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
         sinks: Where the record is delivered to.
         delivery: "thread" delivers from this process, "process" from one that survives it.
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
+        durability: What survives a power cut, besides checkpoints: everything recorded before the last "checkpoint";
+            with "power", until about a second before; with "process", what the system had written by itself.
         strict: Let exceptions of observers propagate.
         summary: Print how the run ended.
     """
@@ -106,5 +109,6 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
     sinks: Any = ()
     delivery: Delivery = "thread"
     drain_seconds: float = DRAIN_SECONDS
+    durability: Durability = "checkpoint"
     strict: bool = False
     summary: bool = True

@@ -83,6 +83,7 @@ class RolloutWorker(Session):
             summary=config.summary,
             delivery=config.delivery,
             drain_seconds=config.drain_seconds,
+            durability=config.durability,
         )
         self.policy = _checked_policy(policy if policy is not None else config.policy)
         self.rollout: RolloutConfig = config.rollout

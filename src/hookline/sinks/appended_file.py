@@ -3,6 +3,8 @@
 The sink's state holds the size behind what was delivered. Opening cuts off what lies behind it: a
 batch that a crash or a full disk left in part. So every record is in the file once. A file that is open
 here is locked: two that write to one would cut off each other's records.
+
+A power cut may leave zeros where bytes were not written back yet: `has_zeros` finds them.
 """
 
 import contextlib
@@ -11,6 +13,26 @@ import os
 from pathlib import Path
 
 from hookline.core.errors import RefusedError
+
+_CHUNK = 1 << 20
+_BLOCK = bytes(64)
+"""Blocks of a disk are larger; a text that somebody logged does not have so many zeros in a row."""
+
+
+def has_zeros(path: Path, size: int) -> bool:
+    """Whether the first bytes of a text file have a block of zeros: in the middle, or at the end where a line ends."""
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        left = size
+        while left > 0 and (chunk := file.read(min(_CHUNK, left))):
+            left -= len(chunk)
+            if _BLOCK in chunk or (not left and chunk.endswith(b"\0")):
+                return True
+    return False
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged file another name, so that it can be written again without losing what it has."""
+    return path.replace(path.with_name(f"{path.name}.damaged"))
 
 
 class AppendedFile:

@@ -23,7 +23,7 @@ from hookline.core.errors import OptionError
 from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import clean
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.appended_file import AppendedFile, has_zeros, set_aside
 from hookline.sinks.kinds import require_kinds
 from hookline.sinks.rows import row
 
@@ -59,6 +59,13 @@ class CsvSink(Sink):
             raise OptionError(f"columns={self.columns!r}: a name is given twice.")
         self.path = Path(self.path).absolute() if self.path is not None else None
         self._table: Table | None = None
+
+    def has_lost(self, run_dir: Path, state: Any) -> bool:
+        path = self.path or run_dir / f"{self.kind}.csv"
+        if not has_zeros(path, state["bytes"]):
+            return False
+        set_aside(path)
+        return True
 
     def open(self, run_dir: Path, state: Any) -> Any:
         path = self.path or run_dir / f"{self.kind}.csv"

@@ -9,7 +9,7 @@ from hookline.record.reader import Parcel
 from hookline.record.recorder import cleaned
 from hookline.record.records import encode
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.appended_file import AppendedFile, has_zeros, set_aside
 from hookline.sinks.kinds import require_kinds
 
 
@@ -33,6 +33,13 @@ class JsonlSink(Sink):
         self.kinds = require_kinds(self.kinds)
         self.path = Path(self.path).absolute() if self.path is not None else None
         self._file: AppendedFile | None = None
+
+    def has_lost(self, run_dir: Path, state: Any) -> bool:
+        path = self.path or run_dir / "records.jsonl"
+        if not has_zeros(path, state):
+            return False
+        set_aside(path)
+        return True
 
     def open(self, run_dir: Path, state: Any) -> Any:
         begins = 0 if state is None and self.path is None else state  # ours alone: anew, where the settings changed

@@ -10,7 +10,7 @@ import json
 
 import msgspec
 
-from hookline.record.records import Event, Status, encode
+from hookline.record.records import DamagedLineError, Event, Status, encode, line_number, sealed
 
 MOST_PACKED_BYTES = 8 << 20
 """How much the server takes with one request, as it is sent."""
@@ -42,7 +42,22 @@ def fitting_lines(lines: bytes) -> bytes:
     """Lines of a journal, or where they are one line that is too large, the line in its place."""
     if len(lines) <= MOST_PACKED_BYTES // 2 or len(packed(lines)) <= MOST_PACKED_BYTES:
         return lines
-    return encode(_in_the_place_of(lines)).ljust(len(lines) - 1) + b"\n"
+    line, size = encode(_in_the_place_of(lines)), len(lines) - 1
+    try:
+        number = line_number(lines[:-1])
+    except DamagedLineError:
+        number = None
+    return (line.ljust(size) if number is None else _sealed_to(line, number, size)) + b"\n"
+
+
+def _sealed_to(line: bytes, number: int, size: int) -> bytes:
+    """A line with its number and checksum, filled up to a size: the server finds no gap where it stands."""
+    missing = size - len(sealed(line, number))
+    while True:  # the checksum has a digit less for some of the fillings
+        whole = sealed(line[:-1] + b" " * missing + b"}", number)
+        if len(whole) >= size:
+            return whole if len(whole) == size else line.ljust(size)
+        missing += size - len(whole)
 
 
 def fitting_facts(description: bytes) -> bytes:

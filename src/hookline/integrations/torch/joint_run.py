@@ -184,6 +184,7 @@ class JointRun(Run):
                 )
             return
         self._share_checkpoint_requests(prepared.step)
+        self.secure_record()
         aside = prepared.aside
         try:
             self.agreement.all_do(lambda: self._save_random_states(aside, goes_back=True))

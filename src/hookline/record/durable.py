@@ -1,0 +1,73 @@
+"""Bringing files to the disk, so that they survive a power cut: their content, their names, and their folders.
+
+A file that was written is in memory until the system writes it back; its name is in its folder, which has to be brought
+to the disk, too. `replace_file` is how small files are written that have to be there as a whole or not at all.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+_FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+"""On macOS, `os.fsync` leaves the data in the drive's own cache; this does not."""
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Bring an open file to the disk.
+
+    Raises:
+        OSError: It did not get there.
+    """
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    elif hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk; one that cannot be opened or synced is left alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # files can be made in a directory that cannot be listed
+        return
+    try:
+        with contextlib.suppress(OSError):  # EINVAL: some network file systems
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file aside and put it in its place: a reader finds what was there before, or all that is new.
+
+    Args:
+        path: The file; its folder has to be there.
+        content: What it holds then.
+        sync: Whether it is on the disk when this returns. Without it, a power cut may leave an empty file.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with aside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            if sync:
+                sync_descriptor(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_directory(path.parent)
