@@ -483,3 +483,19 @@ def test_checkpoint_states_in_groups_are_matched_within_their_group(tmp_path):
 def test_state_key_that_is_taken_is_refused():
     with pytest.raises(hl.DuplicateError, match="state_key 'a' is taken, by 'holder'"):
         hl.CallbackCollection([Holder(state_key="a"), Holder(state_key="a")])
+
+
+def test_checkpoint_in_one_file_with_a_flipped_bit_is_refused(tmp_path):
+    model = torch.nn.Linear(100, 100)
+    place = tmp_path / "x.pt"
+    save = lambda path: torch.save(model.state_dict(), path / "model.pt")  # noqa: E731
+    with hl.run("x", root=None, save=save, summary=False) as run:
+        list(run.steps(2))
+        run.save_checkpoint(place)
+    data = bytearray(place.read_bytes())
+    data[data.index(model.weight.detach().numpy().tobytes()) + 3] ^= 0x40
+    place.write_bytes(data)
+    with hl.run("x", root=None, load=lambda path: None, summary=False) as again:
+        with pytest.raises(hl.CheckpointError, match=r"x\.pt is damaged: the content of .* changed"):
+            again.load_checkpoint(place)
+        assert again.step == 0
