@@ -5,6 +5,7 @@ lies and is delivered to, what is printed of it, and whether a callback that rai
 import json
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ OPTIONS = {
     "sinks": ["csv"],
     "delivery": "process",
     "drain_seconds": 30,
+    "durability": "process",
     "summary": False,
     **LABELS,
 }
@@ -41,8 +43,23 @@ class Failing(Callback):
 
 
 @pytest.fixture
-def check(tmp_path, capsys):
-    """Checks a run: it lies in its project and has its name, its rows were delivered, and no summary was printed."""
+def synced(monkeypatch):
+    """The journals that were synced to the disk."""
+    journals, sync = [], os.fdatasync
+
+    def note(descriptor):
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        journals.extend([file] if file.suffix == ".jsonl" else [])
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fdatasync", note)
+    return journals
+
+
+@pytest.fixture
+def check(tmp_path, capsys, synced):
+    """Checks a run: it lies in its project and has its name, its rows were delivered, no summary was printed, and with
+    ``durability="process"`` its journal was not synced."""
 
     def check(directory, **facts):
         assert directory.parent == tmp_path / "warmups"
@@ -50,7 +67,7 @@ def check(tmp_path, capsys):
         expected = {"name": NAME, **LABELS, **facts}
         assert {key: told.get(key) for key in expected} == expected
         assert (directory / "metrics.csv").read_text().count("\n") >= 2
-        assert NAME not in capsys.readouterr().err
+        assert (NAME in capsys.readouterr().err, synced) == (False, [])
 
     return check
 
@@ -147,18 +164,19 @@ def test_accelerate_tracker_options_are_those_of_its_run(tmp_path, check):
     assert heard.names() == ["on_train_start", "on_log", "on_train_end"]
 
 
-def test_ray_train_callback_delivery_and_drain_seconds_are_those_of_its_courier(tmp_path):
+def test_ray_train_callback_options_are_those_of_its_run(tmp_path, synced):
     pytest.importorskip("ray")
     from hookline.integrations.ray import HooklineTrainCallback
 
-    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}):
+    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}, {"durability": "luck"}):
         with pytest.raises(OptionError, match=f"^{next(iter(option))}="):
             HooklineTrainCallback(root=tmp_path, **option)
-    options = {"sinks": ["csv"], "delivery": "process", "drain_seconds": 30, **LABELS}
+    options = {"sinks": ["csv"], "delivery": "process", "drain_seconds": 30, "durability": "process", **LABELS}
     with HooklineTrainCallback(root=tmp_path, **options) as recorded:
         recorded.after_report(None, [{"loss": 0.5}], None)
     assert (recorded.dir / "metrics.csv").read_text().count("\n") == 2
     assert LABELS.items() <= json.loads((recorded.dir / "run.json").read_text()).items()
+    assert synced == []
 
 
 def test_detect_step_column_makes_a_table_of_any_csv(tmp_path):

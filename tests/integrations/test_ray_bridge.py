@@ -243,7 +243,7 @@ def test_tune_callback_options_are_those_of_each_trials_run():
     callback.on_trial_complete(0, [], trial)
     facts = json.loads((callback.directories["t1"] / "run.json").read_text())
     assert facts.items() >= {"config": {"lr": 0.1, "data": "digits"}, **labels}.items()
-    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}, {"root": None}):
+    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}, {"durability": "luck"}, {"root": None}):
         with pytest.raises(OptionError, match=f"^{next(iter(option))}="):
             HooklineTuneCallback(**option)
 

@@ -1,6 +1,7 @@
 """Options of rollouts, the learner and rewards that the other tests leave at the default."""
 
 import json
+from pathlib import Path
 
 import pytest
 from scripted_policy import ScriptedPolicy, curriculum, worker
@@ -42,6 +43,22 @@ def test_evaluation_hook_start_step_leaves_out_the_first_steps():
     worker(hooks=[hook], callbacks=[seen], max_steps=6).run()
     told = [event.arguments[:2] for event in seen.events if event.moment == "on_eval"]
     assert [step_idx + 1 for step_idx, name in told if name == "eval"] == [4, 6]
+
+
+@pytest.mark.parametrize("durability", ["process", "checkpoint"])
+def test_rollout_worker_config_durability_decides_whether_the_journal_is_synced(tmp_path, monkeypatch, durability):
+    synced = []
+    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().suffix))
+    config = rl.RolloutWorkerConfig(
+        curriculum_config=curriculum(),
+        rollout=rl.RolloutConfig(prompts=1, group_size=2),
+        output_dir=str(tmp_path),
+        durability=durability,
+        summary=False,
+        max_steps=1,
+    )
+    rl.RolloutWorker(config, policy=ScriptedPolicy()).run()
+    assert (".jsonl" in synced) == (durability == "checkpoint")
 
 
 def test_rollout_worker_config_project_and_sinks_are_those_of_its_run(tmp_path):

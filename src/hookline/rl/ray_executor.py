@@ -159,7 +159,7 @@ class _Driver:
         last = last_status(self._run_dir)
         if last is None or last.status not in FINAL:
             word = "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
-            recorder = Recorder(self._run_dir, name=MAIN)
+            recorder = Recorder(self._run_dir, name=MAIN, durability="checkpoint")
             recorder.status(word, f"{type(error).__name__}: {error}")
             recorder.close()
 

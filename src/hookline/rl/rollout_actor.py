@@ -116,7 +116,7 @@ class JournallingWorker(RolloutWorker):
 
     def record_in(self, run_dir: Path, name: str) -> None:
         """Begin to record; what an earlier worker of the name recorded past this step is done again."""
-        self.recorder, self.output_dir = Recorder(run_dir, name=name), run_dir
+        self.recorder, self.output_dir = Recorder(run_dir, name=name, durability=self.durability), run_dir
         if self.recorder.journal.session > 0:
             self.recorder.resume(self.step)
         self.callbacks.health.on_failure = partial(record_failure, self.recorder)
@@ -183,6 +183,7 @@ class RolloutActor:
             self._version = version
         self._worker.order = order
         rollouts = self._worker.roll_out()
+        self._worker.secure_record()  # the next checkpoint of the learner covers this step
         return StepResult(rollouts, self._worker.state_dict(), self._worker.take_rows())
 
     def leave(self) -> list[HookRow]:

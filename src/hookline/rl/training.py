@@ -79,6 +79,7 @@ def worker_config(config: RLConfig) -> RolloutWorkerConfig:
         seed=config.train.seed or 0,
         output_dir=None,
         strict=config.train.strict,
+        durability=config.train.durability,
     )
 
 

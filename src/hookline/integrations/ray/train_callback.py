@@ -17,6 +17,7 @@ from hookline.loops import run_record
 from hookline.loops.options import RecordOptions
 from hookline.loops.outlets import DRAIN_SECONDS, Outlets
 from hookline.record import run_directory
+from hookline.record.journal import checked_durability
 from hookline.record.recorder import Recorder
 
 
@@ -41,6 +42,7 @@ class HooklineTrainCallback(UserCallback):
         if root is None:
             raise OptionError("root=None: the controller of Ray Train and this process meet in the run's directory.")
         delivery, drain_seconds = options.get("delivery", "thread"), options.get("drain_seconds", DRAIN_SECONDS)
+        self._durability = checked_durability(options.get("durability", "checkpoint"))
         self._project, self._root = options.get("project", "default"), Path(root).resolve()
         self._facts = run_record.facts(name, options.get("config"), options.get("tags", ()), options.get("notes", ""))
         self._facts |= {"project": self._project, "parents": {}}
@@ -55,7 +57,8 @@ class HooklineTrainCallback(UserCallback):
     def __enter__(self) -> Self:
         if self.dir is not None or self._outlets is None:
             raise OptionError("A HooklineTrainCallback records one fit: make another.")
-        self.dir = run_directory.create(self._root, self._project, self._facts)
+        sync = self._durability != "process"
+        self.dir = run_directory.create(self._root, self._project, self._facts, sync=sync)
         run_directory.hold(self.dir)
         self._say("running")
         self._outlets.open(self.dir)
@@ -88,6 +91,8 @@ class HooklineTrainCallback(UserCallback):
         recorder.log({name: value for name, value in row.items() if _can_log(name, value)}, step=step)
         if checkpoint is not None:
             recorder.event("checkpoint", step=step, path=str(checkpoint.path), kind="ray")
+            if self._durability != "process":
+                recorder.journal.sync()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Workers have failed; Ray may start them again."""
@@ -98,7 +103,7 @@ class HooklineTrainCallback(UserCallback):
     def _recording(self) -> Recorder:
         """The recorder of the controller."""
         if self._recorder is None:
-            self._recorder = Recorder(self._required_dir())
+            self._recorder = Recorder(self._required_dir(), durability=self._durability)
         return self._recorder
 
     def _recording_at(self, step: int) -> Recorder:
@@ -122,7 +127,7 @@ class HooklineTrainCallback(UserCallback):
 
     def _say(self, status: str, message: str = "") -> None:
         """Record a status, in a journal of its own: the controller has another."""
-        recorder = Recorder(self._required_dir())
+        recorder = Recorder(self._required_dir(), durability=self._durability)
         recorder.status(status, message)
         recorder.close()
 
