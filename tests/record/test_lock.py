@@ -1,12 +1,15 @@
 """Locks on files: who holds one, in this process, in a child, in another."""
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import hookline as hl
 from hookline.record import lock
 
 
@@ -121,3 +124,92 @@ def test_lock_that_others_only_look_at_can_always_be_taken(path):
     path.with_name("lock.done").touch()
     other.communicate()
     assert taken.count(False) == 0
+
+
+NO_LOCKS = """
+import errno, fcntl, os
+
+def refuse(*_):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+fcntl.flock = fcntl.lockf = refuse
+"""
+
+
+@pytest.fixture
+def no_locks(tmp_path, monkeypatch):
+    """Programs that are started run on a system whose files cannot be locked, as Lustre without ``-o flock``."""
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "sitecustomize.py").write_text(NO_LOCKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "system"), prepend=os.pathsep)
+
+
+LOOK = """
+    from hookline.record import lock
+    path = Path(sys.argv[1])
+    print([lock.is_held(path), lock.hold(path), lock.is_held(path)])
+"""
+
+
+def looked(path):
+    return python(LOOK, path).communicate()[0]
+
+
+def test_lock_without_file_locks_is_held_until_its_process_dies(path, no_locks):
+    holder = python(HOLD, path)
+    assert holder.stdout.readline() == "True\n"
+    assert (looked(path), lock.is_held(path), lock.hold(path)) == ("[True, False, True]\n", True, False)
+    holder.kill()
+    holder.communicate()
+    assert (looked(path), lock.hold(path)) == ("[False, True, True]\n", True)
+    assert [file.name for file in path.parent.glob("*lock*")] == ["lock"]
+
+
+def test_lock_without_file_locks_that_is_given_back_is_free(path, no_locks):
+    give_back = "print(lock.hold(path), lock.let_go(path), lock.is_held(path), list(path.parent.glob('*.owner')))"
+    again = python("from hookline.record import lock\npath = Path(sys.argv[1])\n" + give_back, path)
+    assert again.communicate()[0] == "True None False []\n"
+
+
+def test_lock_of_an_owner_on_another_machine_is_held_while_its_file_is_touched(path, no_locks):
+    holder = python(HOLD, path)
+    holder.stdout.readline()
+    holder.kill()
+    holder.communicate()
+    owner = path.with_name("lock.owner")
+    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"machine": "another"}))
+    assert (lock.is_held(path), looked(path)) == (True, "[True, False, True]\n")
+    os.utime(owner, (1.0, 1.0))
+    assert (lock.is_held(path), looked(path)) == (False, "[False, True, True]\n")
+
+
+def test_lock_of_an_owner_whose_number_another_process_has_is_free(path, no_locks):
+    holder = python(HOLD, path)
+    holder.stdout.readline()
+    owner = path.with_name("lock.owner")
+    facts = json.loads(owner.read_text())
+    assert lock.is_held(path)
+    owner.write_text(json.dumps(facts | {"started": "1"}))
+    assert not lock.is_held(path)
+    holder.communicate("")
+
+
+RUN = """
+    import hookline as hl
+    with hl.run(root=sys.argv[1], name="a", resume=sys.argv[2] or None, sinks=["csv"]) as run:
+        run.log(loss=1.0, step=len(sys.argv[2]) + 1)
+        print(run.dir)
+        sys.stdin.read()
+"""
+
+
+def test_run_on_a_file_system_without_locks_is_recorded_seen_and_resumed(tmp_path, no_locks):
+    first = python(RUN, tmp_path / "runs", "")
+    directory = Path(first.stdout.readline().strip())
+    assert hl.runs(tmp_path / "runs")[0].status == "running"
+    assert python(RUN, tmp_path / "runs", "auto").communicate("")[0] != f"{directory}\n"
+    first.kill()
+    first.communicate()
+    assert {run.status for run in hl.runs(tmp_path / "runs")} == {"killed", "finished"}
+    assert python(RUN, tmp_path / "runs", "auto").communicate("")[0] == f"{directory}\n"
+    assert (directory / "metrics.csv").read_text().splitlines()[1:] != []

@@ -1,6 +1,7 @@
 """Receiving runs: what is sent is kept as an ordinary run, once, in order, whatever happens in between."""
 
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ from sending import FILE, ORIGIN, OTHER, READ, TOKENS, WRITE, ask, beat, claim, 
 
 import hookline as hl
 from hookline.server.disk_trouble import AGAIN_SECONDS, DiskTrouble
-from hookline.server.tokens import Tokens
+from hookline.server.tokens import Given, Tokens, settle
 from hookline.store.liveness import Liveness
 from hookline.store.store import open_store
 
@@ -40,6 +41,17 @@ def test_received_run_is_listed_and_read_like_one_that_was_recorded_here(root, r
     [run] = hl.runs(root)
     assert (run.name, run.step, run.num_steps, run.config, run.status) == ("far", 2, 5, {"lr": 0.1}, "running")
     assert hl.runs(root).sql("SELECT count(*) AS n FROM metrics").rows() == [{"n": 2}]
+
+
+def test_server_on_a_file_system_without_locks_receives_runs(root, serve, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    tokens = settle(root, Given(write=WRITE), needs_read=True).tokens
+    receiving = serve(root, tokens=tokens)
+    assert (claim(receiving).status, put(receiving, TWO).status, beat(receiving).status) == (200, 200, 200)
+    assert [record.step for record in hl.read(root / "p" / "r0")] == [1, 2]
 
 
 def test_append_goes_on_where_the_claim_says_and_repeats_are_harmless(root, receiving):

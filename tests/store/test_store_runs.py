@@ -1,8 +1,13 @@
 """Listing runs: what is known about each, how it is, and which are meant."""
 
+import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from recorded_runs import append, close, ended, finished_run, journal, make_run, resumed, row
@@ -136,6 +141,44 @@ def test_run_whose_process_is_gone_was_killed(tmp_path):
     run_directory.let_go(directory)
     assert status_at(tmp_path, 11.0, host=host) == "killed"
     assert runs(tmp_path)[0].ended == 10.0
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from hookline.record import run_directory
+print(run_directory.hold(Path(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def as_another_user():
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "ages"), [(0o644, {11.0: "running"}), (0o600, {11.0: "running", 9000.0: "killed"})])
+def test_live_run_of_another_user_is_running(mode, ages):
+    with tempfile.TemporaryDirectory() as root:  # pytest's own are closed to other users
+        directory = make_run(root)
+        append(directory, begun(), row(1, time=10.0, loss=1.0))
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout.readline() == b"True\n"
+        (directory / run_directory.LOCK).chmod(mode)
+        Path(root).chmod(0o755)
+        host = runs(root)[0].host
+        close(root)
+        with as_another_user():
+            assert {now: status_at(root, now, host=host) for now in ages} == ages
+        process.communicate(b"")
+        close(root)
 
 
 def test_run_killed_since_the_last_listing_shows_its_last_step(tmp_path):

@@ -153,7 +153,7 @@ def _meant(root: Path, given: Sequence[str]) -> Runs:
 
 def _runs(info: RunInfo) -> bool:
     """Whether a process still has to do with it: also one that is just delivering the last rows."""
-    return not info.is_over or run_directory.is_alive(info.directory)
+    return not info.is_over or bool(run_directory.is_alive(info.directory))
 
 
 def _inside(known: Sequence[Place], reference: str, root: Path) -> Place:

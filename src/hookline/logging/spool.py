@@ -18,7 +18,6 @@ settings, from which `hookline.logging.leftovers` builds it again).
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -216,7 +215,7 @@ class Spool:
         return Progress.load(self._progress, self._spec).status != "ok"
 
     def _is_in_use(self) -> bool:
-        return lock.is_held(self._turn) or any(map(lock.is_held, (self.directory / "writers").glob("*")))
+        return any(map(lock.is_held, [self._turn, *(self.directory / "writers").glob("*")]))
 
 
 def _remove_delivered(delivery: Delivery) -> None:
@@ -232,19 +231,17 @@ def _remove_delivered(delivery: Delivery) -> None:
 @contextlib.contextmanager
 def _gate(directory: Path) -> Iterator[None]:
     """Be the only one who enters a directory or removes it; it is made if need be."""
-    while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # removed by another process just now: begin again
-            descriptor = os.open(directory / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_same(descriptor, directory / "gate"):
-                break
-            os.close(descriptor)
-    try:
+    with contextlib.ExitStack() as at_end:
+        while True:
+            directory.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # removed by another process just now: begin again
+                descriptor = os.open(directory / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                at_end.callback(os.close, descriptor)
+                at_end.enter_context(lock.alone(descriptor))
+                if _is_same(descriptor, directory / "gate"):
+                    break
+                at_end.close()
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_same(descriptor: int, path: Path) -> bool:

@@ -1,22 +1,55 @@
 """Locks on files that show which process is at work, and vanish with it.
 
 They are record locks: a forked child does not inherit them, so none of them keeps a dead process's
-lock alive. A process does not see its own record locks, so those of this one are kept in a table.
+lock alive. A process does not see its own record locks, so those of this one are kept in a table. To look at a lock,
+a process needs no more than to read its file: runs of other users can be listed.
+
+Some file systems have no locks (NFS without its lock service, Lustre without ``-o flock``, some of FUSE). There the
+process is named in a file beside the lock, ``<lock>.owner``, which it touches every `BEAT_SECONDS`. On the same
+machine, an owner is alive while a process of its number and start time is; on another machine, while its file is
+touched. What the system cannot give there: of two processes that take over a dead owner's lock in the same
+instant, both may believe for a moment that they have it.
 """
 
 import contextlib
 import errno
 import fcntl
 import functools
+import json
+import logging
 import os
+import secrets
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-_HELD: dict[Path, tuple[int, int]] = {}
-"""The locks of this process: a descriptor each, and the process that opened it."""
-_TABLE = threading.Lock()
+logger = logging.getLogger("hookline")
+
+BEAT_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""For how long an owner on another machine may leave its file alone and still count as alive."""
 _ATTEMPTS = 10
+_IN_USE = (errno.EACCES, errno.EAGAIN)
+
+
+class _Held(NamedTuple):
+    """A lock of this process: its open file, the process that opened it, and what it wrote to the owner's file."""
+
+    descriptor: int
+    pid: int
+    owner: bytes
+
+
+_HELD: dict[Path, _Held] = {}
+_TABLE = threading.Lock()
+_BEATING = 0
+"""The process whose thread touches the owners' files."""
+_WARNED_OF: set[int | None] = set()
+_ALONE = threading.RLock()
+"""Keeps threads of this process apart in `alone` where files cannot be locked."""
 
 
 def hold(path: Path) -> bool:
@@ -27,56 +60,211 @@ def hold(path: Path) -> bool:
         if _is_mine(path):
             return False
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if _is_locked(descriptor):
+        try:
+            owner = _taken(descriptor, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if owner is None:
             os.close(descriptor)
             return False
-        _HELD[path] = (descriptor, os.getpid())
+        _HELD[path] = _Held(descriptor, os.getpid(), owner)
+        if owner:
+            _start_beating()
         return True
 
 
 def let_go(path: Path) -> None:
     """Give a lock back; one that is not held is left alone."""
-    with _TABLE:
-        descriptor, _ = _HELD.pop(path.resolve(), (None, None))
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def is_held(path: Path) -> bool:
-    """Whether a living process holds a lock, this one or another."""
-    _free_table_after_fork()
     path = path.resolve()
     with _TABLE:
+        held = _HELD.pop(path, None)
+        if held is None:
+            return
+        if held.owner and held.pid == os.getpid() and _read(_owner_file(path)) == held.owner:
+            with contextlib.suppress(OSError):
+                _owner_file(path).unlink()
+        os.close(held.descriptor)
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a living process holds a lock, this one or another; None where the user may not read its file."""
+    _free_table_after_fork()
+    path = path.resolve()
+    with _TABLE:  # closing a second descriptor of a file gives up this process's lock on it
         if _is_mine(path):
             return True
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                return error.errno in (errno.EACCES, errno.EAGAIN)
-            finally:
-                os.close(descriptor)
-        return False
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+        except OSError as error:
+            return None if error.errno in (errno.EACCES, errno.EPERM) else False
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a shared one needs no permission to write
+        except OSError as error:
+            if error.errno in _IN_USE:
+                return True
+        finally:
+            os.close(descriptor)
+    return _lives(_owner_file(path))
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Try to lock it; somebody who only looks, as `is_held` does, has it for a moment at most."""
-    for _ in range(_ATTEMPTS):
+@contextlib.contextmanager
+def alone(descriptor: int) -> Iterator[None]:
+    """Be the only one in a block of code that locks this open file or directory.
+
+    Where files cannot be locked, only the threads of this process are kept apart.
+    """
+    _free_table_after_fork()
+    with contextlib.ExitStack() as at_end:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            _warn_of_no_locks(f"/dev/fd/{descriptor}", error)
+            at_end.enter_context(_ALONE)
+        else:
+            at_end.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+        yield
+
+
+def _taken(descriptor: int, path: Path) -> bytes | None:
+    """Lock an open file: None where another process has it, what the owner's file says where files cannot be locked."""
+    for _ in range(_ATTEMPTS):  # a process that only looks, as `is_held` does, has the lock for a moment
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                return False  # a file system without locks
+            if error.errno not in _IN_USE:
+                _warn_of_no_locks(path, error)
+                return _claimed(_owner_file(path))
             time.sleep(0.002)
         else:
-            return False
+            # Another machine may have mounted the file system without locks.
+            return b"" if _remove_dead(_owner_file(path)) else None
+    return None
+
+
+def _warn_of_no_locks(path: Path | str, error: OSError) -> None:
+    if error.errno not in _WARNED_OF:
+        _WARNED_OF.add(error.errno)
+        said = (
+            "%s is on a file system without locks (%s). Files that end in .owner stand in for them: "
+            "let only one process at a time write to a run, a log directory or a server's root there."
+        )
+        logger.warning(said, path, error.strerror)
+
+
+def _owner_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.owner")
+
+
+def _claimed(owner: Path) -> bytes | None:
+    """Name this process as the owner: what the file says then; None where another process lives that is."""
+    pid = os.getpid()
+    facts = {"machine": _machine(), "host": socket.gethostname(), "pid": pid, "started": _started(pid)}
+    content = json.dumps(facts | {"token": secrets.token_hex(8)}).encode()
+    for _ in range(_ATTEMPTS):
+        try:
+            descriptor = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            if not _remove_dead(owner):
+                return None
+        else:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            return content
+    return None
+
+
+def _remove_dead(owner: Path) -> bool:
+    """Remove the file of an owner that is dead; whether there is none alive."""
+    judged = _read(owner)
+    if judged is None:
+        return not owner.exists()
+    if _lives(owner):
+        return False
+    # Another process may have judged the same and named itself since: what is moved away is looked at once more.
+    aside = owner.with_name(f".{owner.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(FileNotFoundError):
+        owner.rename(aside)
+        if _read(aside) != judged:
+            with contextlib.suppress(OSError):
+                os.link(aside, owner)
+        aside.unlink()
     return True
+
+
+def _lives(owner: Path) -> bool:
+    """Whether the process that an owner's file names is alive; one of another machine is while it touches the file."""
+    content = _read(owner)
+    if content is None:
+        return False
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # just made, and not written yet
+        facts: dict[str, Any] = json.loads(content)
+        machine, pid, started = facts["machine"], int(facts["pid"]), facts["started"]
+        if machine and machine == _machine():
+            return _is_running(pid) and started in (None, _started(pid) or started)
+    try:
+        return time.time() - owner.stat().st_mtime < SILENT_SECONDS
+    except OSError:
+        return False
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # it is another user's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _machine() -> str:
+    """What processes share whose numbers mean the same: a machine since its start, and a container on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, as the system writes it: another one may get the same number later."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # not Linux, or the processes of other users are hidden
+        return None
+    return "dead" if after_name[0] in "ZX" else after_name[19]
+
+
+def _start_beating() -> None:
+    """Have the owner's files of this process touched, for other machines; a forked child has no such thread."""
+    global _BEATING
+    if os.getpid() != _BEATING:
+        _BEATING = os.getpid()
+        with contextlib.suppress(RuntimeError):  # no more threads: processes of this machine need no beats
+            threading.Thread(target=_beat, name="hookline-locks", daemon=True).start()
+
+
+def _beat() -> None:
+    while True:
+        time.sleep(BEAT_SECONDS)
+        with _TABLE:
+            owned = [path for path, held in _HELD.items() if held.owner and held.pid == os.getpid()]
+        for path in owned:
+            with contextlib.suppress(OSError):
+                os.utime(_owner_file(path))
 
 
 def _is_mine(path: Path) -> bool:
     """Whether this process holds it; a forked child's table is a copy of what its parent holds."""
-    return _HELD.get(path, (None, None))[1] == os.getpid()
+    return path in _HELD and _HELD[path].pid == os.getpid()
 
 
 @functools.cache
@@ -86,5 +274,5 @@ def _free_table_after_fork() -> None:
 
 
 def _new_table() -> None:
-    global _TABLE
-    _TABLE = threading.Lock()
+    global _TABLE, _ALONE
+    _TABLE, _ALONE = threading.Lock(), threading.RLock()

@@ -168,8 +168,8 @@ def let_go(directory: Path) -> None:
     lock.let_go(directory / LOCK)
 
 
-def is_alive(directory: Path) -> bool:
-    """Whether a process holds the run."""
+def is_alive(directory: Path) -> bool | None:
+    """Whether a process holds the run; None where its user lets nobody else see that."""
     return lock.is_held(directory / LOCK)
 
 

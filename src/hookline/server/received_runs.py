@@ -16,7 +16,6 @@ Nothing here is fast by being clever: each call opens the few files it needs. Al
 import codecs
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -29,6 +28,7 @@ from typing import Any
 import msgspec
 
 from hookline.core.errors import HooklineError, OptionError
+from hookline.record import lock
 from hookline.record.reader import JOURNAL
 from hookline.record.run_directory import FACTS
 from hookline.record.segment import first_zero
@@ -70,7 +70,7 @@ class ReceivedRuns:
         """
         check_facts(facts)
         with self._home(project, run, make=True) as home:
-            with _locked(home):
+            with lock.alone(home):
                 self._take(home, project, run, origin)
                 _replace(home, FACTS, facts)
             self._note_life(home)
@@ -98,7 +98,7 @@ class ReceivedRuns:
         check_file(file)
         with self._home(project, run) as home:
             self._check_owner(home, project, run, origin)
-            with _locked(home):
+            with lock.alone(home):
                 _replace(home, file, content)
             self._note_life(home)
         return len(content)
@@ -108,7 +108,7 @@ class ReceivedRuns:
         with self._home(project, run) as home:
             held = self._check_owner(home, project, run, origin)
             if held.every_seconds != every_seconds:
-                with _locked(home):
+                with lock.alone(home):
                     _write_received(home, Received(origin, held.received, every_seconds))
             self._note_life(home)
 
@@ -118,7 +118,7 @@ class ReceivedRuns:
         How many bytes are held then.
         """
         with self._home(project, run, make=True) as home:
-            with _locked(home):
+            with lock.alone(home):
                 self._take(home, project, run, origin)
                 if _kind(home, FACTS) is None:
                     _replace(home, FACTS, facts)
@@ -238,7 +238,7 @@ def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> i
         ConflictError: The offset lies beyond what is held, or other bytes are held.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with _opened(journal, file, flags) as descriptor, _locked(descriptor):
+    with _opened(journal, file, flags) as descriptor, lock.alone(descriptor):
         held, size = _held(descriptor)
         offset = held if offset is None else offset
         if offset > held:
@@ -323,16 +323,6 @@ def _opened(directory: int, name: str, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    """Alone with a file or directory, among the threads of this server and other servers."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _received(home: int) -> Received | None:

@@ -6,7 +6,6 @@ message has one in it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import os
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from hookline.core.errors import ConfigError, OptionError
+from hookline.record import lock
 
 WRITE_VARIABLE, READ_VARIABLE = "HOOKLINE_WRITE_TOKEN", "HOOKLINE_READ_TOKEN"
 SHORTEST = 16
@@ -223,7 +223,7 @@ def _alone(root: Path) -> Iterator[None]:
     """Among servers that start at the same time: they must have the same tokens."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        with lock.alone(descriptor):
+            yield
     finally:
         os.close(descriptor)

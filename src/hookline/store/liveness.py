@@ -1,8 +1,8 @@
 """Which word says how a run is: ``running``, ``stalled``, ``finished``, ``failed``, ``stopped`` or ``killed``.
 
 A run that said how it ended is that. Otherwise its lock tells whether its process lives: one that lives and completed
-nothing for a while is stalled, one that does not was killed. The lock of a run on another machine cannot be seen: there
-only the time tells when it recorded last.
+nothing for a while is stalled, one that does not was killed. The lock of a run on another machine cannot be
+seen, nor one that another user lets nobody read: there only the time tells when it recorded last.
 
 A run that is received from another machine was killed when it neither sent anything nor said that it lives for longer
 than it promised. One that was last heard of before whoever receives was there is waited for a little longer: after an
@@ -62,12 +62,14 @@ class Liveness:
         sign = last_sign(directory)
         if sign is not None:
             return self._received(glance, directory, sign, limit)
-        if run_directory.is_alive(directory):
+        is_alive = run_directory.is_alive(directory)
+        if is_alive:
             idle = self.clock() - glance.progress_time if glance.progress_time else 0.0
             return "stalled" if glance.hangs or idle > limit else "running"
         if not glance.last_seen and isinstance(started, float) and self.clock() - started < limit:
             return "running"  # it is being prepared, and has recorded nothing yet
-        return "killed" if host in (None, self.host) else self._by_time(glance, limit)
+        is_seen = is_alive is not None and host in (None, self.host)
+        return "killed" if is_seen else self._by_time(glance, limit)
 
     def _by_time(self, glance: Glance, limit: float) -> str:
         silent = self.clock() - glance.last_seen
