@@ -1,4 +1,4 @@
-"""What the page computes: numbers as text, smoothing, ranges of axes, files; run in the browser that runs the page."""
+"""What the page computes: numbers as text, ranges of axes, files; run in the browser that runs the page."""
 
 import pytest
 from page_runs import finished_run
@@ -99,19 +99,6 @@ def test_runs_of_one_name_are_told_apart_by_a_part_of_the_id(call):
         *("twin · calm-fox-1", "twin · shy-owl-2", "alone"),
         *("once · a/same", "once · b/same", "e/low-r0", "f/low-r0"),
     ]
-
-
-def test_smoothed_line_does_not_lag_and_keeps_a_constant(call):
-    xs = list(range(101))
-    rising = call("smoothing", "smoothed", xs, [float(x) for x in xs], 0.8)
-    assert rising[50] == pytest.approx(50.0)
-    assert call("smoothing", "smoothed", xs, [2.0] * 101, 0.8) == pytest.approx([2.0] * 101)
-
-
-def test_smoothed_line_passes_over_gaps_and_gives_short_lines_back(call):
-    assert call("smoothing", "smoothed", [0, 1, 2, 3], [1.0, None, 1.0, 1.0], 0.9) == [1.0, None, 1.0, 1.0]
-    assert call("smoothing", "smoothed", [0, 1], [1.0, 5.0], 0.9) == [1.0, 5.0]
-    assert call("smoothing", "smoothed", [3, 3, 3], [1.0, 5.0, 2.0], 0.9) == [1.0, 5.0, 2.0]
 
 
 def test_range_leaves_out_a_few_values_far_away_and_no_others(call):

@@ -57,17 +57,17 @@ def test_bands_over_a_metric_need_one_that_only_grows(tmp_path):
 
 def test_bands_over_steps_are_those_of_aggregate(tmp_path):
     timed_run(tmp_path, "one", [(0.0, 1.0), (1.0, 2.0)])
-    timed_run(tmp_path, "two", [(0.0, 3.0), (1.0, math.nan)])
+    timed_run(tmp_path, "two", [(0.0, 3.0), (1.0, math.nan), (2.0, math.nan)])
     timed_run(tmp_path, "other", [(0.0, 7.0)], arm="b")
     found = runs(tmp_path)
     first, second = found.bands("loss", ["experiment", "arm"]).bands
     rows = found.aggregate("loss", ["experiment", "arm"]).rows()
     assert [(band.key, band.x, band.n) for band in (first, second)] == [
-        (("sweep", "a"), [0.0, 1.0], [2, 2]),
+        (("sweep", "a"), [0.0, 1.0, 2.0], [2, 1, 0]),
         (("sweep", "b"), [0.0], [1]),
     ]
     assert (first.mean[0], first.std[0]) == (rows[0]["mean"], rows[0]["std"])
-    assert (math.isnan(first.mean[1]), first.not_finite) == (True, 1)
+    assert (first.mean[1], math.isnan(first.mean[2]), first.not_finite) == (2.0, True, 2)
 
 
 def test_band_of_many_points_is_thinned_and_keeps_the_peak_of_one_run(tmp_path):

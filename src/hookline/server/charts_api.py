@@ -18,11 +18,22 @@ _X = Parameter(
 _FIRST_X = Parameter("first_x", "number", "Where the part of x begins that is wanted, in what x is.")
 _LAST_X = Parameter("last_x", "number", "Where it ends.")
 _BY = Parameter("by", "string", "What runs are grouped by; several make finer groups.", repeated=True, choices=BY)
-_DRAWN = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X)
+_SMOOTHING = Parameter(
+    "smoothing",
+    "number",
+    "The weight of the past in an exponential moving average over all points; 0 is none.",
+    default=0.0,
+    low=0,
+    high=0.9999,
+)
+_DRAWN = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X, _SMOOTHING)
 
 
 class Line(msgspec.Struct):
-    """A metric of a run. Values that are not finite cannot be drawn; they are left out and counted."""
+    """A metric of a run. Values that are not finite cannot be drawn; they are left out and counted.
+
+    The smoothed line is there where smoothing was asked for; its points need not be those of the plain line.
+    """
 
     run: str
     name: str
@@ -31,6 +42,8 @@ class Line(msgspec.Struct):
     not_finite: int
     x: list[float]
     y: list[float]
+    smoothed_x: list[float]
+    smoothed_y: list[float]
 
 
 class Lines(msgspec.Struct):
@@ -40,7 +53,11 @@ class Lines(msgspec.Struct):
 
 
 class Band(msgspec.Struct):
-    """Mean, standard deviation and range of a metric over the runs of a group along x; null where there is none."""
+    """Mean, standard deviation and range of a metric over the runs of a group along x; null where there is none.
+
+    They are those of the finite values, which ``n`` runs have; the others are counted. With smoothing, each run is
+    smoothed first.
+    """
 
     key: list[str | None]
     axis: str
@@ -68,8 +85,10 @@ def _series(listing: Listing, values: Values) -> Lines:
         axis=values["axis"],
         max_points=values["max_points"],
         between=(values["first_x"], values["last_x"]),
+        smoothing=values["smoothing"],
     )
-    return Lines([Line(s.run, s.name, s.axis, s.points, s.not_finite, s.x, s.y) for s in found])
+    columns = ("run", "name", "axis", "points", "not_finite", "x", "y", "smoothed_x", "smoothed_y")
+    return Lines([Line(**{name: getattr(each, name) for name in columns}) for each in found])
 
 
 def _bands(listing: Listing, values: Values) -> Bands:
@@ -80,6 +99,7 @@ def _bands(listing: Listing, values: Values) -> Bands:
         axis=values["axis"],
         max_points=values["max_points"],
         between=(values["first_x"], values["last_x"]),
+        smoothing=values["smoothing"],
     )
     columns = ("axis", "points", "not_finite", "x", "mean", "std", "min", "max", "n")
     bands = [Band(key=list(band.key), **{name: getattr(band, name) for name in columns}) for band in found.bands]

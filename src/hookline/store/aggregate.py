@@ -1,8 +1,9 @@
 """Mean, spread and range of a metric over runs, step by step.
 
-Runs are aligned on the step: a step has the values of those runs that recorded the metric there, and ``n`` says how
-many. A run that recorded it more than once at a step counts once, with the value that was recorded last, NaN or not.
-As with NumPy, one NaN makes everything NaN; the spread of values of which one is infinite is NaN, too.
+Runs are aligned on the step: a step has the values of those runs that recorded the metric there. A run that recorded
+it more than once at a step counts once, with the value that was recorded last. All numbers are those of the finite
+values, of which there are ``n``: one diverged run must not erase the curve of its group. ``not_finite`` counts the
+others.
 """
 
 from collections.abc import Sequence
@@ -41,14 +42,15 @@ def aggregate_query(by: str | Sequence[str], ddof: int, where: str) -> str:
         raise OptionError(f"ddof={ddof!r}: give 0 (of a population) or 1 (of a sample).")
     groups = ", ".join(f'runs."{key}"' for key in keys)
     shown = ", ".join(f'runs."{key}" AS "{key}"' for key in keys)
-    spread = f"{_SPREADS[ddof]}(value) FILTER (isfinite(value))"
+    finite = "FILTER (isfinite(value))"
     return f"""
 SELECT {shown}, latest.axis, latest.step,
-    avg(value) AS mean,
-    CASE WHEN bool_or(NOT isfinite(value)) THEN 'NaN'::DOUBLE ELSE {spread} END AS std,
-    CASE WHEN bool_or(isnan(value)) THEN 'NaN'::DOUBLE ELSE min(value) END AS min,
-    max(value) AS max,
-    count(*) AS n
+    avg(value) {finite} AS mean,
+    {_SPREADS[ddof]}(value) {finite} AS std,
+    min(value) {finite} AS min,
+    max(value) {finite} AS max,
+    count(*) {finite} AS n,
+    count(*) FILTER (NOT isfinite(value)) AS not_finite
 FROM (
     SELECT run, axis, step, arg_max(value, {ORDER}) AS value
     FROM {IN_ORDER} {where} GROUP BY run, axis, step

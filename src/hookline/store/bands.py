@@ -3,9 +3,12 @@
 Over steps, runs are aligned as `aggregate` does it: a step has the values of the runs that recorded the metric there.
 Over anything else no two runs have the same x, so runs are compared where both have been: at every x at which one of
 them recorded something, each run that had begun and not ended counts with the value on the straight line between its
-two points around there. Values that are not finite are left out then.
+two points around there. Values that are not finite are left out, and counted.
 
-That makes sense where x only grows in each run, and where runs of a group share some of it. Where they do not there is
+Smoothing smooths each run over all its points; the band is that of the smoothed runs. So a value is the same at every
+zoom, and how much is smoothed does not depend on how many runs there are.
+
+Bands need an x that only grows in each run, and runs of a group that share some of it. Where they do not there is
 no band, and `Bands.problem` says why; so it does where there is nothing to draw.
 """
 
@@ -17,7 +20,7 @@ from typing import Any
 from hookline.store.aggregate import aggregate_query, checked_keys
 from hookline.store.conditions import Conditions
 from hookline.store.run_info import RunInfo
-from hookline.store.series import ELAPSED, Chart, RawLine, cut, raw_lines, thinned
+from hookline.store.series import ELAPSED, Chart, RawLine, cut, raw_lines, smoothed, thinned
 from hookline.store.store import Store
 
 Key = tuple[str | None, ...]
@@ -31,9 +34,9 @@ class Band:
     Attributes:
         key: What the runs of the group have in common.
         points: How many places there are along x; ``x`` has them all, or a selection.
-        not_finite: How many of them have no mean that can be drawn.
+        not_finite: How many values of its runs are NaN or infinite, and left out.
         std: The standard deviation of a sample; NaN for a single run.
-        n: How many runs there are at each place.
+        n: How many runs have a finite value at each place.
     """
 
     key: Key
@@ -63,16 +66,18 @@ def bands(store: Store, runs: Sequence[RunInfo], chart: Chart, by: str | Sequenc
         OptionError: Runs cannot be grouped by that.
     """
     keys = checked_keys(by)
-    if chart.x == "step":
+    if chart.x == "step" and not chart.smoothing:
         found = Bands(list(_over_steps(store, runs, chart, keys)))
     else:
-        found = _over_places(store, runs, chart, keys)
+        found = _over_lines(store, runs, chart, keys)
     if not found.bands and not found.problem:
         found.problem = _why_nothing(store, runs, chart)
     return found
 
 
-def _over_places(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[str]) -> Bands:
+def _over_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[str]) -> Bands:
+    import numpy as np
+
     groups: dict[tuple[Key, str], list[RawLine]] = {}
     by_id = {info.id: _key(info, keys) for info in runs}
     for line in raw_lines(store, runs, chart, is_one=True):
@@ -80,13 +85,22 @@ def _over_places(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list
             return Bands(
                 problem=f"{chart.x} does not only grow in {line.run}, so its values are no places to compare at"
             )
-        if len(line.xs):
-            groups.setdefault((by_id[line.run], line.axis), []).append(line)
+        if chart.smoothing:
+            line.ys = smoothed(line.ys, chart.smoothing)
+        groups.setdefault((by_id[line.run], line.axis), []).append(line)
     found = Bands()
     for (key, axis), lines in sorted(groups.items(), key=lambda item: _sortable(item[0])):
-        if len(lines) > 1 and not _overlap(lines):
+        drawn = [line for line in lines if len(line.xs)]
+        if not drawn:
+            continue
+        left_out = np.concatenate([line.left_out for line in lines])
+        if chart.x == "step":
+            columns = _at_steps(drawn, left_out)
+        elif len(drawn) > 1 and not _overlap(drawn):
             return Bands(problem=_apart(key, chart.x))
-        found.bands.append(_band(key, axis, _resampled(lines, chart), chart))
+        else:
+            columns = _resampled(drawn, chart)
+        found.bands.append(_band(key, axis, columns, chart, left_out))
     return found
 
 
@@ -109,7 +123,7 @@ def _over_steps(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[
         own = {name: np.ma.filled(found[name][begin:end].astype(np.float64), np.nan) for name in _NUMBERS}
         own |= {"x": found["step"][begin:end].astype(np.float64), "n": found["n"][begin:end]}
         *key, axis = (_text(found[name], begin) for name in (*keys, "axis"))
-        yield _band(tuple(key), str(axis), own, chart)
+        yield _band(tuple(key), str(axis), own, chart, np.repeat(own["x"], found["not_finite"][begin:end]))
 
 
 def _why_nothing(store: Store, runs: Sequence[RunInfo], chart: Chart) -> str:
@@ -167,16 +181,41 @@ def _resampled(lines: list[RawLine], chart: Chart) -> dict[str, Any]:
     return {"x": grid, "mean": mean, "std": std, "min": low, "max": high, "n": n}
 
 
-def _band(key: Key, axis: str, columns: dict[str, Any], chart: Chart) -> Band:
+def _at_steps(lines: list[RawLine], left_out: Any) -> dict[str, Any]:
+    """Mean, spread and range of lines at every step of one of them, as `aggregate` has them."""
     import numpy as np
 
+    last = [np.append(line.xs[1:] != line.xs[:-1], True) for line in lines]  # what a run recorded last at a step
+    xs = np.concatenate([line.xs[own] for line, own in zip(lines, last, strict=True)])
+    ys = np.concatenate([line.ys[own] for line, own in zip(lines, last, strict=True)])
+    order = np.argsort(xs, kind="stable")
+    xs, ys = xs[order], ys[order]
+    places, starts, n = np.unique(xs, return_index=True, return_counts=True)
+    mean = np.add.reduceat(ys, starts) / n
+    with np.errstate(over="ignore"):
+        squares = np.add.reduceat((ys - np.repeat(mean, n)) ** 2, starts)
+    std = np.where(n > 1, np.sqrt(squares / np.maximum(n - 1, 1)), np.nan)
+    low, high = np.minimum.reduceat(ys, starts), np.maximum.reduceat(ys, starts)
+    columns = {"x": places, "mean": mean, "std": std, "min": low, "max": high, "n": n}
+    gaps = np.setdiff1d(left_out, places)  # where no run has a finite value the line is interrupted
+    if not len(gaps):
+        return columns
+    nothing = {name: np.full(len(gaps), np.nan) for name in _NUMBERS} | {"x": gaps, "n": np.zeros(len(gaps), n.dtype)}
+    order = np.argsort(np.concatenate([places, gaps]))
+    return {name: np.concatenate([column, nothing[name]])[order] for name, column in columns.items()}
+
+
+def _band(key: Key, axis: str, columns: dict[str, Any], chart: Chart, left_out: Any) -> Band:
+    import numpy as np
+
+    low, high = (-np.inf if chart.first_x is None else chart.first_x, np.inf if chart.last_x is None else chart.last_x)
+    not_finite = int(((left_out >= low) & (left_out <= high)).sum())
     kept = cut(columns["x"], chart.first_x, chart.last_x)
     columns = {name: column[kept] for name, column in columns.items()}
-    drawable = np.isfinite(columns["mean"])
-    heights = np.where(drawable, columns["mean"], 0.0)
+    heights = np.where(np.isfinite(columns["mean"]), columns["mean"], 0.0)
     chosen = thinned(columns["x"], heights, chart.max_points)
     shown = {name: column[chosen].tolist() for name, column in columns.items()}
-    return Band(key, axis, points=len(heights), not_finite=int((~drawable).sum()), **shown)
+    return Band(key, axis, points=len(heights), not_finite=not_finite, **shown)
 
 
 _GRID = 2

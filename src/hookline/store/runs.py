@@ -288,7 +288,9 @@ class Runs(Sequence[RunInfo]):
         steps: Steps = None,
         ddof: int = 1,
     ) -> Result:
-        """A metric over runs, step by step: ``<by>, axis, step, mean, std, min, max, n``.
+        """A metric over runs, step by step: ``<by>, axis, step, mean, std, min, max, n, not_finite``.
+
+        All are over the ``n`` runs whose value is finite there; ``not_finite`` counts the others.
 
         Args:
             by: What runs are grouped by: ``arm``, ``group``, ``experiment``, ``stage``, ``name``, ...; or several.
@@ -309,6 +311,7 @@ class Runs(Sequence[RunInfo]):
         axis: str | None = None,
         max_points: int = MAX_POINTS,
         between: tuple[float | None, float | None] = (None, None),
+        smoothing: float = 0.0,
     ) -> list[Series]:
         """Metrics as lines of a chart, each with at most so many points, in which no peak is lost.
 
@@ -316,8 +319,10 @@ class Runs(Sequence[RunInfo]):
             x: ``step``, ``time``, ``elapsed`` (seconds since the run began), or a metric that was recorded at the same
                 steps.
             between: The part of x that is wanted, which then has all the points to itself.
+            smoothing: The weight of the past in an exponential moving average over all points, from 0 (none) and below
+                1, as in TensorBoard.
         """
-        return series(self._store, self._infos, Chart(metrics, x, axis, max_points, *between))
+        return series(self._store, self._infos, Chart(metrics, x, axis, max_points, *between, smoothing))
 
     def bands(
         self,
@@ -328,6 +333,7 @@ class Runs(Sequence[RunInfo]):
         axis: str | None = None,
         max_points: int = MAX_POINTS,
         between: tuple[float | None, float | None] = (None, None),
+        smoothing: float = 0.0,
     ) -> Bands:
         """A metric over groups of runs as bands of a chart: mean, spread and range along x, thinned out.
 
@@ -335,8 +341,9 @@ class Runs(Sequence[RunInfo]):
             by: What runs are grouped by, as in `aggregate`.
             x: As in `series`. Over anything but steps runs are compared between their points.
             between: The part of x that is wanted.
+            smoothing: As in `series`; the band is that of the smoothed runs.
         """
-        return bands(self._store, self._infos, Chart(metric, x, axis, max_points, *between), by)
+        return bands(self._store, self._infos, Chart(metric, x, axis, max_points, *between, smoothing), by)
 
     def read(self, key: str) -> RunInfo:
         """A run after all that it recorded was read, so that `RunInfo.problems` says all that is missing."""

@@ -5,13 +5,14 @@ import { SECONDS_APART, durationMarks, numberMarks } from "./axis_marks.js";
 import { h } from "./dom.js";
 import { dateTime, duration, number, timeMark } from "./format.js";
 import { faint } from "./palette.js";
-import { smoothed } from "./smoothing.js";
 import { colour, isDark } from "./theme.js";
 import { valueRange } from "./value_range.js";
 
 /**
  * @typedef {{key: string, label: string, colour: string, x: number[], y: (number | null)[],
- *   low?: (number | null)[], high?: (number | null)[], extent?: number, dash?: number[]}} Line
+ *   low?: (number | null)[], high?: (number | null)[], n?: number[], dash?: number[],
+ *   smoothed?: {x: number[], y: (number | null)[]} | null}} Line a band has low and high; a line that the server smoothed
+ *   has the smoothed points beside its own
  * @typedef {{x: string, logX: boolean, logY: boolean, smoothing: number, leavesOut: boolean,
  *   zoom: [number, number] | null}} Look
  */
@@ -136,17 +137,17 @@ export class Chart {
     const series = [{}];
     const bands = [];
     const places = [];
-    if (this.#look.smoothing > 0) this.#addRaw(tables, series);
+    this.#addRaw(tables, series);
     for (const line of this.#lines) {
       const thin = { stroke: line.colour, width: 1.6, dash: line.dash, points: pointsOf(line) };
       if (line.low) {
-        tables.push([line.x, ...[line.y, line.high, line.low].map((column) => this.#smooth(line, column))]);
+        tables.push([line.x, line.y, line.high, line.low]);
         places.push(series.length);
         bands.push({ series: [series.length + 1, series.length + 2], fill: faint(line.colour, 0.22) });
         const edge = { stroke: "transparent", width: 0, points: { show: false } };
         series.push({ ...thin, width: 1.7 }, edge, edge);
-      } else if (this.#look.smoothing > 0) {
-        tables.push([line.x, this.#smooth(line, line.y)]);
+      } else if (line.smoothed) {
+        tables.push([line.smoothed.x, line.smoothed.y]);
         places.push(series.length);
         series.push({ ...thin, width: 2 });
       } else {
@@ -158,14 +159,10 @@ export class Chart {
     return { tables, series, bands, places };
   }
 
-  #smooth(line, column) {
-    return this.#look.smoothing > 0 ? smoothed(line.x, column, this.#look.smoothing, line.extent) : column;
-  }
-
   /** What was recorded, faintly, below all smoothed lines; the more lines, the fainter. */
   #addRaw(tables, series) {
     const alpha = Math.max(0.05, 0.26 / Math.sqrt(Math.max(1, this.#lines.length / 2)));
-    for (const line of this.#lines.filter((each) => !each.low)) {
+    for (const line of this.#lines.filter((each) => each.smoothed)) {
       tables.push([line.x, line.y]);
       series.push({ stroke: faint(line.colour, alpha), width: 1, points: { show: false } });
     }
@@ -176,10 +173,10 @@ export class Chart {
     const [from, to] = this.#look.zoom ?? [-Infinity, Infinity];
     const found = [];
     for (const line of this.#lines) {
-      const columns = line.low ? [line.low, line.high] : [line.y];
-      for (const column of columns.map((each) => this.#smooth(line, each))) {
+      const { x, y } = line.smoothed ?? line;
+      for (const column of line.low ? [line.low, line.high] : [y]) {
         column.forEach((value, index) => {
-          if (value !== null && line.x[index] >= from && line.x[index] <= to) found.push(value);
+          if (value !== null && x[index] >= from && x[index] <= to) found.push(value);
         });
       }
     }
@@ -273,23 +270,34 @@ export class Chart {
 
   #valuesAt(plot, idx, top) {
     const found = this.#lines
-      .map((line, index) => ({ line, value: near(plot.data[this.#places[index]], idx), index }))
-      .filter(({ value }) => value !== null);
+      .map((line, index) => ({ line, values: plot.data[this.#places[index]] }))
+      .map(({ line, values }) => ({ line, values, place: near(values, idx) }))
+      .filter(({ place }) => place !== null)
+      .map(({ line, values, place }) => ({ line, value: values[place], x: plot.data[0][place] }));
     const closest = found
       .map((entry) => ({ ...entry, away: Math.abs(plot.valToPos(entry.value, "y") - top) }))
       .sort((a, b) => a.away - b.away)
       .slice(0, MOST_IN_TOOLTIP);
     return closest
       .sort((a, b) => b.value - a.value)
-      .map(({ line, value }) =>
+      .map(({ line, value, x }) =>
         h(
           "div",
           { class: "tooltip-row" },
           h("i", { vars: { line: line.colour } }),
           h("span", {}, line.label),
           h("b", {}, number(value * this.#unit)),
+          line.n && h("em", {}, this.#spreadAt(line, line.x.indexOf(x))),
         ),
       );
+  }
+
+  /** How far the runs of a band are apart at one of its places, and how many of them have a finite value there. */
+  #spreadAt(line, place) {
+    const runs = `${line.n[place]} ${line.n[place] === 1 ? "run" : "runs"}`;
+    const [mean, high] = [line.y[place], line.high[place]];
+    if (line.n[place] < 2 || mean === null || high === null) return runs;
+    return `± ${number((high - mean) * this.#unit, 3)}, ${runs}`;
   }
 
   #xText(value) {
@@ -309,12 +317,12 @@ function isMove(type) {
   return type === "mousemove" || type === "mouseleave";
 }
 
-/** The value of a line at a place or, where it has none, at the closest one that it has. */
+/** The place of a line's value at a place or, where it has none, the closest one where it has; null for none. */
 function near(values, idx) {
   for (let away = 0; away < REACH; away++) {
     for (const place of [idx - away, idx + away]) {
       const value = values[place];
-      if (value !== null && value !== undefined) return value;
+      if (value !== null && value !== undefined) return place;
     }
   }
   return null;
@@ -346,7 +354,8 @@ function unitOf({ low, high }) {
 
 function inUnit(line, unit) {
   const scaled = (column) => column?.map((value) => (value === null ? null : value / unit));
-  return { ...line, y: scaled(line.y), low: scaled(line.low), high: scaled(line.high) };
+  const smoothed = line.smoothed && { ...line.smoothed, y: scaled(line.smoothed.y) };
+  return { ...line, y: scaled(line.y), low: scaled(line.low), high: scaled(line.high), smoothed };
 }
 
 /** Points where a line has no neighbour to be drawn to. */
@@ -365,14 +374,23 @@ function lonely(values) {
 /** A line without what its axes cannot show. */
 function usable(line, look) {
   const isShown = (x) => !look.logX || look.x === "time" || x > 0;
-  const keep = line.x.map((x, index) => (isShown(x) ? index : -1)).filter((index) => index >= 0);
-  const pick = (column) => column && keep.map((index) => (look.logY && !(column[index] > 0) ? null : column[index]));
+  const shown = (xs) => xs.map((x, index) => (isShown(x) ? index : -1)).filter((index) => index >= 0);
+  const onAxis = (value) => (look.logY && !(value > 0) ? null : value);
+  const keep = shown(line.x);
+  const pick = (column) => column && keep.map((index) => onAxis(column[index]));
+  const smoothed = look.smoothing > 0 ? line.smoothed : null;
+  const kept = smoothed && shown(smoothed.x);
   return {
     ...line,
     x: keep.map((index) => line.x[index]),
     y: pick(line.y),
     low: pick(line.low),
     high: pick(line.high),
+    n: line.n && keep.map((index) => line.n[index]),
+    smoothed: smoothed && {
+      x: kept.map((index) => smoothed.x[index]),
+      y: kept.map((index) => onAxis(smoothed.y[index])),
+    },
     notAboveZero: look.logY ? keep.filter((index) => line.y[index] !== null && !(line.y[index] > 0)).length : 0,
   };
 }

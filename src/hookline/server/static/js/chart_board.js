@@ -130,10 +130,13 @@ export class ChartBoard {
 
   #showTools() {
     const change = (changes, isNew = false) => {
+      const isSmoothed = "smoothing" in changes;
       Object.assign(this.#look, changes);
       remember(`${this.#name}.look`, { ...this.#look, text: "" });
       this.onLook();
-      if (isNew) {
+      if (isSmoothed) {
+        this.#reload(); // the server smooths, over all points; what is there is shown until it answers
+      } else if (isNew) {
         this.#zoom = null;
         this.#lines.clear();
         this.#panels.forEach((panel) => panel.forget());
@@ -151,14 +154,20 @@ export class ChartBoard {
         this.#showSections();
       }, 120),
     });
+    const smoothSoon = later(() => change({ smoothing: Number(slider.value) }), 120);
+    const weight = h("output", { class: "count" }, this.#look.smoothing);
     const slider = h("input", {
       type: "range",
       min: 0,
-      max: 0.95,
-      step: 0.05,
+      max: 0.999,
+      step: 0.001,
       value: this.#look.smoothing,
       "aria-label": "Smoothing",
-      oninput: () => change({ smoothing: Number(slider.value) }),
+      title: "The weight of the past in an exponential moving average over all points, as in TensorBoard",
+      oninput: () => {
+        weight.textContent = slider.value;
+        smoothSoon();
+      },
     });
     fill(
       this.tools,
@@ -181,7 +190,7 @@ export class ChartBoard {
         this.#look.by,
         (by) => change({ by }, true),
       ),
-      h("label", { class: "field" }, h("span", {}, "smoothing"), slider),
+      h("label", { class: "field" }, h("span", {}, "smoothing"), slider, weight),
       h(
         "span",
         { class: "moves", role: "group", "aria-label": "Zoom" },

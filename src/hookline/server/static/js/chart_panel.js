@@ -11,7 +11,7 @@ import { askForMetric, isThinned, linesOf, tableOf } from "./metric_lines.js";
 const MOST_POINTS = 40_000;
 /** Of a line in a file: as many as the server gives. */
 const MOST_IN_FILE = 20_000;
-/** How much more than what is in sight is asked for at each side, so that lines and their smoothing go on there. */
+/** How much more than what is in sight is asked for at each side, so that lines go on there. */
 const MARGIN = 0.25;
 
 export class ChartPanel {
@@ -130,8 +130,8 @@ export class ChartPanel {
   }
 
   #ask(question, part, maxPoints) {
-    const { x, by } = this.owner.look();
-    return askForMetric(question, this.name, this.owner.ids(), { x, by, maxPoints, part });
+    const { x, by, smoothing } = this.owner.look();
+    return askForMetric(question, this.name, this.owner.ids(), { x, by, maxPoints, smoothing, part });
   }
 
   async #refine() {
@@ -150,12 +150,9 @@ export class ChartPanel {
     }
   }
 
-  /** The lines as finely as they are there; smoothing goes by the whole line, so that it is the same in each part. */
+  /** The lines as finely as they are there. */
   #lines() {
-    const all = linesOf(this.#found, this.owner.book);
-    if (!this.#part) return all;
-    const extents = new Map(all.map((line) => [line.key, line.x[line.x.length - 1] - line.x[0]]));
-    return linesOf(this.#part, this.owner.book).map((line) => ({ ...line, extent: extents.get(line.key) }));
+    return linesOf(this.#part ?? this.#found, this.owner.book);
   }
 
   #notes(lines) {
@@ -188,8 +185,10 @@ export class ChartPanel {
 
   async #saveTable() {
     try {
-      const found = await this.#ask(new Question(), this.#zoom, MOST_IN_FILE);
-      downloadTable(tableOf(found, this.name, this.owner.look().x, this.#zoom), `${this.name}.csv`);
+      const { x, by } = this.owner.look();
+      const how = { x, by, maxPoints: MOST_IN_FILE, part: this.#zoom }; // what was recorded, without smoothing
+      const found = await askForMetric(new Question(), this.name, this.owner.ids(), how);
+      downloadTable(tableOf(found, this.name, x, this.#zoom), `${this.name}.csv`);
     } catch (error) {
       this.#say(error.message);
     }

@@ -23,12 +23,13 @@ const DASHES = [undefined, [6, 4], [2, 3], [10, 4, 2, 4]];
  * @param {import("./api.js").Question} question
  * @param {string} name
  * @param {string[]} ids
- * @param {{x: string, by: string, maxPoints: number, part?: [number, number] | null}} how the part of x, or all of it
+ * @param {{x: string, by: string, maxPoints: number, smoothing?: number, part?: [number, number] | null}} how the part of
+ *   x, or all of it
  * @returns {Promise<Found | null>}
  */
-export async function askForMetric(question, name, ids, { x, by, maxPoints, part = null }) {
+export async function askForMetric(question, name, ids, { x, by, maxPoints, smoothing = 0, part = null }) {
   const keys = GROUPINGS[by];
-  const asked = { run: ids, name, x: x === "relative" ? "elapsed" : x, max_points: maxPoints };
+  const asked = { run: ids, name, x: x === "relative" ? "elapsed" : x, max_points: maxPoints, smoothing };
   if (part) [asked.first_x, asked.last_x] = part;
   let problem = "";
   if (keys.length) {
@@ -85,6 +86,7 @@ function band(row, label, suffix) {
     y: row.mean,
     low: spread(-1),
     high: spread(1),
+    n: row.n,
     row,
   };
 }
@@ -112,6 +114,7 @@ function line(row, suffix, book, by) {
     chip,
     x: row.x,
     y: row.y,
+    smoothed: row.smoothed_x.length ? { x: row.smoothed_x, y: row.smoothed_y } : null,
     row,
   };
 }
