@@ -4,7 +4,9 @@ import atexit
 import gc
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and so would the programs that tests send one to.
@@ -17,6 +19,10 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("KERAS_BACKEND", "torch")
 # Ray's processes would come behind everything else that the tests do, and those that wait for them would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# The key that sinks are signed with is not to be the user's own.
+_STATE = tempfile.mkdtemp(prefix="hookline-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE
+atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
 
 import pytest
 

@@ -41,10 +41,17 @@ app.command("import")(import_command)
 
 Seconds = Annotated[float, typer.Option(min=0.0, help="How long to try at most, for each run.")]
 
+Trust = Annotated[bool, typer.Option("--trust", help="Obey the settings of sinks whoever wrote them down.")]
+
 
 @app.command()
 def sync(
-    run: OptionalRun = None, *, root: Root = Path("runs"), seconds: Seconds = 300.0, as_json: AsJson = False
+    run: OptionalRun = None,
+    *,
+    root: Root = Path("runs"),
+    seconds: Seconds = 300.0,
+    trust: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Deliver to its sinks what a run that is over left behind, or without one what any run left behind.
 
@@ -52,13 +59,18 @@ def sync(
     the directory that the root lies in and two levels below it; or give the file or directory instead of a run.
     Where a run is given, `hookline serve` is also sent again what it had of it and lost. The exit status is 1 if
     something still waits.
+
+    A sink whose settings were not written down by one of your own processes is refused where they ask for variables of
+    the environment, imports, addresses or paths outside of the run's directory, unless --trust is given.
     """
     with wrong_input(as_json=as_json):
         chosen, logged = _chosen(root, run)
     delivered = []
     for place in chosen:
         with _bar(sink_states(place.directory)) as show:
-            delivered.append(deliver(place.directory, seconds=seconds, mend=run is not None, progress=show))
+            delivered.append(
+                deliver(place.directory, seconds=seconds, mend=run is not None, trusts=trust, progress=show)
+            )
         if not as_json:
             _print(place.id, delivered[-1])
     documents = [{"run": place.id, "sinks": states} for place, states in zip(chosen, delivered, strict=True)]

@@ -11,16 +11,16 @@ a bad address) is an error at the start. One that is merely unreachable is not.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from hookline.core.errors import ConfigError, HooklineError, RefusedError
-from hookline.record import run_directory
-from hookline.record.delivery import Delivery, Pace, SinkState, sink_states
+from hookline.record import run_directory, trust
+from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
 from hookline.record.reader import COURIER, FINAL, last_status, last_step
 from hookline.record.recorder import Recorder
-from hookline.record.sink import Sink, can_mend, make_sink
+from hookline.record.sink import Sink, can_mend, foreign_wishes, make_sink
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
@@ -35,13 +35,23 @@ class Courier:
         run_dir: The run's directory.
         sinks: The sinks by name.
         pace: How often it looks for news, and how it waits after faults.
+        untrusted: The names of those whose settings come from files that nobody vouches for.
     """
 
-    def __init__(self, run_dir: str | Path, sinks: Mapping[str, Sink], *, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str | Path,
+        sinks: Mapping[str, Sink],
+        *,
+        pace: Pace | None = None,
+        untrusted: Collection[str] = (),
+    ) -> None:
         self.run_dir = Path(run_dir)
         for sink in sinks.values():
             sink.check()
-        self.deliveries = [Delivery(self.run_dir, name, sink, pace) for name, sink in sinks.items()]
+        self.deliveries = [
+            Delivery(self.run_dir, name, sink, pace, is_trusted=name not in untrusted) for name, sink in sinks.items()
+        ]
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
@@ -100,6 +110,7 @@ def sync(
     *,
     seconds: float,
     mend: bool = False,
+    trusts: bool = False,
     progress: Callable[[list[SinkState]], object] = lambda states: None,
     pace: Pace | None = None,
 ) -> list[SinkState]:
@@ -109,16 +120,27 @@ def sync(
 
     Args:
         mend: Also have sinks that can find it out look for what was delivered and got lost there, and bring it again.
+        trusts: Obey every sink's file in the directory, and sign it. Otherwise a file that was not written by this
+            user's own process is refused where it asks for variables of the environment, imports, addresses or paths
+            outside of the run's directory; the other sinks are delivered to.
         progress: Called with the states now and then.
     """
     directory = Path(run_dir)
     if run_directory.is_alive(directory):
         raise ConfigError(f"{directory} is still running: what it records is delivered as it goes.")
-    if not sink_states(directory):
+    found = sink_states(directory)
+    if not found:
         return []
+    if trusts:
+        found = _adopted(directory, found)
+    else:
+        try:
+            trust.require_no_links_out(directory, but_own=all(state.is_own for state in found))
+        except ConfigError as error:  # nothing at all is written there
+            return [replace(state, status="refused", error=str(error)) for state in found]
     note_death(directory)
-    sinks, unbuilt = _rebuilt(directory, mend=mend)
-    courier = Courier(directory, sinks, pace=pace)
+    sinks, unbuilt = _rebuilt(directory, found, mend=mend)
+    courier = Courier(directory, sinks, pace=pace, untrusted=[state.name for state in found if not state.is_own])
     courier.stop_beating()
     courier.begin()
     deadline = time.monotonic() + seconds
@@ -131,14 +153,16 @@ def sync(
     return [unbuilt.get(state.name, state) for state in states]
 
 
-def _rebuilt(directory: Path, *, mend: bool) -> tuple[dict[str, Sink], dict[str, SinkState]]:
+def _rebuilt(directory: Path, found: list[SinkState], *, mend: bool) -> tuple[dict[str, Sink], dict[str, SinkState]]:
     """The sinks of a run, made from what it wrote down; and the states of those that cannot be."""
     sinks: dict[str, Sink] = {}
     unbuilt: dict[str, SinkState] = {}
-    for state in sink_states(directory):
-        if not state.behind_bytes and not (mend and can_mend(state.spec)):
-            continue
+    for state in found:
         try:
+            if not state.behind_bytes and not (mend and state.is_own and can_mend(state.spec)):
+                continue
+            if not state.is_own:  # before anything that the file names is looked for
+                _refuse_wishes(state, directory)
             sink = make_sink(state.spec)
             sink.check()
         except HooklineError as error:
@@ -146,6 +170,23 @@ def _rebuilt(directory: Path, *, mend: bool) -> tuple[dict[str, Sink], dict[str,
         else:
             sinks[state.name] = sink
     return sinks, unbuilt
+
+
+def _adopted(directory: Path, found: list[SinkState]) -> list[SinkState]:
+    """The states of the sinks, whose files are signed now: the user said that they are trusted."""
+    for state in found:
+        if not state.is_own:
+            Progress.load(directory / SINKS_FOLDER / f"{state.name}.json", state.spec).save()
+    return [replace(state, is_own=True) for state in found]
+
+
+def _refuse_wishes(state: SinkState, directory: Path) -> None:
+    wishes = foreign_wishes(state.spec, directory)
+    if wishes:
+        raise RefusedError(
+            f"{SINKS_FOLDER}/{state.name}.json was not written by a process of this user, and asks for: "
+            f"{', '.join(wishes)}. If you trust this directory: hookline runs sync {directory} --trust"
+        )
 
 
 def note_death(run_dir: str | Path) -> bool:

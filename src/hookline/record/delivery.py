@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hookline.core.errors import HooklineError, RefusedError
-from hookline.record import lock
+from hookline.record import lock, trust
 from hookline.record.reader import JOURNAL, Cursor, Parcel, Reader, is_resume
 from hookline.record.records import clean
 from hookline.record.sink import Sink
@@ -57,7 +57,8 @@ class Pace:
 class SinkState:
     """How a sink stands: ``ok``, ``lagging`` (a fault, it is being retried) or ``refused`` (it needs a fix).
 
-    ``sent_again_bytes`` is what `sync` brought again because the destination had lost it.
+    ``sent_again_bytes`` is what `sync` brought again because the destination had lost it. ``is_own`` says whether this
+    user's own process wrote the settings down (see `hookline.record.trust`).
     """
 
     name: str
@@ -67,11 +68,15 @@ class SinkState:
     error: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     sent_again_bytes: int = 0
+    is_own: bool = False
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a delivery saves."""
+    """What a delivery saves.
+
+    ``is_own`` says whether this user's own process wrote the file; where it did not, it stays unsigned.
+    """
 
     path: Path
     spec: dict[str, Any]
@@ -81,24 +86,25 @@ class Progress:
     status: Word = "ok"
     error: str = ""
     was_saved: bool = field(default=False, compare=False)
+    is_own: bool = field(default=True, compare=False)
 
     @classmethod
     def load(cls, path: Path, spec: dict[str, Any]) -> "Progress":
         """What was saved for the same sink; a sink with other settings begins at the beginning."""
-        saved = _saved(path)
+        saved, is_own = _saved(path)
         if saved.get("sink") != spec:
             return cls(path, spec)
         facts = saved["state"], saved["delivered"], saved["status"], saved["error"]
-        return cls(path, spec, _cursor(saved), *facts, was_saved=True)
+        return cls(path, spec, _cursor(saved), *facts, was_saved=True, is_own=is_own)
 
-    def save(self) -> None:
-        """Replace the file as a whole."""
+    def save(self, *, sign: bool = True) -> None:
+        """Replace the file as a whole; signed, unless its settings came from a file that was not."""
         data = {"sink": self.spec, "status": self.status, "error": self.error, "delivered": self.delivered}
-        text = json.dumps(data | {"places": self.cursor.places, "state": self.state})
+        data |= {"places": self.cursor.places, "state": self.state}
         aside = self.path.with_suffix(f".{os.getpid()}.partial")
         self.was_saved = False
         try:
-            aside.write_text(text, encoding="utf-8")
+            aside.write_bytes(trust.signed(self.path, data) if sign else json.dumps(data).encode())
             aside.replace(self.path)
             self.was_saved = True
         except OSError:
@@ -111,12 +117,12 @@ def sink_states(run_dir: Path) -> list[SinkState]:
     """How each sink of a run stands, by what was saved last."""
     journal, found = Path(run_dir) / JOURNAL, []
     for path in sorted((Path(run_dir) / SINKS_FOLDER).glob("*.json")):
-        saved = _saved(path)
+        saved, is_own = _saved(path)
         if saved:
             behind, status, error = _cursor(saved).behind(journal), saved["status"], saved["error"]
             if status == "ok" and behind and not saved["delivered"]:
                 status, error = "lagging", "Nothing has been delivered yet."
-            found.append(SinkState(path.stem, status, saved["delivered"], behind, error, saved["sink"]))
+            found.append(SinkState(path.stem, status, saved["delivered"], behind, error, saved["sink"], 0, is_own))
     return found
 
 
@@ -140,8 +146,11 @@ def _in_sink() -> Iterator[None]:
 class Delivery:
     """Feeds one sink, from a thread of its own or one round at a time."""
 
-    def __init__(self, run_dir: Path, name: str, sink: Sink, pace: Pace | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, sink: Sink, pace: Pace | None = None, *, is_trusted: bool = True
+    ) -> None:
         self.run_dir, self.name, self.sink, self.pace = Path(run_dir), name, sink, pace or Pace()
+        self._is_trusted = is_trusted  # False: the settings came from a file that nobody vouches for
         self.opened = threading.Event()
         self.refusal: RefusedError | None = None
         self.beats = True
@@ -152,7 +161,7 @@ class Delivery:
         self.progress = Progress.load(folder / f"{name}.json", clean(sink.spec()))
         if not self.progress.was_saved:
             with contextlib.suppress(OSError):  # tried again when the sink is opened
-                self.progress.save()
+                self._save()
         self._reader: Reader | None = None
         self._news: Iterator[Parcel] = iter(())
         self._held: Parcel | None = None
@@ -214,10 +223,12 @@ class Delivery:
             self._shut()
             self._look_for_losses()
             with _in_sink():
+                if self.progress.state is not None and not self.progress.is_own:
+                    self.sink.check_foreign(self.run_dir, self.progress.state)
                 state = clean(self.sink.open(self.run_dir, self.progress.state))
             if state != self.progress.state or not self.progress.was_saved:
                 self.progress.state = state
-                self.progress.save()
+                self._save()
             self._reader = Reader(self.run_dir / JOURNAL, Cursor(dict(self.progress.cursor.places)))
         return self._reader
 
@@ -228,7 +239,10 @@ class Delivery:
         if has_lost:
             logger.warning("%s was damaged, as by a power cut: it is delivered again from the journal.", self.name)
             self.progress.cursor, self.progress.state, self.progress.delivered = Cursor(), None, 0
-            self.progress.save()
+            self._save()
+
+    def _save(self) -> None:
+        self.progress.save(sign=self._is_trusted)
 
     def _hold(self) -> None:
         """Become the only deliverer, and go on from where the one before ended."""
@@ -244,7 +258,7 @@ class Delivery:
         assert self._reader is not None
         if self.progress.cursor.places != self._reader.cursor.places:
             self.progress.cursor.places.update(self._reader.cursor.places)
-            self.progress.save()
+            self._save()
 
     def _batch(self) -> list[Parcel]:
         """The next records; a resume mark alone, so that a sink can cut back without losing count."""
@@ -272,7 +286,7 @@ class Delivery:
         progress.delivered += len(parcels)
         for parcel in parcels:
             progress.cursor.pass_by(parcel.file, parcel.end)
-        progress.save()  # nothing more is written until that was possible: one batch at most comes again after a crash
+        self._save()  # nothing more is written until that was possible: one batch at most comes again after a crash
         self._faults = 0
 
     def _note_fault(self, error: BaseException) -> float:
@@ -307,7 +321,7 @@ class Delivery:
         self.progress.status, self.progress.error = status, error
         if changed and self._holds:
             with contextlib.suppress(OSError):
-                self.progress.save()
+                self._save()
 
     def _shut(self) -> None:
         try:
@@ -321,12 +335,24 @@ class BusyError(HooklineError, RuntimeError):
     """Somebody else is delivering to the sink."""
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return saved if isinstance(saved, dict) else {}
+def _saved(path: Path) -> tuple[dict[str, Any], bool]:
+    """What a file says, where it has the form of one that was saved; and whether it is the user's own."""
+    saved, is_own = trust.read(path)
+    return (saved, is_own) if _is_whole(saved) else ({}, False)
+
+
+def _is_whole(saved: dict[str, Any]) -> bool:
+    kinds = {"sink": dict, "status": str, "error": str, "delivered": int, "places": dict}
+    places = saved.get("places")
+    return (
+        "state" in saved
+        and all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
+        and isinstance(places, dict)
+        and all(
+            isinstance(place, list) and len(place) == 2 and all(type(number) is int for number in place)
+            for place in places.values()
+        )
+    )
 
 
 def _cursor(saved: dict[str, Any]) -> Cursor:

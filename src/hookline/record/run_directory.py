@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import ConfigError, UnknownNameError, closest
-from hookline.record import lock
+from hookline.record import lock, trust
 from hookline.record.durable import replace_file, sync_directory
 from hookline.record.reader import last_status
 from hookline.record.records import clean
@@ -140,10 +140,11 @@ def taken_up(directory: Path) -> Path:
     """The directory of a run that somebody wants to go on with.
 
     Raises:
-        ConfigError: It is still running.
+        ConfigError: It is still running, or has links that lead out of it.
     """
     if is_alive(directory):
         raise still_running(directory)
+    trust.require_no_links_out(directory)
     return directory
 
 

@@ -23,6 +23,8 @@ a fault that may pass.
 import dataclasses
 import functools
 import inspect
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ from hookline.core.errors import ConfigError, HooklineError, OptionError, Unknow
 from hookline.core.registry import Registry
 from hookline.record.reader import Parcel
 
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 SINKS = Registry(builtin_modules=("hookline.sinks",), group="hookline.sinks")
 register_sink = SINKS.register
 
@@ -58,6 +61,18 @@ class Sink(ABC):
 
     def check(self) -> None:  # noqa: B027 - few sinks have something to check
         """Raise what is wrong with the settings, when the run begins, without waiting for anything."""
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        """What a sink with these settings uses besides files at its paths, in words: a server, a port, credentials.
+
+        `hookline runs sync` obeys settings that it finds in a directory of unknown origin only where nothing is named
+        here, and neither variables of the environment nor paths outside of the run's directory are in them.
+        """
+        return [f"whatever {cls.__name__} delivers to"]
+
+    def check_foreign(self, run_dir: Path, state: Any) -> None:  # noqa: B027 - few states name places
+        """Raise `RefusedError` if a saved state that another user may have written names a place to write to."""
 
     def open(self, run_dir: Path, state: Any) -> Any:
         """Begin, or go on from the state that was saved last, and return the state to save now."""
@@ -175,6 +190,27 @@ def can_mend(spec: Mapping[str, Any]) -> bool:
         return bool(getattr(_found(str(spec.get("use"))), "mends", False))
     except HooklineError:
         return False
+
+
+def foreign_wishes(spec: Mapping[str, Any], run_dir: Path) -> list[str]:
+    """What a sink of this spec would use outside of its run's directory, in words; nothing is imported to find out."""
+    name, given = str(spec.get("use")), spec.get("with")
+    settings: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    if ":" in name:
+        return [f"import {name}"]
+    kind = _found(name)
+    wishes = [f"variable {found}" for found in sorted(set(_VARIABLE.findall(json.dumps(settings))))]
+    if not isinstance(kind, type) or not issubclass(kind, Sink) or not dataclasses.is_dataclass(kind):
+        return [*wishes, f"whatever {name} delivers to"]
+    for item in dataclasses.fields(kind):
+        value = settings.get(item.name)
+        if value is not None and "Path" in str(item.type) and not _is_inside(value, run_dir):
+            wishes.append(f"path {value}")
+    return kind.uses(settings) + wishes
+
+
+def _is_inside(path: Any, run_dir: Path) -> bool:
+    return isinstance(path, str) and Path(path).resolve().is_relative_to(run_dir.resolve())
 
 
 def _found(name: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -73,6 +73,10 @@ class ConsoleSink(Sink):
         self._rows = Thinned(self.every_seconds)
         self._samples = Thinned(self.sample_seconds or 0.0)
         self._is_closed = False
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return []
 
     def open(self, run_dir: Path, state: Any) -> Any:
         state = state or {"token": secrets.token_hex(4)}

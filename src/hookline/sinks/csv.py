@@ -67,6 +67,10 @@ class CsvSink(Sink):
         set_aside(path)
         return True
 
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return []
+
     def open(self, run_dir: Path, state: Any) -> Any:
         path = self.path or run_dir / f"{self.kind}.csv"
         if state is None and self.path is None:  # ours alone: what is there was written under other settings

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,10 @@ class FileSink(Sink):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
         self._log: RotatingFile | None = None
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return []
 
     def open(self, run_dir: Path, state: Any) -> dict[str, int]:
         if state is None and self.path is None:  # ours alone: what is there was written under other settings

@@ -14,7 +14,7 @@ behind one that fails, it is given up after ten attempts.
 import logging
 import secrets
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ class FunctionSink(Sink):
         place = self.function if self.function is None or isinstance(self.function, str) else place_of(self.function)
         settings = {"function": place} | ({"name": self.name} if self.name else {})
         return {"use": "function", "with": settings}
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return [f"import {settings.get('function')}"]
 
     def open(self, run_dir: Path, state: Any) -> Any:
         self._called = self._found()

@@ -23,7 +23,7 @@ import logging
 import time
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,6 +116,11 @@ class HooklineSink(Sink):
         if token == TOKEN or not _is_reference(token or ""):
             described["with"].pop("token", None)
         return described
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        is_given = settings.get("token") or settings.get("token_file")
+        return [f"address {settings.get('url')}", *([] if is_given else ["variable HOOKLINE_TOKEN"])]
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         saved, facts, self._run_dir = state or {}, read_facts(run_dir), run_dir

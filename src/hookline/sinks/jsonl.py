@@ -1,6 +1,6 @@
 """All records as lines of JSON in one file, for other programs to read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ class JsonlSink(Sink):
             return False
         set_aside(path)
         return True
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return []
 
     def open(self, run_dir: Path, state: Any) -> Any:
         begins = 0 if state is None and self.path is None else state  # ours alone: anew, where the settings changed

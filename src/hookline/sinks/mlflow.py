@@ -95,6 +95,18 @@ class MlflowSink(Sink):
             raise MissingExtraError("The sink 'mlflow'", "mlflow")
         check_uri(self.tracking_uri)
 
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return [f"address {settings.get('tracking_uri') or 'MLFLOW_TRACKING_URI'}, with MLflow's credentials"]
+
+    def check_foreign(self, run_dir: Path, state: Any) -> None:
+        uri = state.get("uri")
+        if self.tracking_uri is None and uri is not None and uri != default_uri(run_dir):
+            raise RefusedError(
+                f"The state in the run's directory names {uri}, and was not written by a process of this user. Give "
+                "tracking_uri= to say where to deliver."
+            )
+
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         uri = self.tracking_uri or (state or {}).get("uri") or default_uri(run_dir)
         self._connection = Connection(uri, self.timeout_seconds)

@@ -2,13 +2,16 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hookline.core.errors import RefusedError
 from hookline.record.delivery import SINKS_FOLDER
 from hookline.record.reader import Cursor, Parcel
 from hookline.sinks.appended_file import AppendedFile
 
+_TOKEN = re.compile(r"[0-9a-f]{1,64}")
 PASSED_BYTES = 1 << 20
 """How large a file of places gets before it is written anew."""
 
@@ -27,6 +30,8 @@ class Passed:
     """
 
     def __init__(self, run_dir: Path, token: str, before: "Passed | None" = None) -> None:
+        if not _TOKEN.fullmatch(token):  # a state from elsewhere must not choose which file is written
+            raise RefusedError(f"token={token!r} in the sink's state names no file: it is made of hexadecimal digits.")
         self.token = token
         self._path = run_dir / SINKS_FOLDER / f"{token}.passed"
         self._path.parent.mkdir(parents=True, exist_ok=True)

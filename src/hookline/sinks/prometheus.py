@@ -19,7 +19,7 @@ import errno
 import importlib.util
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,10 @@ class PrometheusSink(Sink):
     def check(self) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             raise MissingExtraError("The sink 'prometheus'", "status")
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return [f"port {settings['port']}"] if settings.get("port") is not None else []
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         from prometheus_client import CollectorRegistry

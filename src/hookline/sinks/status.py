@@ -15,7 +15,7 @@ Samples, rewards and lines of logging are not told.
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -112,6 +112,12 @@ class StatusSink(Sink):
         if self.headers:
             described["with"]["headers"] = without_secrets(self.headers)
         return described
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        if settings.get("path") is not None:
+            return []
+        return [f"address {settings.get('endpoint') or KUBEFLOW + 'URL'}"]
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         saved = state or {}

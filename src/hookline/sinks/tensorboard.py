@@ -11,7 +11,7 @@ TensorBoard itself keeps ten texts of a tag for its page unless it is started wi
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,10 @@ class TensorboardSink(Sink):
     def check(self) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise MissingExtraError("The sink 'tensorboard'", "tensorboard")
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return []
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         self.check()

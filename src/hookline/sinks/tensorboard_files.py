@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 
+from hookline.core.errors import RefusedError
 from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, resumed_steps
 from hookline.record.records import Metrics, Rewards, Sample
 from hookline.sinks import tensorboard_events as events
@@ -41,7 +42,9 @@ class EventFiles:
         """Cut the files back to a state, and go on from there."""
         self.root.mkdir(parents=True, exist_ok=True)
         self._streams = {folder: Stream(**stream) for folder, stream in state.items()}
-        for folder in self._streams:
+        for folder, stream in self._streams.items():
+            if folder != _folder(stream.writer, stream.axis):  # a state from elsewhere must not choose what is cut
+                raise RefusedError(f"{folder!r} in the sink's state is no folder of its event files.")
             self._file(folder)
         return self._state()
 

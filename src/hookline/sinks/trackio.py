@@ -61,6 +61,20 @@ class TrackioSink(Sink):
         if importlib.util.find_spec("trackio") is None:
             raise MissingExtraError("The sink 'trackio'", "trackio")
 
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return ["trackio's database"]
+
+    def check_foreign(self, run_dir: Path, state: Any) -> None:
+        if (
+            self.directory is None
+            and Path(state["directory"]).resolve() != storage_of(None).get_project_db_path("any").parent.resolve()
+        ):
+            raise RefusedError(
+                f"The state in the run's directory names {state['directory']}, and was not written by a process of "
+                "this user. Give directory= to say where to deliver."
+            )
+
     def open(self, run_dir: Path, state: Any) -> dict[str, str]:
         directory = self.directory or (Path(state["directory"]) if state else None)
         storage = storage_of(directory)

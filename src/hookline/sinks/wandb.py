@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import MissingExtraError, OptionError, closest
+from hookline.core.errors import MissingExtraError, OptionError, RefusedError, closest
 from hookline.record.delivery import SINKS_FOLDER
 from hookline.record.reader import Parcel
 from hookline.record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
@@ -84,6 +84,14 @@ class WandbSink(Sink):
     def check(self) -> None:
         if importlib.util.find_spec("wandb") is None:
             raise MissingExtraError("The sink 'wandb'", "wandb")
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return ["W&B, with its credentials"]
+
+    def check_foreign(self, run_dir: Path, state: Any) -> None:
+        if Path(str(state["id"])).name != state["id"]:
+            raise RefusedError(f"id={state['id']!r} in the run's directory is no id of W&B.")
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         self.check()
