@@ -208,6 +208,18 @@ def test_sync_delivers_what_logging_left_behind_after_a_kill(tmp_path, cli, name
     ]
 
 
+def test_sync_of_a_journal_of_logging_from_elsewhere_adds_no_rows_without_trust(tmp_path, cli):
+    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=60)
+    mine = tmp_path / "logs" / "mine.csv"
+    mine.write_text("step,question,extra\n0,mine,\n")
+    (tmp_path / "logs" / ".outputs.csv.journal").rename(tmp_path / "logs" / ".mine.csv.journal")
+    refused = cli("runs", "sync", mine, "--json")
+    assert (refused.exit_code, f"asks for: path {mine}" in refused.stdout) == (1, True)
+    assert logged_steps(mine) == [(0, "mine")]
+    assert cli("runs", "sync", mine, "--trust").exit_code == 0
+    assert logged_steps(mine) == [(0, "mine"), *((step, f"{step}+1=") for step in range(1, 101))]
+
+
 def test_sync_leaves_what_a_living_program_logs_to_it(tmp_path, cli):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", LOGGED], cwd=tmp_path, **pipes) as program:

@@ -21,6 +21,7 @@ from hookline.core.metrics import copied, readable
 from hookline.core.registry import register
 from hookline.core.state import LoopArtifacts, LoopState
 from hookline.core.subscriber import WRITER_PRIORITY
+from hookline.record.terminal import printable
 
 logger = logging.getLogger("hookline")
 training = logging.getLogger("hookline.training")
@@ -181,7 +182,8 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(self.format(record) + "\n")  # as it is at the moment: a progress bar may stand in for it
+            # As it is at the moment: a progress bar may stand in for it.
+            sys.stderr.write(printable(self.format(record)) + "\n")
         except Exception:  # the user's own lines come here as well, and logging raises nothing
             with suppress(ValueError):  # of a console that is closed
                 self.handleError(record)

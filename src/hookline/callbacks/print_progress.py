@@ -13,6 +13,7 @@ from hookline.core.schedule import Schedule
 from hookline.core.state import LoopArtifacts, LoopState
 from hookline.core.subscriber import WRITER_PRIORITY
 from hookline.core.values import find_metric
+from hookline.record.terminal import one_line
 
 SHOWN = 6
 """How many metrics a line shows where nobody says which."""
@@ -87,7 +88,7 @@ class PrintProgress(Callback):
 def _write(line: str) -> None:
     """Print a line, unless nobody reads any more (``| head``)."""
     try:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{one_line(line)}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         return

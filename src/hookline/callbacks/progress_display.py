@@ -25,6 +25,8 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
+from hookline.record.terminal import one_line
+
 if TYPE_CHECKING:
     from hookline.callbacks.progress_bar import Progress
 
@@ -143,7 +145,7 @@ def _words(progress: "Progress") -> list[str]:
     if progress.validation_batches is not None:
         words.append(", ".join(["validating", *_batch(progress.validation_batches)]))
     metrics = list((progress.metrics or {}).items())[:METRICS_IN_A_LINE]
-    words += [f"{name} {value:.4g}" for name, value in metrics]
+    words += [f"{one_line(name)} {value:.4g}" for name, value in metrics]
     eta = [] if progress.eta_seconds is None else [f"eta {clock_face(progress.eta_seconds)}"]
     return [*words, ", ".join([*_speeds(progress), *eta, f"{progress.elapsed_seconds:.0f} s"])]
 
@@ -190,7 +192,7 @@ def _metric_lines(metrics: Mapping[str, float], width: int) -> list[Text]:
     lines: list[Text] = []
     for name, value in metrics.items():
         style = "bold" if math.isfinite(value) else _LOUD
-        piece = Text.assemble((f"{name} ", "dim"), (f"{value:.4g}", style))
+        piece = Text.assemble((f"{one_line(name)} ", "dim"), (f"{value:.4g}", style))
         if lines and lines[-1].cell_len + 2 + piece.cell_len <= width:
             lines[-1] = Text.assemble(lines[-1], "  ", piece)
         elif len(lines) == METRIC_LINES:
@@ -229,7 +231,9 @@ def _speeds(progress: "Progress") -> list[str]:
     throughput = dict(progress.throughput or {})
     mfu = throughput.pop("mfu", None)
     words = [] if progress.steps_per_second is None else [_rate(progress.steps_per_second)]
-    words += [f"{abbreviated(value)} {name.removesuffix('_per_second')}/s" for name, value in throughput.items()]
+    words += [
+        f"{abbreviated(value)} {one_line(name.removesuffix('_per_second'))}/s" for name, value in throughput.items()
+    ]
     return words if mfu is None else [*words, f"mfu {mfu:.0%}"]
 
 

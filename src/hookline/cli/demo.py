@@ -21,6 +21,7 @@ from hookline.cli.ui import PORT, Port
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import MissingExtraError
 from hookline.demo.size import STANDARD, Size
+from hookline.record.terminal import terminal_console
 
 if TYPE_CHECKING:
     from hookline.experiment import Experiment, ExperimentResult
@@ -57,7 +58,7 @@ def demo(
     _require_packages()
     from hookline.demo.study import next_experiment
 
-    out = Console(stderr=True, markup=False, highlight=False, emoji=False) if as_json else console()
+    out = terminal_console(stderr=True) if as_json else console()
     with contextlib.ExitStack() as around:
         around.enter_context(_interrupts(out))
         with wrong_input(as_json=as_json):

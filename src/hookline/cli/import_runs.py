@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline.cli.output import AsJson, console, foreign_code, indented, print_json, table
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import OptionError, UnknownNameError
+from hookline.record.terminal import terminal_console
 
 if TYPE_CHECKING:
     from hookline.integrations.ingest import ImportedRun
@@ -89,7 +89,7 @@ def _check_there(path: Path) -> None:
 def _bar() -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error over the bytes that are read, and what moves it."""
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn())
-    terminal = Console(stderr=True)
+    terminal = terminal_console(stderr=True)
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("", total=None)
         yield lambda read, total: progress.update(task, completed=read, total=total)

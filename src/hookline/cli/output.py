@@ -1,6 +1,7 @@
 """What the commands print on standard output: text and tables for people, or one JSON document.
 
-Names, docstrings and paths are printed as they are; brackets in them are no markup.
+Names, docstrings and paths are printed as they are; brackets in them are no markup, and control characters in them are
+shown, not obeyed.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 
+from hookline.record.terminal import printable_json, terminal_console
+
 _UNLIMITED = 100_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -24,17 +27,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 def console(*, width: int | None = None) -> Console:
     """Standard output, as it is now, for people; as wide as the terminal by default."""
-    return Console(markup=False, highlight=False, emoji=False, width=width)
+    return terminal_console(width=width)
 
 
 def print_footer(text: str) -> None:
     """Print a remark about a listing on standard error: what is piped has the listing alone."""
-    Console(stderr=True, markup=False, highlight=False, emoji=False).print(text, style="dim", soft_wrap=True)
+    terminal_console(stderr=True).print(text, style="dim", soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
     """Print one JSON document."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(document), indent=2).decode()))
 
 
 def indented(text: str, columns: int = 2) -> Padding:

@@ -17,11 +17,12 @@ from hookline.cli.output import console, indented, print_json
 from hookline.demo.bare_loop import VALIDATE_EVERY, train
 from hookline.loops.signals import exit_status
 from hookline.record.records import clean
+from hookline.record.terminal import terminal_console
 
 
 def quick_demo(root: Path, *, as_json: bool = False) -> None:
     """Train, and say what happened: in words, or as one JSON document."""
-    terminal = Console(stderr=True, highlight=False)
+    terminal = terminal_console(stderr=True, markup=True)
     if not as_json:
         _introduce(console())
     with _one_line_logs(terminal), _told_of_the_root(root):

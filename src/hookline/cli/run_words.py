@@ -12,6 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from hookline.record.records import clean
+from hookline.record.terminal import one_line
 from hookline.store.run_info import RunInfo
 
 STATUS_STYLES = {
@@ -26,11 +27,6 @@ _HIDDEN = re.compile(r"^([a-z_]+\d+/)?(hooks|system|memory)/")
 """What is about the machine, of the main writer or of another one, e.g. ``rank1``."""
 _FIRST = ("loss", "reward", "accuracy", "acc", "score", "return", "perplexity")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
-
-
-def one_line(value: object) -> str:
-    """A text without line breaks, and without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 
 def status_text(status: str) -> Text:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline.cli.import_runs import import_command
 from hookline.cli.output import AsJson, console, print_json, table
 from hookline.cli.plain_help import CommandGroup
 from hookline.cli.run_reference import OptionalRun, Root, all_places, locate
-from hookline.cli.run_words import bytes_text, one_line
+from hookline.cli.run_words import bytes_text
 from hookline.cli.runs_compare import compare_command
 from hookline.cli.runs_delete import delete_command
 from hookline.cli.runs_export import export_command
@@ -27,6 +26,7 @@ from hookline.logging import leftovers
 from hookline.record import run_directory
 from hookline.record.courier import sync as deliver
 from hookline.record.delivery import SinkState, sink_states
+from hookline.record.terminal import one_line, terminal_console
 from hookline.store.catalogue import Place
 
 app = CommandGroup(help="Look at recorded runs, and look after them.")
@@ -77,7 +77,7 @@ def sync(
     from_logging = []
     for left in logged:
         with _bar(sink_states(left.directory)) as show:
-            delivered.append(left.deliver(seconds, show))
+            delivered.append(left.deliver(seconds, show, trusts=trust))
         from_logging.append({"path": str(left.path), "sinks": delivered[-1]})
         if not as_json:
             _print(str(left.path), delivered[-1])
@@ -122,7 +122,7 @@ def _bar(states: list[SinkState]) -> Iterator[Callable[[list[SinkState]], None]]
     """A progress bar on standard error over the bytes that wait, and what moves it."""
     total = sum(state.behind_bytes for state in states)
     columns = (TextColumn("delivering"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=terminal_console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
 
         def show(states: list[SinkState]) -> None:

@@ -13,11 +13,12 @@ from rich.text import Text
 from hookline.cli.output import AsJson, console, print_json, table
 from hookline.cli.run_reference import Root, complete, locate, opened
 from hookline.cli.run_results import Metric, Outcome, better_way, outcomes
-from hookline.cli.run_words import how_long, main_metrics, number, one_line, seconds_of, status_text, steps_text
+from hookline.cli.run_words import how_long, main_metrics, number, seconds_of, status_text, steps_text
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import OptionError
 from hookline.core.timing import duration
 from hookline.record.records import clean
+from hookline.record.terminal import one_line
 from hookline.store.run_info import RunInfo
 
 _UNSET = object()

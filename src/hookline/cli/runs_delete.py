@@ -22,11 +22,12 @@ from hookline.callbacks.direction import direction
 from hookline.cli.output import AsJson, console, print_json, table
 from hookline.cli.run_reference import OptionalRuns, Root, all_places, among
 from hookline.cli.run_results import best_by
-from hookline.cli.run_words import bytes_text, how_long, number, one_line, status_text
+from hookline.cli.run_words import bytes_text, how_long, number, status_text
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import ConfigError, OptionError, UnknownNameError, closest
 from hookline.record import run_directory
 from hookline.record.run_directory import FACTS
+from hookline.record.terminal import one_line, printable
 from hookline.store.catalogue import Place
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs, runs
@@ -220,7 +221,7 @@ def _delete(doomed: list[_Doomed], root: Path) -> list[_Doomed]:
         try:
             _remove(one.info.directory, root)
         except OSError as error:
-            typer.echo(f"{one.info.id} is not deleted: {error}", err=True)
+            typer.echo(printable(f"{one.info.id} is not deleted: {error}"), err=True)
         else:
             gone.append(one)
     return gone

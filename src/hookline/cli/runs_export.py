@@ -16,10 +16,11 @@ import typer
 
 from hookline.cli.output import AsJson, console, print_json
 from hookline.cli.run_reference import Root, RunArgument, locate, opened
-from hookline.cli.run_words import bytes_text, one_line
+from hookline.cli.run_words import bytes_text
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import ConfigError, MissingExtraError, OptionError
 from hookline.record.records import clean
+from hookline.record.terminal import one_line
 from hookline.store.index import DamagedIndexError
 from hookline.store.result import Result
 from hookline.store.runs import Runs

@@ -15,16 +15,9 @@ from rich.text import Text
 
 from hookline.cli.output import AsJson, console, cut_end, cut_front, print_footer, print_json, table, width_of
 from hookline.cli.run_reference import Root
-from hookline.cli.run_words import (
-    belongs_to,
-    how_long,
-    metrics_text,
-    one_line,
-    run_document,
-    status_text,
-    steps_text,
-)
+from hookline.cli.run_words import belongs_to, how_long, metrics_text, run_document, status_text, steps_text
 from hookline.cli.wrong_input import wrong_input
+from hookline.record.terminal import one_line
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs, runs
 

@@ -23,7 +23,6 @@ from hookline.cli.run_words import (
     how_long,
     main_metrics,
     number,
-    one_line,
     run_document,
     seconds_of,
     status_text,
@@ -35,6 +34,7 @@ from hookline.core.timing import duration
 from hookline.record.delivery import SinkState
 from hookline.record.reader import EVERY_AXIS, MAIN, resumed_steps
 from hookline.record.records import BOOKKEEPING, Event, clean
+from hookline.record.terminal import one_line
 from hookline.store.index import quoted
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs

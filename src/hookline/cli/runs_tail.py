@@ -18,11 +18,12 @@ from rich.text import Text
 
 from hookline.cli.output import console
 from hookline.cli.run_reference import LATEST, Root, complete, locate
-from hookline.cli.run_words import STATUS_STYLES, main_metrics, number, one_line
+from hookline.cli.run_words import STATUS_STYLES, main_metrics, number
 from hookline.cli.wrong_input import wrong_input
 from hookline.record.reader import MAIN, Parcel, Reader, journal_directory, label
 from hookline.record.recorder import cleaned
 from hookline.record.records import Event, LogLine, Metrics, Sample, Status
+from hookline.record.terminal import one_line, printable_json
 from hookline.store.catalogue import Place, read_facts
 from hookline.store.glance import glance
 from hookline.store.journal_files import own_files
@@ -65,7 +66,7 @@ def tail_command(
     try:
         word = _follow(place, printer, lines)
     except KeyboardInterrupt:
-        typer.echo(f"{place.id} is not followed any more.", err=True)
+        typer.echo(f"{one_line(place.id)} is not followed any more.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if word in _FAILED:
         raise typer.Exit(1)
@@ -169,7 +170,7 @@ class _Printer:
 
     def _print(self, line: str | Text) -> None:
         if isinstance(line, str):
-            typer.echo(line)
+            typer.echo(printable_json(line))
         else:
             self._out.print(line, soft_wrap=True)
         sys.stdout.flush()

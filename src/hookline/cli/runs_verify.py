@@ -22,7 +22,7 @@ from rich.text import Text
 from hookline.cli.output import AsJson, console, indented, print_json
 from hookline.cli.run_checkpoints import saved_checkpoints
 from hookline.cli.run_reference import OptionalRuns, Root, all_places, locate
-from hookline.cli.run_words import bytes_text, one_line
+from hookline.cli.run_words import bytes_text
 from hookline.cli.wrong_input import wrong_input
 from hookline.loops.checkpoint import recorded_lines
 from hookline.record import run_directory
@@ -30,6 +30,7 @@ from hookline.record.delivery import sink_states
 from hookline.record.reader import COURIER, Sequence, lines, missing_lines
 from hookline.record.records import DamagedLineError, Event, numbered
 from hookline.record.segment import DIGESTS, File, no_files, noted_digests
+from hookline.record.terminal import one_line, terminal_console
 from hookline.store.catalogue import Place, read_facts
 from hookline.store.glance import Glance, glance
 from hookline.store.journal_files import behind, own_files
@@ -434,7 +435,7 @@ def _about_sinks(run_dir: Path) -> Iterator[Finding]:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[], None]]:
-    terminal = Console(stderr=True)
+    terminal = terminal_console(stderr=True)
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("verifying", total=total)
         yield lambda: progress.advance(task)

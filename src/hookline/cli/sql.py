@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from hookline.cli.output import AsJson, console, print_footer, table
 from hookline.cli.run_reference import Root
-from hookline.cli.run_words import number, one_line
+from hookline.cli.run_words import number
 from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import OptionError
 from hookline.record.records import clean
+from hookline.record.terminal import one_line, printable, printable_json, terminal_console
 from hookline.store.query_error import QueryError
 from hookline.store.runs import SQL_SECONDS, Runs, runs
 
@@ -78,11 +78,11 @@ def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None
     shown = rows[:most] if most else rows
     if kind == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_flat(value) for value in row] for row in shown)
+        writer.writerow(map(printable, columns))
+        writer.writerows([_csv_cell(value) for value in row] for row in shown)
     elif kind == "json":
         document = [dict(zip(columns, map(_plain, row), strict=True)) for row in shown]
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        typer.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
     else:
         _print_table(list(columns), shown)
     if len(rows) > len(shown):
@@ -91,7 +91,7 @@ def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None
 
 def _take_in(found: Runs) -> None:
     """Read what is new, with a bar for people: the first time that may take a while."""
-    terminal = Console(stderr=True)
+    terminal = terminal_console(stderr=True)
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("reading", total=len(found))
         found.ingest(lambda done, total: progress.update(task, completed=done, total=total))
@@ -115,6 +115,12 @@ def _cell(value: Any) -> str:
         return ""
     text = number(value) if isinstance(value, float) and abs(value) < 1e6 else one_line(_flat(value))
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
+
+
+def _csv_cell(value: Any) -> Any:
+    """A cell whose control characters are shown, but for line breaks; ``--format json`` has every text exactly."""
+    flat = _flat(value)
+    return printable(flat) if isinstance(flat, str) else flat
 
 
 def _flat(value: Any) -> Any:

@@ -8,6 +8,7 @@ import typer
 
 from hookline.cli.output import print_json
 from hookline.core.errors import HooklineError, MissingExtraError
+from hookline.record.terminal import printable
 
 FAILED = 1
 USAGE_ERROR = 2
@@ -25,7 +26,7 @@ def end_with(error: HooklineError, *, as_json: bool = False, status: int | None 
     if as_json:
         print_json({"error": str(error)})
     typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-    typer.echo(str(error), err=True)
+    typer.echo(printable(str(error)), err=True)
     raise typer.Exit(status) from error
 
 

@@ -2,21 +2,21 @@
 
 A handler's journal lies beside the file or directory that it writes (see `Spool`). One that a living process delivers
 from is not left over. The journal says which kind of handler wrote it and its columns; the place to write to follows
-from where the journal lies, so that a journal from elsewhere cannot name another.
+from where the journal lies, so that a journal from elsewhere cannot name another. One that this user's own process did
+not write needs explicit trust: it would add its rows to the file beside it.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import HooklineError, OptionError
+from hookline.core.errors import HooklineError, OptionError, RefusedError
 from hookline.logging.csv_handler import CSVHandler
 from hookline.logging.spool import SETTINGS
 from hookline.logging.spool_handler import SpoolHandler, spool_directory
 from hookline.logging.tensorboard_handler import TensorBoardHandler
-from hookline.record import lock
+from hookline.record import lock, trust
 from hookline.record.delivery import SinkState
 
 DEPTH = 2
@@ -40,19 +40,32 @@ class LeftOver:
     directory: Path
     path: Path
 
-    def deliver(self, seconds: float, progress: Callable[[list[SinkState]], object]) -> list[SinkState]:
-        """Deliver it for so long at most; how its sink stands then."""
+    def deliver(
+        self, seconds: float, progress: Callable[[list[SinkState]], object], *, trusts: bool = False
+    ) -> list[SinkState]:
+        """Deliver it for so long at most; how its sink stands then.
+
+        Args:
+            trusts: Deliver also what was not left by one of this user's own processes.
+        """
         try:
-            handler = self._handler()
+            handler = self._handler(trusts=trusts)
         except HooklineError as error:
             return [SinkState(self.path.name, "refused", error=str(error))]
         states = handler.spool.deliver_left_over(seconds, progress)
         handler.close()
         return states
 
-    def _handler(self) -> SpoolHandler:
+    def _handler(self, *, trusts: bool) -> SpoolHandler:
+        saved, is_own = trust.read(self.directory / SETTINGS)
+        if not (trusts or is_own):
+            raise RefusedError(
+                f"{self.directory} was not left by a process of this user, and asks for: path {self.path}. If you "
+                f"trust it: hookline runs sync {self.directory} --trust"
+            )
+        if not trusts:
+            trust.require_no_links_out(self.directory)
         try:
-            saved = json.loads((self.directory / SETTINGS).read_text(encoding="utf-8"))
             make = _HANDLERS[saved["handler"]]
             return make(self.path, saved["settings"])
         except (OSError, ValueError, LookupError, TypeError) as error:

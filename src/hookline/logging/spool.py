@@ -18,7 +18,6 @@ settings, from which `hookline.logging.leftovers` builds it again).
 """
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.record import lock
+from hookline.record import lock, trust
 from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
 from hookline.record.reader import JOURNAL, MAIN, Parcel, lines
 from hookline.record.recorder import Recorder
@@ -103,7 +102,7 @@ class Spool:
             lock.hold(self._mark)
             _name_life(self.directory)
             aside = self.directory / f"{SETTINGS}.partial"
-            aside.write_text(json.dumps(self._settings), encoding="utf-8")
+            aside.write_bytes(trust.signed(self.directory / SETTINGS, self._settings))
             aside.replace(self.directory / SETTINGS)
             self._recorder = Recorder(self.directory, name=_writer_name(), segment_bytes=SEGMENT_BYTES)
         self._ending, self._woken = threading.Event(), threading.Event()

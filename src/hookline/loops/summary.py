@@ -20,9 +20,9 @@ def print_summary(run: "Session") -> None:
 
     Where that cannot be written to any more (``| head``), nothing is printed: the run is over, and well.
     """
-    from rich.console import Console
+    from hookline.record.terminal import terminal_console
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal_console(stderr=True, markup=True)
     if not console.is_terminal:
         console.width = LOG_FILE_WIDTH
     with console.capture() as captured:

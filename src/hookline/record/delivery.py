@@ -221,10 +221,10 @@ class Delivery:
         if self._reader is None:
             self._hold()
             self._shut()
+            if self.progress.state is not None and not self.progress.is_own:
+                self.sink.check_foreign(self.run_dir, self.progress.state)
             self._look_for_losses()
             with _in_sink():
-                if self.progress.state is not None and not self.progress.is_own:
-                    self.sink.check_foreign(self.run_dir, self.progress.state)
                 state = clean(self.sink.open(self.run_dir, self.progress.state))
             if state != self.progress.state or not self.progress.was_saved:
                 self.progress.state = state

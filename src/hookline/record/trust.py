@@ -5,8 +5,8 @@ file of a sink in it asks for (an address, a variable of the environment, an imp
 file proves to be the user's own:
 
 - it is a regular file that belongs to the user, and
-- it ends with a code (HMAC-SHA256) over its text, the run's id and its own name, made with a key that only the user
-  can read: ``hookline/key`` in ``$XDG_STATE_HOME``, or in ``~/.local/state``.
+- it ends with a code (HMAC-SHA256) over its text, its name and those of the run and the folder, made with a key that
+  only the user can read: ``hookline/key`` in ``$XDG_STATE_HOME``, or in ``~/.local/state``.
 
 The key is made when it is first needed. Where it cannot be kept, or others can read it, nothing is signed, and files
 with such wishes need explicit trust later. Training never fails for that.
@@ -71,10 +71,9 @@ def _is_signed(path: Path, data: bytes) -> bool:
 
 
 def _code(key: bytes, path: Path, text: bytes) -> bytes:
-    # With the run's and the file's names, so that a file says nothing elsewhere; without the path: runs are moved.
-    run_dir = path.absolute().parent.parent
-    place = b"\0".join((os.fsencode(run_dir.name), os.fsencode(path.name), text))
-    return hmac.new(key, place, hashlib.sha256).hexdigest().encode()
+    # With the last three names of the path, so that a file says nothing in another run; not with all: runs are moved.
+    place = [os.fsencode(name) for name in path.absolute().parts[-3:]]
+    return hmac.new(key, b"\0".join((*place, text)), hashlib.sha256).hexdigest().encode()
 
 
 def _key() -> bytes | None:

@@ -26,6 +26,7 @@ from hookline.core.errors import OptionError
 from hookline.record.reader import MAIN, Parcel
 from hookline.record.records import BOOKKEEPING, Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline.record.sink import Sink, register_sink
+from hookline.record.terminal import one_line
 from hookline.sinks.passed import Passed
 
 logger = logging.getLogger("hookline")
@@ -133,7 +134,7 @@ class ConsoleSink(Sink):
             line.append((f"  {record.axis}", "bold cyan"))
         for name, value in shown:
             text, style = _value(value, "bold cyan" if record.axis == "eval" else "bold")
-            line += [(f"  {_one_line(name)} ", ""), (text, style)]
+            line += [(f"  {one_line(name)} ", ""), (text, style)]
         return line if shown else []
 
     def _shows(self, name: str) -> bool:
@@ -208,29 +209,24 @@ def _sample(parcel: Parcel, record: Sample) -> Line:
 
 
 def _status(parcel: Parcel, record: Status) -> Line:
-    word = (f"  {_one_line(record.status)}", _STATUS_STYLES.get(record.status, "bold"))
-    message = [(f": {_one_line(record.message)}", "")] if record.message else []
+    word = (f"  {one_line(record.status)}", _STATUS_STYLES.get(record.status, "bold"))
+    message = [(f": {one_line(record.message)}", "")] if record.message else []
     return [*_begin(parcel), word, *message]
 
 
 def _event(parcel: Parcel, record: Event) -> Line:
-    facts = "".join(f"  {_one_line(name)}={_value(value, '')[0]}" for name, value in record.data.items())
+    facts = "".join(f"  {one_line(name)}={_value(value, '')[0]}" for name, value in record.data.items())
     style = "bold red" if "error" in record.name else "magenta"
-    return [*_begin(parcel), (f"  {_one_line(record.name)}", style), (facts, "")]
+    return [*_begin(parcel), (f"  {one_line(record.name)}", style), (facts, "")]
 
 
 def _log(parcel: Parcel, record: LogLine) -> Line:
-    level = (f"  {_one_line(record.level)}", _LEVEL_STYLES.get(record.level, ""))
-    return [*_begin(parcel), level, (f" {_one_line(record.logger)}: {_one_line(record.message)}", "")]
+    level = (f"  {one_line(record.level)}", _LEVEL_STYLES.get(record.level, ""))
+    return [*_begin(parcel), level, (f" {one_line(record.logger)}: {one_line(record.message)}", "")]
 
 
 def _cut(text: str) -> str:
-    return _one_line(text if len(text) <= EXCERPT else f"{text[: EXCERPT - 1]}…")
-
-
-def _one_line(text: str) -> str:
-    """A text without line breaks, and without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return one_line(text if len(text) <= EXCERPT else f"{text[: EXCERPT - 1]}…")
 
 
 def _plain(line: Line) -> str:

@@ -243,7 +243,9 @@ def _slots(home: Path, place: str) -> list[Path]:
         logger.warning("%s cannot be written (%s): what is not delivered by the end is lost.", home, error.strerror)
         own = Path(tempfile.mkdtemp(prefix="hookline-outbox-"))
         return [own]
-    others = [path for path in sorted(home.glob(f"{place}*")) if path != own and _has_news(path)]
+    others = [
+        path for path in sorted(home.glob(f"{place}*")) if path != own and not path.is_symlink() and _has_news(path)
+    ]
     return [own, *(path for path in others if _take(path))]
 
 

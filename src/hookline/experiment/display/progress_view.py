@@ -29,6 +29,7 @@ from hookline.experiment.display.terminal_lines import TerminalLines
 from hookline.experiment.experiment import Experiment
 from hookline.experiment.messages import Progress, Scored
 from hookline.experiment.plan import PlannedRun
+from hookline.record.terminal import terminal_console
 
 DRAWS_PER_SECOND = 5.0
 MOST_RUNS = 20
@@ -185,7 +186,7 @@ class _Live:
         shares_streams = self._console.file.isatty() and self._lines.start()
         drawn = self._console
         if shares_streams and self._lines.terminal is not None:
-            drawn = Console(file=self._lines.terminal, highlight=False, markup=False, emoji=False)
+            drawn = terminal_console(file=self._lines.terminal)
         self._live = Live(
             self,
             console=drawn,

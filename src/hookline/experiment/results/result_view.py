@@ -32,9 +32,9 @@ def view(result: ExperimentResult, board: Leaderboard) -> "Group":
 
 def print_out(shown: "Group") -> None:
     """Print to standard output; where nobody reads that any more (``| head``), nothing is printed or fails."""
-    from rich.console import Console
+    from hookline.record.terminal import terminal_console
 
-    console = Console(highlight=False)
+    console = terminal_console(markup=True)
     if not console.is_terminal:
         console.width = LOG_FILE_WIDTH
     with console.capture() as captured:
