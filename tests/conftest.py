@@ -19,14 +19,20 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("KERAS_BACKEND", "torch")
 # Ray's processes would come behind everything else that the tests do, and those that wait for them would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# The key that sinks are signed with is not to be the user's own.
-_STATE = tempfile.mkdtemp(prefix="hookline-tests-")
-os.environ["XDG_STATE_HOME"] = _STATE
-atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
+# The key that the files of sinks are signed with is not to be the user's own.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hookline-tests-")
 
 import pytest
 
 atexit.register(gc.unfreeze)  # of what tests set aside; some libraries complain of what is not gone at the end
+
+
+def _forget_key(owner: int = os.getpid()) -> None:
+    if os.getpid() == owner:  # not a forked child, while others still use it
+        shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+atexit.register(_forget_key)
 
 
 @pytest.hookimpl(optionalhook=True)  # where tests run in one process, nobody asks
