@@ -43,7 +43,7 @@ from zlib import crc32
 
 from hookline.core.errors import OptionError
 from hookline.record.durable import sync_descriptor, sync_directory
-from hookline.record.records import SEALED
+from hookline.record.records import SEAL
 from hookline.record.segment import DIGESTS, Segment, can_map, files, tidy
 
 logger = logging.getLogger("hookline")
@@ -133,17 +133,19 @@ class Journal:
         """Write one line, a JSON object without a newline, with its number and checksum; whether there was room."""
         with self._lock:
             number = self._number
-            sealed = SEALED % (line[:-1], number, crc32(line, number))
-            size = len(sealed)  # the last call before the position is reserved: at a call a signal handler may come in
+            seal = SEAL % (number, crc32(line, number))  # takes the place of the closing brace
+            size, seal_size = len(line), len(seal)  # the last calls: a signal handler may come in at a call
             if number != self._number:  # one did, and its line has this number
                 return self.append(line)
             position = self._position
-            end = position + size
+            behind = position + size
+            end = behind + seal_size - 1
             if end < self._size:
                 self._number = number + 1
                 self._position = end + 1  # reserved first: what a signal handler appends now goes behind it
                 view = self._map
-                view[position:end] = sealed
+                view[position:behind] = line
+                view[behind - 1 : end] = seal
                 view[end] = 10
                 return True
             self._slow += 1
@@ -410,7 +412,7 @@ class Journal:
     def _write_plainly(self, line: bytes) -> None:
         assert self._plain is not None
         number = self._number
-        sealed = SEALED % (line[:-1], number, crc32(line, number))
+        sealed = line[:-1] + SEAL % (number, crc32(line, number))
         if number != self._number:  # a signal handler came in at the call, and its line has this number
             self._write_plainly(line)
             return

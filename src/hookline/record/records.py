@@ -116,8 +116,8 @@ _PLAIN = frozenset({str, dict, list}).isdisjoint
 _decoder = msgspec.json.Decoder(AnyRecord)
 
 
-SEALED = b'%b,"#":%d,"crc":"%x"}'
-"""A line of a journal: the object up to its closing brace, its number, the checksum, the closing brace."""
+SEAL = b',"#":%d,"crc":"%x"}'
+"""What a line of a journal has in place of its closing brace: its number, the checksum, the closing brace."""
 _SEAL = re.compile(rb',"#":(\d{1,20}),"crc":"([0-9a-f]{1,8})"\}\Z')
 _SPOILED_SEAL = re.compile(rb',"#":\d{1,20}.{1,18}\Z|,"crc":"[0-9a-f]{1,8}"\}\Z', re.DOTALL)
 """A seal of which a byte changed: without this, such a line would be taken for one of version 0.1."""
@@ -130,7 +130,7 @@ encode: Callable[[Record], bytes] = msgspec.json.Encoder().encode
 
 def sealed(line: bytes, number: int) -> bytes:
     """A line with its number and its checksum; `Journal.append` does the same without a call."""
-    return SEALED % (line[:-1], number, zlib.crc32(line, number))
+    return line[:-1] + SEAL % (number, zlib.crc32(line, number))
 
 
 def line_number(line: bytes) -> int | None:
