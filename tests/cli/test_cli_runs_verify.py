@@ -9,7 +9,9 @@ import pytest
 from finished_runs import journal_file, record
 
 import hookline as hl
+from hookline.cli.runs_verify import verify
 from hookline.record.recorder import Recorder
+from hookline.store.catalogue import Place
 
 
 def findings(cli, *arguments):
@@ -274,3 +276,37 @@ def test_verify_of_a_journal_cut_in_half_says_that_it_may_have_been_cut_off(cli)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 1])
     (run,) = json.loads(cli("runs", "verify", "--json").stdout)
     assert "was killed while it wrote that record, or the file was cut off there" in run["findings"][0]["means"]
+
+
+def flip(file, place, bit=1):
+    data = bytearray(file.read_bytes())
+    data[place] ^= bit
+    file.write_bytes(data)
+
+
+def test_verify_finds_a_flipped_bit_in_every_byte_of_a_journal_and_the_other_lines_are_read(cli):
+    directory = record()
+    file = journal_file(directory)
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        flip(file, place, 1 << (place % 7))
+        verdict = verify(Place("default", directory))
+        at_end_of_line = whole[place] == 10  # which joins two lines
+        assert (verdict.is_damaged, verdict.records >= 4 - at_end_of_line) == (True, True), (place, whole[place])
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "elsewhere"])
+@pytest.mark.parametrize("name", ["x.pt", "x"])
+def test_verify_finds_a_flipped_bit_in_a_checkpoint_wherever_it_was_saved(cli, torch, tmp_path, folder, name):
+    save = {"save": lambda path: torch.save({"weight": torch.ones(1000)}, path / "model.pt"), "load": print}
+    with hl.run("saved", summary=False, **save) as run:
+        place = (run.dir if folder == "checkpoints" else tmp_path) / folder / name
+        for _ in run.steps(1):
+            run.save_checkpoint(place)
+    whole = findings(cli)
+    file = place if place.is_file() else place / "model.pt"
+    flip(file, file.read_bytes().index(b"\0\0\x80\x3f" * 10) + 2, 0x40)
+    code, [(kind, what)] = findings(cli)
+    shown = f"checkpoints/{name}" if folder == "checkpoints" else str(place)
+    assert (whole, code, kind, what.startswith(f"{shown} is damaged: the content of ")) == ((0, []), 1, "damage", True)

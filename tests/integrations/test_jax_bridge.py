@@ -138,6 +138,18 @@ def test_checkpoint_is_arrays_and_json_and_nothing_else():
         assert int(arrays["4"]) == 2
 
 
+def test_resume_from_a_checkpoint_with_a_flipped_bit_names_the_file_and_changes_nothing():
+    (row,) = train(until=2)[0].checkpoints
+    for file in sorted(row.path.iterdir()):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-40] + bytes([whole[-40] ^ 2]) + whole[-39:])
+        loop = run(initial(), "other", key=jax.random.key(0), resume=row.path, summary=False)
+        with pytest.raises(CheckpointError, match=f"is damaged: .*{file.name}"), loop:
+            pass
+        assert (loop.step, int(loop.train_state.count)) == (0, 0)
+        file.write_bytes(whole)
+
+
 def test_resume_with_another_state_is_refused_and_changes_nothing():
     halved, _ = train(until=2)
     (row,) = halved.checkpoints

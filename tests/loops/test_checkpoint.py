@@ -498,4 +498,7 @@ def test_checkpoint_in_one_file_with_a_flipped_bit_is_refused(tmp_path):
     with hl.run("x", root=None, load=lambda path: None, summary=False) as again:
         with pytest.raises(hl.CheckpointError, match=r"x\.pt is damaged: the content of .* changed"):
             again.load_checkpoint(place)
+        place.write_bytes(bytes(100) + data[100:])  # so that torch cannot read it at all
+        with pytest.raises(hl.CheckpointError, match=r"x\.pt is damaged: the content of .*data.pkl in it changed"):
+            again.load_checkpoint(place)
         assert again.step == 0

@@ -558,3 +558,19 @@ def test_delivery_of_many_writers_brings_each_ones_rows_in_order(tmp_path):
     finish(delivery)
     steps = [json.loads(line)["step"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert steps == [step for step in range(50) for _ in recorders]
+
+
+@pytest.mark.parametrize(("sink", "file"), [(CsvSink, "metrics.csv"), (JsonlSink, "records.jsonl")])
+def test_line_with_a_flipped_bit_costs_that_line_in_a_sink(tmp_path, sink, file):
+    recorder = Recorder(tmp_path)
+    for step in range(4):
+        recorder.log(loss=step + 0.5, step=step)
+    recorder.close()
+    (journal,) = (tmp_path / "journal").glob("*.jsonl")
+    journal.write_bytes(journal.read_bytes().replace(b'"loss":1.5', b'"loss":1.4'))
+    delivery = Delivery(tmp_path, "table", sink(), PACE)
+    delivery.round()
+    delivery.close(0)
+    delivery.run()
+    written = (tmp_path / file).read_text()
+    assert [value for value in ("0.5", "1.4", "1.5", "2.5", "3.5") if value in written] == ["0.5", "2.5", "3.5"]

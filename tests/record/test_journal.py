@@ -131,6 +131,22 @@ def test_journal_each_start_is_a_new_session(tmp_path):
     other.close()
 
 
+def test_journal_sync_reports_a_file_that_the_background_could_not_sync(tmp_path, monkeypatch, caplog):
+    def fail(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("os.fdatasync", fail)
+        journal = Journal(tmp_path, segment_bytes=8192, durability="checkpoint")
+        for _ in range(20):
+            journal.append(b"x" * 1000 + b"}")
+        wait_until(lambda: "cannot be brought to the disk" in caplog.text)
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.sync()
+    journal.sync()
+    journal.close()
+
+
 def test_journal_signal_handler_may_append_in_the_middle_of_an_append(tmp_path):
     journal = Journal(tmp_path, segment_bytes=64 << 10)
     previous = signal.signal(signal.SIGALRM, lambda *_: journal.append(b"from the handler}"))

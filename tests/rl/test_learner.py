@@ -470,6 +470,21 @@ def test_learner_checkpoint_hook_saves_checkpoints_of_the_learner(tmp_path):
     assert [row.step for row in made.learner.checkpoints] == [2, 4]
 
 
+def test_learner_resume_from_a_checkpoint_with_a_flipped_bit_names_the_file(tmp_path):
+    Setup(callbacks=[Preempts(2)], output_dir=str(tmp_path), name="flipped").fit()
+    (place,) = tmp_path.glob("*/*/checkpoints/*")
+    files = sorted(place.iterdir())
+    for file in files:
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-40] + bytes([whole[-40] ^ 2]) + whole[-39:])
+        again = Setup(output_dir=str(tmp_path), name="flipped").learner
+        with pytest.raises(hl.CheckpointError, match=f"is damaged: .*{file.name}"):
+            again.resume(place)
+        assert again.step == 0
+        file.write_bytes(whole)
+    assert {"model.pt", "optimizer.pt", "state.json"} <= {file.name for file in files}
+
+
 def test_learner_resume_keeps_the_state_of_hooks(tmp_path):
     class Counts(Hook):
         def __init__(self):

@@ -337,6 +337,19 @@ def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server,
     assert [f"{max(sizes.values()):,} bytes, is more than {server.url} takes" in line for line in told] == [True]
 
 
+@pytest.mark.parametrize("bit", [0x01, 0x80])
+def test_line_with_a_flipped_bit_costs_that_line_on_the_server(run_dir, recorder, server, deliver, bit, caplog):
+    log_steps(recorder, 1, 2, 3)
+    recorder.close()
+    (file,) = (run_dir / "journal").glob("*.jsonl")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"loss", data.index(b"\n"))] ^= bit  # with the highest one it is no UTF-8 any more
+    file.write_bytes(data)
+    rounds(deliver(run_dir, HooklineSink(server.url)))
+    here, there = (list(hl.read(each, writer="main")) for each in (run_dir, received(server)))
+    assert ([record.step for record in there], there) == ([1, 3], here)
+
+
 def test_status_or_broken_line_that_is_too_large_is_left_out_but_the_word_is_kept(
     server, run_dir, recorder, deliver, monkeypatch
 ):

@@ -163,6 +163,18 @@ def test_lines_that_are_no_records_are_counted_and_the_rest_is_read(tmp_path):
     assert losses(runs(tmp_path)) == [1.0]
 
 
+def test_line_with_a_flipped_bit_and_one_that_is_doubled_cost_those_lines_and_are_said(tmp_path):
+    with hl.run(root=tmp_path, summary=False) as run:
+        for step in run.steps(4):
+            run.log(loss=float(step))
+    (file,) = (run.dir / "journal").glob("*.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    flipped = lines[2].replace(b'"loss":1', b'"loss":9')
+    file.write_bytes(b"".join([*lines[:2], flipped, lines[3], lines[3], *lines[4:]]))
+    assert problems_of(tmp_path) == ("2 lines are no records and are left out",)
+    assert losses(runs(tmp_path)) == [0.0, 2.0, 3.0]
+
+
 def test_hole_in_a_journal_is_said(tmp_path):
     directory = finished_run(tmp_path)
     data = bytearray(journal(directory).read_bytes())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.loops import checkpoint
+from hookline.loops.checkpoint_file import is_file_path
 
 FOLDER = "checkpoints"
 
@@ -22,7 +23,7 @@ class SavedCheckpoint:
 
 
 def saved_checkpoints(run_dir: Path, *, digests: bool = False) -> list[SavedCheckpoint]:
-    """All of a run, by step; links are passed by.
+    """All in a run's directory, by step; links are passed by.
 
     Args:
         run_dir: The run's directory.
@@ -37,8 +38,11 @@ def saved_checkpoints(run_dir: Path, *, digests: bool = False) -> list[SavedChec
 
 
 def _is_ours(path: Path) -> bool:
-    is_named = path.name[0] != "." and path.is_dir() and not path.is_symlink()
-    return is_named and (checkpoint.is_one(path) or path.name.startswith("step-"))
+    if path.name[0] == "." or path.is_symlink():
+        return False
+    if path.is_file():
+        return is_file_path(path)
+    return path.is_dir() and (checkpoint.is_one(path) or path.name.startswith("step-"))
 
 
 def _described(path: Path, *, digests: bool) -> SavedCheckpoint:
@@ -49,7 +53,8 @@ def _described(path: Path, *, digests: bool) -> SavedCheckpoint:
         facts = {}
     known = facts if isinstance(facts, dict) else {}
     step = known.get("step")
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    files = [path] if path.is_file() else path.rglob("*")
+    size = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
     return SavedCheckpoint(
         path,
         step if isinstance(step, int) else None,

@@ -20,11 +20,12 @@ from rich.progress import Progress
 from rich.text import Text
 
 from hookline.cli.output import AsJson, console, indented, print_json
-from hookline.cli.run_checkpoints import saved_checkpoints
+from hookline.cli.run_checkpoints import FOLDER, saved_checkpoints
 from hookline.cli.run_reference import OptionalRuns, Root, all_places, locate
 from hookline.cli.run_words import bytes_text
 from hookline.cli.wrong_input import wrong_input
-from hookline.loops.checkpoint import recorded_lines
+from hookline.loops.checkpoint import damage_of, is_one, recorded_lines
+from hookline.loops.checkpoint_file import is_file_path
 from hookline.record import run_directory
 from hookline.record.delivery import sink_states
 from hookline.record.reader import COURIER, Sequence, lines, missing_lines
@@ -74,6 +75,8 @@ class _JournalFile:
     end: int = 0
     error: str = ""
     digest: str = ""
+    saved: list[Path] = field(default_factory=list)
+    """The checkpoints that it says were saved."""
 
 
 @dataclass(slots=True)
@@ -155,6 +158,7 @@ def verify(place: Place) -> Verdict:
         *_about_digests(place.journal, files),
         *_about_lost(files.values()),
         *_about_checkpoints(place.directory),
+        *(_about_checkpoints_elsewhere(place.directory, files.values()) if last_sign(place.directory) is None else ()),
         *(_about_power_cuts(place.directory) if can_be_read else ()),
         *(_about_end(end, place) if can_be_read and not is_live else ()),
         *(_about_sinks(place.directory) if can_be_read and not is_live else ()),
@@ -193,6 +197,8 @@ def _read(file: File, numbers: _Numbers) -> _JournalFile:
                 continue
             numbers.note(number, count, seen)
             seen.records += 1
+            if isinstance(record, Event) and record.name == "checkpoint":
+                seen.saved.append(Path(str(record.data.get("path"))))
             if isinstance(record, Event) and record.name == "records_lost":
                 lost = record.data.get("count")
                 seen.lost += lost if isinstance(lost, int) else 0
@@ -383,6 +389,21 @@ def _about_checkpoints(run_dir: Path) -> Iterator[Finding]:
                 f"checkpoints/{one.path.name} is damaged: {one.damage}",
                 f"It is never loaded: resuming passes it over. {instead}",
                 "Put its files back from a copy, or delete it.",
+            )
+
+
+def _about_checkpoints_elsewhere(run_dir: Path, files: Iterable[_JournalFile]) -> Iterator[Finding]:
+    """Checkpoints that lie outside the run's directory, where their files are still there."""
+    own = (run_dir / FOLDER).resolve()
+    for path in dict.fromkeys(path for seen in files for path in seen.saved):
+        is_ours = is_file_path(path) if path.is_file() else path.is_dir() and is_one(path)
+        damage = damage_of(path, digests=True) if is_ours and path.resolve().parent != own else None
+        if damage is not None:
+            yield Finding(
+                "damage",
+                f"{path} is damaged: {damage}",
+                "It is never loaded.",
+                "Put it back from a copy, or delete it.",
             )
 
 

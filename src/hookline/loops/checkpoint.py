@@ -24,7 +24,7 @@ from hookline.core.encoding import TENSOR, decode, encode
 from hookline.core.errors import CheckpointError
 from hookline.core.state import ManifestRow
 from hookline.core.values import plain
-from hookline.loops.checkpoint_file import is_file_path, is_packed, pack, require_torch
+from hookline.loops.checkpoint_file import damage_of_file, is_file_path, is_packed, pack, require_torch
 from hookline.record.durable import replace_file, sync_directory, sync_file
 from hookline.record.records import DamagedLineError, line_number, sealed
 
@@ -138,6 +138,10 @@ def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Mani
 def load(path: Path) -> dict[str, Any]:
     """The state in a checkpoint, once all its files are known to be whole."""
     recover(path)
+    if path.is_file() and is_file_path(path):  # one in a file that is whole was unpacked
+        damage = damage_of_file(path)
+        said = "is not a checkpoint: it was not saved by hookline" if damage is None else f"is damaged: {damage}"
+        raise CheckpointError(f"{path} {said}.")
     if not is_one(path):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.")
     damage = damage_of(path, digests=True)
@@ -178,6 +182,8 @@ def damage_of(path: Path, *, digests: bool = False) -> str | None:
         path: The checkpoint.
         digests: Whether the content of the files is compared, too, which reads all of them.
     """
+    if path.is_file():
+        return damage_of_file(path) if digests else None
     try:
         text = (path / MANIFEST_FILE).read_bytes()
         line_number(text)  # checks it

@@ -4,7 +4,7 @@ A file that was written is in memory until the system writes it back; its name i
 to the disk, too. `replace_file` is how small files are written that have to be there as a whole or not at all.
 """
 
-import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -38,14 +38,20 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk; one that cannot be opened or synced is left alone."""
+    """Bring the names in a directory to the disk; one that may not be opened or cannot be synced is left alone.
+
+    Raises:
+        OSError: They did not get there.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # files can be made in a directory that cannot be listed
         return
     try:
-        with contextlib.suppress(OSError):  # EINVAL: some network file systems
-            os.fsync(descriptor)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP):  # network file systems
+            raise
     finally:
         os.close(descriptor)
 

@@ -116,6 +116,7 @@ class Journal:
         self._to_close: list[tuple[Segment, int]] = []
         self._lost_before = self._slow = 0
         self._sync_fails = False
+        self._sync_error: OSError | None = None
         self._to_say: list[tuple[Any, ...]] = []
         tidy(self.directory)
         self._maps = can_map(self.directory)
@@ -188,8 +189,14 @@ class Journal:
         """Bring everything to the disk now; appends go on meanwhile.
 
         Raises:
-            OSError: Something did not get there. What else there was did.
+            OSError: Something did not get there, now or in the background since the last call. What else there was did.
         """
+        self._sync_all()
+        error, self._sync_error = self._sync_error, None
+        if error is not None:  # the system reports that pages were lost only once: a second sync would succeed
+            raise error
+
+    def _sync_all(self) -> None:
         with self._lock:
             current = self._segment.descriptor if self._segment is not None else self._plain
             if current is not None:
@@ -359,7 +366,7 @@ class Journal:
             woken = self._wake.wait(self._sync_seconds if syncs else None)
             self._wake.clear()
             if syncs and time.monotonic() - synced >= self._sync_seconds:
-                self._sync_in_time(self.sync)
+                self._sync_in_time(self._sync_all)
                 synced = time.monotonic()
             if self._durability == "checkpoint" and self._to_sync:
                 self._sync_in_time(self._sync_waiting)  # complete files, as they come: or their descriptors pile up
@@ -375,7 +382,7 @@ class Journal:
             if not self._sync_fails:
                 said = "The journal in %s cannot be brought to the disk (%s): a power failure may take records."
                 self._to_say.append((logging.ERROR, said, self.directory, error.strerror))
-            self._sync_fails = True
+            self._sync_fails, self._sync_error = True, error
         else:
             self._sync_fails = False
         self._speak()

@@ -84,16 +84,18 @@ def _require_project(project: str) -> None:
         raise ConfigError(f"project={project!r:.80}: give a name without '/', of {_NAME_BYTES} bytes at most.")
 
 
-def update(directory: Path, name: str, change: Any) -> None:
+def update(directory: Path, name: str, change: Any, *, sync: bool = True) -> None:
     """Change one thing that ``run.json`` says, as a whole or not at all.
 
     Args:
         change: The new value, None to remove it, or, of a mapping, a pair of its new items and the names to remove.
+        sync: Whether the change is on the disk when this returns.
     """
     with _UPDATES:
         known = facts_of(directory)
         known[name] = _changed(known.get(name), *change) if isinstance(change, tuple) else clean(change)
-        _replace_facts(directory, {key: value for key, value in known.items() if key != name or value is not None})
+        kept = {key: value for key, value in known.items() if key != name or value is not None}
+        _replace_facts(directory, kept, sync=sync)
 
 
 def _changed(there: Any, new: Mapping[str, Any], removed: Iterable[str]) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def _write_facts(directory: Path, facts: dict[str, Any], *, sync: bool) -> None:
     _replace_facts(directory, clean(known | facts), sync=sync)
 
 
-def _replace_facts(directory: Path, known: dict[str, Any], *, sync: bool = True) -> None:
+def _replace_facts(directory: Path, known: dict[str, Any], *, sync: bool) -> None:
     replace_file(directory / FACTS, (json.dumps(known, indent=2) + "\n").encode(), sync=sync)
 
 

@@ -44,7 +44,8 @@ def noted_digests(directory: Path) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError):
             if path.is_file() and not path.is_symlink():
                 found = (line.split("  ", 1) for line in path.read_text(encoding="ascii").splitlines())
-                noted |= {parts[1]: parts[0] for parts in found if len(parts) == 2}
+                # A power cut may leave half of a line.
+                noted |= {parts[1]: parts[0] for parts in found if len(parts) == 2 and parts[1].endswith(".jsonl")}
     return noted
 
 

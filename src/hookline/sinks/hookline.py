@@ -247,12 +247,23 @@ def pieces(path: Path, begin: int, end: int | None = None) -> Iterator[tuple[int
         if end is not None and behind > end:
             break
         if gathered and size + len(line) + 1 > PIECE_BYTES:
-            yield begin, b"\n".join(gathered) + b"\n"
+            yield begin, _as_text(gathered)
             gathered, begin, size = [], begin + size, 0
         gathered.append(line)
         size += len(line) + 1
     if gathered:
-        yield begin, b"\n".join(gathered) + b"\n"
+        yield begin, _as_text(gathered)
+
+
+def _as_text(gathered: list[bytes]) -> bytes:
+    """Lines as the server takes them: it refuses what is not UTF-8, so a damaged line is blanks there."""
+    data = b"\n".join(gathered) + b"\n"
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        kept = (line if line == line.decode(errors="replace").encode() else b" " * len(line) for line in gathered)
+        data = b"\n".join(kept) + b"\n"
+    return data
 
 
 def wire_name(name: str) -> str:
