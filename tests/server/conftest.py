@@ -1,7 +1,9 @@
 """A server over recorded runs, and a real browser that looks at it."""
 
+import os
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -85,3 +87,18 @@ def show(root, serve, page):
         return page
 
     return open_view
+
+
+@pytest.fixture
+def slow_write(monkeypatch):
+    """Has whoever writes to a journal wait: the events say that somebody does, and let them go on."""
+    waits, goes_on, write = threading.Event(), threading.Event(), os.pwrite
+
+    def gated(descriptor, data, offset):
+        waits.set()
+        assert goes_on.wait(30)
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", gated)
+    yield waits, goes_on
+    goes_on.set()

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import socket
-import threading
 import tracemalloc
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
@@ -331,21 +330,6 @@ def let_go_after_an_answer(server, begun=b"GET"):
         connection.sendall(begun)
         assert connection.recv(1000) == b""
         return answer.status
-
-
-@pytest.fixture
-def slow_write(monkeypatch):
-    """Has whoever writes to a journal wait: the events say that somebody does, and let them go on."""
-    waits, goes_on, write = threading.Event(), threading.Event(), os.pwrite
-
-    def gated(descriptor, data, offset):
-        waits.set()
-        assert goes_on.wait(30)
-        return write(descriptor, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", gated)
-    yield waits, goes_on
-    goes_on.set()
 
 
 def test_connection_that_waits_for_an_answer_is_kept(root, serve, slow_write):

@@ -15,7 +15,7 @@ from hookline.cli.token_handover import READ_OPTION, WRITE_OPTION, handed_over
 from hookline.cli.ui import PORT, Stall
 from hookline.core.errors import ConfigError
 from hookline.server.tokens import KEPT, Given, Settled, from_environment, from_file, settle
-from hookline.server.web_server import WebServer, allowed_name, check_host, is_loopback
+from hookline.server.web_server import WebServer, allowed_name, check_host, is_loopback, raise_descriptor_limit
 from hookline.store.liveness import STALL_SECONDS
 
 Root = Annotated[Path, typer.Argument(help="Where the runs are kept; made if need be.")]
@@ -63,6 +63,7 @@ def serve(
         allowed_name(name)
     _make(root)
     settled = settle(root, given, needs_read=bool(names) or not is_loopback(host))
+    raise_descriptor_limit()
     server = WebServer(
         root, host=host, port=port, stall_seconds=stall_seconds, tokens=settled.tokens, allow_hosts=names
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hookline.cli.output import console
-from hookline.server.web_server import WebServer
+from hookline.server.web_server import WebServer, raise_descriptor_limit
 from hookline.store.liveness import STALL_SECONDS
 
 PORT = 8765
@@ -28,6 +28,7 @@ def ui(
     stall_seconds: Stall = STALL_SECONDS,
 ) -> None:
     """Show recorded runs, live, in a browser on this machine. Ctrl-C ends it."""
+    raise_descriptor_limit()
     server = WebServer(root, host=host, port=port, stall_seconds=stall_seconds)
     with server.ended_by_interrupt():
         _say(server)

@@ -21,7 +21,7 @@ from hookline.server.disk_trouble import DiskTrouble
 from hookline.server.endpoint import json_response
 from hookline.server.guard import Guard
 from hookline.server.listing import Listing
-from hookline.server.live_stream import LiveStream
+from hookline.server.live_stream import MOST_STREAMS, LiveStream
 from hookline.server.login_api import login_route
 from hookline.server.openapi import openapi
 from hookline.server.received_runs import ConflictError, ReceivedRuns
@@ -70,16 +70,21 @@ class Receiving:
 
 
 def application(
-    runs: Runs, *, is_closing: Callable[[], bool] = lambda: False, receiving: Receiving | None = None
+    runs: Runs,
+    *,
+    is_closing: Callable[[], bool] = lambda: False,
+    receiving: Receiving | None = None,
+    most_streams: int = MOST_STREAMS,
 ) -> Starlette:
     """The page and its interface over some runs.
 
     Args:
         is_closing: Whether the server is about to end.
         receiving: How runs of other machines are taken; by default nothing can be changed.
+        most_streams: How many live streams there are at a time.
     """
     listing = Listing(runs)
-    stream = LiveStream(listing, is_closing)
+    stream = LiveStream(listing, is_closing, most_streams)
     access = None if receiving is None else Access(receiving.tokens)
     document = openapi(ENDPOINTS, hookline.__version__, WRITING if access else (), access)
     guard = Middleware(Guard, hosts=LOOPBACK if receiving is None else receiving.hosts, access=access)

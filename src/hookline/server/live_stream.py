@@ -2,23 +2,31 @@
 
 A viewer that was away gets all runs first, so nothing is missed. When nothing happens a beat is sent, by which a page
 knows that the server lives.
+
+How many streams there are is limited, in all and for each client address: a stream holds a connection for as long as
+its client likes. One too many is answered with 503, and the page asks again after a while.
 """
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import msgspec
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from hookline.server.endpoint import json_response
 from hookline.server.listing import Listed, Listing
 from hookline.server.run_rows import RunRow
 
 POLL_SECONDS = 1.0
 BEAT_SECONDS = 10.0
+MOST_STREAMS = 256
 
 
 class RunsChanged(msgspec.Struct):
@@ -62,19 +70,28 @@ class LiveStream:
 
     Args:
         is_closing: Whether the server is about to end, when streams must end too.
+        most: How many streams there are at a time; a client address may have a quarter of them.
     """
 
     listing: Listing
     is_closing: Callable[[], bool] = lambda: False
+    most: int = MOST_STREAMS
     poll_seconds: float = POLL_SECONDS
     beat_seconds: float = BEAT_SECONDS
+    _open: Counter[str] = field(default_factory=Counter)
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
     _thread: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
-    async def respond(self, request: Request) -> StreamingResponse:
+    async def respond(self, request: Request) -> Response:
         """Begin to tell a viewer."""
+        client = request.client.host if request.client else ""
+        if self._open.total() >= self.most or self._open[client] >= max(1, self.most // 4):
+            whose = "of this server" if self._open.total() >= self.most else f"of {client}"
+            answer = json_response({"error": f"Every live stream {whose} is in use. Close a page, or try later."}, 503)
+            answer.headers["Retry-After"] = "10"
+            return answer
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._events(), headers=headers, media_type="text/event-stream")
+        return _Counted(self._open, client, self._events(), headers=headers, media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[bytes]:
         viewer = Viewer()
@@ -97,6 +114,23 @@ class LiveStream:
             if fresh is not None:
                 return fresh
             return await anyio.to_thread.run_sync(self.listing.now, limiter=self._thread)
+
+
+class _Counted(StreamingResponse):
+    """A stream that counts as open until it ends, also where its client has gone before the first event."""
+
+    def __init__(self, counts: Counter[str], client: str, events: AsyncIterator[bytes], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._counts, self._client = counts, client
+        counts[client] += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._counts[self._client] -= 1
+            if not self._counts[self._client]:
+                del self._counts[self._client]
 
 
 def _event(name: str, data: msgspec.Struct) -> bytes:

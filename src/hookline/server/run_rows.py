@@ -1,6 +1,5 @@
 """`RunRow`: what the page's table shows of a run, and `RunDetails`: everything else that is known about it."""
 
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -94,7 +93,10 @@ def number(value: Any) -> Number:
 
 def _headline(metrics: dict[str, Any]) -> dict[str, Number]:
     """The few metrics that tell most about a run."""
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-    shown = [name for name in numbers if not name.startswith(_UNINTERESTING)]
-    ordered = sorted(shown, key=lambda name: (name not in _FIRST, shown.index(name)))
-    return {name: number(numbers[name]) for name in islice(ordered, MOST_METRICS)}
+    shown = [
+        name
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not name.startswith(_UNINTERESTING)
+    ]
+    ordered = sorted(shown, key=lambda name: name not in _FIRST)  # stable: otherwise as they were recorded
+    return {name: number(metrics[name]) for name in ordered[:MOST_METRICS]}

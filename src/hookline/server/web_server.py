@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import logging
 import re
+import resource
 import signal
 import socket
 import threading
@@ -27,11 +28,13 @@ from hookline.store.query import check_seconds
 from hookline.store.store import open_store
 
 if TYPE_CHECKING:
+    from hookline.server.connections import ConnectionLimits
     from hookline.server.request_body import Bodies
 
 logger = logging.getLogger("hookline")
 
 _HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9_.-]+)|\[(?P<bracketed>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?")
+DESCRIPTORS = 4096
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -46,6 +49,7 @@ class WebServer:
         tokens: What is asked of those who send runs and of those who look; without them nothing can be sent.
         allow_hosts: Other names that it is reached by, e.g. that of a proxy; a port makes no difference.
         bodies: How much it takes at a time.
+        limits: How many connections it has at a time, and how long each may take.
 
     Raises:
         ConfigError: There is no such directory, the address is none or taken, a name is none, or others reach it and no
@@ -63,12 +67,13 @@ class WebServer:
         tokens: Tokens | None = None,
         allow_hosts: Sequence[str] = (),
         bodies: "Bodies | None" = None,
+        limits: "ConnectionLimits | None" = None,
     ) -> None:
         try:
             import uvicorn
 
             from hookline.server.application import Receiving, application
-            from hookline.server.patient_protocol import patient
+            from hookline.server.connections import ConnectionLimits
             from hookline.server.request_body import Bodies
         except ImportError as error:
             raise MissingExtraError("The web page", "ui") from error
@@ -78,16 +83,24 @@ class WebServer:
         self.runs = _runs(root, stall_seconds, receives=tokens is not None)
         self._socket = _bound(host, port)
         bodies = bodies or Bodies()
+        limits = limits or ConnectionLimits(head_seconds=bodies.chunk_seconds)
         receiving = None if tokens is None else Receiving(tokens, host_names(host, others), bodies)
-        app = application(self.runs, is_closing=lambda: self._server.should_exit, receiving=receiving)
+        app = application(
+            self.runs,
+            is_closing=lambda: self._server.should_exit,
+            receiving=receiving,
+            most_streams=limits.connections // 2,  # so that streams leave room for everybody else
+        )
         config = uvicorn.Config(
             app,
-            log_level="warning",
+            log_level="error",  # a warning for each request that is none would fill the log
             access_log=False,
             lifespan="off",
             server_header=False,
             ws="none",
-            http=patient(bodies.chunk_seconds),
+            http=limits.protocol(),
+            backlog=limits.backlog,
+            timeout_keep_alive=round(limits.head_seconds) + 1,
             timeout_graceful_shutdown=3,
         )
         self._server = uvicorn.Server(config)
@@ -141,6 +154,14 @@ def _runs(root: str | Path, stall_seconds: float, *, receives: bool) -> Runs:
         return hookline.store.runs(root, stall_seconds=stall_seconds)
     check_seconds("stall_seconds", stall_seconds)
     return Runs(open_store(root), Liveness(stall_seconds, since=time.time()))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as a server needs, where the system allows it: macOS begins with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def is_loopback(host: str) -> bool:

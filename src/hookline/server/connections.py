@@ -1,0 +1,240 @@
+"""Limits on connections: everything that a client can cost the server before it has shown a token.
+
+Guarantees, whatever bytes arrive:
+
+- The head of a request (request line and headers) has at most `HEAD_BYTES` and `HEADERS` fields, and comes within
+  ``head_seconds`` of the connection or of the last answer. More is answered with 431, slower ones are closed.
+- A connection has one request under way. Pipelined requests wait unparsed, in one read of the transport (256 KiB).
+- What a client goes on sending after its request was refused is discarded, up to `DISCARDED_BYTES` and
+  `DISCARD_SECONDS`, so that it can read its answer; then the connection is closed.
+- A client that does not read its answer is disconnected after ``stalled_seconds`` without progress.
+- At most ``connections`` are open. Where all are in use, a new one takes the place of one that waits for its client:
+  the oldest of the client address that has the most. So idle or slow clients, however many, keep nobody out.
+
+Bodies have limits of their own (`Bodies`), and so do live streams (`LiveStream`).
+
+h11 parses requests, whatever else is installed: it stops at the second pipelined request and limits what it buffers,
+which httptools does not.
+"""
+
+import asyncio
+import http
+import resource
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_BYTES = 64 << 10
+HEADERS = 100
+HEAD_SECONDS = 15.0
+DISCARDED_BYTES = 16 << 20
+DISCARD_SECONDS = 10.0
+STALLED_SECONDS = 30.0
+MOST_CONNECTIONS = 512
+SMALL_CHUNKS = 1000
+SMALL_CHUNK_BYTES = 64
+"""A body of more than so many chunks, with fewer than so many bytes on average, is refused: parsing each costs much."""
+
+_SLICE = 16 << 10
+"""How much h11 gets at a time: it checks its limit between two pieces, so a head exceeds it by one piece at most."""
+
+
+def most_connections() -> int:
+    """How many connections fit into a third of the process's file descriptors: runs and the index need some, too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, soft // 3))
+
+
+@dataclass(slots=True)
+class ConnectionLimits:
+    """The limits of one server, and its open connections.
+
+    Args:
+        connections: How many are open at a time; by default what the process's descriptors allow, at most 512.
+        head_seconds: How long a client may take for the head of a request.
+        stalled_seconds: How long a client may take no byte of its answer.
+    """
+
+    connections: int = field(default_factory=most_connections)
+    head_seconds: float = HEAD_SECONDS
+    stalled_seconds: float = STALLED_SECONDS
+    _open: "set[LimitedProtocol]" = field(default_factory=set, repr=False)
+
+    @property
+    def backlog(self) -> int:
+        """How many connections wait to be accepted; asyncio accepts them all at once, and counts them later."""
+        return max(64, self.connections * 3 // 4)
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """The class that uvicorn makes an instance of for each connection."""
+        return type("Protocol", (LimitedProtocol,), {"limits": self})
+
+    def admit(self, newcomer: "LimitedProtocol") -> bool:
+        """Count a new connection, and make room for it where there is none.
+
+        Returns:
+            False where every connection has a request under way.
+        """
+        if len(self._open) >= self.connections:
+            waiting = [connection for connection in self._open if connection.waits_for_client]
+            if not waiting:
+                return False
+            per_client = Counter(connection.address for connection in self._open)
+            victim = max(waiting, key=lambda each: (per_client[each.address], -each.since))
+            self._open.discard(victim)
+            victim.transport.abort()
+        self._open.add(newcomer)
+        return True
+
+    def release(self, connection: "LimitedProtocol") -> None:
+        """Count a connection no longer."""
+        self._open.discard(connection)
+
+
+class _Parser(h11.Connection):
+    """h11, with limits on how many headers a request has and how small the chunks of a body are."""
+
+    status = 400
+    """What the error that ended it is answered with."""
+    _chunks = _chunk_bytes = 0
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.status = error.error_status_hint
+            raise
+        if isinstance(event, h11.Request):
+            self._chunks = self._chunk_bytes = 0
+            if len(event.headers) > HEADERS:
+                self.status = 431
+                raise h11.RemoteProtocolError("There are too many headers.")
+        elif isinstance(event, h11.Data):
+            self._chunks, self._chunk_bytes = self._chunks + 1, self._chunk_bytes + len(event.data)
+            if self._chunks > SMALL_CHUNKS and self._chunk_bytes < SMALL_CHUNK_BYTES * self._chunks:
+                raise h11.RemoteProtocolError("The chunks of the body are too small.")
+        return event
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection within limits."""
+
+    limits: ConnectionLimits
+    """Set on the subclass that `ConnectionLimits.protocol` makes."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn: _Parser = _Parser(h11.SERVER, HEAD_BYTES - _SLICE)
+        self.address = ""
+        self.since = 0.0  # when it began to wait for its client
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall_check: asyncio.TimerHandle | None = None
+        self._unwritten = 0
+        self._to_discard: int | None = None  # of what nobody reads
+        self._is_refused = False
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the next request, or the rest of one, has yet to come."""
+        return not self.is_answering or self.conn.their_state is h11.SEND_BODY
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if self.limits.admit(self):
+            self._wait_for_client(self.limits.head_seconds)
+            self._check_stall()
+        else:
+            self._refuse(503, "Every connection of this server is in use. Try again in a moment.")
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.limits.release(self)
+        for timer in (self._deadline, self._stall_check):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it, and all that it refers to, after an error
+
+    def data_received(self, data: bytes) -> None:
+        if self._to_discard is not None:
+            self._to_discard -= len(data)
+            if self._to_discard < 0:
+                self.transport.abort()
+            if self._is_refused or self._is_chunked():  # parsing chunks costs far more than sending them
+                return
+        for begin in range(0, len(data), _SLICE):
+            if self._is_refused or self.transport.is_closing():
+                return
+            super().data_received(data[begin : begin + _SLICE])
+        if self._to_discard is not None and self.conn.their_state is not h11.SEND_BODY:
+            self._to_discard = None
+            if not self.is_answering:
+                self._wait_for_client(self.limits.head_seconds)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and self._deadline is not None:
+            self._deadline.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() or self.is_answering:  # a pipelined request
+            return
+        if self.conn.their_state is h11.SEND_BODY:
+            self._discard()
+        else:
+            self._wait_for_client(self.limits.head_seconds)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, unless an answer has begun: uvicorn would send a second one into it."""
+        if self.cycle is None or (self.cycle.response_complete and self.conn.our_state is h11.IDLE):
+            said = {431: f"The head of a request has at most {HEAD_BYTES:,} bytes and {HEADERS} headers. Send less."}
+            self._refuse(self.conn.status, said.get(self.conn.status, "This is no valid HTTP request."))
+        else:
+            self.transport.close()
+
+    def _wait_for_client(self, seconds: float) -> None:
+        self.since = self.loop.time()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, self.transport.close)
+
+    def _discard(self) -> None:
+        """Take what the client is still sending, within limits: closing at once could cost it the answer."""
+        self._to_discard = DISCARDED_BYTES
+        self._wait_for_client(min(DISCARD_SECONDS, self.limits.head_seconds))
+
+    def _check_stall(self) -> None:
+        """Disconnect a client that took nothing of what was written since the last look; `close` would wait for it."""
+        unwritten = self.transport.get_write_buffer_size()
+        if unwritten and unwritten == self._unwritten:
+            self.transport.abort()
+            return
+        self._unwritten = unwritten
+        self._stall_check = self.loop.call_later(self.limits.stalled_seconds, self._check_stall)
+
+    def _is_chunked(self) -> bool:
+        return any(name == b"transfer-encoding" for name, _ in self.headers or ())
+
+    def _refuse(self, status: int, error: str) -> None:
+        """Answer without the application; nothing more is read."""
+        body = msgspec.json.encode({"error": error})
+        head = (
+            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.write_eof()
+        self._is_refused = True
+        self._discard()
