@@ -52,6 +52,14 @@ def plain(tmp_path_factory):
         yield server
 
 
+def test_run_with_very_many_metrics_is_listed_with_the_few_that_tell_most(root, serve):
+    server = serve(root)
+    finished_run(root, more=[row(4, **{str(number): 1 for number in range(90_000)}, reward=1.0)])
+    wait_until(lambda: answer(server, "runs")["runs"])  # each request takes 30 s at most
+    [run] = answer(server, "runs")["runs"]
+    assert list(run["metrics"]) == ["loss", "reward", "0", "1", "2", "3"]
+
+
 def test_runs_of_every_kind_are_listed_with_their_status(root, serve):
     finished_run(root, "done", tags=["a"])
     append(make_run(root, "gone"), row(1, loss=math.nan))
