@@ -1,11 +1,12 @@
 """Numbers on the page are those of all points and all runs: smoothing, groups with NaN, counts, selections."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 from page_looks import panel
-from page_runs import append, ended, finished_run, make_run, repeats, rows
+from page_runs import append, ended, event, finished_run, live_run, make_run, repeats, row, rows, sample
 
 pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
 from playwright.sync_api import expect
@@ -68,3 +69,154 @@ def test_run_that_diverged_leaves_the_mean_of_its_group_and_is_counted(root, sho
     step, value = shown_at(page, "loss", 0.99)
     assert (step, value) == (10, pytest.approx(0.2))
     expect(panel(page, "loss").locator(".tooltip-row em")).to_have_text("± 0.100, 3 runs")
+
+
+def many_runs(root, **projects):
+    """So many finished runs of each project, the later projects later."""
+    for place, (project, count) in enumerate(projects.items()):
+        for number in range(count):
+            finished_run(root, f"r{number:03}", [1.0], project, started=1000.0 * place + number)
+
+
+def chosen_count(page):
+    """How many runs the link to their charts says are chosen."""
+    return int(re.search(r"\d+", page.get_by_role("link", name=re.compile("Charts of")).inner_text())[0])
+
+
+def test_counts_and_selections_of_groups_cover_all_their_runs(root, show):
+    many_runs(root, old=125, new=175)
+    page = show("runs")
+    expect(page.locator("tr[data-run]")).to_have_count(200)
+    expect(page.locator("tr.group .count")).to_have_text(["175 finished", "125 finished"])
+    page.get_by_label("Choose all 300 runs").check()
+    assert chosen_count(page) == 300
+    page.get_by_label("Choose all 175 runs of new").uncheck()
+    assert chosen_count(page) == 125
+    page.locator('tr[data-run="old/r124"] input').uncheck()
+    assert chosen_count(page) == 124
+    expect(page.get_by_label("Choose all 125 runs of old")).to_have_js_property("indeterminate", value=True)
+    page.get_by_role("link", name=re.compile("Charts of")).click()
+    expect(page.locator(".side summary .count")).to_have_text("124 of 300")
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "124", timeout=30_000)
+
+
+def test_choosing_all_runs_means_those_that_are_found(root, show):
+    many_runs(root, old=5, new=3)
+    page = show("runs")
+    page.get_by_label("Choose all 8 runs").check()
+    page.get_by_label("Choose all 8 runs").uncheck()
+    page.get_by_label("Find runs").fill("old r00")
+    page.get_by_label("Choose all 5 runs", exact=True).check()
+    assert chosen_count(page) == 5
+
+
+def test_group_beside_charts_is_chosen_whole_also_where_not_all_of_it_is_listed(root, show):
+    many_runs(root, old=20, new=175)
+    page = show("charts?run=old/r000")
+    expect(page.locator(".side summary .count")).to_have_text("1 of 195")
+    page.locator(".side").get_by_label("new", exact=True).check()
+    expect(page.locator(".side summary .count")).to_have_text("176 of 195")
+    page.locator(".side").get_by_label("r174", exact=True).uncheck()
+    expect(page.locator(".side summary .count")).to_have_text("175 of 195")
+
+
+def test_charts_of_more_runs_than_can_be_read_at_once_say_how_many_are_drawn(root, show):
+    many_runs(root, p=503)
+    page = show("runs")
+    page.get_by_label("Choose all 503 runs", exact=True).check()
+    with page.expect_request(lambda request: "/api/metrics?" in request.url) as asked:
+        page.get_by_role("link", name="Charts of 503 chosen").click()
+    assert asked.value.url.count("run=") == 500
+    expect(page.locator(".side summary .count")).to_have_text("503 of 503")
+    expect(page.locator(".notes .message")).to_have_text(
+        "503 runs are chosen. The first 500 of them are shown: choose fewer to see the others."
+    )
+
+
+@pytest.mark.parametrize("view", ["__proto__", "constructor", "toString", "%E0%A4%A"])
+def test_address_of_a_view_that_is_not_there_says_so_and_the_page_goes_on(root, show, view):
+    finished_run(root)
+    page = show(view)
+    expect(page.locator(".empty")).to_contain_text("There is no view")
+    page.get_by_role("link", name="Charts").click()
+    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    page.goto(f"{page.url.split('#')[0]}#/charts?run=%E0%A4%A")
+    expect(page.locator(".notes .message")).to_contain_text("There is no run")
+
+
+@pytest.mark.parametrize("name", ["__proto__", "constructor", "toString"])
+def test_names_that_every_object_has_are_names_as_any_other(root, show, name):
+    belongs = {"name": name, "id": "x", "group": name, "arm": name, "repeat": 0}
+    more = [row(4, **{name: 1.0}), sample(1, "yes", 1.0, lesson=name, rewards={name: 1.0}), event(name)]
+    finished_run(root, name, project=name, more=more, experiment=belongs, tags=[name])
+    page = show("runs")
+    for view, shown in [
+        ("runs", f'tr[data-run="{name}/{name}"]'),
+        (f"charts?run={name}/{name}", f'[data-metric="{name}"][data-points="1"]'),
+        ("rollouts", ".reward-row"),
+        (f"experiment?project={name}", f'tr[data-arm="{name}"]'),
+        ("hooks", ".events tr"),
+    ]:
+        page.goto(f"{page.url.split('#')[0]}#/{view}")
+        expect(page.locator(shown).first).to_be_visible()
+    page.goto(f"{page.url.split('#')[0]}#/charts?run=nope/{name}")
+    expect(page.locator(".notes .message")).to_have_text(f"There is no run nope/{name} here.")
+
+
+def test_skip_link_keeps_the_view_and_the_selection(root, show):
+    for name in ("one", "two", "three"):
+        finished_run(root, name)
+    page = show("charts?run=p/one&run=p/two")
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "2")
+    address = page.url
+    page.get_by_role("link", name="Skip to content").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view")).to_be_focused()
+    assert page.url == address
+    expect(panel(page, "loss")).to_have_attribute("data-lines", "2")
+
+
+def test_tabs_lead_to_the_runs_that_are_chosen_now(root, show):
+    for name in ("one", "two"):
+        finished_run(root, name)
+    page = show("charts?run=p/one&run=p/two")
+    page.locator(".side").get_by_label("two").uncheck()
+    page.get_by_role("link", name="Hooks").click()
+    expect(page.locator(".side summary .count")).to_have_text("1 of 2")
+
+
+def test_keys_work_after_a_checkbox_was_clicked_and_not_in_a_text_field(root, show):
+    finished_run(root, losses=[float(step) for step in range(101)])
+    page = show("charts")
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", "101")
+    page.get_by_label("log x").click()
+    page.get_by_label("log x").click()
+    page.keyboard.press("+")
+    expect(panel(page, "loss")).to_have_attribute("data-in-sight", "51")
+    page.get_by_label("Find metrics").press("1")
+    expect(page.locator("#view")).to_have_attribute("data-view", "charts")
+    page.get_by_label("log y").click()
+    page.keyboard.press("1")
+    expect(page.locator("#view")).to_have_attribute("data-view", "runs")
+
+
+def test_sample_that_a_filter_leaves_out_is_not_shown_any_more(root, show):
+    finished_run(root, more=[sample(1, "the good one", 1.0), sample(2, "the bad one", -1.0)])
+    page = show("rollouts")
+    expect(page.locator(".sample-detail > .text").last).to_have_text("the bad one")
+    page.get_by_label("reward from").fill("0")
+    expect(page.locator(".sample-row")).to_have_count(1)
+    expect(page.locator(".sample-detail > .text").last).to_have_text("the good one")
+    expect(page.locator(".sample-row[aria-selected=true]")).to_have_count(1)
+
+
+def test_samples_asked_for_with_more_stay_when_new_ones_come(root, show):
+    directory = live_run(root)
+    append(directory, *(sample(step, f"sample {step}", 1.0) for step in range(1, 101)))
+    page = show("rollouts")
+    for count in (80, 100):
+        page.get_by_role("button", name="more").click()
+        expect(page.locator(".sample-row")).to_have_count(count)
+    append(directory, sample(101, "a new one", 1.0))
+    expect(page.locator(".sample-row").first).to_contain_text("a new one")
+    expect(page.locator(".sample-row")).to_have_count(101)

@@ -4,6 +4,17 @@ import { askForToken } from "./login.js";
 
 export class Refused extends Error {}
 
+/** How many runs one request may name, and how many characters their ids may take in its address. */
+const MOST_RUNS = 500;
+const MOST_CHARACTERS = 40_000;
+
+/** As many of some runs, from the first on, as one request can be about. @param {string[]} ids @returns {string[]} */
+export function firstRuns(ids) {
+  let left = MOST_CHARACTERS;
+  const end = ids.findIndex((id, place) => place >= MOST_RUNS || (left -= encodeURIComponent(id).length + 5) < 0);
+  return end < 0 ? ids : ids.slice(0, end);
+}
+
 /**
  * @param {string} path below /api/
  * @param {Record<string, unknown>} [parameters] lists are given several times; what is empty is left out

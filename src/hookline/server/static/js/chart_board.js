@@ -104,7 +104,7 @@ export class ChartBoard {
   }
 
   async #askNames() {
-    const ids = this.#app.selection.ids;
+    const ids = this.#app.selection.asked;
     if (!ids.length) return this.#showNames([]);
     try {
       const answer = await this.#names.ask("metrics", { run: ids });
@@ -265,7 +265,7 @@ export class ChartBoard {
     if (!this.#panels.has(name)) {
       const owner = {
         book: this.#app.book,
-        ids: () => this.#app.selection.ids,
+        ids: () => this.#app.selection.asked,
         look: () => ({ ...this.#look, by: this.grouping }),
         onZoom: (zoom) => this.#zoomTo(zoom),
         onLines: (lines) => this.#noteLines(lines),

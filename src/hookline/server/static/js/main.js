@@ -14,14 +14,15 @@ import { RolloutsView } from "./views/rollouts.js";
 import { RunsView } from "./views/runs.js";
 import { SystemView } from "./views/system.js";
 
-const VIEWS = {
-  runs: RunsView,
-  charts: ChartsView,
-  rollouts: RolloutsView,
-  experiment: ExperimentView,
-  hooks: HooksView,
-  system: SystemView,
-};
+/** A map and no object: an address may say "constructor", which every object has. */
+const VIEWS = new Map([
+  ["runs", RunsView],
+  ["charts", ChartsView],
+  ["rollouts", RolloutsView],
+  ["experiment", ExperimentView],
+  ["hooks", HooksView],
+  ["system", SystemView],
+]);
 const KEYS = [
   ["1 … 6", "the views, from left to right"],
   ["/", "find"],
@@ -44,24 +45,35 @@ let view = null;
 function show() {
   showTabs();
   if (!book.isKnown) return;
-  const name = router.view in VIEWS ? router.view : "runs";
+  const name = router.view;
+  const View = VIEWS.get(name);
   view?.destroy();
-  document.title = `${name[0].toUpperCase()}${name.slice(1)} · hookline`;
-  root.dataset.view = name;
-  view = new VIEWS[name](app);
+  document.title = `${View ? titleOf(name) : "Not found"} · hookline`;
+  root.dataset.view = View ? name : "";
+  view = View ? new View(app) : notFound(name);
   fill(root, view.element);
+}
+
+function titleOf(name) {
+  return name[0].toUpperCase() + name.slice(1);
+}
+
+/** In place of a view that the address names and that there is none of. */
+function notFound(name) {
+  const text = `The address names the view ${name}. Choose one of the views above.`;
+  return { element: h("section", { class: "page" }, empty("There is no view of this name", text)), destroy() {} };
 }
 
 function showTabs() {
   const kept = new URLSearchParams(router.parameters.getAll("run").map((id) => ["run", id]));
-  const links = Object.keys(VIEWS).map((name) =>
+  const links = [...VIEWS.keys()].map((name) =>
     h(
       "a",
       {
         href: address(name, name === "experiment" || name === "runs" ? new URLSearchParams() : kept),
         "aria-current": router.view === name ? "page" : null,
       },
-      name[0].toUpperCase() + name.slice(1),
+      titleOf(name),
     ),
   );
   fill(tabs, links);
@@ -82,9 +94,17 @@ function showKeys() {
   keys.showModal();
 }
 
+/** Whether what has the focus needs a key itself: text fields need all, a slider those that move it. */
+function takes(element, key) {
+  const input = element.closest("input");
+  if (input?.type === "checkbox") return false;
+  if (input?.type === "range") return /^(Arrow|Page|Home|End)/.test(key);
+  return element.closest("input, select, textarea, dialog") !== null;
+}
+
 function press(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
-  const name = Object.keys(VIEWS)[Number(event.key) - 1];
+  if (event.ctrlKey || event.metaKey || event.altKey || takes(event.target, event.key)) return;
+  const name = [...VIEWS.keys()][Number(event.key) - 1];
   if (name) router.go(name);
   else if (event.key === "t") document.getElementById("theme").click();
   else if (event.key === "?") showKeys();
@@ -96,6 +116,11 @@ function press(event) {
 
 bindThemeButton(document.getElementById("theme"));
 document.getElementById("help").addEventListener("click", showKeys);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address stays: it names the view and the runs
+  root.focus();
+});
+app.selection.listen(showTabs);
 document.addEventListener("keydown", press);
 setInterval(() => {
   for (const element of document.querySelectorAll("time[data-since]"))

@@ -48,19 +48,20 @@ export class RunList {
       `${run.id} ${run.name} ${run.arm} ${run.status} ${run.tags.join(" ")}`.toLowerCase().includes(this.#text),
     );
     fill(this.#title, "Runs", h("span", { class: "count" }, `${chosen.size} of ${this.#app.book.all.length}`));
-    const groups = new Map();
-    for (const run of found.slice(0, MOST)) groups.set(run.project, [...(groups.get(run.project) ?? []), run]);
+    const groups = Map.groupBy(found, (run) => run.project);
+    const listed = new Set(found.slice(0, MOST));
     const more =
       found.length > MOST ? h("p", { class: "muted" }, `${found.length - MOST} more: find them by name`) : null;
     fill(
       this.#list,
-      [...groups].map(([project, runs]) => this.#group(project, runs, chosen)),
+      [...groups].map(([project, runs]) => this.#group(project, runs, chosen, listed)),
       more,
     );
     if (focused) this.#list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  #group(project, runs, chosen) {
+  /** A project with all its runs that were found, of which not all need be listed. */
+  #group(project, runs, chosen, listed) {
     const ids = runs.map((run) => run.id);
     const on = ids.filter((id) => chosen.has(id)).length;
     const box = h("input", {
@@ -73,8 +74,8 @@ export class RunList {
     return h(
       "fieldset",
       {},
-      h("legend", {}, h("label", {}, box, h("span", {}, project))),
-      runs.map((run) => this.#row(run, chosen.has(run.id))),
+      h("legend", {}, h("label", {}, box, h("span", {}, project)), h("span", { class: "count" }, `${on} of ${ids.length}`)),
+      runs.filter((run) => listed.has(run)).map((run) => this.#row(run, chosen.has(run.id))),
     );
   }
 

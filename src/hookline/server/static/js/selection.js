@@ -1,8 +1,7 @@
 // The runs that charts and tables are about: from the address, from the last visit, or the latest.
 
+import { firstRuns } from "./api.js";
 import { recall, remember } from "./settings.js";
-
-const MOST = 100;
 
 export class Selection {
   #book;
@@ -30,17 +29,18 @@ export class Selection {
     return this.#router.parameters.getAll("run").filter((id) => !this.#book.byId.has(id));
   }
 
+  /** The ids that requests are about: all, or as many as the server reads at once. */
+  get asked() {
+    return firstRuns(this.ids);
+  }
+
   get runs() {
     return this.ids.map((id) => this.#book.byId.get(id));
   }
 
-  has(id) {
-    return this.ids.includes(id);
-  }
-
   /** @param {string[]} ids */
   set(ids) {
-    this.#ids = ids.slice(0, MOST);
+    this.#ids = ids;
     remember("selection", this.#ids);
     this.#router.set({ run: this.#ids });
     for (const listener of [...this.#listeners]) listener();
@@ -48,7 +48,8 @@ export class Selection {
 
   /** @param {string[]} ids @param {boolean} on */
   turn(ids, on) {
-    const now = this.ids.filter((id) => !ids.includes(id));
+    const turned = new Set(ids);
+    const now = this.ids.filter((id) => !turned.has(id));
     this.set(on ? [...now, ...ids] : now);
   }
 

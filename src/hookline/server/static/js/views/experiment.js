@@ -1,6 +1,6 @@
 // An experiment: its arms side by side, their curves, and what the benchmarks say.
 
-import { Question, ask } from "../api.js";
+import { Question, ask, firstRuns } from "../api.js";
 import { armTable, differenceTable } from "../arm_tables.js";
 import { benchmarkTable } from "../benchmark_table.js";
 import { ChartPanel } from "../chart_panel.js";
@@ -75,7 +75,7 @@ export class ExperimentView {
       const found = await this.#question.ask("experiment", asked);
       if (!found) return;
       this.#found = found;
-      const { metrics } = this.#ids.length ? await ask("metrics", { run: this.#ids.slice(0, 100) }) : { metrics: [] };
+      const { metrics } = this.#ids.length ? await ask("metrics", { run: firstRuns(this.#ids) }) : { metrics: [] };
       const curves = metrics.filter((each) => each.points > each.runs && each.texts < each.points);
       this.#names = [...new Set(curves.map((each) => each.name))].filter((name) => !name.includes("hooks/"));
       this.problems.show();
@@ -203,7 +203,7 @@ export class ExperimentView {
     this.#panel?.destroy();
     this.#panel = new ChartPanel(preferred, {
       book: this.#app.book,
-      ids: () => this.#ids.slice(0, 200),
+      ids: () => firstRuns(this.#ids),
       look: () => ({ x: "step", by: "arm", smoothing: 0, logX: false, logY: false, leavesOut: true }),
       onZoom: (zoom) => this.#panel.zoomTo(zoom),
       onLines: (lines) => fill(this.legend, legendChips(lines)),

@@ -112,7 +112,7 @@ export class HooksView {
   }
 
   #load() {
-    const run = this.#app.selection.ids;
+    const run = this.#app.selection.asked;
     if (!run.length) {
       this.curve.hidden = true;
       this.#orderShown = "";
@@ -128,7 +128,7 @@ export class HooksView {
   }
 
   #loadLogs() {
-    const asked = { run: this.#app.selection.ids, level: this.#level, text: this.#text, limit: LINES };
+    const asked = { run: this.#app.selection.asked, level: this.#level, text: this.#text, limit: LINES };
     if (asked.run.length) this.#ask("logs", "logs", asked, this.logs, (answer) => this.#showLogs(answer));
   }
 

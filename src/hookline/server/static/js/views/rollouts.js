@@ -11,6 +11,8 @@ import { RunList } from "../run_list.js";
 import { RunProblems } from "../run_problems.js";
 
 const PAGE = 40;
+/** As many as the server gives at once. */
+const MOST = 500;
 const ORDERS = [
   ["-step", "latest first"],
   ["step", "earliest first"],
@@ -27,6 +29,7 @@ export class RolloutsView {
   #samples = [];
   #total = 0;
   #chosen = null;
+  #isOther = false;
   #tab = "group";
   #page = new Question();
   #bars = new Question();
@@ -89,16 +92,15 @@ export class RolloutsView {
     const step = { j: 1, k: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step || (event.key.startsWith("Arrow") && document.activeElement !== this.index)) return;
     event.preventDefault();
-    const place = this.#samples.findIndex(
-      (sample) => sample.id === this.#chosen?.id && sample.run === this.#chosen?.run,
-    );
+    const place = this.#samples.findIndex((sample) => this.#isChosen(sample));
     const next = this.#samples[Math.max(0, Math.min(this.#samples.length - 1, place + step))];
     if (next) this.#choose(next);
   }
 
   async #begin() {
-    const ids = this.#app.selection.ids;
+    const ids = this.#app.selection.asked;
     this.#chosen = null;
+    this.#samples = [];
     if (!ids.length) return this.#showNothing("Choose runs", "Their samples are shown here.");
     try {
       this.#choices = await ask("samples/choices", { run: ids });
@@ -114,18 +116,18 @@ export class RolloutsView {
 
   /** New samples of runs that go on; what somebody reads stays where it is. */
   async #refresh() {
-    const choices = await ask("samples/choices", { run: this.#app.selection.ids }).catch(() => null);
+    const choices = await ask("samples/choices", { run: this.#app.selection.asked }).catch(() => null);
     if (!choices || choices.total === this.#choices?.total) return;
-    const isFirst = !this.#choices?.total;
+    const before = this.#choices?.total ?? 0;
     this.#choices = choices;
-    if (isFirst) this.#showTools();
-    await this.#load();
+    if (!before) this.#showTools();
+    await this.#load(false, Math.max(0, choices.total - before));
   }
 
   #showTools() {
     const set = (name) => (value) => {
       this.#filter[name] = value;
-      this.#load();
+      this.#find();
     };
     const field = (name, label, attributes) => {
       const input = h("input", {
@@ -156,18 +158,40 @@ export class RolloutsView {
   }
 
   #asked() {
-    const filter = { ...this.#filter, run: this.#app.selection.ids };
+    const filter = { ...this.#filter, run: this.#app.selection.asked };
     for (const name of ["first_step", "last_step"])
       if (filter[name] !== "") filter[name] = Math.round(Number(filter[name]));
     return filter;
   }
 
-  async #load(more = false) {
+  /** Look for other samples; the one that is shown has to be among them. */
+  #find() {
+    this.#samples = [];
+    this.#isOther = true;
+    return this.#load();
+  }
+
+  /** Read samples: more of them, or from the first on as many as are listed and some that are new. */
+  async #load(more = false, added = 0) {
     const { order, ...filter } = this.#asked();
-    const offset = more ? this.#samples.length : 0;
+    const first = more ? this.#samples.length : 0;
+    const count = more ? PAGE : Math.max(PAGE, this.#samples.length + added);
+    const read = (offset) => {
+      const limit = Math.min(MOST, first + count - offset);
+      return this.#page.ask("samples", { ...filter, order, limit, offset });
+    };
+    const readAll = async () => {
+      const found = await read(first);
+      while (found && found.samples.length < Math.min(count, found.total - first)) {
+        const next = await read(first + found.samples.length);
+        if (!next?.samples.length) return null;
+        found.samples.push(...next.samples);
+      }
+      return found;
+    };
     try {
       const [page, bars] = await Promise.all([
-        this.#page.ask("samples", { ...filter, order, limit: PAGE, offset }),
+        readAll(),
         more ? null : this.#bars.ask("samples/histogram", { ...filter, min_reward: "", max_reward: "" }),
       ]);
       if (bars)
@@ -188,7 +212,7 @@ export class RolloutsView {
       this.#filter.min_reward !== "";
     Object.assign(this.#filter, isOn ? { min_reward: "", max_reward: "" } : { min_reward: low, max_reward: high });
     this.#showTools();
-    this.#load();
+    this.#find();
   }
 
   #showPage({ total, samples }, more) {
@@ -205,7 +229,9 @@ export class RolloutsView {
       );
     }
     this.#showIndex();
-    if (!this.#chosen) this.#choose(this.#samples[0]);
+    const isShown = this.#samples.some((sample) => this.#isChosen(sample));
+    if (!this.#chosen || (this.#isOther && !isShown)) this.#choose(this.#samples[0]);
+    this.#isOther = false; // from now on what somebody reads stays, also where new samples push it out of the list
   }
 
   #showNothing(title, text) {
@@ -225,15 +251,18 @@ export class RolloutsView {
     );
   }
 
+  #isChosen(sample) {
+    return sample.id === this.#chosen?.id && sample.run === this.#chosen?.run;
+  }
+
   #row(sample) {
-    const isChosen = sample.id === this.#chosen?.id && sample.run === this.#chosen?.run;
     return h(
       "button",
       {
         type: "button",
         class: "sample-row",
         role: "option",
-        "aria-selected": String(isChosen),
+        "aria-selected": String(this.#isChosen(sample)),
         onclick: () => this.#choose(sample),
       },
       h("span", { class: "sample-step" }, whole(sample.step)),
@@ -310,17 +339,21 @@ export class RolloutsView {
         },
         text,
       );
-    if (this.#chosen.group === null) this.#tab = "prompt";
+    const { group, prompt } = this.#chosen;
+    if (group === null && prompt === "") return null;
+    if (group === null) this.#tab = "prompt";
+    else if (prompt === "") this.#tab = "group";
     return h(
       "div",
       { class: "tabs", role: "tablist" },
-      tab("group", "The group side by side", this.#chosen.group !== null),
-      tab("prompt", "This prompt over training", true),
+      tab("group", "The group side by side", group !== null),
+      tab("prompt", "This prompt over training", prompt !== ""),
     );
   }
 
   async #showBeside() {
     const sample = this.#chosen;
+    if (sample.group === null && sample.prompt === "") return;
     const asked =
       this.#tab === "group"
         ? [

@@ -12,12 +12,12 @@ import { statusBadge } from "../status_badge.js";
 const STATUSES = ["running", "stalled", "finished", "stopped", "failed", "killed"];
 const PAGE = 200;
 const MOST_TAGS = 24;
-const GROUPINGS = {
-  none: () => "",
-  project: (run) => run.project,
-  arm: (run) => `${run.project}${run.arm ? ` · ${run.arm}` : ""}`,
-  group: (run) => `${run.project}${run.group ? ` · ${run.group}` : ""}`,
-};
+const GROUPINGS = new Map([
+  ["none", () => ""],
+  ["project", (run) => run.project],
+  ["arm", (run) => `${run.project}${run.arm ? ` · ${run.arm}` : ""}`],
+  ["group", (run) => `${run.project}${run.group ? ` · ${run.group}` : ""}`],
+]);
 const COLUMNS = ["", "run", "status", "progress", "latest metrics", "started", "took"];
 
 export class RunsView {
@@ -28,6 +28,9 @@ export class RunsView {
   #grouping = recall("runs.grouping", "project");
   #limit = PAGE;
   #rows = new Map();
+  /** The ids of all runs that are found, and of those of each group, also of runs that are not in the table yet. */
+  #found = [];
+  #groups = new Map();
   #open = new Set();
   #order = "";
   #ends = [];
@@ -69,6 +72,10 @@ export class RunsView {
         this.show();
       },
     );
+    this.everything = h("input", {
+      type: "checkbox",
+      onchange: () => this.#app.selection.turn(this.#found, this.everything.checked),
+    });
     const head = h(
       "thead",
       {},
@@ -76,7 +83,7 @@ export class RunsView {
         "tr",
         {},
         COLUMNS.map((title, index) =>
-          h("th", { scope: "col", class: index > 4 ? "end" : null }, title || h("span", { class: "hidden" }, "chosen")),
+          h("th", { scope: "col", class: ["pick", "", "", "", "", "end", "end"][index] }, title || this.everything),
         ),
       ),
     );
@@ -110,7 +117,10 @@ export class RunsView {
     this.#showChips(all);
     this.#showTags(all);
     const found = all.filter((run) => (!this.#status || run.status === this.#status) && this.#matches(run));
-    const entries = this.#entries(found.slice(0, this.#limit));
+    const groups = Map.groupBy(found, GROUPINGS.get(this.#grouping) ?? GROUPINGS.get("project"));
+    this.#found = found.map((run) => run.id);
+    this.#groups = new Map([...groups].map(([title, runs]) => [title, runs.map((run) => run.id)]));
+    const entries = this.#entries(groups, new Set(found.slice(0, this.#limit)));
     const order = entries.map(([key]) => key).join("\n");
     const elements = entries.map(([key, make, source]) => this.#element(key, make, source));
     if (order !== this.#order) this.body.replaceChildren(...elements);
@@ -138,16 +148,17 @@ export class RunsView {
   }
 
   /** Keys with what makes their rows: a run, the heading of a group, or the details of a run. */
-  #entries(runs) {
-    const groups = new Map();
-    for (const run of runs) {
-      const key = (GROUPINGS[this.#grouping] ?? GROUPINGS.project)(run);
-      groups.set(key, [...(groups.get(key) ?? []), run]);
-    }
+  #entries(groups, shown) {
     const entries = [];
     for (const [title, own] of groups) {
-      if (title) entries.push([`group ${title}`, () => this.#heading(title, own), own.map((run) => run.status).join()]);
-      for (const run of own) {
+      const listed = own.filter((run) => shown.has(run));
+      if (title && listed.length)
+        entries.push([
+          `group ${title}`,
+          () => this.#heading(title, own),
+          own.map((run) => `${run.id} ${run.status}`).join("\n"),
+        ]);
+      for (const run of listed) {
         entries.push([run.id, () => this.#row(run), run]);
         if (this.#open.has(run.id)) entries.push([`details ${run.id}`, () => this.#details(run), run.status]);
       }
@@ -166,7 +177,12 @@ export class RunsView {
   }
 
   #heading(title, runs) {
-    const ids = runs.map((run) => run.id);
+    const box = h("input", {
+      type: "checkbox",
+      "aria-label": chooseAll(runs.length, title),
+      data: { group: title },
+      onchange: () => this.#app.selection.turn(this.#groups.get(title) ?? [], box.checked),
+    });
     const counts = STATUSES.map((status) => [status, runs.filter((run) => run.status === status).length]).filter(
       ([, count]) => count,
     );
@@ -176,7 +192,8 @@ export class RunsView {
       h(
         "th",
         { colspan: COLUMNS.length, scope: "rowgroup" },
-        h("a", { href: chartAddress(ids) }, title),
+        box,
+        h("a", { href: chartAddress(runs.map((run) => run.id)) }, title),
         h("span", { class: "count" }, counts.map(([status, count]) => `${count} ${status}`).join(", ")),
       ),
     );
@@ -185,7 +202,6 @@ export class RunsView {
   #row(run) {
     const box = h("input", {
       type: "checkbox",
-      checked: this.#app.selection.has(run.id),
       "aria-label": `Choose ${run.id}`,
       data: { id: run.id },
       onchange: (event) => this.#app.selection.turn([run.id], event.target.checked),
@@ -320,7 +336,12 @@ export class RunsView {
 
   #showChosen() {
     const ids = this.#app.selection.ids;
-    for (const box of this.body.querySelectorAll("input[data-id]")) box.checked = ids.includes(box.dataset.id);
+    const chosen = new Set(ids);
+    for (const box of this.body.querySelectorAll("input[data-id]")) box.checked = chosen.has(box.dataset.id);
+    for (const box of this.body.querySelectorAll("input[data-group]"))
+      tick(box, this.#groups.get(box.dataset.group) ?? [], chosen);
+    tick(this.everything, this.#found, chosen);
+    this.everything.setAttribute("aria-label", chooseAll(this.#found.length));
     const latest = this.#app.book.all[0];
     fill(
       this.compare,
@@ -339,6 +360,17 @@ export class RunsView {
       .split(/\s+/)
       .every((word) => text.includes(word));
   }
+}
+
+/** Tick the box of several runs, half where some of them are chosen. */
+function tick(box, ids, chosen) {
+  const on = ids.filter((id) => chosen.has(id)).length;
+  box.checked = on > 0 && on === ids.length;
+  box.indeterminate = on > 0 && on < ids.length;
+}
+
+function chooseAll(count, title = "") {
+  return `Choose all ${whole(count)} runs${title && ` of ${title}`}`;
 }
 
 function chartAddress(ids) {
