@@ -149,7 +149,7 @@ def test_verify_finds_a_hole_behind_which_there_is_more(cli):
     code, found = findings(cli)
     assert (code, found[0]) == (
         1,
-        ("damage", f"journal/{file.name} cannot be read from byte {begin:,} on: there is a hole in it"),
+        ("damage", f"journal/{file.name} has a hole at byte {begin:,}"),
     )
 
 

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 import hookline as hl
 from hookline.record.journal import Journal
-from hookline.record.reader import lines
+from hookline.record.reader import Cursor, lines
 from hookline.record.records import Metrics, sealed
 from hookline.record.segment import files
 
@@ -451,3 +451,183 @@ def test_journal_leaves_what_another_is_writing_to_alone(tmp_path):
     first.append(b"two}")
     first.close()
     assert contents(tmp_path) == ["one", "two"]
+
+
+class RaiseAtLine:
+    """A tracer that raises at one of the lines that hookline runs, counted from when it is set."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, frame, event, _):
+        if "hookline/record" in frame.f_code.co_filename:
+            if event == "line":
+                self.left -= 1
+                if self.left < 0:
+                    raise KeyboardInterrupt
+            return self
+        return None
+
+
+def rows_around_an_interrupt(directory, *, before, number):
+    """The steps that are read where the row after ``before`` others is interrupted, and whether it was."""
+    recorder = hl.Recorder(directory, segment_bytes=4096)
+    for step in range(before):
+        recorder.log(loss=1.0, step=step)
+    was_interrupted, tracing = False, sys.gettrace()
+    sys.settrace(RaiseAtLine(number))
+    try:
+        recorder.log(loss=1.0, step=-1)
+    except KeyboardInterrupt:
+        was_interrupted = True
+    finally:
+        sys.settrace(tracing)
+    for step in range(before, before + 60):
+        recorder.log(loss=1.0, step=step)
+    recorder.close()
+    return was_interrupted, [record.step for record in hl.read(directory) if record.step >= 0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was just opened
+@pytest.mark.parametrize(("before", "at_least"), [(0, 50), (1, 10), (40, 50)], ids=["first", "usual", "in a new file"])
+def test_row_interrupted_at_any_line_of_code_hides_no_other(tmp_path, before, at_least):
+    number, lost = 0, []
+    while True:
+        was_interrupted, steps = rows_around_an_interrupt(tmp_path / str(number), before=before, number=number)
+        if steps != list(range(before + 60)):
+            lost.append((number, steps))
+        if not was_interrupted:
+            break
+        number += 1
+    assert (lost, number > at_least) == ([], True)
+
+
+def with_holes(file, holes):
+    """Make zeros of the lines of a file from one number to another, newlines included."""
+    data = file.read_bytes()
+    ends = [0, *(match.end() for match in re.finditer(rb"\n", data))]
+    for first, last in holes:
+        data = data[: ends[first]] + bytes(ends[last] - ends[first]) + data[ends[last] :]
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reader_skips_holes_and_reads_every_other_row(tmp_path, is_open):
+    recorder = hl.Recorder(tmp_path)
+    for step in range(3000):
+        recorder.log(loss=1.0, step=step)
+    if not is_open:
+        recorder.close()
+    (file,) = files(tmp_path / "journal")
+    before = file.path.read_bytes()
+    with_holes(file.path, [(5, 6), (7, 9), (100, 500)])
+    missing = {5, 7, 8, *range(100, 500)}
+    assert [record.step for record in hl.read(tmp_path)] == [step for step in range(3000) if step not in missing]
+    assert Cursor().behind(tmp_path / "journal") == len(before.rstrip(b"\0"))
+    recorder.close()
+
+
+def test_reader_reads_a_line_whose_newline_is_missing_before_others(tmp_path):
+    recorder = hl.Recorder(tmp_path)
+    for step in range(3):
+        recorder.log(loss=1.0, step=step)
+    (file,) = files(tmp_path / "journal")
+    end = file.path.read_bytes().index(b"\n")
+    with file.path.open("r+b") as changed:
+        os.pwrite(changed.fileno(), b"\0", end)
+    assert [record.step for record in hl.read(tmp_path)] == [0, 1, 2]
+    recorder.close()
+
+
+def test_journal_of_a_killed_session_with_a_hole_keeps_what_is_behind_it(tmp_path):
+    lines_of = KILLED.replace("journal.append(b", "for number in range(3000): journal.append(b'%d ' % number + b")
+    subprocess.run([sys.executable, "-c", lines_of, tmp_path], check=False, timeout=60)
+    (file,) = files(tmp_path)
+    written = len(file.path.read_bytes().rstrip(b"\0"))
+    with_holes(file.path, [(1, 2900)])  # at which halving would end
+    Journal(tmp_path).close()
+    assert file.path.stat().st_size == written
+    assert [line for line in contents(tmp_path) if line.strip()] == [f"{n} one" for n in (0, *range(2900, 3000))]
+
+
+TRAINS = """
+import sys
+import hookline as hl
+
+with hl.run("trains", root=sys.argv[1], summary=False) as run:
+    for step in run.steps(6000):
+        run.log(loss=1.0)
+        if step == 2999:
+            print(run.dir, flush=True)
+            sys.stdin.readline()
+print(run.recorder.journal.lost)
+"""
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999], ids=["all", "half", "the end"])
+def test_training_whose_journal_is_truncated_survives_and_reports_the_loss(tmp_path, kept):
+    command = [sys.executable, "-c", TRAINS, tmp_path]
+    training = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    directory = Path(training.stdout.readline().strip())
+    (file,) = files(directory / "journal")
+    size = len(file.path.read_bytes().rstrip(b"\0"))
+    os.truncate(file.path, int(size * kept))
+    output, _ = training.communicate("\n", timeout=60)
+    records = list(hl.read(directory))
+    steps = [record.step for record in records if isinstance(record, Metrics)]
+    lost = [record.data["count"] for record in records if getattr(record, "name", "") == "records_lost"]
+    begun = round(3000 * kept)
+    page = 4096 // (size // 3000)  # rows of the page in which the file ends: they are lost before it is noticed
+    assert training.returncode == 0
+    assert steps[-3000 + page :] == list(range(3001 + page, 6001))
+    assert int(output) == sum(lost) == 6002 - len(records) + len(lost)
+    assert begun - page <= len(steps) - 3000 <= begun + page
+    assert [one["ok"] for one in verified(directory)] == [False]
+
+
+def test_journal_truncated_on_a_full_disk_goes_on_in_memory_until_the_next_file(tmp_path, monkeypatch):
+    recorder = hl.Recorder(tmp_path)
+    recorder.log(loss=1.0, step=0)
+    (file,) = files(tmp_path / "journal")
+    os.truncate(file.path, 0)
+    refused = iter([OSError(errno.ENOSPC, "No space left on device")])
+    allocate = os.posix_fallocate
+
+    def refuse_once(*arguments):
+        for error in refused:
+            raise error
+        allocate(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse_once)
+    for step in range(1, 200):
+        recorder.log(loss=1.0, step=step)
+    recorder.close()
+    steps = [record.step for record in hl.read(tmp_path) if isinstance(record, Metrics)]
+    assert steps == list(range(200 - len(steps), 200))
+    assert recorder.journal.lost == 200 - len(steps) <= 2
+
+
+FAULTS = """
+import faulthandler, mmap, os, signal, sys
+import hookline as hl
+recorder = hl.Recorder(sys.argv[1])
+recorder.log(loss=1.0)
+if sys.argv[2] == "sent":
+    os.kill(os.getpid(), signal.SIGBUS)
+with open(sys.argv[1] + "/mapped", "w+b") as file:
+    file.truncate(8192)
+    mapped = mmap.mmap(file.fileno(), 8192)
+    file.truncate(0)
+    mapped[5000] = 1
+"""
+
+
+@pytest.mark.parametrize("how", ["sent", "fault"])
+def test_bus_error_that_is_none_of_the_journals_ends_the_process_as_before(tmp_path, how):
+    process = subprocess.run([sys.executable, "-c", FAULTS, tmp_path, how], check=False, timeout=60)
+    assert process.returncode == -signal.SIGBUS
+
+
+def verified(directory):
+    command = [sys.executable, "-m", "hookline", "runs", "verify", str(directory), "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, check=False).stdout)

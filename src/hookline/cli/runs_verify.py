@@ -34,7 +34,7 @@ from hookline.record.segment import DIGESTS, File, no_files, noted_digests
 from hookline.record.terminal import one_line, terminal_console
 from hookline.store.catalogue import Place, read_facts
 from hookline.store.glance import Glance, glance
-from hookline.store.journal_files import behind, own_files
+from hookline.store.journal_files import behind, byte_at, own_files
 from hookline.store.liveness import Liveness
 from hookline.store.received import last_sign
 
@@ -64,6 +64,7 @@ class _JournalFile:
 
     records: int = 0
     damaged: list[int] = field(default_factory=list)
+    holes: list[int] = field(default_factory=list)
     repeated: list[int] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     not_records: int = 0
@@ -191,6 +192,9 @@ def _read(file: File, numbers: _Numbers) -> _JournalFile:
                 numbers.unreadable += 1
                 continue
             except msgspec.DecodeError:
+                if not line.strip() and byte_at(file.path, end - 1) == b"\0":
+                    seen.holes.append(end - len(line) - 1)
+                    continue
                 seen.not_records += 1
                 seen.first_bad_line = seen.first_bad_line or count
                 numbers.unreadable += 1
@@ -270,6 +274,14 @@ def _about_files(files: dict[File, _JournalFile], *, is_live: bool, was_killed: 
 
 
 def _about_lines(name: str, seen: _JournalFile) -> Iterator[Finding]:
+    if seen.holes:
+        yield Finding(
+            "damage",
+            f"{name} has a hole at byte {_listed([f'{offset:,}' for offset in seen.holes])}",
+            "Zeros are where lines were; all others are shown. The machine lost power, the file was truncated while "
+            "it was written, or a copy was not complete.",
+            "Put the file back from a copy.",
+        )
     if seen.damaged:
         yield Finding(
             "damage",
@@ -319,7 +331,9 @@ def _about_digests(directory: Path, files: dict[File, _JournalFile]) -> Iterator
     for file, seen in files.items():
         digest = noted.get(file.path.name)
         is_mixed = seen.with_number and seen.without_number
-        shows = seen.damaged or seen.repeated or seen.missing or seen.not_records or is_mixed or seen.error
+        shows = (
+            seen.holes or seen.damaged or seen.repeated or seen.missing or seen.not_records or is_mixed or seen.error
+        )
         if digest is not None and digest != seen.digest and not shows:
             yield Finding(
                 "damage",
@@ -347,8 +361,8 @@ def _cut_off(name: str, end: int, rest: str, *, was_killed: bool) -> Finding:
         return Finding(
             "damage",
             f"{name} cannot be read from byte {end:,} on: there is a hole in it",
-            "Readers stop at the first zero byte: what is behind it is not shown. The machine lost power, or a copy "
-            "was not complete.",
+            "A file that was not completed is read up to a long stretch of zeros: what is behind it is not shown. The "
+            "machine lost power, or a copy was not complete.",
             "Copy the file again from where it was recorded.",
         )
     if was_killed:
@@ -373,8 +387,9 @@ def _about_lost(files: Iterable[_JournalFile]) -> Iterator[Finding]:
         yield Finding(
             "damage",
             f"{lost:,} records could not be written",
-            "There was no room on the disk for a while; training went on, those records are gone for good.",
-            "Free some room before you go on: hookline runs delete --dry-run --older-than 30d",
+            "There was no room on the disk for a while, or somebody truncated or removed a journal file while it was "
+            "written; training went on, those records are gone for good.",
+            "If the disk is full, free some room before you go on: hookline runs delete --dry-run --older-than 30d",
         )
 
 

@@ -7,13 +7,13 @@ Guarantees of `append`:
 - What was appended before `sync` is on the disk when that returns: it survives a power cut. With
   ``durability="checkpoint"``, `close` does that too, and files that are complete are brought to the disk
   off the training thread, so that `sync` has little left to do; with ``"power"`` everything is, every `sync_seconds`.
-- A line is there whole or not at all. Its newline is written last, and a reader stops at the first
-  zero byte or line without an end.
+- A line is there whole or not at all. Its newline is written last, and a reader stops at a line without an end.
 - A line carries its number and a checksum (see `records`), so a reader notices one that was changed,
   removed or doubled. ``<writer>.sha256`` lists the digests of the files that are complete.
 - It makes no system call, waits for no other thread's I/O, wakes nobody (but once per segment) and
   takes no memory that grows. A segment is allocated in full before it is mapped, so a full disk is
-  an error at a known place and never a fault in the middle of a copy.
+  an error at a known place and never a fault in the middle of a copy. Where another program truncates the file, the
+  fault is survived (see `mapped_pages`): lines that it cut off are counted as lost, and a new file is used.
 - When there is no room, lines are counted as lost, loudly, and recording resumes when there is. What was
   given to `append_surely` is then written first.
 
@@ -43,6 +43,7 @@ from zlib import crc32
 
 from hookline.core.errors import OptionError
 from hookline.record.durable import sync_descriptor, sync_directory
+from hookline.record.reader import whole_lines
 from hookline.record.records import SEAL
 from hookline.record.segment import DIGESTS, Segment, can_map, files, tidy
 
@@ -53,6 +54,8 @@ DURABILITIES: tuple[Durability, ...] = ("process", "checkpoint", "power")
 SEGMENT_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 KEEPER_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+"""How often the keeper looks whether the file in use was truncated or removed."""
 _SMALLEST_SEGMENT = 64 << 10
 _NAME_BYTES = 100
 """What a writer's name may take of a file's name, here and on a server that receives it."""
@@ -109,11 +112,12 @@ class Journal:
         self._next: Segment | None = None
         self._plain: int | None = None
         self._map: Any = b""
-        self._position = self._size = self._finished_bytes = self._number = 0
+        self._position = self._size = self._finished_bytes = self._number = self._first_number = 0
         self._full_since: float | None = None
         self._keeper: threading.Thread | None = None
         self._to_sync: list[int] = []
-        self._to_close: list[tuple[Segment, int]] = []
+        self._to_close: list[tuple[Segment, int, int]] = []
+        self._closing = threading.RLock()
         self._lost_before = self._slow = 0
         self._sync_fails = False
         self._sync_error: OSError | None = None
@@ -142,12 +146,19 @@ class Journal:
             behind = position + size
             end = behind + seal_size - 1
             if end < self._size:
-                self._number = number + 1
-                self._position = end + 1  # reserved first: what a signal handler appends now goes behind it
-                view = self._map
-                view[position:behind] = line
-                view[behind - 1 : end] = seal
-                view[end] = 10
+                view, is_reserved = self._map, False
+                try:
+                    # reserved first: what a signal handler appends now goes behind it
+                    self._number, self._position, is_reserved = number + 1, end + 1, True
+                    view[position:behind] = line
+                    view[behind - 1 : end] = seal
+                    view[end] = 10
+                except BaseException:  # of a debugger or tracer, which can raise at each line: leave no hole
+                    if is_reserved:
+                        view[position:behind] = line
+                        view[behind - 1 : end] = seal
+                        view[end] = 10
+                    raise
                 return True
             self._slow += 1
             try:
@@ -223,6 +234,8 @@ class Journal:
         Raises:
             OSError: Something did not get to the disk. The journal is closed all the same.
         """
+        if not self._closed:  # what was lost to a truncated file is recorded while something can be
+            self._leave_cut_segment()
         with contextlib.ExitStack() as without_lock, self._lock, contextlib.ExitStack() as steps:
             if self._closed:
                 return
@@ -235,7 +248,7 @@ class Journal:
                 without_lock.callback(self.sync)
                 if self._plain is not None:
                     self._to_sync.append(os.dup(self._plain))
-            steps.callback(self._close_finished)
+            steps.callback(self._close_segments)
             self._finish_segment()
 
     def _let_go(self) -> None:
@@ -264,7 +277,7 @@ class Journal:
         self._numbers = itertools.count()
         self._segment = self._next = self._plain = self._full_since = self._keeper = None
         self._map = b""
-        self._position = self._size = self._finished_bytes = self._number = 0
+        self._position = self._size = self._finished_bytes = self._number = self._first_number = 0
         self._is_torn = False
         self._wake = threading.Event()
 
@@ -310,6 +323,8 @@ class Journal:
             segment.close(0)
             segment = Segment(self._prepared_path(), segment.size)
             segment.taken(path)
+        segment.on_fault = self._leave_soon
+        self._first_number = self._number
         self._position, self._size, self._map, self._segment = 0, segment.size, segment.map, segment
         self._start_keeper()
         self._wake.set()
@@ -341,17 +356,54 @@ class Journal:
             self._finished_bytes += used
             if self._durability != "process":
                 self._to_sync.append(os.dup(segment.descriptor))
-            self._to_close.append((segment, used))
+            self._to_close.append((segment, used, self._number - self._first_number))
 
     def _close_finished(self) -> None:
+        # One thread at a time, so that `close` comes behind what is noted here; it may hold what this one waits for.
+        if self._closing.acquire(timeout=KEEPER_SECONDS):
+            try:
+                self._close_segments()
+            finally:
+                self._closing.release()
+
+    def _close_segments(self) -> None:
         with contextlib.suppress(IndexError):  # until there is none, whichever thread took the last
             while True:
-                segment, used = self._to_close.pop()
+                segment, used, lines = self._to_close.pop()
                 with self._lock:
                     pass  # a signal handler may have rotated in the middle of an append: that line is written now
-                digest = segment.digest(used)
+                digest = None if segment.is_cut() else segment.digest(used)
+                is_cut = segment.is_cut()
                 segment.close(used)
-                self._note_digest(segment.path, digest)
+                if is_cut:
+                    self._note_cut(segment.path, lines - whole_lines(segment.path))
+                elif digest is not None:
+                    self._note_digest(segment.path, digest)
+
+    def _leave_soon(self, segment: Segment) -> None:
+        """Begin another file with the next line: this one was truncated. Called in the middle of a store to it."""
+        if segment is self._segment:
+            self._size = 0
+
+    def _leave_cut_segment(self) -> None:
+        """Finish the segment in use if somebody truncated or removed its file, and report what was lost."""
+        segment = self._segment
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if segment is not None and segment.is_cut():
+                with self._lock:
+                    if self._segment is segment:
+                        self._finish_segment()
+        self._close_finished()
+        self._speak()
+
+    def _note_cut(self, path: Path, lost: int) -> None:
+        said = "%s was truncated or removed while it was being written: %d RECORDS ARE LOST. A new file is used."
+        self._to_say.append((logging.ERROR, said, path, lost))
+        with self._lock:
+            self.lost += lost
+            self._lost_before += lost
+        if self._on_gap is not None and lost and not self._closed:
+            self._on_gap(lost)
 
     def _note_digest(self, path: Path, digest: str) -> None:
         """Note the digest of a complete file, in the form that ``sha256sum --check`` reads."""
@@ -363,7 +415,7 @@ class Journal:
         syncs = self._durability == "power"
         synced = time.monotonic()
         while not self._closed:
-            woken = self._wake.wait(self._sync_seconds if syncs else None)
+            woken = self._wake.wait(min(self._sync_seconds, LOOK_SECONDS) if syncs else LOOK_SECONDS)
             self._wake.clear()
             if syncs and time.monotonic() - synced >= self._sync_seconds:
                 self._sync_in_time(self._sync_all)
@@ -371,7 +423,7 @@ class Journal:
             if self._durability == "checkpoint" and self._to_sync:
                 self._sync_in_time(self._sync_waiting)  # complete files, as they come: or their descriptors pile up
             with contextlib.suppress(OSError):  # no room: `append` finds out when it needs the segment, and says so
-                self._close_finished()
+                self._leave_cut_segment()
                 if woken and self._next is None and self._plain is None and not self._closed:
                     self._offer(Segment(self._prepared_path(), self._segment_bytes))
 
@@ -494,6 +546,7 @@ def _after_fork() -> None:
     for journal in list(_OPEN):
         journal._lock = threading.RLock()  # a thread of the parent may hold the old one forever
         journal._syncing = threading.RLock()
+        journal._closing = threading.RLock()
         journal._to_sync = []
         journal._segment_bytes = min(journal._segment_bytes, _SMALLEST_SEGMENT)  # many, short-lived, with little to say
         journal._begin()

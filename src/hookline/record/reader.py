@@ -1,7 +1,8 @@
 """Reads journals back: all records, those since a cursor, or live ones; from one writer or many.
 
-Reading works while a writer is alive, dead or killed. A file ends for a reader at the first zero byte
-or at a line without an end; a piece of a line that a full disk left behind is skipped and counted. So is a
+Reading works while a writer is alive, dead or killed. A file ends for a reader at a line without an end, or at zeros
+with nothing behind them; a hole (zeros with lines behind them) and a piece of a line that a full disk left behind are
+skipped and counted. So is a
 line whose bytes changed, which costs that line only, and a line that is there a second time: the first ones of a file
 are reported with their places, and ``hookline runs verify`` lists what is wrong.
 
@@ -28,7 +29,7 @@ import msgspec
 
 from hookline.core.errors import ConfigError
 from hookline.record.records import AnyRecord, Event, Metrics, Rewards, Sample, Status, decode, line_number, numbered
-from hookline.record.segment import File, files, first_zero
+from hookline.record.segment import File, end_of_data, files
 
 logger = logging.getLogger("hookline")
 
@@ -42,6 +43,7 @@ FINAL = frozenset({"finished", "failed", "stopped"})
 """The statuses after which a run records nothing more."""
 
 _CHUNK = 128 << 10
+_ZEROS = bytes(_CHUNK)
 _MOST_REPORTED = 3
 """How many lines of a file are reported one by one."""
 
@@ -177,11 +179,13 @@ def _number_after(path: Path, offset: int) -> int | None:
 def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     """The complete lines of a file from an offset on, each with the offset behind it.
 
+    A hole (zeros with lines behind them) counts as a line of blanks, which no record is.
+
     Raises:
         OSError: It cannot be read, or is something else than a file.
     """
     try:
-        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - closed below
+        file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - closed below
     except FileNotFoundError:  # a segment that was prepared and not needed
         return
     with file:
@@ -193,8 +197,48 @@ def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
             for line in whole:
                 offset += len(line) + 1
                 yield line, offset
-            if zero:
+            if not zero:
+                continue
+            hole = offset + len(rest)
+            end = _end_of_hole(file.fileno(), hole)
+            if end is None:
                 return
+            if end > hole:
+                if rest:  # a line without its newline: it may be whole
+                    offset = hole + 1
+                    yield rest, offset
+                if end > offset:
+                    yield b" " * (end - offset - 1), end  # not zeros: a server refuses those
+                offset = end
+            file.seek(offset)  # where nothing was skipped, a line was written since the chunk was read
+            rest = b""
+
+
+def _end_of_hole(descriptor: int, zero: int) -> int | None:
+    """Where lines begin again behind a zero byte; None where there are none, as at the end of a segment in use.
+
+    The zero may have become a line since it was read: then that is where they begin. Lines are written one after the
+    other, so once a later one is there, what is still zero stays so.
+    """
+    size = os.fstat(descriptor).st_size
+    # A file that is complete ends in its last line, so what is zero in it is a hole, however long. Of a file in use,
+    # only a little is looked at: this is done each time that a reader comes to its end.
+    is_complete = size > zero and os.pread(descriptor, 1, size - 1) != b"\0"
+    position = zero
+    while True:
+        window = os.pread(descriptor, _CHUNK, position)
+        if not window:
+            return None
+        if window != _ZEROS[: len(window)]:
+            break
+        if not is_complete:
+            return None
+        position += len(window)
+    lines_behind = window.lstrip(b"\0")
+    if not is_complete and b"\n" not in lines_behind:
+        return None
+    end = position + len(window) - len(lines_behind)
+    return end if os.pread(descriptor, 1, zero) == b"\0" else zero
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -214,7 +258,7 @@ def _unread(path: Path, offset: int) -> int:
     except FileNotFoundError:
         return 0
     with file:
-        written = first_zero(file.fileno(), offset, file.seek(0, 2))
+        written = end_of_data(file.fileno(), offset, file.seek(0, 2))
         while written > offset:
             begin = max(offset, written - _CHUNK)
             newline = os.pread(file.fileno(), written - begin, begin).rfind(b"\n")
@@ -284,6 +328,15 @@ class _Ending:
             self.has_come, self.since = record.status in FINAL, record.time
         elif name == MAIN and is_resume(record):
             self.has_come, self.since = False, record.time
+
+
+def whole_lines(path: Path) -> int:
+    """How many lines of a journal file have their number and the right checksum."""
+    count = 0
+    for line, _ in lines(path):
+        with contextlib.suppress(msgspec.DecodeError):
+            count += line_number(line) is not None
+    return count
 
 
 def missing_lines(run_dir: str | Path, writer: str, count: int) -> int:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from hookline.record import mapped_pages
+
 _UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
 _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 """File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
@@ -20,6 +22,11 @@ _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 
 DIGESTS = ".sha256"
 """Behind a writer's name: the file that lists the digests of its complete files, as ``sha256sum`` writes them."""
+
+
+_MOST_FAULTS = 3
+_WINDOW = 128 << 10
+_ZEROS = bytes(_WINDOW)
 
 
 class File(NamedTuple):
@@ -83,6 +90,8 @@ class Segment:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
+        self.faults = 0
+        self.on_fault: Callable[[Segment], None] | None = None
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with contextlib.suppress(OSError):  # shows that it is in use, where files can be locked
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,6 +103,25 @@ class Segment:
             path.unlink(missing_ok=True)
             raise
         _touch(self.map)
+        mapped_pages.guard(self)
+
+    def restore(self) -> bool:
+        """Give a file that was truncated its size back; called in the middle of the store that found out."""
+        self.faults += 1
+        if self.on_fault is not None:
+            self.on_fault(self)
+        if self.faults > _MOST_FAULTS:  # something else is wrong than its size, such as the memory
+            return False
+        try:
+            os.posix_fallocate(self.descriptor, 0, self.size)
+        except OSError:
+            return False
+        return True
+
+    def is_cut(self) -> bool:
+        """Whether somebody truncated or removed the file since it was made."""
+        status = os.fstat(self.descriptor)
+        return self.faults > 0 or status.st_size < self.size or status.st_nlink == 0
 
     def taken(self, path: Path) -> None:
         """Give the file its name: its number is that of its use, not of its making."""
@@ -106,9 +134,10 @@ class Segment:
 
     def close(self, used: int) -> None:
         """Give back what was not used."""
+        mapped_pages.release(self)
         self.map.close()
         try:
-            os.ftruncate(self.descriptor, used)
+            os.ftruncate(self.descriptor, min(used, os.fstat(self.descriptor).st_size))
         finally:
             with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -130,15 +159,35 @@ def tidy(directory: Path) -> None:
             if path.suffix == ".prepared":
                 path.unlink(missing_ok=True)
             elif size and os.pread(file.fileno(), 1, size - 1) == b"\0":
-                os.ftruncate(file.fileno(), first_zero(file.fileno(), 0, size))
+                os.ftruncate(file.fileno(), _last_byte(file.fileno(), size))
 
 
-def first_zero(descriptor: int, low: int, high: int) -> int:
-    """Where the zeros of a segment begin, by halving: there is none in a line, and nothing else behind the last."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if os.pread(descriptor, 1, middle) == b"\0" else (middle + 1, high)
-    return low
+def _last_byte(descriptor: int, end: int) -> int:
+    """Where the zeros at the end of a file begin, read backwards: what is cut off must not be behind a hole."""
+    while end:
+        begin = max(0, end - _WINDOW)
+        written = os.pread(descriptor, end - begin, begin).rstrip(b"\0")
+        if written:
+            return begin + len(written)
+        end = begin
+    return 0
+
+
+def end_of_data(descriptor: int, low: int, high: int) -> int:
+    """Where the zeros of a segment begin, by halving: there is none in a line.
+
+    Holes within the lines are passed where they are small, as a reader does.
+    """
+    end = high
+    while True:
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if os.pread(descriptor, 1, middle) == b"\0" else (middle + 1, high)
+        behind = os.pread(descriptor, min(_WINDOW, end - low), low)
+        if behind == _ZEROS[: len(behind)]:
+            return low
+        low += len(behind) - len(behind.lstrip(b"\0"))
 
 
 def can_map(directory: Path) -> bool:

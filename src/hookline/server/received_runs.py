@@ -31,7 +31,7 @@ from hookline.core.errors import HooklineError, OptionError
 from hookline.record import lock
 from hookline.record.reader import JOURNAL
 from hookline.record.run_directory import FACTS
-from hookline.record.segment import first_zero
+from hookline.record.segment import end_of_data
 from hookline.server.json_depth import check_depth, check_lines_depth
 from hookline.server.received_names import check_file, check_name
 from hookline.store.received import RECEIVED, Received
@@ -269,7 +269,7 @@ def _held(descriptor: int) -> tuple[int, int]:
     """How many bytes of whole lines a file has, and how many bytes in all."""
     size = end = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) == b"\0":  # what a power failure leaves
-        end = first_zero(descriptor, 0, size)
+        end = end_of_data(descriptor, 0, size)
     while end:
         begin = max(0, end - _CHUNK)
         newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")

@@ -73,7 +73,7 @@ class _Intake:
     def take(self) -> Taken:
         taken = self._take()
         read = self._index.state(self._run).read
-        if self._is_over and read and look_for_holes(self._found, Cursor(read.places), read.files):
+        if self._is_over and read and look_for_holes(self._found, read.files):
             self._index.touch(self._run)
         return taken
 

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from hookline.record.reader import Cursor, lines
-from hookline.record.segment import File, files, first_zero
+from hookline.record.segment import File, end_of_data, files
 
 _CHUNK = 1 << 20
 _MARK_BYTES = 256
@@ -45,8 +45,8 @@ class Seen(msgspec.Struct, array_like=True):
     """A journal file as it was read: up to where, and a checksum of the bytes before that place.
 
     Attributes:
-        hole: Where the last line ends before zeros with something behind them, at which readers stop; -1 where there
-            are none such, None where nobody has looked.
+        hole: Where the first zeros begin that have something else behind them; -1 where there are none, None where
+            nobody has looked.
     """
 
     stamp: Stamp
@@ -75,16 +75,13 @@ def seen(found: Iterable[File], cursor: Cursor, before: dict[str, Seen]) -> dict
     return now
 
 
-def look_for_holes(found: Iterable[File], cursor: Cursor, read: dict[str, Seen]) -> bool:
-    """Look for holes in the files of a run that has ended, once in each; whether there was one to be looked at.
-
-    Of the last files, what is behind the cursor is looked at; of those before, which it has passed, everything.
-    """
+def look_for_holes(found: Iterable[File], read: dict[str, Seen]) -> bool:
+    """Look for holes in the files of a run that has ended, once in each; whether there was one to be looked at."""
     has_looked = False
     for file in found:
         known = read.get(file.path.name)
         if known is not None and known.hole is None:
-            known.hole = _hole_in(file.path, cursor.offset(file) or 0)
+            known.hole = _hole_in(file.path)
             has_looked = True
     return has_looked
 
@@ -123,7 +120,12 @@ def _is_same(path: Path, old: Seen) -> bool:
 
 def _has_grown(path: Path, old: Seen | None) -> bool:
     offset = 0 if old is None else old.offset
-    return _bytes(path, offset, 1) not in (b"", b"\0")
+    found = byte_at(path, offset)
+    if found != b"\0":
+        return bool(found)
+    with contextlib.suppress(OSError):
+        return next(lines(path, offset), None) is not None  # behind a hole
+    return False
 
 
 def _checksum(path: Path, end: int) -> int:
@@ -176,16 +178,27 @@ def _cut(path: Path) -> str:
 
 
 def _hole(path: Path, known: Seen) -> str:
-    """What to say about a file with something behind the zeros at which a reader stopped."""
+    """What to say about a file with zeros where lines were."""
     if known.hole in (None, -1) or Stamp.of(path) != known.stamp:
         return ""
-    return f"cannot be read from byte {known.hole:,} on: there is a hole in it"
+    return f"has a hole at byte {known.hole:,}: zeros are where lines were"
 
 
-def _hole_in(path: Path, offset: int) -> int:
-    if behind(path, offset) != "hole":
+def _hole_in(path: Path) -> int:
+    """Where the first zeros of a file begin that have something else behind them; -1 where there are none."""
+    if behind(path, 0) != "hole":
         return -1
-    return max((end for _, end in lines(path, offset)), default=offset)
+    offset = 0
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        while (chunk := file.read(_CHUNK)) and b"\0" not in chunk:
+            offset += len(chunk)
+        return offset + chunk.index(b"\0")
+    return -1
+
+
+def byte_at(path: Path, offset: int) -> bytes:
+    """One byte of a file; nothing where it has none there."""
+    return _bytes(path, offset, 1)
 
 
 def behind(path: Path, end: int) -> Literal["", "torn", "hole"]:
@@ -218,7 +231,7 @@ def written_end(path: Path) -> int:
     try:
         size = os.fstat(descriptor).st_size
         has_zeros = size > 0 and os.pread(descriptor, 1, size - 1) == b"\0"
-        return first_zero(descriptor, 0, size) if has_zeros else size
+        return end_of_data(descriptor, 0, size) if has_zeros else size
     except OSError:  # something else than a file is in its place
         return 0
     finally:

@@ -90,7 +90,7 @@ class ReadState(msgspec.Struct):
             )
             said.append(f"{lines} left out")
         if self.lost:
-            said.append(f"{self.lost:,} records could not be written: there was no room")
+            said.append(f"{self.lost:,} records could not be written: there was no room, or a journal was truncated")
         if self.clock_back_seconds:
             where = "" if self.clock_back_step is None else f" at step {self.clock_back_step:,}"
             said.append(f"the clock went back by {self.clock_back_seconds:,.0f} s{where}: times are not in order")
