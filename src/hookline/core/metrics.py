@@ -125,13 +125,20 @@ def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: metrics[key] for key in there}
 
 
-def collect(args: tuple[Any, ...], values: dict[str, Any], defer: Defer | None = None) -> dict[str, Any]:
+def collect(
+    args: tuple[Any, ...],
+    values: dict[str, Any],
+    defer: Defer | None = None,
+    defer_alike: Callable[[dict[str, Any]], bool] | None = None,
+) -> dict[str, Any]:
     """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
 
     What comes back may be the very dict that was given: copy it to keep it.
 
     Args:
         defer: Fetches values from devices later; without it they are waited for.
+        defer_alike: Does the same, faster, for device scalars of one kind among plain values, and returns whether
+            it did. It leaves other rows alone.
 
     >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
     {'loss': 0.5, 'grad/norm': 1.0}
@@ -147,10 +154,10 @@ def collect(args: tuple[Any, ...], values: dict[str, Any], defer: Defer | None =
         given.update(values)
     if _PLAIN_TYPES(map(type, dict.values(given))) and _NAME_TYPES(map(type, given)) and "" not in given:
         return given  # the usual case, without a second look at anything
-    if defer is not None and type(given) is dict and _is_flat(given):  # the usual case of a loop on a device
-        scalars = given.copy()
-        defer(scalars)
-        return MetricsRow(scalars)
+    if defer_alike is not None and type(given) is dict and _NAME_TYPES(map(type, given)) and "" not in given:
+        row = MetricsRow(given)  # the usual case of a loop on a device
+        if defer_alike(row):
+            return row
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
     _flatten(flat, "", given, None if defer is None else on_device)
@@ -188,14 +195,6 @@ def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
         case (str() as name, value):
             return {name: value}
     raise OptionError(f"log{args!r}: give log(name, value), log({{name: value}}) or log(name=value).")
-
-
-def _is_flat(values: dict[Any, Any]) -> bool:
-    """Whether these are plain values and tensors without dimensions on a device, by names that can be recorded."""
-    for value in values.values():
-        if type(value) not in PLAIN and (getattr(value, "is_cpu", True) or getattr(value, "ndim", 1)):
-            return False
-    return _NAME_TYPES(map(type, values)) and "" not in values
 
 
 def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:

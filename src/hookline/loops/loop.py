@@ -21,7 +21,7 @@ from hookline.core.state import LogContext, ManifestRow
 from hookline.core.values import find_metric
 from hookline.loops import ranks
 from hookline.loops.step import StepLifecycle
-from hookline.record.device import defer
+from hookline.record.device import defer, defer_alike
 from hookline.record.reader import MAIN, read
 from hookline.record.recorder import Recorder, whole_step
 from hookline.record.records import Metrics
@@ -177,7 +177,7 @@ class Loop(ABC):
         Args:
             step: The completed count to record them at, where it is not the current one.
         """
-        metrics = collect(args, values, defer)
+        metrics = collect(args, values, defer, defer_alike)
         row = self.lifecycle.row
         if row is not None and step is None and threading.get_ident() == self._thread:
             row.update(metrics)

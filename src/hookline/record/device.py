@@ -13,6 +13,8 @@ JAX's own asynchronous copy. On devices without such copies (MPS) a row stays th
 import contextlib
 import ctypes
 import functools
+import itertools
+import operator
 import os
 import sys
 import threading
@@ -22,6 +24,38 @@ from typing import Any
 
 from hookline.core.errors import OptionError
 from hookline.core.values import PLAIN, Deferred, Source, is_on_device
+
+
+_dtype_of = operator.attrgetter("dtype")
+
+
+def defer_alike(values: dict[str, Any]) -> bool:
+    """Do what `defer` does for the usual row of a loop on a GPU, at about half its price.
+
+    Returns:
+        Whether the row was such a one: CUDA scalars of one kind, and otherwise plain values. If not, it is unchanged.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    # Iterating in C matters here: between two training steps the caches are cold, and each bytecode costs.
+    found = [value for value in dict.values(values) if type(value) not in PLAIN]
+    kind = type(found[0]) if found else None
+    if kind is not torch.Tensor and not (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
+        return False
+    if len(set(map(type, found))) > 1 or not found[0].is_cuda or hasattr(kind, "to_local"):
+        return False
+    if len(set(map(_dtype_of, found))) > 1 or len(set(map(kind.get_device, found))) > 1:
+        return False
+    try:
+        source = _add_to_ring(torch, found)
+    except RuntimeError:  # not all are 0-d: torch refuses to copy them
+        return False
+    names = list(dict.keys(values))
+    if len(found) < len(names):
+        names = [name for name, value in dict.items(values) if type(value) not in PLAIN]
+    dict.update(values, zip(names, map(Deferred, itertools.repeat(source), range(len(names))), strict=True))
+    return True
 
 
 def defer(*dicts: dict[Any, Any]) -> None:
@@ -63,9 +97,13 @@ def _gather(tensors: list[Any]) -> Source:
     torch = sys.modules["torch"]
     if not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
         tensors = [_local(tensor) for tensor in tensors]
-    with torch.no_grad():
-        flat = [tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors]
-        return _add_to_ring(torch, flat) if flat[0].is_cuda else LateCopy(torch.stack(flat))
+    if tensors[0].is_cuda:
+        return _add_to_ring(torch, [tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors])
+    return LateCopy(_stacked(torch, tensors))
+
+
+def _stacked(torch: Any, tensors: list[Any]) -> Any:
+    return torch.stack([tensor.detach().reshape(()) for tensor in tensors])
 
 
 def _local(tensor: Any) -> Any:
@@ -170,13 +208,25 @@ class Ring:
                     self._advance()
                     if end - self._arrived > self.slots:
                         return None
-                self._torch._foreach_copy_(self._views[offset : offset + width], tensors)
+                self._copy(self._views[offset : offset + width], tensors)
                 row = RingRow(self, start, end)
                 self._pending.append(row)
                 self._head = end
                 return row
             finally:
                 self.is_adding = False
+
+    def _copy(self, slots: Sequence[Any], tensors: list[Any]) -> None:
+        torch = self._torch
+        if not torch.is_grad_enabled():
+            torch._foreach_copy_(slots, tensors)
+            return
+        # What torch.no_grad() does, at a fifth of its price.
+        torch._C._set_grad_enabled(False)
+        try:
+            torch._foreach_copy_(slots, tensors)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     def advance(self) -> None:
         """Hand over the numbers that have arrived, and send those that came since. Never waits for the device."""
@@ -293,7 +343,7 @@ def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
     ring = _RINGS.get(key)
     row = ring.add(tensors) if ring is not None else None
     if ring is None and str(first.dtype) in _WITHOUT_SLOTS:
-        return LateCopy(torch.stack(tensors))
+        return LateCopy(_stacked(torch, tensors))
     while row is None:
         stream, width = torch.cuda.current_stream(device), len(tensors)
         if ring is not None and ring.is_adding:  # in a signal handler: a ring for this row alone

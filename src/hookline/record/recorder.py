@@ -17,7 +17,7 @@ from typing import Any
 from hookline.core.errors import OptionError
 from hookline.core.metrics import collect, copied, size_of
 from hookline.core.values import is_on_device
-from hookline.record.device import defer
+from hookline.record.device import defer, defer_alike
 from hookline.record.journal import Durability, Journal
 from hookline.record.lazy import Waiting, sources_of
 from hookline.record.reader import EVERY_AXIS, JOURNAL
@@ -85,7 +85,7 @@ class Recorder:
 
     def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
         """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
-        self.metrics(collect(args, values, defer), step, axis)
+        self.metrics(collect(args, values, defer, defer_alike), step, axis)
 
     def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
         """Record flat, plain values, as `collect` gives them."""
