@@ -339,7 +339,7 @@ class FakeCuda:
             monkeypatch.setattr(torch, name, value)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, raising=False)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda index: self.stream)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.is_capturing, raising=False)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(self))
 
@@ -400,6 +400,20 @@ def test_log_of_cuda_scalars_changed_in_place_afterwards_has_the_values_of_the_c
     gate.set()
     recorder.flush()
     assert [record.values for record in records(tmp_path)] == [{"loss": n, "twice": 2 * n} for n in (1.0, 2.0, 3.0)]
+
+
+def test_log_of_cuda_scalars_whose_kinds_change_from_row_to_row_keeps_each_value(torch, cuda, recorder, gate, tmp_path):
+    big = 2**53 + 1
+    others = [0.5, cuda.tensor(1 / 3, dtype=torch.float64), cuda.tensor(big), cuda.tensor([7.0]), torch.tensor(2.0)]
+    for step, other in enumerate([*others, "text", None, True, cuda.tensor(True), cuda.tensor(8.0, index=1)]):
+        recorder.log({"loss": cuda.tensor(float(step)), "other": other, "lr": 0.1}, step=step)
+    gate.set()
+    recorder.flush()
+    expected = [0.5, 1 / 3, big, 7.0, 2.0, "text", None, True, True, 8.0]
+    read = [(type(record.values["other"]), list(record.values.items())) for record in records(tmp_path)]
+    assert read == [
+        (type(other), [("loss", step), ("other", other), ("lr", 0.1)]) for step, other in enumerate(expected)
+    ]
 
 
 @pytest.mark.parametrize("width", [1, 3, 7, 40])

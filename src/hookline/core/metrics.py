@@ -12,6 +12,8 @@ from hookline.core.values import PLAIN, Deferred, is_on_device, plain
 
 Defer = Callable[[dict[str, Any]], None]
 """Replaces those values of a dict that are on a device by `Deferred` ones."""
+DeferAlike = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""Returns a row with `Deferred` values for one of device scalars of one kind and plain values; None for others."""
 
 
 _PLAIN_TYPES = PLAIN.issuperset
@@ -129,7 +131,9 @@ def collect(
     args: tuple[Any, ...],
     values: dict[str, Any],
     defer: Defer | None = None,
-    defer_alike: Callable[[dict[str, Any]], bool] | None = None,
+    defer_alike: DeferAlike | None = None,
+    *,
+    as_dict: bool = False,
 ) -> dict[str, Any]:
     """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
 
@@ -137,8 +141,8 @@ def collect(
 
     Args:
         defer: Fetches values from devices later; without it they are waited for.
-        defer_alike: Does the same, faster, for device scalars of one kind among plain values, and returns whether
-            it did. It leaves other rows alone.
+        defer_alike: Tried before ``defer``.
+        as_dict: Values may be `Deferred` in a plain dict, for callers that merge them into a `MetricsRow`.
 
     >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
     {'loss': 0.5, 'grad/norm': 1.0}
@@ -155,9 +159,9 @@ def collect(
     if _PLAIN_TYPES(map(type, dict.values(given))) and _NAME_TYPES(map(type, given)) and "" not in given:
         return given  # the usual case, without a second look at anything
     if defer_alike is not None and type(given) is dict and _NAME_TYPES(map(type, given)) and "" not in given:
-        row = MetricsRow(given)  # the usual case of a loop on a device
-        if defer_alike(row):
-            return row
+        row = defer_alike(given)
+        if row is not None:  # the usual case of a loop on a device
+            return row if as_dict else MetricsRow(row)
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
     _flatten(flat, "", given, None if defer is None else on_device)
