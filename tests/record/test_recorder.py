@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import os
+import subprocess
+import sys
 import threading
 
 import msgspec
@@ -453,3 +455,28 @@ def test_recorder_data_of_an_event_may_have_any_name(tmp_path):
     event, status = hl.read(tmp_path)
     assert (event.name, event.data) == ("uploaded", {"name": "model", "data": {"bytes": 3}, "time": "noon"})
     assert (status.status, status.message, status.data) == ("uploading", "Wait.", {"status": "half"})
+
+
+MANY_WRITERS = """
+import resource, subprocess, sys
+import hookline as hl
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+with hl.run("many", root=sys.argv[1], sinks=["csv"], summary=False) as run:
+    for number in range(1, 151):
+        recorder = hl.Recorder(run.dir, name=f"rank{number}", segment_bytes=4096)
+        recorder.log(loss=1.0, step=1)
+        recorder.close()
+    run.log(loss=1.0, step=1)
+values = [len(record.values) for record in hl.read(run.dir) if hasattr(record, "values")]
+stored = hl.runs(sys.argv[1]).sql("SELECT count(*) AS n FROM metrics WHERE name LIKE '%loss'").rows()[0]["n"]
+sunk = sum(1 for line in (run.dir / "metrics.csv").open() if line.strip())
+verified = subprocess.run([sys.executable, "-m", "hookline", "runs", "verify", run.dir], stdout=2).returncode
+print(len(values), stored, sunk, verified)
+"""
+
+
+def test_writers_beyond_the_limit_of_open_files_are_read_stored_delivered_and_verified(tmp_path):
+    command = [sys.executable, "-c", MANY_WRITERS, tmp_path]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
+    assert done.stdout == b"151 151 152 0\n"  # the CSV file has a header

@@ -184,34 +184,32 @@ def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     Raises:
         OSError: It cannot be read, or is something else than a file.
     """
-    try:
-        file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - closed below
-    except FileNotFoundError:  # a segment that was prepared and not needed
-        return
-    with file:
-        file.seek(offset)
-        rest = b""
-        while chunk := file.read(_CHUNK):
-            data, zero, _ = chunk.partition(b"\0")
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                offset += len(line) + 1
-                yield line, offset
-            if not zero:
-                continue
-            hole = offset + len(rest)
-            end = _end_of_hole(file.fileno(), hole)
-            if end is None:
-                return
-            if end > hole:
-                if rest:  # a line without its newline: it may be whole
-                    offset = hole + 1
-                    yield rest, offset
-                if end > offset:
-                    yield b" " * (end - offset - 1), end  # not zeros: a server refuses those
-                offset = end
-            file.seek(offset)  # where nothing was skipped, a line was written since the chunk was read
-            rest = b""
+    rest = b""
+    while True:
+        # Opened for each chunk, and not kept open: there may be more writers to merge than files a process can open.
+        try:
+            file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - closed below
+        except FileNotFoundError:  # a segment that was prepared and not needed
+            return
+        with file:
+            position = offset + len(rest)
+            file.seek(position)
+            data, zero, _ = file.read(_CHUNK).partition(b"\0")
+            hole = position + len(data)
+            end = _end_of_hole(file.fileno(), hole) if zero else None
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            offset += len(line) + 1
+            yield line, offset
+        if end is None and (zero or not data):
+            return
+        if end is not None and end > hole:
+            if rest:  # a line without its newline: it may be whole
+                offset = hole + 1
+                yield rest, offset
+            if end > offset:
+                yield b" " * (end - offset - 1), end  # not zeros: a server refuses those
+            offset, rest = end, b""
 
 
 def _end_of_hole(descriptor: int, zero: int) -> int | None:
