@@ -174,10 +174,11 @@ def test_chart_without_a_band_says_why_and_draws_each_run_in_the_colour_of_its_g
     expect(page.locator(".legend .chip")).to_have_text(["high", "low"])
 
 
-def test_metric_that_is_text_says_so_instead_of_an_empty_chart(root, show):
-    finished_run(root, more=[row(1, lesson="sums"), row(2, lesson="sums")])
+def test_metric_that_is_text_is_a_list_instead_of_an_empty_chart(root, show):
+    finished_run(root, more=[row(step, lesson="sums") for step in range(1, 71)])
     page = show("charts")
-    expect(panel(page, "lesson").locator(".why")).to_have_text("Its values are text. A chart shows numbers.")
+    expect(panel(page, "lesson").locator("tbody tr")).to_have_count(50)
+    expect(panel(page, "lesson").locator(".why")).to_have_text("The latest 50 texts")
     expect(panel(page, "lesson").locator(".chart")).to_be_hidden()
     expect(page.get_by_label("x", exact=True).locator("option")).to_have_text(
         ["step", "time since start", "time of day", "loss"]

@@ -220,3 +220,19 @@ def test_samples_asked_for_with_more_stay_when_new_ones_come(root, show):
     append(directory, sample(101, "a new one", 1.0))
     expect(page.locator(".sample-row").first).to_contain_text("a new one")
     expect(page.locator(".sample-row")).to_have_count(101)
+
+
+def test_text_metric_is_shown_in_the_details_of_its_run_and_by_step_among_the_charts(root, show):
+    texts = [row(step, phase="warmup" if step < 3 else "train <b>") for step in range(1, 5)]
+    finished_run(root, more=[*texts, *rows([1.0] * 400, name="other", first=5)])
+    page = show("runs")
+    page.get_by_role("button", name="r0", exact=True).click()
+    shown = page.locator(".details .texts")
+    expect(shown.locator("dt")).to_have_text("phase")
+    expect(shown.locator("dd > p")).to_have_text("train <b>")
+    shown.locator("summary").click()
+    steps = [["4", "train <b>"], ["3", "train <b>"], ["2", "warmup"], ["1", "warmup"]]
+    expect(shown.locator("tbody tr")).to_have_text(["".join(each) for each in steps])
+    page.goto(f"{page.url.split('#')[0]}#/charts")
+    expect(panel(page, "phase").locator("tbody tr")).to_have_text(["r0".join(each) for each in steps])
+    expect(panel(page, "phase").locator(".chart")).to_be_hidden()

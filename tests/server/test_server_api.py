@@ -178,6 +178,20 @@ def test_metrics_say_how_many_of_their_points_are_texts(root, serve):
     assert {each["name"]: (each["points"], each["texts"]) for each in found} == {"lesson": (2, 2), "loss": (2, 0)}
 
 
+def test_texts_are_the_latest_of_each_metric_and_say_how_many_there_are(root, serve):
+    long = "x" * 5000
+    finished_run(root, more=[row(1, lesson="sums"), row(2, lesson="more"), row(3, lesson="last"), row(2, note=long)])
+    server = serve(root)
+    found = answer(server, "texts", run="p/r0", limit=2)["texts"]
+    assert [(each["name"], each["step"], each["text"][:4], each["characters"], each["total"]) for each in found] == [
+        ("lesson", 3, "last", 4, 3),
+        ("lesson", 2, "more", 4, 3),
+        ("note", 2, "xxxx", 5000, 1),
+    ]
+    assert len(found[-1]["text"]) == 2000
+    assert [each["text"] for each in answer(server, "texts", run="p/r0", name="lesson", limit=1)["texts"]] == ["last"]
+
+
 def test_events_logs_and_hooks_are_told_by_time(root, serve):
     costs = {"hooks/slow/calls": 3, "hooks/slow/total_seconds": 0.5, "hooks/slow/errors": 1}
     more = [event("checkpoint", 2, path="x"), line("all well"), line("oh no", "ERROR", 2), row(3, **costs)]

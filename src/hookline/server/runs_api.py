@@ -6,8 +6,23 @@ from hookline.server.endpoint import RUN, Endpoint
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values
 from hookline.server.run_rows import RunDetails, RunRow, run_details
+from hookline.store.tables import IN_ORDER, ORDER
 
 _TEXTS = "SELECT name, axis, count(*) AS texts FROM metrics WHERE text IS NOT NULL GROUP BY name, axis"
+_TEXT_ROWS = f"""
+SELECT run, name, axis, step, time, left(text, $most) AS text, length(text) AS characters, total
+FROM (
+    SELECT *,
+        row_number() OVER (PARTITION BY run, name, axis ORDER BY step DESC, {ORDER} DESC) AS place,
+        count(*) OVER (PARTITION BY run, name, axis) AS total
+    FROM {IN_ORDER} WHERE text IS NOT NULL AND ($name IS NULL OR name = $name)
+) WHERE place <= $limit ORDER BY name, step DESC, {ORDER} DESC, run, axis
+"""  # noqa: S608 - our own words
+MOST_CHARACTERS = 2000
+"""How much of a text is sent: the page shows lists of them."""
+MOST_TEXTS = 2000
+_NAME = Parameter("name", "string", "The name of a metric; all by default.")
+_LATEST = Parameter("limit", "integer", "How many texts a metric of a run has at most.", default=20, low=1, high=500)
 _ID = Parameter("id", "string", "The id of a run, as /api/runs gives it.", required=True)
 
 
@@ -36,6 +51,30 @@ class MetricNames(msgspec.Struct):
     """The metrics of some runs."""
 
     metrics: list[MetricName]
+
+
+class TextRow(msgspec.Struct):
+    """A text that was recorded as a metric, cut to 2,000 characters.
+
+    Attributes:
+        characters: How many it has in full.
+        total: How many texts the run recorded of this metric on this axis.
+    """
+
+    run: str
+    name: str
+    axis: str
+    step: int
+    time: float
+    text: str
+    characters: int
+    total: int
+
+
+class Texts(msgspec.Struct):
+    """Texts by metric, the latest of each first."""
+
+    texts: list[TextRow]
 
 
 class SinkRow(msgspec.Struct):
@@ -72,6 +111,12 @@ def _metrics(listing: Listing, values: Values) -> MetricNames:
     )
 
 
+def _texts(listing: Listing, values: Values) -> Texts:
+    given = {"name": values["name"], "limit": values["limit"], "most": MOST_CHARACTERS}
+    found = listing.some(values["run"]).sql(_TEXT_ROWS, given, limit=MOST_TEXTS)
+    return Texts([TextRow(**row) for row in found])
+
+
 def _sinks(listing: Listing, values: Values) -> Sinks:
     rows = [
         SinkRow(info.id, sink.name, sink.status, sink.delivered, sink.behind_bytes, sink.error)
@@ -85,5 +130,6 @@ ENDPOINTS = (
     Endpoint("/api/runs", "All runs, the latest first.", RunsReply, _runs),
     Endpoint("/api/run", "One run: its latest metrics, configuration and facts.", RunDetails, _run, (_ID,)),
     Endpoint("/api/metrics", "Which metrics some runs recorded.", MetricNames, _metrics, (RUN,)),
+    Endpoint("/api/texts", "The latest texts of some runs, by metric.", Texts, _texts, (RUN, _NAME, _LATEST)),
     Endpoint("/api/sinks", "How the sinks of some runs stand.", Sinks, _sinks, (RUN,)),
 )

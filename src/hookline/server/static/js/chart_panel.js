@@ -1,14 +1,17 @@
 // A metric in a frame: its chart, what can be done with it, and what is not shown of it.
 
-import { Question } from "./api.js";
+import { Question, ask } from "./api.js";
 import { Chart } from "./chart.js";
-import { h, later } from "./dom.js";
+import { fill, h, later } from "./dom.js";
 import { download, downloadTable } from "./download.js";
 import { whole } from "./format.js";
 import { askForMetric, isThinned, linesOf, tableOf } from "./metric_lines.js";
+import { textTable } from "./text_list.js";
 
 /** Of all lines of a chart together: more would not be seen, and would make the page slow. */
 const MOST_POINTS = 40_000;
+/** Of a metric that is text, in its list. */
+const MOST_TEXTS = 50;
 /** Of a line in a file: as many as the server gives. */
 const MOST_IN_FILE = 20_000;
 /** How much more than what is in sight is asked for at each side, so that lines go on there. */
@@ -23,6 +26,8 @@ export class ChartPanel {
   #part = null;
   #partOf = null;
   #zoom = null;
+  /** The texts of a metric that has no numbers. */
+  #texts = null;
   #refineSoon = later(() => this.#refine(), 150);
   isSeen = false;
   isStale = true;
@@ -37,6 +42,7 @@ export class ChartPanel {
     this.owner = owner;
     this.note = h("span", { class: "note" });
     this.why = h("p", { class: "why", hidden: true });
+    this.texts = h("div", {});
     this.host = h("div", { class: "chart", role: "img", "aria-label": `Chart of ${name}` });
     const actions = [
       ...(owner.buttons?.(this) ?? []),
@@ -48,6 +54,7 @@ export class ChartPanel {
       { class: "panel", data: { metric: name } },
       h("header", {}, h("h3", { title: name }, name), this.note, h("span", { class: "actions" }, actions)),
       this.why,
+      this.texts,
       this.host,
     );
   }
@@ -69,6 +76,7 @@ export class ChartPanel {
       if (found === null) return;
       this.#found = found;
       this.#partOf = null;
+      this.#texts = this.owner.isText?.() ? await this.#askTexts() : null;
       this.draw();
       if (this.#zoom) await this.#refine();
     } catch (error) {
@@ -93,6 +101,7 @@ export class ChartPanel {
     this.host.hidden = this.#chart.isEmpty;
     this.why.textContent = this.#explanation(lines, look);
     this.why.hidden = !this.why.textContent;
+    this.#showTexts();
     this.owner.onLines?.(lines);
   }
 
@@ -134,6 +143,18 @@ export class ChartPanel {
     return askForMetric(question, this.name, this.owner.ids(), { x, by, maxPoints, smoothing, part });
   }
 
+  #showTexts() {
+    const key = JSON.stringify(this.#texts);
+    if (this.texts.dataset.key === key) return; // where somebody has scrolled to stays
+    this.texts.dataset.key = key;
+    fill(this.texts, this.#texts && textTable(this.#texts, (id) => this.owner.book.nameOf(id)));
+  }
+
+  async #askTexts() {
+    const answer = await ask("texts", { run: this.owner.ids(), name: this.name, limit: MOST_TEXTS });
+    return answer.texts.slice(0, MOST_TEXTS);
+  }
+
   async #refine() {
     const zoom = this.#zoom;
     if (!zoom || !this.#found || !isThinned(this.#found)) return;
@@ -168,7 +189,7 @@ export class ChartPanel {
   #explanation(lines, look) {
     const isThere = lines.some((line) => line.x.length);
     if (this.#chart.isEmpty) {
-      if (this.owner.isText?.()) return "Its values are text. A chart shows numbers.";
+      if (this.#texts) return textCount(this.#texts);
       if (isThere && (look.logY || look.logX)) return "A log axis shows only values above 0. There are none.";
       return lines.some((line) => line.row.not_finite) ? "No value is finite." : "Nothing was recorded over this x.";
     }
@@ -193,6 +214,13 @@ export class ChartPanel {
       this.#say(error.message);
     }
   }
+}
+
+/** How many texts are listed, where there are more. */
+function textCount(texts) {
+  const metrics = new Map(texts.map((each) => [JSON.stringify([each.run, each.axis]), each.total]));
+  const recorded = [...metrics.values()].reduce((sum, count) => sum + count, 0);
+  return recorded > texts.length ? `The latest ${whole(texts.length)} texts` : "";
 }
 
 export function button(text, title, action, attributes = {}) {

@@ -8,6 +8,7 @@ import { isOver, shortName } from "../run_book.js";
 import { problemLines } from "../run_problems.js";
 import { recall, remember } from "../settings.js";
 import { statusBadge } from "../status_badge.js";
+import { latestTexts } from "../text_list.js";
 
 const STATUSES = ["running", "stalled", "finished", "stopped", "failed", "killed"];
 const PAGE = 200;
@@ -245,8 +246,8 @@ export class RunsView {
 
   #details(run) {
     const cell = h("td", { colspan: COLUMNS.length }, h("p", { class: "muted" }, "Reading …"));
-    ask("run", { id: run.id }).then(
-      (answer) => fill(cell, details(answer)),
+    Promise.all([ask("run", { id: run.id }), ask("texts", { run: [run.id] })]).then(
+      ([answer, { texts }]) => fill(cell, details(answer, texts)),
       (error) => fill(cell, empty("It cannot be read", error.message)),
     );
     return h("tr", { class: "details" }, cell);
@@ -403,7 +404,7 @@ function took(run) {
   return duration(Date.now() / 1000 - run.started);
 }
 
-function details({ run, metrics: latest, config, facts }) {
+function details({ run, metrics: latest, config, facts }, texts) {
   const known = {
     id: run.id,
     seed: run.seed,
@@ -413,7 +414,8 @@ function details({ run, metrics: latest, config, facts }) {
     commit: facts.git?.commit,
     python: facts.python,
   };
-  const numbers = Object.entries(latest).filter(([name]) => !name.startsWith("hooks/"));
+  const isText = new Set(texts.map((each) => each.name));
+  const numbers = Object.entries(latest).filter(([name]) => !name.startsWith("hooks/") && !isText.has(name));
   return h(
     "div",
     { class: "details-grid" },
@@ -421,6 +423,7 @@ function details({ run, metrics: latest, config, facts }) {
     run.problems.map((problem) => h("p", { class: "message", data: { status: "stalled" } }, problem)),
     h("section", {}, h("h4", {}, "What was run"), factList(Object.entries(known))),
     h("section", {}, h("h4", {}, "Latest values"), factList(numbers.map(([name, value]) => [name, number(value)]))),
+    texts.length > 0 && h("section", { class: "texts" }, h("h4", {}, "Latest texts"), latestTexts(texts)),
     config !== null && h("section", {}, h("h4", {}, "Configuration"), h("pre", {}, JSON.stringify(config, null, 2))),
     h(
       "p",
