@@ -2,11 +2,15 @@
 
 import json
 import math
+import queue
 import shutil
+import socket
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 
+import anyio
 import numpy as np
 import pytest
 from page_runs import append, ended, event, finished_run, line, live_run, make_run, repeats, row, rows, sample
@@ -14,11 +18,11 @@ from starlette.requests import Request
 from waiting import wait_until
 
 from hookline.core.errors import ConfigError
-from hookline.server import WebServer
+from hookline.server import WebServer, application
 from hookline.server.application import ENDPOINTS
 from hookline.server.endpoint import Endpoint
 from hookline.server.guard import HEADERS
-from hookline.store import DamagedIndexError, runs
+from hookline.store import DamagedIndexError, QueryTimeoutError, runs
 
 
 def get(server, path, headers=None, method="GET", **parameters):
@@ -453,5 +457,41 @@ def test_endpoint_whose_index_turns_out_to_be_damaged_answers_from_one_that_is_m
 
     route = Endpoint("/api/rows", "", dict, reply).route("a listing")
     request = {"type": "http", "method": "GET", "query_string": b"", "headers": []}
-    assert json.loads(route.endpoint(Request(request)).body) == {"rows": 3}
+    answered = anyio.run(route.endpoint, Request(request, anyio.sleep_forever))
+    assert json.loads(answered.body) == {"rows": 3}
     assert asked == ["a listing"] * 2
+
+
+@pytest.fixture
+def endless(root, serve, monkeypatch):
+    """A server with an address that runs a query without end; says when it has begun, and what it ended with."""
+    begun, ended_with = threading.Event(), queue.Queue()
+
+    def reply(listing, values):
+        endless = listing.now().runs.sql("SELECT count(*) FROM range(1000000000000)", timeout_seconds=None)
+        begun.set()
+        try:
+            return {"rows": endless.rows()}
+        except Exception as error:
+            ended_with.put(error)
+            raise
+
+    monkeypatch.setattr(application, "ENDPOINTS", (Endpoint("/api/endless", "", dict, reply),))
+    finished_run(root)
+    return serve(root), begun, ended_with
+
+
+def test_query_beyond_its_time_is_ended_and_its_client_told(endless, monkeypatch):
+    monkeypatch.setattr("hookline.server.endpoint.QUERY_SECONDS", 0.2)
+    server, _, ended_with = endless
+    assert refusal(server, "endless") == (503, "The query took longer than 0.2 s, and was ended.")
+    assert isinstance(ended_with.get(timeout=30), QueryTimeoutError)
+
+
+def test_query_whose_client_has_gone_is_ended(endless):
+    server, begun, ended_with = endless
+    address = urllib.parse.urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(b"GET /api/endless HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert begun.wait(30)
+    assert str(ended_with.get(timeout=30)) == "The query was ended: nobody waits for it any more."

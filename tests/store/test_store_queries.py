@@ -2,16 +2,20 @@
 
 import json
 import math
+import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 from recorded_runs import append, ended, finished_run, make_run, row
+from waiting import wait_until
 
 import hookline as hl
 from hookline.record.records import Event, LogLine, Metrics, Rewards, Sample
 from hookline.store import QueryError, QueryTimeoutError, runs
+from hookline.store.query import executed
 from hookline.store.series import thinned
+from hookline.store.store import open_store
 
 FORBIDDEN = [
     "SELECT * FROM read_csv('/etc/passwd')",
@@ -388,6 +392,17 @@ def test_sql_that_takes_too_long_is_ended(tmp_path):
     assert len(found.metrics().rows()) == 3
     with pytest.raises(hl.OptionError, match="timeout_seconds=0"):
         found.sql("SELECT 1", timeout_seconds=0)
+
+
+def test_sql_whose_time_is_over_before_it_is_fetched_is_ended(tmp_path):
+    finished_run(tmp_path)
+    endless = executed(
+        open_store(tmp_path), runs(tmp_path)[:], "SELECT count(*) FROM range(1000000000000)", timeout_seconds=0.1
+    )
+    with pytest.raises(QueryTimeoutError), endless as relation:
+        begun = time.monotonic()
+        wait_until(lambda: time.monotonic() > begun + 0.2)  # an interrupt between two statements is lost
+        relation.fetchall()
 
 
 def test_texts_that_look_like_sql_are_texts(tmp_path):

@@ -5,13 +5,13 @@ own, reach no network and load no extension (see `Index`), so this holds even fo
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import OptionError
 from hookline.store.index import duckdb_module
-from hookline.store.query_error import QueryError, QueryTimeoutError
+from hookline.store.query_error import QueryError
+from hookline.store.query_limit import QueryLimit
 from hookline.store.run_info import RunInfo
 from hookline.store.store import Store
 
@@ -69,17 +69,5 @@ def executed(
         QueryError: It fails.
         QueryTimeoutError: It takes too long.
     """
-    duckdb = duckdb_module()
-    with store.snapshot(runs, query) as cursor:
-        timer = None if timeout_seconds is None else threading.Timer(timeout_seconds, cursor.interrupt)
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
-        try:
-            yield cursor.sql(query, params=parameters)
-        except duckdb.InterruptException:
-            raise QueryTimeoutError(f"The query took longer than {timeout_seconds:g} s, and was ended.") from None
-        finally:
-            if timer is not None:
-                timer.cancel()
-                timer.join()
+    with QueryLimit(timeout_seconds) as limit, store.snapshot(runs, query) as cursor, limit.enforced():
+        yield cursor.sql(query, params=parameters)

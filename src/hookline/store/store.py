@@ -21,6 +21,7 @@ from hookline.store.intake import Taken, take_in
 from hookline.store.journal_files import Stamp, damage, own_files
 from hookline.store.liveness import Liveness
 from hookline.store.query_error import QueryError
+from hookline.store.query_limit import limited
 from hookline.store.run_info import RunInfo, run_info
 from hookline.store.run_state import ReadState, RunState
 from hookline.store.run_table import run_columns
@@ -169,9 +170,10 @@ class Store:
         Raises:
             DamagedIndexError: The index, or a file of it, turned out to be damaged.
             QueryError: What is done within the context fails.
+            QueryTimeoutError: A `QueryLimit` ended it.
         """
         cursor, compact = self._twice(lambda: self._opened(runs, query), runs)
-        with contextlib.closing(cursor), self._watched(lambda: compact, is_own=False):
+        with contextlib.closing(cursor), self._watched(lambda: compact, is_own=False), limited(cursor):
             yield cursor
 
     def _opened(self, runs: Sequence[RunInfo], query: str) -> tuple["DuckDBPyConnection", dict[str, ReadState]]:
