@@ -400,6 +400,58 @@ def test_second_process_on_one_store_answers_the_same_from_a_private_index(tmp_p
     run_directory.let_go(directory)
 
 
+def parquet_of(root):
+    return sorted(path.name for path in (root / ".hookline" / "runs").glob("*/metrics-*.parquet"))
+
+
+def test_files_of_earlier_compactions_are_removed(tmp_path):
+    directory = finished_run(tmp_path)
+    found = runs(tmp_path)
+    kept = []
+    for more in range(3):
+        append(directory, row(4 + more, loss=0.5), ended(4 + more))
+        kept.append((len(losses(found)), parquet_of(tmp_path)))
+    assert kept == [(4 + more, [f"metrics-{1 + more}.parquet"]) for more in range(3)]
+
+
+READER = """
+import sys
+from hookline.store.liveness import Liveness
+from hookline.store.store import open_store
+store = open_store(sys.argv[1])
+with store.snapshot(store.list(Liveness()), "metrics") as cursor:
+    print("begun", flush=True)
+    sys.stdin.readline()
+    print(cursor.execute("SELECT count(*) FROM metrics").fetchone()[0])
+"""
+
+
+def test_files_that_a_query_of_another_process_reads_are_kept_until_it_has(tmp_path):
+    directory = finished_run(tmp_path)
+    found = runs(tmp_path)
+    found.ingest()
+    command = [sys.executable, "-c", READER, str(tmp_path)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout.readline() == "begun\n"
+    append(directory, row(4, loss=0.5), ended(4))
+    during = (len(losses(found)), parquet_of(tmp_path))
+    assert (during, reader.communicate("\n")[0]) == ((4, ["metrics-1.parquet", "metrics-2.parquet"]), "3\n")
+    assert (len(losses(found)), parquet_of(tmp_path)) == (4, ["metrics-2.parquet"])
+
+
+def test_files_that_nothing_names_are_removed_by_the_next_index(tmp_path):
+    for run in ("r0", "gone"):
+        finished_run(tmp_path, run)
+    assert len(losses(runs(tmp_path))) == 6
+    close(tmp_path)
+    (folder,) = (tmp_path / ".hookline" / "runs").glob("p_r0-*")
+    shutil.copy(folder / "metrics-1.parquet", folder / "metrics-7.parquet")  # of a process that died while it wrote
+    shutil.rmtree(tmp_path / "p" / "gone")
+    (tmp_path / ".hookline" / "index.duckdb").unlink()  # without it, nothing tells that there was such a run
+    assert (len(losses(runs(tmp_path))), parquet_of(tmp_path)) == (3, ["metrics-1.parquet"])
+    assert [path.name for path in (tmp_path / ".hookline" / "runs").iterdir()] == [folder.name]
+
+
 def test_forked_child_leaves_the_index_of_its_parent_alone(tmp_path):
     finished_run(tmp_path)
     found = runs(tmp_path)

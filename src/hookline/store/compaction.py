@@ -2,8 +2,8 @@
 
 ``run.json`` beside them says which files count and which state of the journals they show, and is replaced as a whole: a
 process that dies while it writes leaves the files before valid. Another process, or one whose database is gone, takes
-them over without reading the journals again. The files before the last ones are kept until there are newer ones, so
-that a query that has begun can go on. Files are on the disk before ``run.json`` names them, and it knows their
+them over without reading the journals again. Files that it no longer names are removed once no query runs, in
+this process or another (see `Index.reading`). Files are on the disk before ``run.json`` names them, and it knows their
 checksums: where a query fails, `is_intact` tells whether they are to blame.
 """
 
@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,8 +63,45 @@ def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]
         _remove_files(folder, lambda number: number == generation)
         (folder / _ASIDE).unlink(missing_ok=True)
         raise
-    _remove_files(folder, lambda number: number < generation - 1)
+    _remove_files(folder, lambda number: number < generation - 1)  # few are left where files cannot be locked, too
+    index.unpruned.add(run)
     return compact
+
+
+def look_for_leftovers(index: Index, run: str) -> None:
+    """Have `prune` look at a run's files, if there are some that may not count; once, while an index is open."""
+    if run in index.looked_at or index.is_private:
+        return
+    index.looked_at.add(run)
+    read = index.state(run).read
+    named = {name for name, _, _ in read.parquet.values()} if read else set()
+    if any(path.name not in named for path, _ in _files(home(index, run))):
+        index.unpruned.add(run)
+
+
+def prune(index: Index) -> None:
+    """Remove files that nothing names, unless a query is running that may read them; then the next call does."""
+    if not index.unpruned or index.is_private:
+        return
+    with index.alone() as is_alone:
+        for run in list(index.unpruned) if is_alone else ():
+            found = load(index, run)
+            named = {name for name, _, _ in found.parquet.values()} if found else set()
+            for path, _ in _files(home(index, run)):
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
+            index.unpruned.discard(run)
+
+
+def remove_others(index: Index, runs: Iterable[str]) -> bool:
+    """Remove the files of all runs but these; whether no query was running, which would have kept them."""
+    known = {home(index, run).name for run in runs}
+    with contextlib.suppress(FileNotFoundError), index.alone() as is_alone:
+        for folder in (index.folder / _RUNS).iterdir() if is_alone else ():
+            if folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)
+        return is_alone
+    return True
 
 
 def load(index: Index, run: str) -> ReadState | None:

@@ -11,6 +11,7 @@ once it is open: this holds for queries of users as for our own.
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import logging
 import os
@@ -35,6 +36,7 @@ logger = logging.getLogger("hookline")
 FOLDER = ".hookline"
 """The folder of a root that holds what is derived from it."""
 DATABASE = "index.duckdb"
+_READERS = "readers.lock"
 MEMORY_LIMIT = "2GB"
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -66,6 +68,8 @@ class Index:
         made_anew: What happened to it, so that it had to be made anew; empty where nothing did.
         states: What is known about each run, by its id.
         refused: The generation of a run's files that a private index found to be damaged.
+        unpruned: The runs with files that may not count any more.
+        looked_at: The runs whose files were looked at for some of those since it was opened.
         begun: How often it was opened: what was looked up before may not be in it any more.
     """
 
@@ -79,6 +83,8 @@ class Index:
         self._staged: set[str] = set()
         self._inode = 0
         self.refused: dict[str, int] = {}
+        self.unpruned: set[str] = set()
+        self.looked_at: set[str] = set()
         self._damage = ""
         self._is_closed = True
         self._begin()
@@ -145,6 +151,28 @@ class Index:
                 raise
             self._damage = str(error)
             raise DamagedIndexError(f"The index is damaged, and will be made anew. Ask again. {error}") from None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep every process from removing files of runs meanwhile; where files cannot be locked, nothing does."""
+        with contextlib.ExitStack() as at_end:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self.folder / _READERS, os.O_RDONLY | os.O_CLOEXEC)
+                at_end.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether no thread or process is `reading`, and none begins to meanwhile."""
+        with self.lock, contextlib.ExitStack() as at_end:
+            is_alone = False
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self.folder / _READERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                at_end.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_alone = True
+            yield is_alone
 
     def state(self, run: str) -> RunState:
         """What is known about a run, to be changed; `touch` it then."""
@@ -213,6 +241,7 @@ class Index:
 
     def _begin(self) -> None:
         self.note, self.states, self._unsaved = "", {}, set()
+        self.unpruned, self.looked_at = set(), set()
         self.connection = self._open()
         self._is_closed = False
         self.begun += 1
@@ -225,6 +254,7 @@ class Index:
         try:
             self._check_folder()
             connection = self._connect_or_replace(path)
+            (self.folder / _READERS).touch()
             self._inode = _inode(path)
             _OPENED[path] = os.getpid()
         except (OSError, duckdb.Error) as error:

@@ -103,6 +103,7 @@ class _Intake:
             is_good = found is not None and compaction.is_whole(self._index, self._run, found)
             state.read = found if is_good else None
             self._index.touch(self._run)
+        compaction.look_for_leftovers(self._index, self._run)
         return state.read
 
     def _as_it_is(self, read: ReadState) -> Taken:

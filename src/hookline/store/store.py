@@ -76,6 +76,7 @@ class Store:
         self.index = Index(root)
         weakref.finalize(self, Index.close, self.index)
         self._said: set[tuple[str, str]] = set()
+        self._pruned = 0
 
     def close(self) -> None:
         """Let another process have the index, until the next use. May be called again."""
@@ -96,7 +97,10 @@ class Store:
 
     def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Taken:
         """Read what is new in some runs."""
-        return self._twice(lambda: self._take_in(runs, progress), runs)
+        with self.index.reading():
+            taken = self._twice(lambda: self._take_in(runs, progress), runs)
+        compaction.prune(self.index)
+        return taken
 
     def _twice(self, work: Callable[[], T], runs: Sequence[RunInfo]) -> T:
         """Do something to the index, and once more where it or files of the runs turn out to be damaged."""
@@ -172,9 +176,13 @@ class Store:
             QueryError: What is done within the context fails.
             QueryTimeoutError: A `QueryLimit` ended it.
         """
-        cursor, compact = self._twice(lambda: self._opened(runs, query), runs)
-        with contextlib.closing(cursor), self._watched(lambda: compact, is_own=False), limited(cursor):
-            yield cursor
+        try:
+            with self.index.reading():  # until the last row was read: DuckDB opens files when it comes to them
+                cursor, compact = self._twice(lambda: self._opened(runs, query), runs)
+                with contextlib.closing(cursor), self._watched(lambda: compact, is_own=False), limited(cursor):
+                    yield cursor
+        finally:
+            compaction.prune(self.index)
 
     def _opened(self, runs: Sequence[RunInfo], query: str) -> tuple["DuckDBPyConnection", dict[str, ReadState]]:
         """A connection for a snapshot, and the runs whose files it reads."""
@@ -237,6 +245,11 @@ class Store:
             self.index.forget(gone)
             for run in gone if not self.index.is_private else ():
                 compaction.remove(self.index, run)
+        is_due = (
+            self._pruned != self.index.begun and not self.index.is_private
+        )  # runs may have gone while nobody looked
+        if is_due and compaction.remove_others(self.index, (place.id for place in found)):
+            self._pruned = self.index.begun
 
     def _define_views(self, cursor: "DuckDBPyConnection", runs: Sequence[RunInfo], names: set[str]) -> None:
         if "runs" in names:
