@@ -354,3 +354,17 @@ def test_closed_runs_let_another_opening_have_the_index(tmp_path):
     found.close()
     close(tmp_path)
     assert runs(tmp_path).note == ""
+
+
+def test_run_that_fails_within_a_step_has_the_same_number_of_complete_steps_everywhere(tmp_path, capsys):
+    with pytest.raises(RuntimeError), hl.run("breaks", root=tmp_path, summary=True) as run:
+        for step in run.steps(10):
+            run.log(loss=1.0)
+            if step == 4:
+                raise RuntimeError("within the fifth step")
+    [info] = runs(tmp_path)
+    [failed] = runs(tmp_path).events("failed", kind="status")
+    [last] = runs(tmp_path).sql("SELECT max(step) AS step FROM metrics").rows()
+    assert "breaks failed after 4 steps" in capsys.readouterr().err
+    assert (info.step, info.num_steps, failed["step"], run.step) == (4, 10, 4, 4)
+    assert last["step"] == 5  # what the step that failed had logged

@@ -58,7 +58,7 @@ class Standing(msgspec.Struct):
             case Status(status="heartbeat") if writer == MAIN:  # it says how far the run is, not what it does
                 self.reach(record.step or 0, record.time)
             case Status() if writer in SPEAKERS:
-                self._note_status(record)
+                self._note_status(record, is_own=writer == MAIN)
             case Metrics() if writer == MAIN:
                 self.metrics.setdefault(record.axis, {}).update(record.values)
                 self.reach(record.step, record.time, record.axis)
@@ -118,7 +118,7 @@ class Standing(msgspec.Struct):
             return None if self.told_epoch is None else self.told_epoch + 1
         return min(self.num_epochs, max(1, math.ceil(self.step * self.num_epochs / self.num_steps)))
 
-    def _note_status(self, record: Status) -> None:
+    def _note_status(self, record: Status, *, is_own: bool) -> None:
         if record.time < self.status_time:  # the courier's word of a death came before what the dead had said
             return
         self.status, self.status_time = record.status, record.time
@@ -127,6 +127,9 @@ class Standing(msgspec.Struct):
             self._begin(record, report)
         elif record.step is not None and (self.has_ended or report):
             self.reach(record.step, record.time)
+            if self.has_ended and is_own and not report:
+                # a step that failed had a row, and is not complete: the run itself knows how many steps are
+                self.steps["train"] = within_limits(record.step)
         if report:
             self._note_report(record.data)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hookline.record.records import HOOKS_COST, HOOKS_PLAN
 
-VERSION = 3
+VERSION = 4
 """Of everything that is kept: what another version wrote is thrown away and made anew."""
 
 
