@@ -1,5 +1,7 @@
 """Recorder, read and follow."""
 
+import errno
+import fcntl
 import hashlib
 import itertools
 import json
@@ -8,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -480,3 +483,27 @@ def test_writers_beyond_the_limit_of_open_files_are_read_stored_delivered_and_ve
     command = [sys.executable, "-c", MANY_WRITERS, tmp_path]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
     assert done.stdout == b"151 151 152 0\n"  # the CSV file has a header
+
+
+@pytest.mark.parametrize("has_full_sync", [True, False], ids=["a disk", "a network volume"])
+def test_run_on_macos_is_synced_as_far_as_its_drive(tmp_path, monkeypatch, has_full_sync):
+    """What macOS has and does not: no `fdatasync`, no preallocation, F_FULLFSYNC, and not on network volumes."""
+    full, plain = [], []
+
+    def full_sync(descriptor, command):
+        assert command == 51
+        if not has_full_sync:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+        full.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", full_sync)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: plain.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    with hl.run("mac", root=tmp_path, durability="power", summary=False) as run:
+        run.log(loss=1.0, step=1)
+    synced, unused = (full, plain) if has_full_sync else (plain, full)
+    (journal,) = (run.dir / "journal").glob("*.jsonl")
+    assert {journal, run.dir, run.dir / "journal"} <= set(synced)
+    assert unused == []

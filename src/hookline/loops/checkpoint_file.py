@@ -6,7 +6,6 @@ To be loaded, it is unpacked into a temporary directory.
 """
 
 import json
-import os
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import CheckpointError
+from hookline.record.durable import sync_descriptor
 
 SUFFIXES = (".pt", ".pth")
 _MARK, _FILES = "hookline_checkpoint", "hookline_files"
@@ -41,7 +41,7 @@ def pack(directory: Path, path: Path) -> int:
     with aside.open("wb") as file_:
         torch.save(packed, file_)
         file_.flush()
-        os.fsync(file_.fileno())
+        sync_descriptor(file_.fileno())
     aside.replace(path)
     return path.stat().st_size
 

@@ -10,21 +10,21 @@ import os
 import secrets
 from pathlib import Path
 
-_FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
-"""On macOS, `os.fsync` leaves the data in the drive's own cache; this does not."""
-
 
 def sync_descriptor(descriptor: int) -> None:
-    """Bring an open file to the disk.
+    """Bring an open file or directory to the disk.
 
     Raises:
         OSError: It did not get there.
     """
-    if _FULL_SYNC is not None:
-        fcntl.fcntl(descriptor, _FULL_SYNC)
-    elif hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:
+    # On macOS there is no `os.fdatasync`, and `os.fsync` leaves data in the drive's own cache; F_FULLFSYNC does not.
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is None:
+        getattr(os, "fdatasync", os.fsync)(descriptor)
+        return
+    try:
+        fcntl.fcntl(descriptor, full_sync)
+    except OSError:  # network volumes do not have it; where the disk is at fault, this fails, too
         os.fsync(descriptor)
 
 
@@ -48,7 +48,7 @@ def sync_directory(path: Path) -> None:
     except PermissionError:  # files can be made in a directory that cannot be listed
         return
     try:
-        os.fsync(descriptor)
+        sync_descriptor(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP):  # network file systems
             raise

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import ConfigError
+from hookline.record.durable import sync_descriptor
 
 logger = logging.getLogger("hookline")
 
@@ -98,7 +99,7 @@ def _key_in(folder: Path) -> bytes | None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
                 file.flush()
-                os.fsync(file.fileno())
+                sync_descriptor(file.fileno())
             with contextlib.suppress(FileExistsError):  # another process was first: its key counts
                 os.link(aside, path)
         finally:

@@ -13,13 +13,13 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
+from hookline.record.durable import sync_descriptor
 from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import clean
 from hookline.record.sink import Sink, register_sink
@@ -197,7 +197,7 @@ class Table:
                     writer.writerow([kept.get(column) or "" for column in columns])
                     rows += 1
                 file.flush()
-                os.fsync(file.fileno())
+                sync_descriptor(file.fileno())
             aside.replace(self.path)
         except OSError:
             aside.unlink(missing_ok=True)

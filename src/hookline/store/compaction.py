@@ -9,7 +9,6 @@ checksums: where a query fails, `is_intact` tells whether they are to blame.
 
 import contextlib
 import hashlib
-import os
 import re
 import shutil
 import zlib
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hookline.record.durable import sync_file
 from hookline.store.index import Index, quoted
 from hookline.store.run_state import ReadState
 from hookline.store.tables import TABLES, VERSION
@@ -160,7 +160,7 @@ def _written(
     for name, parts in sources.items():
         path = folder / f"{name}-{generation}.parquet"
         _copy(connection, name, parts, path)
-        _sync(path)
+        sync_file(path)
         written[name] = (path.name, path.stat().st_size, _checksum(path))
     return written
 
@@ -175,13 +175,8 @@ def _copy(connection: "DuckDBPyConnection", table: str, parts: list[str], path: 
 def _put(folder: Path, sidecar: Sidecar) -> None:
     aside = folder / _ASIDE
     aside.write_bytes(msgspec.json.encode(sidecar))
-    _sync(aside)
+    sync_file(aside)
     aside.replace(folder / _SIDECAR)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _checksum(path: Path) -> int:
