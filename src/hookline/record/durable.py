@@ -8,19 +8,24 @@ import errno
 import fcntl
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 
 def sync_descriptor(descriptor: int) -> None:
-    """Bring an open file or directory to the disk.
+    """Bring an open file to the disk.
 
     Raises:
         OSError: It did not get there.
     """
+    _sync(descriptor, getattr(os, "fdatasync", os.fsync))
+
+
+def _sync(descriptor: int, sync: Callable[[int], None]) -> None:
     # On macOS there is no `os.fdatasync`, and `os.fsync` leaves data in the drive's own cache; F_FULLFSYNC does not.
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is None:
-        getattr(os, "fdatasync", os.fsync)(descriptor)
+        sync(descriptor)
         return
     try:
         fcntl.fcntl(descriptor, full_sync)
@@ -48,7 +53,7 @@ def sync_directory(path: Path) -> None:
     except PermissionError:  # files can be made in a directory that cannot be listed
         return
     try:
-        sync_descriptor(descriptor)
+        _sync(descriptor, os.fsync)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP):  # network file systems
             raise
