@@ -11,6 +11,8 @@ from finished_runs import journal_file, record
 import hookline as hl
 from hookline.cli.runs_verify import verify
 from hookline.record.recorder import Recorder
+from hookline.server import WebServer
+from hookline.server.tokens import Tokens
 from hookline.store.catalogue import Place
 
 
@@ -310,3 +312,13 @@ def test_verify_finds_a_flipped_bit_in_a_checkpoint_wherever_it_was_saved(cli, t
     code, [(kind, what)] = findings(cli)
     shown = f"checkpoints/{name}" if folder == "checkpoints" else str(place)
     assert (whole, code, kind, what.startswith(f"{shown} is damaged: the content of ")) == ((0, []), 1, "damage", True)
+
+
+def test_values_that_a_server_did_not_take_are_noted(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("hookline.server.metric_names.ROW_NAMES", 2)
+    with WebServer(tmp_path, tokens=Tokens("write-token-of-a-test")) as server:
+        sink = {"hookline": {"url": server.url, "token": "write-token-of-a-test"}}
+        with hl.run("wide", sinks=[sink], summary=False) as run:
+            run.log(a=1.0, b=1.0, c=1.0, d=1.0)
+    assert findings(cli, run.dir) == (0, [("note", "2 values of metrics were not taken by hookline")])
+    assert "did not take 2 values" in cli("runs", "sync", run.dir).stdout

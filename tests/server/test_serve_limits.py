@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sysconfig
+import tracemalloc
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,9 @@ from sending import TOKENS, WRITE, ask, claim, put, rows_of
 from soak.flood import Flood
 from waiting import wait_until
 
+from hookline.record.records import Metrics, encode
 from hookline.server.connections import DISCARDED_BYTES, ConnectionLimits
+from hookline.server.metric_names import NamesError, names_of
 from hookline.server.request_body import Bodies
 from hookline.server.tokens import Tokens
 
@@ -166,6 +169,48 @@ def test_client_that_reads_nothing_is_let_go(root, serve):
         connection.sendall((b"GET /static/js/chart.js HTTP/1.1\r\n" + HOST + b"\r\n") * 2000)
         own = connection.getsockname()[1]
         wait_until(lambda: own not in {each.raddr.port for each in psutil.Process().net_connections() if each.raddr})
+
+
+def row_of(*names, step=1):
+    return encode(Metrics(time=1.0, step=step, values=dict.fromkeys(names, 1.0))) + b"\n"
+
+
+def test_row_with_too_many_metrics_is_refused_and_nothing_of_it_kept(root, serve):
+    server = serve(root, tokens=Tokens(WRITE))
+    claim(server)
+    names = [f"metric {number}" for number in range(10_001)]
+    refused = {"names_per_row": 10_000}
+    assert put(server, rows_of(1) + row_of(*names)).facts == (422, refused)
+    assert claim(server).json == {"files": {}}
+    status = json.dumps({"run": "posted", "metrics": dict.fromkeys(names, 1.0)})
+    assert ask(server, "POST", "/api/status", body=status).facts == (422, refused)
+    assert put(server, row_of(*names[1:])).status == 200
+
+
+def test_row_with_millions_of_metrics_is_refused_without_decoding_it():
+    line = row_of(*map(str, range(2_000_000)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(NamesError, match="more than 10,000"):
+            names_of(line)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(line)
+    finally:
+        tracemalloc.stop()
+
+
+def test_run_with_all_its_names_takes_rows_with_those_and_says_so_of_others(root, serve):
+    server = serve(root, tokens=Tokens(WRITE))
+    claim(server)
+    offset = 0
+    for begin in (0, 10_000):
+        lines = row_of(*(f"metric {number}" for number in range(begin, begin + 9_999)))
+        offset = put(server, lines, offset).json["offset"]
+    answer = put(server, row_of("metric 1", "loss", "reward", "other"), offset)
+    assert (answer.status, len(answer.json["names"]), answer.json["names"][-2:]) == (422, 20_000, ["loss", "reward"])
+    assert put(server, row_of("metric 1", "loss", "reward"), offset).status == 200
+    assert put(server, row_of("any"), run="other").status == 409  # another run counts by itself
+    claim(server, "other")
+    assert put(server, row_of("any"), run="other").status == 200
 
 
 @pytest.fixture

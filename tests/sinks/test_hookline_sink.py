@@ -16,11 +16,11 @@ import hookline.logging as hookline_logging
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.record import run_directory
 from hookline.record.courier import sync
-from hookline.record.delivery import Delivery, Pace
+from hookline.record.delivery import Delivery, Pace, sink_states
 from hookline.record.recorder import Recorder
 from hookline.record.records import LogLine
 from hookline.record.sink import make_sink
-from hookline.server import receive_api, request_body
+from hookline.server import metric_names, receive_api, request_body
 from hookline.sinks import HooklineSink
 from hookline.sinks.hookline import pieces, wire_name
 from hookline.sinks.left_out import MOST_FACTS_BYTES, MOST_PACKED_BYTES
@@ -335,6 +335,44 @@ def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server,
     assert left_out.data == {"kind": "event", "name": "table", "bytes": max(sizes.values())}
     told = [record.getMessage() for record in caplog.records if record.name == "hookline"]
     assert [f"{max(sizes.values()):,} bytes, is more than {server.url} takes" in line for line in told] == [True]
+
+
+def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_arrives(
+    server, run_dir, recorder, deliver, monkeypatch, caplog
+):
+    monkeypatch.setattr(metric_names, "ROW_NAMES", 3)
+    monkeypatch.setattr(metric_names, "RUN_NAMES", 4)
+    recorder.log(loss=0.5, a=1.0, b=2.0, c=3.0, d=4.0, step=1)
+    for step in (2, 3, 4):
+        recorder.log({"loss": float("nan"), f"new {step}": "text"}, step=step)
+    delivery = deliver(run_dir, HooklineSink(server.url))
+    assert (delivery.progress.status, delivery.is_done()) == ("ok", True)
+    there = [(record.step, list(record.values)) for record in hl.read(received(server))]
+    assert there == [(1, ["loss", "a", "b"]), (2, ["loss", "new 2"]), (3, ["loss"]), (4, ["loss"])]
+    sizes = {name: len(text) for name, text in journals(run_dir).items()}
+    assert {name: len(text) for name, text in journals(received(server)).items()} == sizes
+    assert [state.left_out for state in sink_states(run_dir)] == [4]
+    told = [record.getMessage().partition(".jsonl: ")[2].partition(" They")[0] for record in caplog.records]
+    assert told == [
+        "A row has 5 metrics: no more than 3 are taken.",
+        "The run has 4 names of metrics: no others are taken.",
+    ]
+
+
+def test_metrics_that_were_left_out_are_left_out_again_after_a_lost_answer_and_a_restart(
+    server, run_dir, recorder, deliver, monkeypatch
+):
+    monkeypatch.setattr(metric_names, "RUN_NAMES", 2)
+    for step in (1, 2, 3):
+        recorder.log({"loss": 1.0 / step, f"new {step}": 1.0}, step=step)
+    first = deliver(run_dir, HooklineSink(server.url))
+    finish(first)
+    server.restart()
+    (run_dir / "sinks" / "hookline.json").unlink()  # the server holds it all, and the sink knows nothing of it
+    recorder.log({"loss": 0.25, "new 4": 1.0}, step=4)
+    rounds(deliver(run_dir, HooklineSink(server.url)))
+    names = [list(record.values) for record in hl.read(received(server))]
+    assert names == [["loss", "new 1"], ["loss"], ["loss"], ["loss"]]
 
 
 @pytest.mark.parametrize("bit", [0x01, 0x80])

@@ -147,3 +147,8 @@ def _print(name: str, states: list[SinkState]) -> None:
         if state.sent_again_bytes:
             said = f"{one_line(state.name)} had lost {bytes_text(state.sent_again_bytes)}: they were sent again."
             console().print(said, soft_wrap=True)
+        if state.left_out:
+            said = (
+                f"{one_line(state.name)} did not take {state.left_out:,} values of metrics: they are in the run only."
+            )
+            console().print(said, soft_wrap=True)

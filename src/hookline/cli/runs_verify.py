@@ -467,6 +467,13 @@ def _about_sinks(run_dir: Path) -> Iterator[Finding]:
                 f"They are in the journal. {state.error}".strip(),
                 f"Deliver them: hookline runs sync {run_dir}",
             )
+        if state.left_out:
+            yield Finding(
+                "note",
+                f"{state.left_out:,} values of metrics were not taken by {state.name}",
+                "They are in the journal. The server limits how many names of metrics a row and a run have.",
+                "Use fewer names, e.g. one name with values over steps instead of a name for each step.",
+            )
 
 
 @contextmanager

@@ -58,7 +58,8 @@ class SinkState:
     """How a sink stands: ``ok``, ``lagging`` (a fault, it is being retried) or ``refused`` (it needs a fix).
 
     ``sent_again_bytes`` is what `sync` brought again because the destination had lost it. ``is_own`` says whether this
-    user's own process wrote the settings down (see `hookline.record.trust`).
+    user's own process wrote the settings down (see `hookline.record.trust`). ``left_out`` is how many values of
+    delivered rows the destination did not take; they are in the run.
     """
 
     name: str
@@ -69,6 +70,7 @@ class SinkState:
     spec: dict[str, Any] = field(default_factory=dict)
     sent_again_bytes: int = 0
     is_own: bool = False
+    left_out: int = 0
 
 
 @dataclass(slots=True)
@@ -122,7 +124,19 @@ def sink_states(run_dir: Path) -> list[SinkState]:
             behind, status, error = _cursor(saved).behind(journal), saved["status"], saved["error"]
             if status == "ok" and behind and not saved["delivered"]:
                 status, error = "lagging", "Nothing has been delivered yet."
-            found.append(SinkState(path.stem, status, saved["delivered"], behind, error, saved["sink"], 0, is_own))
+            left_out = saved["state"].get("left_out") if isinstance(saved["state"], dict) else 0
+            found.append(
+                SinkState(
+                    path.stem,
+                    status,
+                    saved["delivered"],
+                    behind,
+                    error,
+                    saved["sink"],
+                    is_own=is_own,
+                    left_out=left_out if isinstance(left_out, int) else 0,
+                )
+            )
     return found
 
 

@@ -14,6 +14,9 @@ one thread at a time:
 - `beat` about once a second while the training process lives, whether or not there is news;
 - `close` at the end, and after an exception; more than once is fine.
 
+A state that is a dict may have ``left_out``: how many values of delivered rows the destination did not take.
+`hookline runs sync` and `runs verify` show it.
+
 `ids` tells from a saved state, in whatever process, what the destination calls the run.
 
 `RefusedError` says that it is no use to go on as things are set up. Any other exception is taken for

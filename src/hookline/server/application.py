@@ -23,6 +23,7 @@ from hookline.server.guard import Guard
 from hookline.server.listing import Listing
 from hookline.server.live_stream import MOST_STREAMS, LiveStream
 from hookline.server.login_api import login_route
+from hookline.server.metric_names import NamesError
 from hookline.server.openapi import openapi
 from hookline.server.received_runs import ConflictError, ReceivedRuns
 from hookline.server.request_body import Bodies, BodyError
@@ -125,6 +126,8 @@ def _told(request: Request, error: Exception) -> Response:
 def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, ConflictError):
         return _error(request, str(error), 409, **error.facts)
+    if isinstance(error, NamesError):
+        return _error(request, str(error), 422, **error.facts)
     if isinstance(error, BodyError):
         answer = _error(request, str(error), error.status)
         answer.headers.update({"Retry-After": "2"} if error.status == 503 else {})

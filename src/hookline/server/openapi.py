@@ -42,7 +42,8 @@ _STREAM = {
         "200": {
             "description": "Events `runs` with the runs that changed or were removed, and `beat` when nothing did.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
+        },
+        "503": {"description": "Every stream is in use."},
     },
 }
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hookline.core.errors import OptionError
+from hookline.server.metric_names import ROW_NAMES, RUN_NAMES
 from hookline.server.parameters import LARGEST, Parameter
 from hookline.server.received_names import LONGEST_NAME, WHOLE_FILES
 from hookline.server.write_endpoint import Desk, Sent, WriteEndpoint
@@ -25,6 +26,10 @@ _ORIGIN = Parameter(
 _OFFSET = Parameter("offset", "integer", "Where in the file the body belongs.", required=True, low=0, high=LARGEST)
 
 _CONFLICT = {"409": "It does not fit what is held: `taken`, `unclaimed`, `conflict` or `offset` says how."}
+_NAMES = {
+    "422": f"There are more than {ROW_NAMES:,} metrics in a row, or {RUN_NAMES:,} in the run: `names_per_row` and "
+    "`names` say which are taken."
+}
 _FACTS = {"application/json": {"schema": {"type": "object"}}}
 _LINES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -91,6 +96,6 @@ ENDPOINTS = (
     ),
     WriteEndpoint(
         "PUT", f"{_HOME}/{{file}}", "Add whole lines to a file of a run's journal.", Taken, _append,
-        (_ORIGIN, _OFFSET), (_PROJECT, _RUN, _FILE), _LINES, refusals=_CONFLICT,
+        (_ORIGIN, _OFFSET), (_PROJECT, _RUN, _FILE), _LINES, refusals=_CONFLICT | _NAMES,
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@
   held, and not written again. Whoever writes holds a lock on the file, also against another server on the same root.
 - After a crash in the middle of a write a file may end in a piece of a line. It does not count as held, and the next
   write cuts it off.
+- Metrics of a run have so many names and no more; ``.metric-names.json`` says which.
 - ``received.json`` says whose the run is; its time is the last sign of life: a beat, or something that came.
 
 Nothing here is fast by being clever: each call opens the few files it needs. All of it may be called from any thread.
@@ -20,7 +21,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hookline.record.reader import JOURNAL
 from hookline.record.run_directory import FACTS
 from hookline.record.segment import end_of_data
 from hookline.server.json_depth import check_depth, check_lines_depth
+from hookline.server.metric_names import NAMES_FILE, RUN_NAMES_BYTES, joined, names_of, too_many_in_a_run
 from hookline.server.received_names import check_file, check_name
 from hookline.store.received import RECEIVED, Received
 
@@ -83,11 +85,14 @@ class ReceivedRuns:
         Raises:
             ConflictError: The run is somebody else's; the offset lies beyond what is held; or other bytes are held.
             OptionError: A name is not accepted, or what is sent are no whole lines.
+            NamesError: Metrics have more names than are taken.
         """
         check_lines(lines)
         check_file(file)
+        names = names_of(lines)
         with self._home(project, run) as home:
             self._check_owner(home, project, run, origin)
+            _take_names(home, names)
             with _opened(home, JOURNAL, _DIRECTORY) as journal:
                 held = append_lines(journal, file, offset, lines)
             self._note_life(home)
@@ -116,12 +121,17 @@ class ReceivedRuns:
         """Add lines at the end of a run that the server itself keeps for somebody; it is made if need be.
 
         How many bytes are held then.
+
+        Raises:
+            NamesError: Metrics have more names than are taken.
         """
+        names = names_of(lines)
         with self._home(project, run, make=True) as home:
             with lock.alone(home):
                 self._take(home, project, run, origin)
                 if _kind(home, FACTS) is None:
                     _replace(home, FACTS, facts)
+            _take_names(home, names)
             with _opened(home, JOURNAL, _DIRECTORY) as journal:
                 held = append_lines(journal, file, None, lines)
             self._note_life(home)
@@ -334,6 +344,33 @@ def _received(home: int) -> Received | None:
 
 def _write_received(home: int, received: Received) -> None:
     _replace(home, RECEIVED, msgspec.json.encode(received) + b"\n")
+
+
+def _take_names(home: int, names: Iterable[str]) -> None:
+    """Note which metrics a run has.
+
+    Raises:
+        NamesError: It has all that it may have, and these are others.
+    """
+    if set(names) <= set(_names(home)):
+        return
+    with lock.alone(home):
+        known = _names(home)
+        joint, are_all = joined(known, names)
+        if joint != known:
+            _replace(home, NAMES_FILE, msgspec.json.encode(joint))
+    if not are_all:
+        raise too_many_in_a_run(joint)
+
+
+def _names(home: int) -> list[str]:
+    if _kind(home, NAMES_FILE) is None:
+        return []
+    with _opened(home, NAMES_FILE, _FOR_READING) as found, os.fdopen(os.dup(found), "rb") as file:
+        try:
+            return msgspec.json.decode(file.read(4 * RUN_NAMES_BYTES), type=list[str])
+        except msgspec.DecodeError:  # what a power failure leaves: the limit counts from here
+            return []
 
 
 def _replace(directory: int, name: str, content: bytes) -> None:

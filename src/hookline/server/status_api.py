@@ -32,6 +32,6 @@ ENDPOINTS = (
     WriteEndpoint(
         "POST", "/api/status", "Keep status messages as records of a run.", Kept, _status,
         (_PROJECT, _RUN), (), {"application/json": {"schema": _MESSAGE}}, MOST_STATUS_BYTES,
-        {"409": "The run of that name is somebody else's."},
+        {"409": "The run of that name is somebody else's.", "422": "Metrics have more names than are taken."},
     ),
 )  # fmt: skip

@@ -6,6 +6,8 @@ Guarantees:
   included: what `hl.read` gives of its directory is what it gives of this one.
 - A record that is more than the server takes with one request is replaced there by a note of its size, and the rest
   goes on; so is what is large in a ``run.json`` that is. Both stay here as they are, and it is said in a warning.
+- A row with more metrics than the server takes is sent without them. It stays here as it is; a warning says so, and
+  how many values are missing there stands in the sink's state, which `hookline runs verify` and `runs sync` show.
 - A batch counts as delivered when the server holds its bytes. A request whose answer was lost, a server
   that was restarted or that lost what it had: the next opening hears what is held, and goes on there.
 - A run keeps its place on the server, also when it is resumed or delivered later: its origin follows from
@@ -38,8 +40,8 @@ from hookline.record.run_directory import FACTS
 from hookline.record.segment import File, files
 from hookline.record.sink import Sink, register_sink
 from hookline.sinks.endpoint import IN_TOKENS, EndpointError, expanded, require_url
-from hookline.sinks.journal_receiver import JournalReceiver
-from hookline.sinks.left_out import fitting_facts, fitting_lines
+from hookline.sinks.journal_receiver import JournalReceiver, NamesRefusedError
+from hookline.sinks.left_out import LEFT_OUT, TakenNames, fitting_facts, fitting_lines
 from hookline.sinks.run_facts import RunFacts, read_facts
 
 logger = logging.getLogger("hookline")
@@ -102,6 +104,7 @@ class HooklineSink(Sink):
         self._signed = float("-inf")
         self._has_beaten = False
         self._told: set[str] = set()
+        self._taken: TakenNames | None = None
 
     def check(self) -> None:
         if importlib.util.find_spec("httpx") is None:
@@ -131,6 +134,8 @@ class HooklineSink(Sink):
         run, self._held = self._claim(project, names, self._fitting_description(run_dir, facts))
         self._run = f"{project}/{run}"
         self._state = {"origin": origin, "project": project, "run": run, "diff": saved.get("diff")}
+        self._state |= {LEFT_OUT: saved[LEFT_OUT]} if saved.get(LEFT_OUT) else {}
+        self._taken = None  # a server that was started again may take more
         self._has_beaten = False  # the first one says how often there will be one
         self._delivered = Cursor({writer: (number, end) for writer, (number, end) in saved.get("places", {}).items()})
         self._send_diff(run_dir / DIFF)
@@ -208,12 +213,29 @@ class HooklineSink(Sink):
         name, sent = file.path.name, 0
         for offset, data in pieces(file.path, self._held.get(name, 0), end):
             fitting = fitting_lines(data)
-            self._held[name] = self._receiver.append(self._run, name, fitting, offset=offset)
+            self._held[name] = self._append(name, fitting, offset)
             self._signed = self.clock()
             sent += len(data)
             if fitting != data:
                 self._tell(f"The record at byte {offset:,} of {name}, {len(data):,} bytes,")
         return sent
+
+    def _append(self, name: str, lines: bytes, offset: int) -> int:
+        """Send lines, without the metrics that the server does not take; how much of the file is held then."""
+        assert self._receiver is not None
+        while True:
+            fitting, left_out = (lines, 0) if self._taken is None else self._taken.fitting(lines)
+            try:
+                held = self._receiver.append(self._run, name, fitting, offset=offset)
+            except NamesRefusedError as refusal:
+                if refusal.taken == self._taken:  # it is of another mind about the same rows
+                    raise
+                self._taken = refusal.taken
+                logger.warning("%s They are left out there, and stay in the run.", refusal)
+                continue
+            if left_out:
+                self._state[LEFT_OUT] = self._state.get(LEFT_OUT, 0) + left_out
+            return held
 
     def _fitting_description(self, run_dir: Path, facts: RunFacts) -> bytes:
         description = _description(run_dir, facts)

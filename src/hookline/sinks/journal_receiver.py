@@ -6,6 +6,7 @@
 - Answers mean what they mean for every endpoint: credentials and addresses are refused, faults pass.
   What else the server will not have is refused, in its own words. A conflict (it holds other bytes) is
   refused; a gap (it holds less than it did) passes, because whoever claims the run again hears where to go on.
+- Rows with more metrics than the server takes are refused with which ones it does take.
 """
 
 import time
@@ -18,10 +19,18 @@ import msgspec
 
 from hookline.core.errors import RefusedError
 from hookline.sinks.endpoint import ADDRESS, PASSES, EndpointError, HttpEndpoint, expanded, shown
-from hookline.sinks.left_out import packed
+from hookline.sinks.left_out import TakenNames, packed
 
 if TYPE_CHECKING:
     import httpx
+
+
+class NamesRefusedError(RefusedError):
+    """The server takes no more metrics; ``taken`` says which it does."""
+
+    def __init__(self, message: str, taken: TakenNames) -> None:
+        super().__init__(message)
+        self.taken = taken
 
 
 class JournalReceiver(HttpEndpoint):
@@ -114,6 +123,10 @@ class JournalReceiver(HttpEndpoint):
                 f"{said}. Give the write token of its `hookline serve` as token='${{HOOKLINE_TOKEN}}', or a file that "
                 "holds it as token_file."
             )
+        if code == 422 and isinstance(per_row := (facts := self._said(answer)).get("names_per_row"), int):
+            names = facts.get("names")
+            taken = TakenNames(per_row, frozenset(map(str, names)) if isinstance(names, list) else None)
+            raise NamesRefusedError(f"{said} to {key}: {facts.get('error')}", taken)
         if 400 <= code < 500 and code not in PASSES | ADDRESS:
             raise RefusedError(f"{said} to {key}: {answer.text[:300]}")
         if code != 409:  # which means one thing or another, by what was asked

@@ -2,11 +2,14 @@
 
 A line of a journal is replaced by one of exactly as many bytes, so that everything behind it keeps its place: an event
 ``left_out`` that says what kind of record it was, and how large, and spaces, which gzip packs to nothing. A status
-keeps its word, because that says how the run ended. The journal here stays as it is.
+keeps its word, because that says how the run ended. A row with more metrics than the server takes is replaced by one
+without them. The journal here stays as it is.
 """
 
 import gzip
+import itertools
 import json
+from dataclasses import dataclass
 
 import msgspec
 
@@ -33,6 +36,48 @@ class _Head(msgspec.Struct):
     status: str = ""
 
 
+class _Row(msgspec.Struct, tag_field="kind", tag="metrics"):
+    """A row of metrics whose values stay the bytes that they are."""
+
+    step: msgspec.Raw
+    values: dict[str, msgspec.Raw]
+    time: msgspec.Raw = msgspec.Raw(b"0.0")
+    axis: str = "train"
+
+
+_row = msgspec.json.Decoder(_Row)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenNames:
+    """Which metrics a server takes.
+
+    Args:
+        per_row: How many of a row.
+        names: Which of the run; None as long as it takes any.
+    """
+
+    per_row: int
+    names: frozenset[str] | None = None
+
+    def fitting(self, lines: bytes) -> tuple[bytes, int]:
+        """Lines of a journal with those metrics only, each as long as before; and how many values are left out."""
+        whole = lines.split(b"\n")
+        left_out = 0
+        for place, line in enumerate(whole):
+            try:
+                row = _row.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # another kind of record, or none
+                continue
+            first = itertools.islice(row.values.items(), self.per_row)
+            kept = {name: value for name, value in first if self.names is None or name in self.names}
+            if len(kept) < len(row.values):
+                left_out += len(row.values) - len(kept)
+                row.values = kept
+                whole[place] = _in_as_many_bytes(msgspec.json.encode(row), line)
+        return b"\n".join(whole), left_out
+
+
 def packed(content: bytes) -> bytes:
     """Content as it is sent: journals become a fifth of their size, at 100 MB a second."""
     return gzip.compress(content, _LEVEL, mtime=0)
@@ -42,12 +87,16 @@ def fitting_lines(lines: bytes) -> bytes:
     """Lines of a journal, or where they are one line that is too large, the line in its place."""
     if len(lines) <= MOST_PACKED_BYTES // 2 or len(packed(lines)) <= MOST_PACKED_BYTES:
         return lines
-    line, size = encode(_in_the_place_of(lines)), len(lines) - 1
+    return _in_as_many_bytes(encode(_in_the_place_of(lines)), lines[:-1]) + b"\n"
+
+
+def _in_as_many_bytes(line: bytes, before: bytes) -> bytes:
+    """A line that is to stand in the place of a longer one, with its number."""
     try:
-        number = line_number(lines[:-1])
+        number = line_number(before)
     except DamagedLineError:
         number = None
-    return (line.ljust(size) if number is None else _sealed_to(line, number, size)) + b"\n"
+    return line.ljust(len(before)) if number is None else _sealed_to(line, number, len(before))
 
 
 def _sealed_to(line: bytes, number: int, size: int) -> bytes:
