@@ -236,3 +236,18 @@ def test_text_metric_is_shown_in_the_details_of_its_run_and_by_step_among_the_ch
     page.goto(f"{page.url.split('#')[0]}#/charts")
     expect(panel(page, "phase").locator("tbody tr")).to_have_text(["r0".join(each) for each in steps])
     expect(panel(page, "phase").locator(".chart")).to_be_hidden()
+
+
+def test_charts_of_an_experiment_are_those_of_all_its_runs(root, show):
+    repeats(root, arms=("low",), number=101, steps=1)
+    page = show("experiment")
+    assert page.get_by_role("link", name="All charts").get_attribute("href").count("run=") == 101
+
+
+@pytest.mark.parametrize("prompt", ["", "p" * 5000])
+def test_sample_without_a_prompt_that_can_be_asked_for_offers_no_others_of_it(root, show, prompt):
+    finished_run(root, more=[sample(1, "alone", 1.0, prompt=prompt)])
+    page = show("rollouts")
+    expect(page.locator(".sample-detail > .text").last).to_have_text("alone")
+    expect(page.get_by_role("tab")).to_have_count(0)
+    expect(page.locator(".sample-detail .empty")).to_have_count(0)

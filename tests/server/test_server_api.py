@@ -446,6 +446,12 @@ def test_experiment_of_a_stage_is_about_that_stage(root, serve):
     )
 
 
+def test_request_about_as_many_runs_as_the_page_asks_for_is_answered(root, serve):
+    name = "r" * 70  # 500 of them are what the page puts into an address at most
+    finished_run(root, name)
+    assert len(answer(serve(root), "metrics", run=[f"p/{name}"] * 500)["metrics"]) == 1
+
+
 def test_endpoint_whose_index_turns_out_to_be_damaged_answers_from_one_that_is_made_anew():
     asked = []
 

@@ -154,7 +154,7 @@ export class ExperimentView {
         "a",
         {
           class: "button",
-          href: address("charts", new URLSearchParams(found.runs.slice(0, 100).map((id) => ["run", id]))),
+          href: address("charts", new URLSearchParams(found.runs.map((id) => ["run", id]))),
         },
         "All charts",
       ),
@@ -190,6 +190,12 @@ export class ExperimentView {
     );
   }
 
+  /** How many runs the curves are of, where they are not of all. */
+  #curveCount() {
+    const drawn = firstRuns(this.#ids).length;
+    return drawn < this.#ids.length ? `of the first ${whole(drawn)} of ${whole(this.#ids.length)} runs` : "";
+  }
+
   #showCurves(found) {
     if (!this.#names.length) {
       this.#panel?.destroy();
@@ -221,7 +227,7 @@ export class ExperimentView {
     );
     fill(
       this.curves,
-      h("h2", {}, "Curves by arm"),
+      h("h2", {}, "Curves by arm", h("span", { class: "count" }, this.#curveCount())),
       h("div", { class: "toolbar" }, choose, this.legend),
       h("div", { class: "grid one" }, this.#panel.element),
     );
@@ -241,7 +247,7 @@ export class ExperimentView {
   async #showPredictions(found) {
     if (!found.benchmarks.length || !this.#ids.length) return void fill(this.predictions);
     const answer = await ask("samples", {
-      run: this.#ids.slice(0, 100),
+      run: firstRuns(this.#ids),
       axis: "final",
       order: "reward",
       limit: 6,
@@ -257,7 +263,7 @@ export class ExperimentView {
         sample.expected !== null && h("p", { class: "under" }, "expected ", h("b", {}, sample.expected)),
       ),
     );
-    const parameters = new URLSearchParams([...this.#ids.slice(0, 100).map((id) => ["run", id]), ["axis", "final"]]);
+    const parameters = new URLSearchParams([...this.#ids.map((id) => ["run", id]), ["axis", "final"]]);
     fill(
       this.predictions,
       h("h2", {}, "Predictions"),

@@ -340,20 +340,20 @@ export class RolloutsView {
         text,
       );
     const { group, prompt } = this.#chosen;
-    if (group === null && prompt === "") return null;
     if (group === null) this.#tab = "prompt";
-    else if (prompt === "") this.#tab = "group";
+    else if (!isAskable(prompt)) this.#tab = "group";
+    if (group === null && !isAskable(prompt)) return null;
     return h(
       "div",
       { class: "tabs", role: "tablist" },
       tab("group", "The group side by side", group !== null),
-      tab("prompt", "This prompt over training", prompt !== ""),
+      tab("prompt", "This prompt over training", isAskable(prompt)),
     );
   }
 
   async #showBeside() {
     const sample = this.#chosen;
-    if (sample.group === null && sample.prompt === "") return;
+    if (sample.group === null && !isAskable(sample.prompt)) return;
     const asked =
       this.#tab === "group"
         ? [
@@ -368,7 +368,7 @@ export class RolloutsView {
               limit: 64,
             },
           ]
-        : ["samples/prompt", { run: [sample.run], prompt: sample.prompt.slice(0, 4000), limit: 40 }];
+        : ["samples/prompt", { run: [sample.run], prompt: sample.prompt, limit: 40 }];
     try {
       const answer = await this.#beside.ask(...asked);
       if (!answer || this.#chosen !== sample) return;
@@ -403,4 +403,9 @@ export class RolloutsView {
       completion(sample),
     );
   }
+}
+
+/** Whether the completions of a prompt can be asked for: the server takes no longer text than this. */
+function isAskable(prompt) {
+  return prompt !== "" && [...prompt].length <= 4000;
 }
