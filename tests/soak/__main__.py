@@ -57,7 +57,7 @@ def report(result: Result) -> None:
     out.print(f"{result.lost:,} records were lost to a full disk, counted, and recorded again")
     out.print(f"{result.looks} looks at the store")
     for failure in dict.fromkeys(result.look_failures):
-        out.print(f"a look at the store failed: {failure}", style="red")
+        out.print(f"a look at the store or the server failed: {failure}", style="red")
     for text in (f"{f.name}: {example}" for f in result.findings if not f.is_right for example in f.examples):
         out.print(text, style="red")
     for text in result.skipped:

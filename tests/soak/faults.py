@@ -11,6 +11,7 @@ from pathlib import Path
 from hookline.record.segment import files
 from hookline.store.index import DATABASE, FOLDER
 from soak.disk import SmallDisk
+from soak.flood import Flood
 from soak.layout import Layout
 from soak.observer import Observer
 from soak.server import Server
@@ -18,6 +19,8 @@ from soak.supervisor import Supervisor
 
 FORGETFUL = ("csv", "jsonl", "tensorboard", "trackio", "mlflow", "status", "prometheus", "hookline")
 """Sinks that are complete and exact again after their cursor was lost: they begin anew, or know what they have."""
+MOST_GROWN_MEGABYTES = 64
+"""How much more memory the server may have after a flood."""
 TORN = b'{"kind":"metrics","time":1.0,"step":99999999,"val'
 
 
@@ -144,6 +147,35 @@ class ServerFrozen(Fault):
 
     def end(self, arena):
         arena.servers[self.server].thaw()
+
+
+class RawFlood(Fault):
+    """Headers without end, idle connections, streams and nonsense, while the sink delivers to the same server."""
+
+    name = "raw flood"
+    seconds = (2.0, 6.0)
+    waits_for_steps = False
+    server = "hookline"
+
+    def begin(self, arena):
+        server = arena.servers[self.server]
+        self._flood = Flood(arena.layout.url(self.server), seed=arena.rng.randrange(1000), sockets=60, threads=2)
+        self._resident = server.resident_bytes() if server.is_up() else None
+        if self._resident is not None:
+            self._flood.__enter__()
+        return f"to the server of {self.server}{'' if self._resident else ', which is not up yet'}"
+
+    def hold(self, arena):
+        if self._resident is not None and not arena.servers[self.server].is_up():
+            arena.observer.failures.append("The server of hookline did not answer during a flood.")
+            self._resident = None
+
+    def end(self, arena):
+        self._flood.stop()
+        if self._resident is not None:
+            grown = (arena.servers[self.server].resident_bytes() - self._resident) >> 20
+            if grown > MOST_GROWN_MEGABYTES:
+                arena.observer.failures.append(f"The server of hookline grew by {grown} MiB during a flood.")
 
 
 class WandbKilled(Fault):

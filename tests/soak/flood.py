@@ -82,7 +82,8 @@ class Flood:
     def stop(self) -> None:
         self._is_over.set()
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     def once(self, seed: int) -> None:
         """Make each attack once, one after the other."""

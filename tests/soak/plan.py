@@ -55,6 +55,8 @@ def deck(layout: Layout, *, has_small_disk: bool) -> list[Fault]:
     made += [faults.IndexCorrupted(), faults.IndexRemoved()]
     made += [faults.FilesTorn(), faults.CursorLost(), faults.CheckpointDamaged()]
     made += [kind(server) for server in layout.ports for kind in (faults.ServerDown, faults.ServerFrozen)]
+    if "hookline" in layout.ports:
+        made.append(faults.RawFlood())
     if "wandb" in layout.sinks:
         made.append(faults.WandbKilled())
     if has_small_disk:

@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 from soak.layout import Layout
 
 
@@ -57,6 +59,10 @@ class Server:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
+
+    def resident_bytes(self) -> int:
+        assert self.process is not None
+        return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.process is not None:
