@@ -147,3 +147,9 @@ def test_group_of_runs_is_named_by_what_sets_it_apart(call):
     assert call("metric_lines", "groupLabel", ["sweep", "low", None]) == "low"
     assert call("metric_lines", "groupLabel", ["sweep", "low", "sft"]) == "low \u00b7 sft"
     assert call("metric_lines", "groupLabel", [None, None, None]) == "ungrouped"
+
+
+@pytest.mark.parametrize(("length", "count"), [(10, 500), (75, 500), (95, 400)])
+def test_request_names_as_many_runs_as_the_server_takes(call, length, count):
+    assert len(call("api", "firstRuns", ["r" * length] * 600)) == count
+    assert len(call("api", "firstRuns", ["r" * length] * 100)) == 100
