@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from soak.power_cut import can_cut, cuts
+from soak.power_cut import PowerCuts, why_not
 
 import hookline as hl
 from hookline.core.errors import CheckpointError, OptionError
@@ -14,11 +14,20 @@ from hookline.record.records import Event
 FILES = {"save": lambda path: None, "load": lambda path: None}
 
 
-@pytest.mark.skipif(bool(can_cut()), reason=can_cut())
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_power_cut_takes_nothing_that_a_checkpoint_covers(tmp_path):
-    found = cuts(tmp_path, 3, seed=7)
-    assert [cut.wrong for cut in found] == [(), (), ()]
+    with contextlib.closing(PowerCuts(tmp_path, seed=7)) as cuts:
+        found = [cuts.cut() for _ in range(3)]
+    assert [(cut.missing, cut.wrong) for cut in found] == 3 * [(0, ())]
     assert [cut.acknowledged > 0 for cut in found] == [False, True, True]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_power_cut_of_a_run_that_is_not_synced_leaves_its_checkpoint_and_missing_rows_are_recorded(tmp_path):
+    with contextlib.closing(PowerCuts(tmp_path, seed=7, durability="process")) as cuts:
+        found = [cuts.cut() for _ in range(2)]
+    assert [cut.wrong for cut in found] == [(), ()]
+    assert found[1].missing > 0
 
 
 class Killed(Exception):

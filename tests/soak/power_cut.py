@@ -5,10 +5,11 @@ what a disk holds after the power failed. The training is stopped while a copy i
 writing. Each copy is mounted, whereby ext4 recovers its own journal, and examined:
 
 - ``run.json`` is whole, and so is the last checkpoint that was acknowledged before the cut.
-- Every row up to that checkpoint is there, once, with its value.
-- ``resume="auto"`` continues behind it, and afterwards the record and the CSV file have every row once.
+- Every row up to that checkpoint is there, once, with its value. With ``durability="process"`` some may be missing.
+- ``resume="auto"`` continues behind it, and afterwards the record and the CSV file have every row once. Rows that are
+  missing are recorded as missing.
 
-``python -m soak.power_cut --cuts 20`` makes more of them than the tests do. Mounting needs root.
+The soak makes such cuts all along; ``python -m soak.power_cut --cuts 20`` makes only them. Mounting needs root.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import hookline as hl
 from hookline.cli.runs_verify import verify
 from hookline.loops import checkpoint
 from hookline.record import run_directory
-from hookline.record.records import Metrics
+from hookline.record.records import Event, Metrics
 from hookline.store.catalogue import Place
 
 NAME = "cut"
@@ -63,16 +64,25 @@ with hl.run({NAME!r}, root=sys.argv[1], sinks=["csv"], durability=sys.argv[2], s
 
 @dataclass(frozen=True)
 class Cut:
-    """What a copy of the image held: the step that was acknowledged, the one of the checkpoint, and what is wrong."""
+    """What a copy of the image held.
+
+    Attributes:
+        acknowledged: The step of the last checkpoint that the training had reported as saved.
+        saved: The step of the last whole checkpoint in the copy.
+        rows: How many rows there are in the copy.
+        missing: How many rows up to the checkpoint are not there.
+        wrong: What is not as promised.
+    """
 
     acknowledged: int
-    saved: int
-    rows: int
-    wrong: tuple[str, ...]
+    saved: int = 0
+    rows: int = 0
+    missing: int = 0
+    wrong: tuple[str, ...] = ()
 
 
-def can_cut() -> str:
-    """Why there can be no loop device here; nothing where there can."""
+def why_not() -> str:
+    """Why there can be no loop device here; empty where there can."""
     if os.geteuid() != 0:
         return "mounting a loop device needs root"
     return "" if shutil.which("mkfs.ext4") else "mkfs.ext4 is not installed (package e2fsprogs)"
@@ -90,66 +100,84 @@ def mounted(image: Path, at: Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(at)], check=True)
 
 
-def cuts(home: Path, count: int, *, seed: int, durability: str = "checkpoint") -> list[Cut]:
-    """Train in an image, and copy it so many times while that goes on: at the beginning, and after checkpoints."""
-    image, rng, found = home / "disk.img", random.Random(seed), []
-    with image.open("wb") as file:
-        file.truncate(512 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
-    with mounted(image, home / "disk") as disk:
-        command = [sys.executable, "-c", PROGRAM, str(disk / "runs"), durability]
-        training = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert training.stdout is not None
-            for number in range(count):
-                acknowledged = 0
-                for _ in range(1 if number == 0 else rng.randint(1, 12)):
-                    acknowledged = int(training.stdout.readline().split()[1])
-                copy = _copied(image, home / f"copy-{number}.img", training)
-                found.append(_examined(copy, home / "examined", acknowledged))
-                copy.unlink()
-        finally:
-            training.kill()
-            training.wait()
-            assert training.stdout is not None
-            training.stdout.close()
-    return found
+class PowerCuts:
+    """A training in an image that is cut off from power as often as it is asked for, and goes on all the same.
 
+    It is stopped between two cuts, so it takes no time from what else is tested.
 
-def _copied(image: Path, copy: Path, training: "subprocess.Popen[str]") -> Path:
-    training.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, training.pid, os.WSTOPPED | os.WNOWAIT)
-    try:
-        subprocess.run(["cp", "--sparse=always", str(image), str(copy)], check=True)
-    finally:
+    Args:
+        home: A directory for the image and the mounts.
+        seed: Decides how many checkpoints lie between two cuts.
+        durability: Of the training.
+    """
+
+    def __init__(self, home: Path, *, seed: int, durability: str = "checkpoint") -> None:
+        self.home, self.durability, self.found = home, durability, list[Cut]()
+        self._rng, self._image = random.Random(seed), home / "disk.img"
+        self._open = contextlib.ExitStack()
+        self._training: subprocess.Popen[str] | None = None
+
+    def cut(self) -> Cut:
+        """Let the training go on, copy its disk, and examine the copy. The first cut comes as the run begins."""
+        begins = self._training is None
+        training = self._training or self._begin()
+        assert training.stdout is not None
         training.send_signal(signal.SIGCONT)
-    return copy
+        acknowledged = 0
+        for _ in range(1 if begins else self._rng.randint(1, 12)):
+            acknowledged = int(training.stdout.readline().split()[1])
+        training.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, training.pid, os.WSTOPPED | os.WNOWAIT)
+        copy = self.home / "copy.img"
+        subprocess.run(["cp", "--sparse=always", str(self._image), str(copy)], check=True)
+        with mounted(copy, self.home / "examined") as disk:
+            self.found.append(examined(disk, acknowledged, is_synced=self.durability != "process"))
+        copy.unlink()
+        return self.found[-1]
+
+    def close(self) -> None:
+        """End the training."""
+        self._open.close()
+
+    def _begin(self) -> "subprocess.Popen[str]":
+        with self._image.open("wb") as file:
+            file.truncate(512 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(self._image)], check=True)
+        disk = self._open.enter_context(mounted(self._image, self.home / "disk"))
+        command = [sys.executable, "-c", PROGRAM, str(disk / "runs"), self.durability]
+        self._training = self._open.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        self._open.callback(self._training.kill)
+        return self._training
 
 
-def _examined(copy: Path, at: Path, acknowledged: int) -> Cut:
-    with mounted(copy, at) as disk:
-        directory = next((disk / "runs").glob("default/*"), None)
-        if directory is None:
-            return Cut(acknowledged, 0, 0, ("there is no run",))
-        wrong = []
-        try:
-            json.loads((directory / run_directory.FACTS).read_text())["name"]
-        except (OSError, ValueError, KeyError) as error:
-            return Cut(acknowledged, 0, 0, (f"run.json: {error!r}",))
-        saved = checkpoint.last(directory)
-        step = 0 if saved is None else int(saved.name.removeprefix("step-"))
-        if step < acknowledged:
-            wrong.append(f"the last whole checkpoint is of step {step}, and {acknowledged} was acknowledged")
-        rows = _losses(directory)
-        if [loss for number, loss in rows if number <= step] != [1.0 / number for number in range(1, step + 1)]:
-            wrong.append(f"the rows up to step {step} are not those that were recorded: {len(rows)} are there")
-        findings = [finding.what for finding in verify(Place("default", directory)).findings]
-        wrong += [what for what in findings if "was saved are missing" in what or what.startswith("checkpoints/")]
-        wrong += _resumed(disk, directory, step)
-        return Cut(acknowledged, step, len(rows), tuple(wrong))
+def examined(disk: Path, acknowledged: int, *, is_synced: bool) -> Cut:
+    """What a copy holds, and what comes of it when the run is resumed."""
+    directory = next((disk / "runs").glob("default/*"), None)
+    if directory is None:
+        return Cut(acknowledged, wrong=("there is no run",))
+    try:
+        json.loads((directory / run_directory.FACTS).read_text())["name"]
+    except (OSError, ValueError, KeyError) as error:
+        return Cut(acknowledged, wrong=(f"run.json: {error!r}",))
+    wrong = []
+    saved = checkpoint.last(directory)
+    step = 0 if saved is None else int(saved.name.removeprefix("step-"))
+    if step < acknowledged:
+        wrong.append(f"the last whole checkpoint is of step {step}, and {acknowledged} was acknowledged")
+    rows = _losses(directory)
+    there = [number for number, loss in rows if number <= step and loss == 1.0 / number]
+    missing = step - len(there)
+    if there != sorted(set(there)) or (missing and is_synced):
+        wrong.append(f"the rows up to step {step} are not those that were recorded: {len(rows)} are there")
+    findings = [finding.what for finding in verify(Place("default", directory)).findings]
+    if any("was saved are missing" in what for what in findings) != bool(missing):
+        wrong.append(f"{missing} rows are missing, and verify reports {findings}")
+    wrong += [what for what in findings if what.startswith("checkpoints/")]
+    wrong += _resumed(disk, directory, [*there, *range(step + 1, step + AFTER + 1)], step)
+    return Cut(acknowledged, step, len(rows), missing, tuple(wrong))
 
 
-def _resumed(disk: Path, directory: Path, step: int) -> list[str]:
+def _resumed(disk: Path, directory: Path, expected: list[int], step: int) -> list[str]:
     """What is wrong after a resume of a few steps."""
     files = {"save": lambda path: None, "load": lambda path: None}
     with hl.run(NAME, root=disk / "runs", sinks=["csv"], resume="auto", summary=False, **files) as run:
@@ -157,13 +185,18 @@ def _resumed(disk: Path, directory: Path, step: int) -> list[str]:
             return [f"the resume began at step {run.step} of {run.dir}, and not at {step} of {directory}"]
         for _ in run.steps(step + AFTER):
             run.log(loss=1.0 / (run.step + 1))
-    expected = list(range(1, step + AFTER + 1))
     recorded = [number for number, _ in _losses(directory)]
     with (directory / "metrics.csv").open(newline="") as file:
         delivered = [int(row["step"]) for row in csv.DictReader(file) if row["axis"] == "train"]
     named = {"the journal": recorded, "the CSV file": delivered}
     wrong = [name for name, steps in named.items() if steps != expected]
-    return [f"{name} has {len(named[name])} of {len(expected)} rows after the resume" for name in wrong]
+    said = [f"{name} has {len(named[name])} of {len(expected)} rows after the resume" for name in wrong]
+    is_recorded = any(isinstance(each, Event) and each.name == "records_missing" for each in hl.read(directory))
+    if is_recorded != (len(expected) < step + AFTER):
+        said.append(
+            f"of {step + AFTER} rows {len(expected)} are there, which is {'' if is_recorded else 'not '}recorded"
+        )
+    return said
 
 
 def _losses(directory: Path) -> list[tuple[int, float]]:
@@ -180,17 +213,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--durability", default="checkpoint")
     options = parser.parse_args()
-    why_not = can_cut()
-    if why_not:
-        print(f"no power cuts: {why_not}")
-        return int(os.environ.get("REQUIRE_ALL") == "1")
+    if why_not():
+        print(f"no power cuts: {why_not()}")
+        return 1
     with tempfile.TemporaryDirectory(prefix="power-cut-") as home:
-        found = cuts(Path(home), options.cuts, seed=options.seed, durability=options.durability)
-    for cut in found:
-        wrong = ", ".join(cut.wrong) or "ok"
-        print(f"step {cut.saved:,} of {cut.acknowledged:,} acknowledged, {cut.rows:,} rows: {wrong}")
-    bad = sum(bool(cut.wrong) for cut in found)
-    print(f"{len(found)} power cuts, seed {options.seed}: {bad} with something wrong")
+        cuts = PowerCuts(Path(home), seed=options.seed, durability=options.durability)
+        with contextlib.closing(cuts):
+            for _ in range(options.cuts):
+                cut = cuts.cut()
+                wrong = ", ".join(cut.wrong) or "ok"
+                counts = f"{cut.rows:,} rows, {cut.missing:,} missing"
+                print(f"step {cut.saved:,} of {cut.acknowledged:,} acknowledged, {counts}: {wrong}")
+    bad = sum(bool(cut.wrong) for cut in cuts.found)
+    print(f"{len(cuts.found)} power cuts, seed {options.seed}: {bad} with something wrong")
     return int(bool(bad))
 
 

@@ -132,7 +132,7 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
             config = {**settings(config), **run.added_config} if run.added_config else config
             config = None if isinstance(config, RecordedDict) and not config else config
             known = facts(run.name, config, run.tags, run.notes) | {"project": run.project, "parents": run.ctx.ids}
-            directory = run_directory.create(root, run.project, known, sync=run.durability != "process")
+            directory = run_directory.create(root, run.project, known)
         if not run_directory.hold(directory):  # somebody else was as quick to take it up
             raise run_directory.still_running(directory)
         forget(directory)

@@ -211,7 +211,7 @@ class Session(Loop):
     def _update_facts(self, name: str, change: Any) -> None:
         """Write a change to ``run.json``, on rank zero; also after the end, when results are often put together."""
         if self.recorder is not None and self.output_dir is not None and self.rank == 0:
-            run_directory.update(self.output_dir, name, change, sync=self.durability != "process")
+            run_directory.update(self.output_dir, name, change)
 
     def _tell_change(self, event: str, data: Mapping[str, Any]) -> None:
         """Record a change as an event, which sinks follow."""

@@ -61,24 +61,19 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes, *, sync: bool = True) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file aside and put it in its place: a reader finds what was there before, or all that is new.
 
-    Args:
-        path: The file; its folder has to be there.
-        content: What it holds then.
-        sync: Whether it is on the disk when this returns. Without it, a power cut may leave an empty file.
+    It is on the disk when this returns. Without that, a power cut could leave an empty file.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with aside.open("xb") as file:
             file.write(content)
             file.flush()
-            if sync:
-                sync_descriptor(file.fileno())
+            sync_descriptor(file.fileno())
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    if sync:
-        sync_directory(path.parent)
+    sync_directory(path.parent)

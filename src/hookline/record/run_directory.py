@@ -43,14 +43,11 @@ _ANIMALS = (
 )
 
 
-def create(
-    root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None, sync: bool = True
-) -> Path:
-    """Make the directory of a new run and write down what is known about it.
+def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None) -> Path:
+    """Make the directory of a new run and write down what is known about it, so that it survives a power cut.
 
     Args:
         facts: What is known besides; where it has ``git``, git is not asked.
-        sync: Whether it survives a power cut from the beginning.
         run_id: The directory's name, which nobody else may use; one that nobody has by default.
 
     Raises:
@@ -61,13 +58,13 @@ def create(
         raise ConfigError(f"project={project!r}: runs of a name that begins with '.' are never listed. Give another.")
     home = Path(root).resolve() / project
     try:
+        new = [path for path in (home, *home.parents) if not path.exists()]
         home.mkdir(parents=True, exist_ok=True)
         directory = _make(home) if run_id is None else home / run_id
         directory.mkdir(exist_ok=True)
-        _write_facts(directory, facts, sync=sync)
-        if sync:
-            for parent in (home, home.parent):
-                sync_directory(parent)
+        _write_facts(directory, facts)
+        for path in (directory, *new):
+            sync_directory(path.parent)
     except OSError as error:
         raise ConfigError(
             f"{home} cannot be written: {error.strerror}. Give another directory, or None to record nothing."
@@ -84,18 +81,17 @@ def _require_project(project: str) -> None:
         raise ConfigError(f"project={project!r:.80}: give a name without '/', of {_NAME_BYTES} bytes at most.")
 
 
-def update(directory: Path, name: str, change: Any, *, sync: bool = True) -> None:
+def update(directory: Path, name: str, change: Any) -> None:
     """Change one thing that ``run.json`` says, as a whole or not at all.
 
     Args:
         change: The new value, None to remove it, or, of a mapping, a pair of its new items and the names to remove.
-        sync: Whether the change is on the disk when this returns.
     """
     with _UPDATES:
         known = facts_of(directory)
         known[name] = _changed(known.get(name), *change) if isinstance(change, tuple) else clean(change)
         kept = {key: value for key, value in known.items() if key != name or value is not None}
-        _replace_facts(directory, kept, sync=sync)
+        _replace_facts(directory, kept)
 
 
 def _changed(there: Any, new: Mapping[str, Any], removed: Iterable[str]) -> dict[str, Any]:
@@ -191,15 +187,15 @@ def _make(home: Path) -> Path:
             return directory
 
 
-def git_facts(directory: Path, *, sync: bool = False) -> dict[str, Any]:
+def git_facts(directory: Path) -> dict[str, Any]:
     """The commit of the current directory; what was changed since is written to ``git.diff``."""
     commit, diff = _git()
     if diff:
-        replace_file(directory / "git.diff", diff[:_DIFF_BYTES], sync=sync)
+        replace_file(directory / "git.diff", diff[:_DIFF_BYTES])
     return {"commit": commit, "changed": bool(diff)}
 
 
-def _write_facts(directory: Path, facts: dict[str, Any], *, sync: bool) -> None:
+def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
     known: dict[str, Any] = {
         "id": directory.name,
         "started": time.time(),
@@ -213,12 +209,12 @@ def _write_facts(directory: Path, facts: dict[str, Any], *, sync: bool) -> None:
         "packages": _packages(),
     }
     if "git" not in facts:
-        known["git"] = git_facts(directory, sync=sync)
-    _replace_facts(directory, clean(known | facts), sync=sync)
+        known["git"] = git_facts(directory)
+    _replace_facts(directory, clean(known | facts))
 
 
-def _replace_facts(directory: Path, known: dict[str, Any], *, sync: bool) -> None:
-    replace_file(directory / FACTS, (json.dumps(known, indent=2) + "\n").encode(), sync=sync)
+def _replace_facts(directory: Path, known: dict[str, Any]) -> None:
+    replace_file(directory / FACTS, (json.dumps(known, indent=2) + "\n").encode())
 
 
 def _user() -> str:

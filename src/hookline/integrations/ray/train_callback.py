@@ -57,8 +57,7 @@ class HooklineTrainCallback(UserCallback):
     def __enter__(self) -> Self:
         if self.dir is not None or self._outlets is None:
             raise OptionError("A HooklineTrainCallback records one fit: make another.")
-        sync = self._durability != "process"
-        self.dir = run_directory.create(self._root, self._project, self._facts, sync=sync)
+        self.dir = run_directory.create(self._root, self._project, self._facts)
         run_directory.hold(self.dir)
         self._say("running")
         self._outlets.open(self.dir)

@@ -123,7 +123,7 @@ class HooklineTuneCallback(TuneCallback):
             "parents": {"experiment_id": experiment, "trial_id": trial.trial_id},
             "experiment": {"id": experiment, "name": experiment, "arm": _arm(trial), "run_key": run.name},
         }
-        run.resume_from = run_directory.create(run.root or "", run.project, facts, sync=run.durability != "process")
+        run.resume_from = run_directory.create(run.root or "", run.project, facts)
         try:
             run.begin()
         finally:
