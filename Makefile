@@ -54,9 +54,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/serve.py
 
-# Training with all sinks on while everything around it is broken, and an exact audit. As root it fills a disk, too.
+# Training with all sinks on while everything around it is broken, and an exact audit. As root it also fills a disk
+# and cuts the power of another.
 soak: $(VENV)/.dev
-	PYTHONPATH=tests $(BIN)/python -m soak.power_cut --cuts 20
 	PYTHONPATH=tests:tests/contract $(BIN)/python -m soak --minutes 10
 
 # Programs of the system that tests use. Without root those tests are skipped and say so.

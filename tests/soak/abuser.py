@@ -48,6 +48,12 @@ class Abuser:
         if now >= self._due and not self._must_wait(now):
             self._begin()
 
+    def do(self, fault: Fault) -> None:
+        """Begin a fault, and note it."""
+        done = fault.begin(self.arena)
+        self.counts[fault.name] += 1
+        self.story.append(f"{time.monotonic() - self._began:7.1f} s  {fault.name}: {done}")
+
     def end_all(self) -> None:
         """Make everything good again."""
         for _, fault in self._under_way:
@@ -75,9 +81,7 @@ class Abuser:
 
     def _begin(self) -> None:
         planned = self._next
-        done = planned.fault.begin(self.arena)
-        self.counts[planned.fault.name] += 1
-        self.story.append(f"{time.monotonic() - self._began:7.1f} s  {planned.fault.name}: {done}")
+        self.do(planned.fault)
         if planned.seconds:
             self._under_way.append((time.monotonic() + planned.seconds, planned.fault))
         self._turn()

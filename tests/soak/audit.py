@@ -8,14 +8,20 @@ Three claims, each a line of the table or several:
 - every sink: what is there is what was recorded, nothing missing and nothing twice. A sink that takes back what a
   resume makes obsolete has the view, one that cannot has the whole history.
 
+Beside the training: every power cut left what was synced (`power_cut`), and every flipped bit was found
+(`flipped_bits`).
+
 A terminal and a function cannot take anything back, and nobody can ask them what they have: a kill between the call
 and the note of it repeats a function's last row, and a terminal's last batch. Such repeats are counted and allowed.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from soak.flipped_bits import Flip
 from soak.layout import Layout
+from soak.power_cut import Cut
 from soak.readers import KEEPS, READERS, Recorded, recorded
 from soak.rows import history, told, trained, view
 
@@ -59,6 +65,13 @@ def audit(layout: Layout, *, kills: int) -> list[Finding]:
         else:
             findings.append(_compared(name, KEEPS.get(name, "history"), expected, found, REPEATS.get(name, 0) * kills))
     return findings
+
+
+def checked(name: str, found: Sequence[Cut | Flip]) -> Finding:
+    """How many of the power cuts, or of the flipped bits, came out as promised."""
+    wrong = [each for each in found if each.wrong]
+    examples = tuple(f"{each}" for each in wrong[:3])
+    return Finding(name, "", len(found), len(found) - len(wrong), len(wrong), 0, examples=examples)
 
 
 def _compared(name: str, keeps: str, expected: Counter, found: Counter, allowed: int = 0) -> Finding:

@@ -11,9 +11,11 @@ from pathlib import Path
 from hookline.record.segment import files
 from hookline.store.index import DATABASE, FOLDER
 from soak.disk import SmallDisk
+from soak.flipped_bits import FlippedBits
 from soak.flood import Flood
 from soak.layout import Layout
 from soak.observer import Observer
+from soak.power_cut import PowerCuts
 from soak.server import Server
 from soak.supervisor import Supervisor
 
@@ -34,6 +36,9 @@ class Arena:
     disk: SmallDisk
     observer: Observer
     rng: random.Random
+    power: PowerCuts
+    bits: FlippedBits | None = None
+    """Of the quiet run, once that has ended."""
 
     def kill(self, *, with_courier: bool = False) -> None:
         """Kill the training, perhaps with the process that delivers for it, and leave it down."""
@@ -305,10 +310,40 @@ class CheckpointDamaged(Fault):
             saved = sorted(arena.layout.run_dir.glob("checkpoints/step-*/learner.pt"))
             if len(saved) < 2:
                 return "kill -9; there is no second one to go back to"
-            os.truncate(saved[-1], saved[-1].stat().st_size // 2)
+            size, is_cut = saved[-1].stat().st_size, arena.rng.random() < 0.5
+            if is_cut:
+                os.truncate(saved[-1], size // 2)
+            else:
+                with saved[-1].open("r+b") as file:
+                    file.seek(arena.rng.randrange(size))
+                    byte = file.read(1)[0]
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte ^ 1 << arena.rng.randrange(8)]))
         finally:
             arena.supervisor.is_paused = False
-        return f"kill -9, and half of {saved[-1].parent.name}"
+        return f"kill -9, and {'half' if is_cut else 'a flipped bit'} of {saved[-1].parent.name}"
+
+
+class PowerCut(Fault):
+    """Another training, on a disk of its own: what counts is on the disk when the power fails."""
+
+    name = "power cut"
+    waits_for_steps = False
+
+    def begin(self, arena):
+        cut = arena.power.cut()
+        return f"at step {cut.acknowledged:,} of another training: {', '.join(cut.wrong) or 'all is there'}"
+
+
+class BitFlipped(Fault):
+    """A bit of the quiet run, which has ended."""
+
+    name = "bit flipped"
+    waits_for_steps = False
+
+    def begin(self, arena):
+        flip = arena.bits.flip()
+        return f"byte {flip.byte:,} of {flip.file}: {flip.wrong or 'found'}"
 
 
 def _written(run_dir: Path) -> list[Path]:

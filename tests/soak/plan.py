@@ -28,13 +28,16 @@ class Plan:
 
     Args:
         has_small_disk: Whether the disk can be filled.
+        has_loop_devices: Whether the power of a disk can be cut.
         pace: How much shorter everything is than usual.
     """
 
-    def __init__(self, layout: Layout, *, seed: int, has_small_disk: bool, pace: float = 1.0) -> None:
+    def __init__(
+        self, layout: Layout, *, seed: int, has_small_disk: bool, has_loop_devices: bool, pace: float = 1.0
+    ) -> None:
         self._rng = random.Random(seed)
         self._pace = pace
-        self.deck = deck(layout, has_small_disk=has_small_disk)
+        self.deck = deck(layout, has_small_disk=has_small_disk, has_loop_devices=has_loop_devices)
 
     def __iter__(self) -> Iterator[Planned]:
         while True:
@@ -48,17 +51,20 @@ class Plan:
         return Planned(fault, pause, int(self._rng.randint(*ROWS) * self._pace), seconds)
 
 
-def deck(layout: Layout, *, has_small_disk: bool) -> list[Fault]:
+def deck(layout: Layout, *, has_small_disk: bool, has_loop_devices: bool) -> list[Fault]:
     """Every fault that is possible here, the commonest more than once."""
     made: list[Fault] = [faults.Kill(), faults.Kill(), faults.Kill(), faults.KillAtStart()]
     made += [faults.Terminate(), faults.Freeze(), faults.CourierKilled()]
     made += [faults.IndexCorrupted(), faults.IndexRemoved()]
     made += [faults.FilesTorn(), faults.CursorLost(), faults.CheckpointDamaged()]
+    made += [faults.BitFlipped(), faults.BitFlipped()]
     made += [kind(server) for server in layout.ports for kind in (faults.ServerDown, faults.ServerFrozen)]
     if "hookline" in layout.ports:
         made.append(faults.RawFlood())
     if "wandb" in layout.sinks:
         made.append(faults.WandbKilled())
+    if has_loop_devices:
+        made += [faults.PowerCut(), faults.PowerCut()]
     if has_small_disk:
         made += [faults.DiskFull(), faults.DiskFullAtStart()]
     return made

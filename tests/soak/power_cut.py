@@ -140,6 +140,7 @@ class PowerCuts:
         self._open.close()
 
     def _begin(self) -> "subprocess.Popen[str]":
+        self.home.mkdir(exist_ok=True)
         with self._image.open("wb") as file:
             file.truncate(512 << 20)
         subprocess.run(["mkfs.ext4", "-q", "-F", str(self._image)], check=True)
@@ -193,9 +194,8 @@ def _resumed(disk: Path, directory: Path, expected: list[int], step: int) -> lis
     said = [f"{name} has {len(named[name])} of {len(expected)} rows after the resume" for name in wrong]
     is_recorded = any(isinstance(each, Event) and each.name == "records_missing" for each in hl.read(directory))
     if is_recorded != (len(expected) < step + AFTER):
-        said.append(
-            f"of {step + AFTER} rows {len(expected)} are there, which is {'' if is_recorded else 'not '}recorded"
-        )
+        word = "recorded" if is_recorded else "not recorded"
+        said.append(f"{step + AFTER - len(expected)} rows are missing, which is {word}")
     return said
 
 

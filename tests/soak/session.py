@@ -8,15 +8,18 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from soak import faults
 from soak.abuser import PATIENCE_SECONDS, Abuser
-from soak.audit import Finding, audit
+from soak.audit import Finding, audit, checked
 from soak.disk import SmallDisk
 from soak.display import Display
 from soak.faults import Arena
+from soak.flipped_bits import FlippedBits
 from soak.layout import Layout
 from soak.leftovers import end_leftovers
 from soak.observer import Observer
 from soak.plan import Plan
+from soak.power_cut import PowerCuts, why_not
 from soak.rows import told
 from soak.server import Server, free_port, hookline_command, servers_for
 from soak.supervisor import Supervisor
@@ -86,8 +89,11 @@ class Soak:
         self.servers: dict[str, Server] = servers_for(self.layout)
         self.supervisor = Supervisor(self.layout, seed=seed, process_share=process_share)
         self.observer = Observer(self.layout)
-        arena = Arena(self.layout, self.supervisor, self.servers, self.disk, self.observer, random.Random(seed + 1))
-        plan = Plan(self.layout, seed=seed, has_small_disk=self.disk.is_mounted, pace=pace)
+        self.power = PowerCuts(home / "power", seed=seed)
+        parts = (self.layout, self.supervisor, self.servers, self.disk, self.observer)
+        arena = Arena(*parts, random.Random(seed + 1), self.power)
+        can_mount = {"has_small_disk": self.disk.is_mounted, "has_loop_devices": not why_not()}
+        plan = Plan(self.layout, seed=seed, pace=pace, **can_mount)
         self.abuser = Abuser(arena, plan, PATIENCE_SECONDS * pace)
 
     def run(self) -> Result:
@@ -99,7 +105,11 @@ class Soak:
         self.supervisor.wait_for_end(seconds=300.0)
         assert self.supervisor.endings == [0], f"the quiet run failed: see {self.layout.logs}/training-quiet.log"
         self._wait_for_servers()
+        (quiet,) = self.layout.quiet_root.glob("*/*/run.json")
+        bits = FlippedBits(quiet.parent, self.layout.home / "flipped", random.Random(self.seed + 2))
+        self.abuser.arena.bits = bits
         self._abuse()
+        self._cut_enough()
         self.display.phase("delivering what is left")
         self._wait_for_servers()
         self._sync()
@@ -108,6 +118,8 @@ class Soak:
         endings = self.supervisor.endings[1:]
         (self.layout.home / "story.txt").write_text("\n".join(self.abuser.story) + "\n")
         findings = audit(self.layout, kills=sum(status != 0 for status in endings))
+        findings += [checked("power cuts", self.power.found)] if self.power.found else []
+        findings += [checked("flipped bits", bits.found)]
         return self._result(findings, time.monotonic() - began)
 
     def close(self, *, keep: bool) -> None:
@@ -118,6 +130,7 @@ class Soak:
             server.kill()
         end_leftovers(self.layout)
         self.observer.close()
+        self.power.close()
         if keep and self.disk.is_mounted:
             subprocess.run(["cp", "-a", f"{self.disk.path}/.", f"{self.layout.home / 'kept'}"], check=False)
         self.disk.close()
@@ -147,6 +160,14 @@ class Soak:
             time.sleep(TICK_SECONDS)
         abuser.end_all()
 
+    def _cut_enough(self) -> None:
+        """Make as many power cuts as belong to the time, and flip as many bits, where the plan had fewer of them."""
+        least = max(1, int(self.seconds // 30))
+        while not why_not() and len(self.power.found) < least:
+            self.abuser.do(faults.PowerCut())
+        while len(self.abuser.arena.bits.found) < least:
+            self.abuser.do(faults.BitFlipped())
+
     def _wait_for_servers(self) -> None:
         deadline = time.monotonic() + UP_SECONDS
         while not all(server.is_up() for server in self.servers.values()):
@@ -174,7 +195,10 @@ class Soak:
             lost=sum(lost for _, lost in told(self.layout.told).values()),
             findings=findings,
             story=self.abuser.story,
-            skipped=[] if self.disk.is_mounted else ["disk full: a small file system can be mounted by root only"],
+            skipped=[
+                *([] if self.disk.is_mounted else ["disk full: a small file system can be mounted by root only"]),
+                *([f"power cuts: {why_not()}"] if why_not() else []),
+            ],
         )
 
 

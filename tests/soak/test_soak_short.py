@@ -18,7 +18,9 @@ def test_soak_of_a_few_seconds_finds_every_row_once_and_would_find_what_differs(
     assert [finding for finding in result.findings if not finding.is_right] == []
     assert result.look_failures == []
     assert (sum(result.faults.values()) >= 6, result.sessions > 1) == (True, True)
-    assert {finding.name for finding in result.findings} == {*SINKS, "told", "quiet run", "store"}
+    assert {finding.name for finding in result.findings} - {"power cuts"} == {
+        *(*SINKS, "told", "quiet run", "store", "flipped bits"),
+    }
     wrong = {(each.name, each.missing, each.doubled) for each in tampered if not each.is_right}
     (repeated,) = (each.doubled for each in result.findings if each.name == "function")  # as it may after a kill
     assert wrong == {("csv", 0, 1), ("function", 1, repeated)}
