@@ -4,6 +4,7 @@ import base64
 import importlib.util
 import json
 import logging
+import os
 import random
 import shutil
 
@@ -180,6 +181,17 @@ def test_damaged_line_between_records_does_not_stop_the_rest(server, run_dir, re
     log_steps(recorder, 2)
     deliver(run_dir, HooklineSink(server.url))
     assert journals(received(server)) == journals(run_dir)
+
+
+def test_hole_between_records_arrives_as_blanks_and_does_not_stop_the_rest(server, run_dir, recorder, deliver):
+    log_steps(recorder, *range(1, 10))
+    (file,) = (run_dir / "journal").glob("*.jsonl")
+    data = file.read_bytes()
+    ends = [place for place, byte in enumerate(data) if byte == 10]
+    with file.open("r+b") as changed:
+        os.pwrite(changed.fileno(), bytes(ends[5] - ends[2]), ends[2] + 1)
+    rounds(deliver(run_dir, HooklineSink(url=server.url)))
+    assert [record.step for record in hl.read(server.root / "sums" / "a-run")] == [1, 2, 3, 7, 8, 9]
 
 
 def test_two_servers_get_the_same_run(servers, server, tmp_path):
