@@ -3,6 +3,7 @@
 import logging
 import logging.config
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -191,18 +192,35 @@ def test_csv_handler_delivers_from_another_thread(plain_logger, monkeypatch):
     assert threads == {"hookline-csv"}
 
 
-def test_csv_handler_removes_segments_that_were_delivered(plain_logger, tmp_path, read_csv):
-    handler = csv_handler(plain_logger, "n", flush_interval=3600.0)
-    for n in range(50):
-        plain_logger.info("x", extra={"n": n, "long": "x" * 100_000})
+def emitted_around(damage, handler, logger):
+    """Emit rows, do some damage to what they were written to, and emit more."""
+    for n in range(30):
+        logger.info("x", extra={"n": n, "step": n, "long": "x" * 50_000})
     handler.flush()
-    never, looks = threading.Event(), 0
-    while len(list((tmp_path / ".out.csv.journal" / "journal").glob("*.jsonl"))) > 1:
-        assert looks < 1000, "Segments stay."
-        looks += 1
-        never.wait(0.01)
+    damage()
+    for n in range(30, 50):
+        logger.info("x", extra={"n": n, "step": n})
+    handler.flush()
     handler.close()
-    assert numbers(read_csv) == list(range(50))
+
+
+@pytest.mark.parametrize("damage", ["delete", "cut", "replace"])
+def test_csv_handler_writes_lost_rows_again_and_keeps_those_before_it(plain_logger, tmp_path, read_csv, damage):
+    out = tmp_path / "out.csv"
+    out.write_text("n,extra\r\n-1,\r\n")
+    other = tmp_path / "other"
+    other.write_text("another file")
+    damages = {"delete": out.unlink, "cut": lambda: os.truncate(out, 60), "replace": lambda: other.replace(out)}
+    emitted_around(damages[damage], csv_handler(plain_logger, "n", flush_interval=0.01), plain_logger)
+    before = [-1] if damage == "cut" else []
+    assert (numbers(read_csv), (tmp_path / ".out.csv.journal").exists()) == ([*before, *range(50)], False)
+
+
+def test_tensorboard_handler_writes_a_deleted_directory_again(plain_logger, tmp_path):
+    handler = TensorBoardHandler("logs", flush_secs=0.01)
+    plain_logger.addHandler(handler)
+    emitted_around(lambda: shutil.rmtree(tmp_path / "logs"), handler, plain_logger)
+    assert [step for step, _ in scalars(tmp_path / "logs")["n"]] == list(range(50))
 
 
 @pytest.mark.parametrize("flush_interval", [3600.0, 0.01])

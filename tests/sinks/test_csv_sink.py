@@ -218,13 +218,15 @@ def test_csv_with_other_columns_from_now_on_has_every_row_once(recorder, tmp_pat
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_csv_deleted_while_nobody_looked_goes_on_with_what_comes(recorder, tmp_path):
+def test_csv_rewritten_just_before_a_crash_is_not_taken_for_a_replaced_one(recorder, tmp_path, caplog):
     recorder.log(loss=1.0, step=1)
     deliver(tmp_path)
-    (tmp_path / "metrics.csv").unlink()
-    recorder.log(loss=1.0, step=2)
+    saved = (tmp_path / "sinks" / "csv.json").read_bytes()
+    recorder.log(loss=1.0, more=1.0, step=2)
     deliver(tmp_path)
-    assert steps(tmp_path) == [2]
+    (tmp_path / "sinks" / "csv.json").write_bytes(saved)  # as if the process had died before that was saved
+    deliver(tmp_path)
+    assert (steps(tmp_path), list(tmp_path.glob("*.damaged")), caplog.messages) == ([1, 2], [], [])
 
 
 def test_csv_of_samples_holds_their_texts(recorder, tmp_path):

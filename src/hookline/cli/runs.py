@@ -24,6 +24,7 @@ from hookline.cli.wrong_input import wrong_input
 from hookline.core.errors import HooklineError
 from hookline.logging import leftovers
 from hookline.record import run_directory
+from hookline.record.courier import lost_outputs
 from hookline.record.courier import sync as deliver
 from hookline.record.delivery import SinkState, sink_states
 from hookline.record.terminal import one_line, terminal_console
@@ -57,8 +58,8 @@ def sync(
 
     This includes what the handlers of `hookline.logging` had not written when their process died: without a run, in
     the directory that the root lies in and two levels below it; or give the file or directory instead of a run.
-    Where a run is given, `hookline serve` is also sent again what it had of it and lost. The exit status is 1 if
-    something still waits.
+    Files of sinks that are gone, cut or replaced are written again. Where a run is given, `hookline serve` is also sent
+    again what it had of it and lost. The exit status is 1 if something still waits.
 
     A sink whose settings were not written down by one of your own processes is refused where they ask for variables of
     the environment, imports, addresses or paths outside of the run's directory, unless --trust is given.
@@ -112,9 +113,9 @@ def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[leftovers.Le
 
 
 def _waits(place: Place) -> bool:
-    """Whether a run that is over left something behind; a live one delivers itself."""
+    """Whether a run that is over left something behind, or lost an output; a live one delivers itself."""
     is_behind = any(state.behind_bytes for state in sink_states(place.directory))
-    return is_behind and not run_directory.is_alive(place.directory)
+    return (is_behind or bool(lost_outputs(place.directory))) and not run_directory.is_alive(place.directory)
 
 
 @contextmanager

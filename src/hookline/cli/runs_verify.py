@@ -27,6 +27,7 @@ from hookline.cli.wrong_input import wrong_input
 from hookline.loops.checkpoint import damage_of, is_one, recorded_lines
 from hookline.loops.checkpoint_file import is_file_path
 from hookline.record import run_directory
+from hookline.record.courier import lost_outputs
 from hookline.record.delivery import sink_states
 from hookline.record.reader import COURIER, Sequence, lines, missing_lines
 from hookline.record.records import DamagedLineError, Event, numbered
@@ -459,6 +460,13 @@ def _about_end(end: Glance, place: Place) -> Iterator[Finding]:
 
 
 def _about_sinks(run_dir: Path) -> Iterator[Finding]:
+    for name, loss in lost_outputs(run_dir).items():
+        yield Finding(
+            "damage",
+            f"{name} has lost records: {loss}",
+            "They are in the journal; only what was made from it lacks them.",
+            f"Deliver them again: hookline runs sync {run_dir}",
+        )
     for state in sink_states(run_dir):
         if state.behind_bytes:
             yield Finding(

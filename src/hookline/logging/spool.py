@@ -9,7 +9,8 @@ Guarantees:
 - Several processes, and forked children, may spool to one directory, as the ranks of a training do with one
   configuration: each has a journal of its own, one of them delivers for all, and another takes over
   when it ends or dies.
-- What was delivered is removed: segments while it goes on, the directory when the last one closes.
+- What was delivered stays in the journal until the last one closes, and is delivered again if its file is deleted,
+  cut or replaced meanwhile. Then the directory is removed.
 
 The directory holds ``journal/`` and ``sinks/`` as a run's does, ``writers/`` (a lock file for each
 process at work), ``turn`` (held by the process that delivers), ``gate`` (held while somebody enters or
@@ -193,7 +194,6 @@ class Spool:
         while not self._ending.is_set():
             self._woken.clear()
             pause = delivery.round()
-            _remove_delivered(delivery)
             if not self._ending.is_set():
                 self._woken.wait(pause)
         delivery.close(max(0.0, self._deadline - time.monotonic()))
@@ -215,16 +215,6 @@ class Spool:
 
     def _is_in_use(self) -> bool:
         return any(map(lock.is_held, [self._turn, *(self.directory / "writers").glob("*")]))
-
-
-def _remove_delivered(delivery: Delivery) -> None:
-    """Remove segments that are finished and delivered, by what was saved about that."""
-    found = files(delivery.run_dir / JOURNAL)
-    if any(delivery.progress.cursor.offset(file) is None for file in found):
-        saved = Progress.load(delivery.progress.path, delivery.progress.spec).cursor
-        for file in found:
-            if saved.offset(file) is None:
-                file.path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -74,8 +74,8 @@ class LogDirectorySink(TensorboardSink):
         # now, not when the first record is delivered: at the end of a program it could not be imported any more
         importlib.import_module("hookline.sinks.tensorboard_files")
 
-    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
-        return super().open(run_dir / life_of(run_dir), state)
+    def _file_name(self, run_dir: Path) -> str:
+        return super()._file_name(run_dir / life_of(run_dir))
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
         return super().write([by_rank(parcel) for parcel in parcels])

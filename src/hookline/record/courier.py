@@ -9,6 +9,7 @@ start of the run delivers it.
 a bad address) is an error at the start. One that is merely unreachable is not.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -116,6 +117,8 @@ def sync(
 ) -> list[SinkState]:
     """Deliver what a run that is over left behind, for so long at most, and say how its sinks stand.
 
+    Files of sinks that are gone, cut or replaced are delivered again.
+
     A sink that cannot be built again is left as it is, with the reason. A run without sinks is left as it is.
 
     Args:
@@ -153,13 +156,34 @@ def sync(
     return [unbuilt.get(state.name, state) for state in states]
 
 
+def lost_outputs(run_dir: str | Path) -> dict[str, str]:
+    """The sinks whose files do not have any more what was delivered to them, with what is known about it.
+
+    Only sinks of hookline's own are looked at, and of a file that this user did not write, only what lies in the run's
+    directory. Nothing is changed.
+    """
+    directory, found = Path(run_dir), {}
+    for state in sink_states(directory):
+        use = str(state.spec.get("use"))
+        with contextlib.suppress(HooklineError, KeyError, TypeError, AttributeError, OSError):  # of a planted state
+            if ":" in use or use == "function" or (not state.is_own and foreign_wishes(state.spec, directory)):
+                continue
+            saved = Progress.load(directory / SINKS_FOLDER / f"{state.name}.json", state.spec).state
+            loss = make_sink(state.spec).find_loss(directory, saved) if saved is not None else ""
+            if loss:
+                found[state.name] = loss
+    return found
+
+
 def _rebuilt(directory: Path, found: list[SinkState], *, mend: bool) -> tuple[dict[str, Sink], dict[str, SinkState]]:
     """The sinks of a run, made from what it wrote down; and the states of those that cannot be."""
     sinks: dict[str, Sink] = {}
     unbuilt: dict[str, SinkState] = {}
+    lost = lost_outputs(directory)
     for state in found:
         try:
-            if not state.behind_bytes and not (mend and state.is_own and can_mend(state.spec)):
+            is_asked = mend and state.is_own and can_mend(state.spec)
+            if not state.behind_bytes and state.name not in lost and not is_asked:
                 continue
             if not state.is_own:  # before anything that the file names is looked for
                 _refuse_wishes(state, directory)

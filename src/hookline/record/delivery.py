@@ -8,6 +8,7 @@ Guarantees:
   behind what counts as delivered.
 - A fault is retried for ever, after waits that double up to half a minute, with jitter. What waits
   is in the journal; memory holds one batch.
+- A file that is gone, cut or replaced, also while the sink is open, is delivered again from the beginning.
 - One deliverer per sink: a lock keeps a second process, or a thread that was given up on, out.
 """
 
@@ -204,8 +205,13 @@ class Delivery:
     def round(self) -> float:
         """Deliver what is new, and say how long to wait before the next round."""
         try:
+            if not self._is_intact():
+                self._reader = self._held = None
             self._news = self._open().new()
             while parcels := self._batch():
+                if not self._is_intact():  # or it would be written behind a hole; the next round delivers all again
+                    self._reader = self._held = None
+                    return 0.0
                 self._write(parcels)
                 if self._closing.is_set() and self.pace.clock() > self._deadline:
                     break
@@ -226,7 +232,7 @@ class Delivery:
         return self._faults == 0 and self.progress.cursor.behind(self.run_dir / JOURNAL) == 0
 
     def _drain(self) -> None:
-        while not self.is_done() and (left := self._deadline - self.pace.clock()) > 0:
+        while not (self.is_done() and self._is_intact()) and (left := self._deadline - self.pace.clock()) > 0:
             wait = self.round()
             if self._faults:
                 time.sleep(min(wait, max(0.0, left), 1.0))
@@ -247,13 +253,28 @@ class Delivery:
         return self._reader
 
     def _look_for_losses(self) -> None:
-        """Begin at the beginning where the destination was damaged, as a file is by a power cut."""
+        """Begin at the beginning where the destination does not have any more what it had."""
+        if self.progress.state is None:
+            return
         with _in_sink():
-            has_lost = self.progress.state is not None and self.sink.has_lost(self.run_dir, self.progress.state)
-        if has_lost:
-            logger.warning("%s was damaged, as by a power cut: it is delivered again from the journal.", self.name)
+            reason = self.sink.find_loss(self.run_dir, self.progress.state)
+            if reason:
+                self.sink.set_aside(self.run_dir, self.progress.state)
+            elif self.sink.has_lost(self.run_dir, self.progress.state):
+                reason = "it was damaged, as by a power cut"
+        if reason:
+            logger.warning("%s has lost records: %s. It is delivered again from the journal.", self.name, reason)
+            journal, before = self.run_dir / JOURNAL, self.progress.cursor
             self.progress.cursor, self.progress.state, self.progress.delivered = Cursor(), None, 0
+            self.sink.sent_again_bytes += self.progress.cursor.behind(journal) - before.behind(journal)
             self._save()
+
+    def _is_intact(self) -> bool:
+        """Whether an open sink still has everything; one that is not open is looked at when it is opened."""
+        if self._reader is None:
+            return True
+        with _in_sink():
+            return self.sink.is_intact()
 
     def _save(self) -> None:
         self.progress.save(sign=self._is_trusted)

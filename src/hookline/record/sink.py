@@ -81,6 +81,23 @@ class Sink(ABC):
         """Begin, or go on from the state that was saved last, and return the state to save now."""
         return state
 
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        """Why the destination does not have any more what it had by a state, in words; empty where it seems to have it.
+
+        Nothing is changed, and little is read: it is asked before `open`, and by ``hookline runs verify`` and ``sync``.
+        """
+        return ""
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:  # noqa: B027 - most have nothing to put away
+        """Put away what is left of a destination of which `find_loss` tells: everything is delivered to it again."""
+
+    def is_intact(self) -> bool:
+        """Whether the open destination still has what was delivered, as far as a system call or two can tell.
+
+        It is asked about twice a second, on the thread that delivers; if not, the sink is closed and opened again.
+        """
+        return True
+
     def has_lost(self, run_dir: Path, state: Any) -> bool:
         """Whether the destination is without what it had by a state, so that everything has to be delivered again.
 

@@ -6,24 +6,28 @@ are, and what has none is kept as JSON in the column ``extra``; a value of that 
 ``extra_``. A file that is there is appended to. A resume mark takes out the rows that are done again.
 
 The state is the number of rows and bytes delivered and the columns: rows survive a rewrite that the
-cursor does not know of yet, bytes make the usual cut cheap.
+cursor does not know of yet, bytes make the usual cut cheap. With the inode it tells a file that somebody
+replaced; one that a sink itself rewrote just before a crash is told by a note in the run's folder ``sinks``.
 """
 
 import csv
 import io
 import json
 import math
+import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import OptionError
+from hookline.record.delivery import SINKS_FOLDER
 from hookline.record.durable import sync_descriptor
 from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import clean
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile, has_zeros, set_aside
+from hookline.sinks.appended_file import AppendedFile, has_zeros, loss_of, set_aside
 from hookline.sinks.kinds import require_kinds
 from hookline.sinks.rows import row
 
@@ -60,11 +64,27 @@ class CsvSink(Sink):
         self.path = Path(self.path).absolute() if self.path is not None else None
         self._table: Table | None = None
 
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        path, known = self._path(run_dir), state.get("inode")
+        there = _inode(path)
+        is_own_rewrite = there is not None and there != known and there == _noted(self._note(run_dir))
+        return "" if is_own_rewrite else loss_of(path, state["bytes"], state)
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:
+        path = self._path(run_dir)
+        begin, inode = state.get("begin", 0), state.get("inode")
+        if begin and inode == _inode(path):  # with rows that others wrote before
+            Table(path).cut(begin)
+        else:
+            set_aside(path, 0, inode)
+
+    def is_intact(self) -> bool:
+        return self._table is None or self._table.is_intact()
+
     def has_lost(self, run_dir: Path, state: Any) -> bool:
-        path = self.path or run_dir / f"{self.kind}.csv"
-        if not has_zeros(path, state["bytes"]):
+        if not has_zeros(self._path(run_dir), state["bytes"]):
             return False
-        set_aside(path)
+        set_aside(self._path(run_dir))
         return True
 
     @classmethod
@@ -72,10 +92,11 @@ class CsvSink(Sink):
         return []
 
     def open(self, run_dir: Path, state: Any) -> Any:
-        path = self.path or run_dir / f"{self.kind}.csv"
+        path = self._path(run_dir)
         if state is None and self.path is None:  # ours alone: what is there was written under other settings
             path.unlink(missing_ok=True)
         self._table = Table(path, (*self.columns, EXTRA) if self.columns else (), fixed=bool(self.columns))
+        self._table.note = self._note(run_dir)
         return self._table.open(state)
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
@@ -87,6 +108,13 @@ class CsvSink(Sink):
     def close(self) -> None:
         if self._table is not None:
             self._table.close()
+
+    def _path(self, run_dir: Path) -> Path:
+        return self.path or run_dir / f"{self.kind}.csv"
+
+    def _note(self, run_dir: Path) -> Path:
+        path = self._path(run_dir)
+        return run_dir / SINKS_FOLDER / f"{path.stem}-{zlib.crc32(os.fsencode(path)):08x}.rewritten"
 
 
 def _not_done_again(mark: Parcel) -> Callable[[Mapping[str, str]], bool]:
@@ -110,18 +138,25 @@ class Table:
     columns: tuple[str, ...] = ()
     fixed: bool = False
     rows: int = 0
+    begin: int = 0
+    """How many rows were there before the first was delivered."""
+    note: Path | None = None
+    """Where it is noted which file a rewrite made."""
     _file: AppendedFile | None = field(default=None, init=False)
+    _has_note: bool = field(default=True, init=False)
 
     def open(self, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Open the file where a state left it, or as it is."""
         there = self._header()
+        self.begin = 0 if state is None else state.get("begin", 0)
         if state is not None and there == tuple(state["columns"]):
             self.rows = state["rows"]
-            self._begin(there, state["bytes"])
+            self._begin(there, state["bytes"], state)
         elif state is not None and there:  # rewritten by a batch that does not count
             self._rewrite(there, _first(state["rows"]))
         else:
             self.rows = sum(1 for _ in self._read()) if there else 0
+            self.begin = self.rows
             self._begin(there, None)
         if there and self.fixed and there != self.columns_wanted:
             self._rewrite((*self.columns_wanted, *(c for c in there if c not in self.columns_wanted)), _all)
@@ -135,19 +170,45 @@ class Table:
         """Write rows at the end, with more columns if need be."""
         if not rows:
             return self._state()
-        wanted = self._columns_for(rows)
-        if wanted != self.columns:
-            self._rewrite(wanted, _all)
+        if self._has_note and self.note is not None:  # what it tells is in the state by now
+            self.note.unlink(missing_ok=True)
+            self._has_note = False
         assert self._file is not None
-        self._file.append(_encoded([self._cells(values) for values in rows]))
+        wanted, header = self._columns_for(rows), b""
+        if not self.columns and not self._file.size:
+            self.columns, header = wanted, _encoded([list(wanted)])
+        elif wanted != self.columns:
+            self._rewrite(wanted, _all)
+        self._file.append(header + _encoded([self._cells(values) for values in rows]))
         self.rows += len(rows)
         return self._state()
 
     def keep(self, keeps: Callable[[Mapping[str, str]], bool]) -> dict[str, Any]:
         """Take out the rows that are not to be kept."""
         if self.columns:
-            self._rewrite(self.columns, lambda rows: (kept for kept in rows if keeps(kept)))
+            before = 0  # of those that were there before the first was delivered
+
+            def chosen(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+                nonlocal before
+                for number, kept in enumerate(rows):
+                    if keeps(kept):
+                        before += number < self.begin
+                        yield kept
+
+            self._rewrite(self.columns, chosen)
+            self.begin = before
         return self._state()
+
+    def cut(self, rows: int) -> None:
+        """Keep only the first rows of a file."""
+        header = self._header()
+        if header:
+            self._rewrite(header, _first(rows))
+            self.close()
+
+    def is_intact(self) -> bool:
+        """Whether the file still has what was written to it."""
+        return self._file is None or self._file.is_intact()
 
     def close(self) -> None:
         """Close the file. May be called again."""
@@ -180,9 +241,9 @@ class Table:
         with self.path.open(newline="", encoding="utf-8") as file:
             yield from csv.DictReader(file)
 
-    def _begin(self, columns: tuple[str, ...], size: int | None) -> None:
+    def _begin(self, columns: tuple[str, ...], size: int | None, mark: Mapping[str, Any] | None = None) -> None:
         self.close()
-        self.columns, self._file = columns, AppendedFile(self.path, size)
+        self.columns, self._file = columns, AppendedFile(self.path, size, mark)
 
     def _rewrite(self, columns: tuple[str, ...], choose: Callable[[Iterable[dict[str, str]]], Iterable[Any]]) -> None:
         """Write the rows that are chosen under these columns, aside, and put the file in its place."""
@@ -198,16 +259,35 @@ class Table:
                     rows += 1
                 file.flush()
                 sync_descriptor(file.fileno())
+            # After a crash from here on, the state knows another file: this tells that it was not somebody else.
+            if self.note is not None:
+                self.note.parent.mkdir(parents=True, exist_ok=True)
+                self.note.write_text(str(aside.stat().st_ino), encoding="ascii")
             aside.replace(self.path)
         except OSError:
             aside.unlink(missing_ok=True)
             raise
-        self.rows = rows
+        self.rows, self._has_note = rows, True
         self._begin(columns, None)
 
     def _state(self) -> dict[str, Any]:
-        size = self._file.size if self._file is not None else 0
-        return {"rows": self.rows, "bytes": size, "columns": list(self.columns)}
+        size, mark = (0, {}) if self._file is None else (self._file.size, self._file.mark())
+        return {"rows": self.rows, "bytes": size, "columns": list(self.columns), "begin": self.begin} | mark
+
+
+def _noted(note: Path) -> int | None:
+    """The inode that the last rewrite by a sink made, where its state may not know it yet."""
+    try:
+        return int(note.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _all(rows: Iterable[dict[str, str]]) -> Iterable[dict[str, str]]:

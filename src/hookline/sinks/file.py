@@ -23,7 +23,7 @@ from hookline.core.errors import OptionError
 from hookline.record.reader import Parcel
 from hookline.record.records import clean
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.appended_file import AppendedFile, loss_of, set_aside
 from hookline.sinks.kinds import require_kinds
 from hookline.sinks.rows import row
 
@@ -59,26 +59,53 @@ class FileSink(Sink):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
         self._log: RotatingFile | None = None
+        self._begin: dict[str, int] = {}
+
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        path = self._path(run_dir)
+        later = [number for number in numbers_of(path) if number > state["number"]]  # by batches that do not count yet
+        if not later:
+            return loss_of(path, state["size"], state)
+        exchanged = path.with_name(f"{path.name}.{state['number'] + 1}")
+        return loss_of(exchanged, state["size"], state) if exchanged.exists() else ""  # too old to be kept
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:
+        path = self._path(run_dir)
+        begin = state.get("begin") or {"number": state["number"] if self.path else 0, "size": 0}
+        if path.exists() and path.stat().st_ino != state.get("inode"):
+            set_aside(path)
+        RotatingFile(path, self.max_bytes, self.backups, begin).close()
+
+    def is_intact(self) -> bool:
+        return self._log is None or self._log.is_intact()
 
     @classmethod
     def uses(cls, settings: Mapping[str, Any]) -> list[str]:
         return []
 
-    def open(self, run_dir: Path, state: Any) -> dict[str, int]:
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
+        before = state or {}
         if state is None and self.path is None:  # ours alone: what is there was written under other settings
             state = {"number": 0, "size": 0}
-        self._log = RotatingFile(self.path or run_dir / "run.log", self.max_bytes, self.backups, state)
-        return self._log.state()
+        self._log = RotatingFile(self._path(run_dir), self.max_bytes, self.backups, state)
+        self._begin = before.get("begin") or self._log.state()
+        return self._state(self._log)
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, int]:
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
         assert self._log is not None
         wanted = [parcel for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
         self._log.append("".join(map(_line, wanted)).encode("utf-8", "replace"))
-        return self._log.state()
+        return self._state(self._log)
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
+
+    def _path(self, run_dir: Path) -> Path:
+        return self.path or run_dir / "run.log"
+
+    def _state(self, log: "RotatingFile") -> dict[str, Any]:
+        return log.state() | log.mark() | {"begin": self._begin}
 
 
 class RotatingFile:
@@ -91,18 +118,26 @@ class RotatingFile:
         state: Where to go on, as `state` gave it; None takes the files as they are.
     """
 
-    def __init__(self, path: Path, max_bytes: int, backups: int, state: dict[str, int] | None) -> None:
+    def __init__(self, path: Path, max_bytes: int, backups: int, state: dict[str, Any] | None) -> None:
         self.path, self._max_bytes, self._backups = path, max_bytes, backups
-        self.number = max(self._numbers(), default=0) if state is None else state["number"]
+        self.number = max(numbers_of(path), default=0) if state is None else state["number"]
         if state is not None:
             self._take_back()
-        self._file = AppendedFile(path, None if state is None else state["size"])
+        self._file = AppendedFile(path, None if state is None else state["size"], state)
 
     def append(self, data: bytes) -> None:
         """Write at the end, after setting a full file aside."""
         if data and self._file.size and self._file.size + len(data) > self._max_bytes:
             self._rotate()
         self._file.append(data)
+
+    def mark(self) -> dict[str, int]:
+        """What tells the file that is written to."""
+        return self._file.mark()
+
+    def is_intact(self) -> bool:
+        """Whether the file still has what was written to it."""
+        return self._file.is_intact()
 
     def state(self) -> dict[str, int]:
         """Where to go on."""
@@ -116,14 +151,14 @@ class RotatingFile:
         self._file.close()
         self.path.replace(self._aside(self.number + 1))
         self.number += 1
-        for old in self._numbers():
+        for old in numbers_of(self.path):
             if old <= self.number - self._backups:
                 self._aside(old).unlink(missing_ok=True)
         self._file = AppendedFile(self.path)
 
     def _take_back(self) -> None:
         """Undo exchanges behind the state: what they set aside is the file of the state, and all later ones go."""
-        later = sorted(number for number in self._numbers() if number > self.number)
+        later = sorted(number for number in numbers_of(self.path) if number > self.number)
         if not later:
             return
         self.path.unlink(missing_ok=True)
@@ -136,10 +171,12 @@ class RotatingFile:
     def _aside(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
 
-    def _numbers(self) -> list[int]:
-        pattern = re.compile(rf"{re.escape(self.path.name)}\.([1-9][0-9]*)")
-        found = (pattern.fullmatch(path.name) for path in self.path.parent.glob("*"))
-        return [int(match[1]) for match in found if match]
+
+def numbers_of(path: Path) -> list[int]:
+    """The numbers of the full files that were set aside for a file."""
+    pattern = re.compile(rf"{re.escape(path.name)}\.([1-9][0-9]*)")
+    found = (pattern.fullmatch(other.name) for other in path.parent.glob("*"))
+    return [int(match[1]) for match in found if match]
 
 
 def _line(parcel: Parcel) -> str:

@@ -9,7 +9,7 @@ from hookline.record.reader import Parcel
 from hookline.record.recorder import cleaned
 from hookline.record.records import encode
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile, has_zeros, set_aside
+from hookline.sinks.appended_file import AppendedFile, has_zeros, loss_of, set_aside
 from hookline.sinks.kinds import require_kinds
 
 
@@ -33,28 +33,53 @@ class JsonlSink(Sink):
         self.kinds = require_kinds(self.kinds)
         self.path = Path(self.path).absolute() if self.path is not None else None
         self._file: AppendedFile | None = None
+        self._begin = 0
+
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        known = _known(state)
+        return loss_of(self._path(run_dir), known["bytes"], known)
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:
+        known = _known(state)
+        set_aside(self._path(run_dir), known["begin"], known.get("inode"))
+
+    def is_intact(self) -> bool:
+        return self._file is None or self._file.is_intact()
 
     def has_lost(self, run_dir: Path, state: Any) -> bool:
-        path = self.path or run_dir / "records.jsonl"
-        if not has_zeros(path, state):
+        if not has_zeros(self._path(run_dir), _known(state)["bytes"]):
             return False
-        set_aside(path)
+        set_aside(self._path(run_dir))
         return True
 
     @classmethod
     def uses(cls, settings: Mapping[str, Any]) -> list[str]:
         return []
 
-    def open(self, run_dir: Path, state: Any) -> Any:
-        begins = 0 if state is None and self.path is None else state  # ours alone: anew, where the settings changed
-        self._file = AppendedFile(self.path or run_dir / "records.jsonl", begins)
-        return self._file.size
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
+        known = None if state is None else _known(state)
+        size = 0 if known is None and self.path is None else known and known["bytes"]  # ours alone: from the beginning
+        self._file = AppendedFile(self._path(run_dir), size, known)
+        self._begin = self._file.size if known is None else known["begin"]
+        return self._state(self._file)
 
-    def write(self, parcels: Sequence[Parcel]) -> int:
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
         assert self._file is not None
         wanted = [parcel.record for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
-        return self._file.append(b"".join(encode(cleaned(record)) + b"\n" for record in wanted))
+        self._file.append(b"".join(encode(cleaned(record)) + b"\n" for record in wanted))
+        return self._state(self._file)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+    def _path(self, run_dir: Path) -> Path:
+        return self.path or run_dir / "records.jsonl"
+
+    def _state(self, file: AppendedFile) -> dict[str, Any]:
+        return {"bytes": file.size, "begin": self._begin} | file.mark()
+
+
+def _known(state: Any) -> dict[str, Any]:
+    """A state, also one of version 0.1, which was the size alone."""
+    return state if isinstance(state, dict) else {"bytes": state, "begin": 0}

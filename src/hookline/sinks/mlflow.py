@@ -35,6 +35,7 @@ from hookline.record.reader import MAIN, Parcel
 from hookline.record.recorder import cleaned
 from hookline.record.records import Metrics, Sample, Status, encode
 from hookline.record.sink import Sink, register_sink
+from hookline.sinks.appended_file import loss_of
 from hookline.sinks.mlflow_connection import (
     Connection,
     absolute,
@@ -43,6 +44,7 @@ from hookline.sinks.mlflow_connection import (
     check_uri,
     default_uri,
     has_password,
+    local_database,
 )
 from hookline.sinks.run_facts import Membership, RunFacts, read_facts
 from hookline.sinks.standing import SPEAKERS, within_limits
@@ -106,6 +108,11 @@ class MlflowSink(Sink):
                 f"The state in the run's directory names {uri}, and was not written by a process of this user. Give "
                 "tracking_uri= to say where to deliver."
             )
+
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        # Gone only: a database that was put back from a copy is another file, and may have the run.
+        path = local_database(state.get("uri") or "")
+        return loss_of(path, 1, {}) if path is not None and not path.exists() else ""
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         uri = self.tracking_uri or (state or {}).get("uri") or default_uri(run_dir)

@@ -69,9 +69,9 @@ class Connection:
         """A client of mlflow's, which keeps no run open."""
         from mlflow.tracking import MlflowClient
 
-        directory = _sqlite_directory(self.uri)
-        if directory is not None and not directory.is_dir():  # mlflow would try for minutes
-            raise FileNotFoundError(f"{directory} does not exist")
+        database = local_database(self.uri)
+        if database is not None and not database.parent.is_dir():  # mlflow would try for minutes
+            raise FileNotFoundError(f"{database.parent} does not exist")
         return MlflowClient(tracking_uri=self.uri)
 
     @property
@@ -155,13 +155,14 @@ def has_password(uri: str) -> bool:
 
 def artifact_location(uri: str, experiment: str) -> str | None:
     """Where a local database's artifacts lie: beside it, not where the program happens to be run."""
-    directory = _sqlite_directory(uri)
-    return None if directory is None else str(directory / "mlartifacts" / experiment)
+    database = local_database(uri)
+    return None if database is None else str(database.parent / "mlartifacts" / experiment)
 
 
-def _sqlite_directory(uri: str) -> Path | None:
+def local_database(uri: str) -> Path | None:
+    """The file of a local database."""
     path = uri.partition("?")[0].removeprefix(_SQLITE)
-    return Path(path).parent if uri.startswith(_SQLITE) and path else None
+    return Path(path) if uri.startswith(_SQLITE) and path else None
 
 
 def _http_status(error: BaseException | None) -> int | None:

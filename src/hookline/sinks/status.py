@@ -27,7 +27,7 @@ from hookline.core.errors import MissingExtraError, OptionError, closest
 from hookline.record.reader import MAIN, Parcel
 from hookline.record.records import BOOKKEEPING, Event, Metrics, Status
 from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.appended_file import AppendedFile, loss_of, set_aside
 from hookline.sinks.endpoint import HttpEndpoint, expanded, require_url, without_secrets
 from hookline.sinks.run_facts import RunFacts, read_facts
 from hookline.sinks.standing import CREATED, Standing
@@ -94,6 +94,7 @@ class StatusSink(Sink):
         self._to: HttpEndpoint | StatusFile | None = None
         self._http: HttpEndpoint | None = None
         self._standing, self._sender = Standing(), RunFacts("", "")
+        self._begin = 0
         self._beaten = self._told = float("-inf")
         self._untold = False
 
@@ -113,6 +114,16 @@ class StatusSink(Sink):
             described["with"]["headers"] = without_secrets(self.headers)
         return described
 
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        return "" if self.path is None else loss_of(self.path, state.get("bytes") or 0, state)
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:
+        if self.path is not None:
+            set_aside(self.path, state.get("begin", 0), state.get("inode"))
+
+    def is_intact(self) -> bool:
+        return not isinstance(self._to, StatusFile) or self._to.is_intact()
+
     @classmethod
     def uses(cls, settings: Mapping[str, Any]) -> list[str]:
         if settings.get("path") is not None:
@@ -124,7 +135,8 @@ class StatusSink(Sink):
         self._sender = read_facts(run_dir)
         self._standing = Standing.restored(saved.get("standing"))
         if self.path is not None:
-            self._to = StatusFile(self.path, saved.get("bytes"))
+            self._to = StatusFile(self.path, saved.get("bytes"), saved)
+            self._begin = saved.get("begin", 0) if state else self._to.size
         else:
             self._http = self._http or self._http_endpoint()  # kept when opened again: it knows what was accepted
             self._http.open()
@@ -201,19 +213,29 @@ class StatusSink(Sink):
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"standing": self._standing.saved()}
-        return state | {"bytes": self._to.size} if isinstance(self._to, StatusFile) else state
+        if not isinstance(self._to, StatusFile):
+            return state
+        return state | {"bytes": self._to.size, "begin": self._begin} | self._to.mark()
 
 
 class StatusFile:
     """A file of messages, one line each."""
 
-    def __init__(self, path: Path, size: int | None) -> None:
-        self._file = AppendedFile(path, size)
+    def __init__(self, path: Path, size: int | None, mark: Mapping[str, Any]) -> None:
+        self._file = AppendedFile(path, size, mark)
 
     @property
     def size(self) -> int:
         """How many bytes it has."""
         return self._file.size
+
+    def mark(self) -> dict[str, int]:
+        """What tells it from another file."""
+        return self._file.mark()
+
+    def is_intact(self) -> bool:
+        """Whether it still has what was written to it."""
+        return self._file.is_intact()
 
     def send(self, key: str, payload: dict[str, Any]) -> None:
         """Append a message."""

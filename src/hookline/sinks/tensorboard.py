@@ -11,14 +11,15 @@ TensorBoard itself keeps ten texts of a tag for its page unless it is started wi
 """
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import MissingExtraError, OptionError
+from hookline.core.errors import MissingExtraError, OptionError, RefusedError
 from hookline.record.reader import Parcel, is_resume
 from hookline.record.sink import Sink, register_sink
+from hookline.sinks.appended_file import loss_of
 
 if TYPE_CHECKING:
     from hookline.sinks.tensorboard_files import EventFiles
@@ -49,6 +50,29 @@ class TensorboardSink(Sink):
         if importlib.util.find_spec("tensorboard") is None:
             raise MissingExtraError("The sink 'tensorboard'", "tensorboard")
 
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        losses = (loss_of(path, known["bytes"], known) for path, known in self._written(run_dir, state))
+        return next(filter(None, losses), "")
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:
+        for path, _ in self._written(run_dir, state):  # not renamed: TensorBoard would read it all the same
+            path.unlink(missing_ok=True)
+
+    def is_intact(self) -> bool:
+        return self._files is None or self._files.is_intact()
+
+    def _written(self, run_dir: Path, state: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for folder, known in state.items():
+            if Path(folder).is_absolute() or ".." in Path(folder).parts:
+                raise RefusedError(f"{folder!r} in the sink's state is no folder of its event files.")
+            yield self._root(run_dir) / folder / self._file_name(run_dir), known
+
+    def _root(self, run_dir: Path) -> Path:
+        return self.log_dir or run_dir / "tensorboard"
+
+    def _file_name(self, run_dir: Path) -> str:
+        return f"events.out.tfevents.hookline.{run_dir.name}"
+
     @classmethod
     def uses(cls, settings: Mapping[str, Any]) -> list[str]:
         return []
@@ -57,8 +81,7 @@ class TensorboardSink(Sink):
         self.check()
         from hookline.sinks.tensorboard_files import EventFiles
 
-        root = self.log_dir or run_dir / "tensorboard"
-        self._files = EventFiles(root, f"events.out.tfevents.hookline.{run_dir.name}", self.samples_per_step)
+        self._files = EventFiles(self._root(run_dir), self._file_name(run_dir), self.samples_per_step)
         return self._files.open(state or {})
 
     def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:

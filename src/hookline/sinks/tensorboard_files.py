@@ -67,6 +67,10 @@ class EventFiles:
                 self._write(folder, [events.start(mark.record.time, min(limits) + 1)])
         return self._state()
 
+    def is_intact(self) -> bool:
+        """Whether the files still have what was written to them."""
+        return all(file.is_intact() for file in self._files.values())
+
     def close(self) -> None:
         """Close the files. May be called again."""
         while self._files:
@@ -75,11 +79,16 @@ class EventFiles:
     def _write(self, folder: str, new: list[Event]) -> None:
         file = self._file(folder)
         begins = events.beginning(new[0].wall_time, new[0].step) if new and file.size == 0 else []
-        self._streams[folder].bytes = file.append(events.encoded(begins + new))
+        stream = self._streams[folder]
+        stream.bytes = file.append(events.encoded(begins + new))
+        stream.crc = file.crc
 
     def _file(self, folder: str) -> AppendedFile:
         if folder not in self._files:
-            self._files[folder] = AppendedFile(self.root / folder / self.file_name, self._streams[folder].bytes)
+            stream = self._streams[folder]
+            mark = {"inode": stream.inode, "crc": stream.crc}
+            file = self._files[folder] = AppendedFile(self.root / folder / self.file_name, stream.bytes, mark)
+            stream.inode, stream.crc = file.inode, file.crc
         return self._files[folder]
 
     def _state(self) -> dict[str, Any]:
@@ -94,6 +103,8 @@ class Stream:
         writer: The writer's name.
         axis: What its steps count.
         bytes: The size of the event file.
+        inode: Which file it is.
+        crc: Its checksum.
         step: The highest step in it.
         session: The writer's session that wrote it last.
         latest: The step of the latest samples and rewards.
@@ -105,6 +116,8 @@ class Stream:
     writer: str
     axis: str
     bytes: int = 0
+    inode: int | None = None
+    crc: int | None = None
     step: int = -1
     session: int = 0
     latest: int | None = None

@@ -26,6 +26,7 @@ from hookline.core.errors import MissingExtraError, RefusedError
 from hookline.record.reader import EVERY_AXIS, MAIN, Parcel, is_resume, resumed_steps
 from hookline.record.records import Event, Metrics, Sample
 from hookline.record.sink import Sink, register_sink
+from hookline.sinks.appended_file import loss_of
 from hookline.sinks.run_facts import RunFacts, read_facts
 from hookline.sinks.standing import within_limits
 
@@ -75,7 +76,13 @@ class TrackioSink(Sink):
                 "this user. Give directory= to say where to deliver."
             )
 
-    def open(self, run_dir: Path, state: Any) -> dict[str, str]:
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        return loss_of(Path(state["database"]), 1, state) if "database" in state else ""
+
+    def is_intact(self) -> bool:
+        return self._place is None or not loss_of(self._place.path, 1, {"inode": self._place.inode})
+
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         directory = self.directory or (Path(state["directory"]) if state else None)
         storage = storage_of(directory)
         facts = read_facts(run_dir)
@@ -85,16 +92,16 @@ class TrackioSink(Sink):
         except ValueError as error:
             raise RefusedError(f"project={project!r}: {error} Give the sink another project.") from error
         path = storage.init_db(project)
-        self._place = Place(storage, project, path, facts, _config(facts, self.group))
-        return {"directory": str(path.parent), "run_id": facts.key}
+        self._place = Place(storage, project, path, facts, _config(facts, self.group), path.stat().st_ino)
+        return self._place.state()
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, str]:
+    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
         assert self._place is not None
         if is_resume(parcels[0].record):
             self._place.forget(parcels[0])
         else:
             self._place.add([parcel for parcel in parcels if self.samples or not isinstance(parcel.record, Sample)])
-        return {"directory": str(self._place.path.parent), "run_id": self._place.facts.key}
+        return self._place.state()
 
     def ids(self, state: Any) -> dict[str, str]:
         return {"run_id": state["run_id"]}
@@ -109,6 +116,12 @@ class Place:
     path: Path
     facts: RunFacts
     config: dict[str, Any] | None
+    inode: int
+
+    def state(self) -> dict[str, Any]:
+        """What tells the run and its database again."""
+        place = {"directory": str(self.path.parent), "database": str(self.path), "inode": self.inode}
+        return place | {"run_id": self.facts.key}
 
     def add(self, parcels: Sequence[Parcel]) -> None:
         """Write what the table does not have yet, in one transaction."""
