@@ -300,6 +300,26 @@ class CursorLost(Fault):
         return f"kill -9, and all but 17 bytes of {path.name}"
 
 
+class OutputLost(Fault):
+    name = "output lost"
+
+    def begin(self, arena):
+        path = arena.rng.choice(_outputs(arena.layout.run_dir) or [None])
+        if path is None:
+            return "there is none yet"
+        how = arena.rng.choice(("deleted", "cut", "replaced"))
+        with contextlib.suppress(FileNotFoundError):  # deleted by us before, and not written again yet
+            if how == "deleted":
+                path.unlink()
+            elif how == "cut":
+                os.truncate(path, path.stat().st_size // 2)
+            else:
+                other = path.with_name(f".another-{path.name}")
+                other.write_bytes(arena.rng.randbytes(path.stat().st_size + 100))
+                other.replace(path)
+        return f"{path.name} {how}, while it is written"
+
+
 class CheckpointDamaged(Fault):
     name = "checkpoint damaged"
 
@@ -346,9 +366,15 @@ class BitFlipped(Fault):
         return f"byte {flip.byte:,} of {flip.file}: {flip.wrong or 'found'}"
 
 
+def _outputs(run_dir: Path) -> list[Path]:
+    """The files that sinks write."""
+    found = [run_dir / "metrics.csv", run_dir / "records.jsonl", *(run_dir / "tensorboard").rglob("events.*")]
+    return sorted(path for path in found if path.exists())
+
+
 def _written(run_dir: Path) -> list[Path]:
     """Files that are only appended to, of which a kill may leave the end in pieces."""
-    found = [run_dir / "metrics.csv", run_dir / "records.jsonl", *(run_dir / "tensorboard").rglob("events.*")]
+    found = _outputs(run_dir)
     journal = [file.path for file in files(run_dir / "journal") if file.name == "main"]
     found += [*(run_dir / "sinks").glob("*.passed"), *journal[-1:]]
     return [path for path in found if path.exists()]

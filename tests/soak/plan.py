@@ -58,6 +58,7 @@ def deck(layout: Layout, *, has_small_disk: bool, has_loop_devices: bool) -> lis
     made += [faults.IndexCorrupted(), faults.IndexRemoved()]
     made += [faults.FilesTorn(), faults.CursorLost(), faults.CheckpointDamaged()]
     made += [faults.BitFlipped(), faults.BitFlipped()]
+    made += [faults.OutputLost(), faults.OutputLost()]
     made += [kind(server) for server in layout.ports for kind in (faults.ServerDown, faults.ServerFrozen)]
     if "hookline" in layout.ports:
         made.append(faults.RawFlood())

@@ -191,11 +191,12 @@ class Spool:
 
     def _deliver(self) -> None:
         delivery = Delivery(self.directory, self.name, self._make_sink(), Pace(poll_seconds=self._poll_seconds))
-        while not self._ending.is_set():
+        while True:  # once at least: what an earlier process delivered may be lost
             self._woken.clear()
             pause = delivery.round()
-            if not self._ending.is_set():
-                self._woken.wait(pause)
+            if self._ending.is_set():
+                break
+            self._woken.wait(pause)
         delivery.close(max(0.0, self._deadline - time.monotonic()))
         delivery.run()
 

@@ -94,6 +94,7 @@ class AppendedFile:
         """Open a file at a size that it had; None takes it as it is. A mark saves reading it for its checksum."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self.crc = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._lock()
@@ -140,7 +141,7 @@ class AppendedFile:
         there = os.fstat(self._descriptor).st_size
         self.size = there if size is None else min(size, there)
         known = mark.get("crc") if self.size == size else None
-        self.crc = known if known is not None else checksum(self.path, self.size) or 0
+        self.crc = int(known) if known is not None else checksum(self.path, self.size) or 0
         if self.size < there:
             os.ftruncate(self._descriptor, self.size)
         if size is None and there and os.pread(self._descriptor, 1, there - 1) != b"\n":

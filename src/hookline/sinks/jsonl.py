@@ -58,7 +58,9 @@ class JsonlSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         known = None if state is None else _known(state)
-        size = 0 if known is None and self.path is None else known and known["bytes"]  # ours alone: from the beginning
+        size: int | None = known["bytes"] if known is not None else None
+        if known is None and self.path is None:  # ours alone: what is there was written under other settings
+            size = 0
         self._file = AppendedFile(self._path(run_dir), size, known)
         self._begin = self._file.size if known is None else known["begin"]
         return self._state(self._file)
