@@ -1,7 +1,10 @@
 """A server over recorded runs, and a real browser that looks at it."""
 
+import json
 import os
 import shutil
+import subprocess
+import sysconfig
 import tempfile
 import threading
 import time
@@ -12,9 +15,11 @@ import pytest
 pytest.importorskip("starlette", reason="the web page needs the extra 'ui'")
 
 import page_runs
+from sending import WRITE
 
 from hookline.server import WebServer
 
+SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -102,3 +107,21 @@ def slow_write(monkeypatch):
     monkeypatch.setattr(os, "pwrite", gated)
     yield waits, goes_on
     goes_on.set()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server in a process of its own, with few descriptors."""
+    command = 'ulimit -n 256; exec "$0" serve runs --port 0 --json'
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command, SCRIPT],
+        cwd=tmp_path,
+        env=os.environ | {"HOOKLINE_WRITE_TOKEN": WRITE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.url = json.loads(process.stdout.readline())["url"]
+    yield process
+    process.terminate()
+    assert process.communicate(timeout=30)[1] == ""

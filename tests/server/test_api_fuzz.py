@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 
 import msgspec
+import psutil
 import pytest
 import requests as http
 import schemathesis
@@ -188,6 +189,14 @@ def test_without_a_token_every_operation_is_refused_as_its_document_says(receive
     before = tree(receiver.runs.root)
     fits_its_document(receiver, lambda method: 2, lambda method: "x" * 20)
     assert tree(receiver.runs.root) == before
+
+
+def test_made_up_requests_leave_the_memory_of_the_server_flat(served):
+    process, resident = psutil.Process(served.pid), []
+    for _ in range(3):  # the first one fills caches
+        fits_its_document(served, lambda method: 4, lambda method: WRITE)
+        resident.append(process.memory_info().rss >> 20)
+    assert resident[-1] - resident[0] < 16
 
 
 written = st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=8)), min_size=1, max_size=4)

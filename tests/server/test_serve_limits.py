@@ -4,14 +4,10 @@ import contextlib
 import http.client
 import itertools
 import json
-import os
 import socket
-import subprocess
-import sysconfig
 import tracemalloc
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -25,7 +21,6 @@ from hookline.server.metric_names import NamesError, names_of
 from hookline.server.request_body import Bodies
 from hookline.server.tokens import Tokens
 
-SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 HOST = b"Host: 127.0.0.1\r\n"
 
 
@@ -211,24 +206,6 @@ def test_run_with_all_its_names_takes_rows_with_those_and_says_so_of_others(root
     assert put(server, row_of("any"), run="other").status == 409  # another run counts by itself
     claim(server, "other")
     assert put(server, row_of("any"), run="other").status == 200
-
-
-@pytest.fixture
-def served(tmp_path):
-    """A server in a process of its own, with few descriptors."""
-    command = 'ulimit -n 256; exec "$0" serve runs --port 0 --json'
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command, SCRIPT],
-        cwd=tmp_path,
-        env=os.environ | {"HOOKLINE_WRITE_TOKEN": WRITE},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    process.url = json.loads(process.stdout.readline())["url"]
-    yield process
-    process.terminate()
-    assert process.communicate(timeout=30)[1] == ""
 
 
 def test_flood_of_raw_bytes_leaves_memory_and_descriptors_flat_and_honest_clients_answered(served):

@@ -5,7 +5,6 @@ beside its journal, so that any server on the same root knows. Memory for the ch
 once it is known to have few enough names.
 """
 
-import contextlib
 import io
 from collections.abc import Iterable
 from typing import Any
@@ -52,26 +51,27 @@ def names_of(lines: bytes) -> dict[str, None]:
     """
     names: dict[str, None] = {}
     for line in io.BytesIO(lines):
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # readers pass over it
-            names |= dict.fromkeys(_row_names(line))
+        try:
+            if line.count(b'"') > 4 * ROW_NAMES:
+                _check_texts(line)
+            row = _row.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # readers pass over it
+            continue
+        if row.kind != "metrics" or row.values.keys() <= names.keys():
+            continue
+        if len(row.values) > ROW_NAMES:
+            raise _too_many_in_a_row(f"{len(row.values):,}")
+        names |= dict.fromkeys(row.values)
         if len(names) > RUN_NAMES:
             break
     return names
 
 
-def _row_names(line: bytes) -> Iterable[str]:
-    if line.count(b'"') > 4 * ROW_NAMES:
-        if _kind.decode(line).kind != "metrics":
-            return ()
-        texts = line.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
-        if texts > 2 * ROW_NAMES + _OTHER_TEXTS:  # each metric has a name, and a text at most
-            raise _too_many_in_a_row(f"more than {ROW_NAMES:,}")
-    row = _row.decode(line)
-    if row.kind != "metrics":
-        return ()
-    if len(row.values) > ROW_NAMES:
-        raise _too_many_in_a_row(f"{len(row.values):,}")
-    return row.values
+def _check_texts(line: bytes) -> None:
+    """Refuse a row with so many texts in it that it has too many metrics, before it is decoded."""
+    texts = line.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
+    if texts > 2 * ROW_NAMES + _OTHER_TEXTS and _kind.decode(line).kind == "metrics":  # a metric has two at most
+        raise _too_many_in_a_row(f"more than {ROW_NAMES:,}")
 
 
 def _too_many_in_a_row(count: str) -> NamesError:
