@@ -214,6 +214,38 @@ def test_host_loop_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_p
     assert not list(again.dir.glob(".taken-up*"))
 
 
+def test_host_loop_resumed_reports_and_records_rows_that_are_missing_below_the_checkpoint(tmp_path, caplog):
+    first = host()
+    first.begin()
+    first.train_start(num_steps=4)
+    for loss in (4.0, 3.0):
+        step(first, loss)
+    host_state.save(tmp_path, first)
+    first.failed(KeyboardInterrupt())
+    (journal,) = (first.dir / "journal").glob("*.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:2]))
+    again = host()
+    again.begin(state=host_state.load(tmp_path))
+    train(again, [1.0], step=2)
+    events = [record for record in hl.read(again.dir) if isinstance(record, Event)]
+    missing = [event.data["count"] for event in events if event.name == "records_missing"]
+    assert (missing, "before the checkpoint of step 2 are missing" in caplog.text) == ([1], True)
+
+
+@pytest.mark.parametrize("durability", ["process", "checkpoint", "power"])
+def test_host_loop_state_for_a_checkpoint_comes_behind_a_sync_of_the_journal(monkeypatch, durability):
+    synced = []
+    loop = host(durability=durability)
+    loop.begin()
+    loop.train_start(num_steps=1)
+    step(loop, 1.0)
+    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().suffix))
+    loop.state_dict()
+    assert (".jsonl" in synced) == (durability != "process")
+    loop.train_end()
+
+
 def test_host_loop_resumed_where_its_run_is_gone_begins_another(tmp_path):
     first = host(Counter())
     first.begin()

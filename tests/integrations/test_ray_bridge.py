@@ -236,6 +236,24 @@ def test_tune_callback_leaves_out_what_is_no_number_and_takes_sinks_by_name(capl
         HooklineTuneCallback(sinks=[print])
 
 
+@pytest.mark.parametrize("durability", ["process", "checkpoint"])
+def test_tune_and_train_callbacks_sync_the_record_when_a_checkpoint_is_saved(monkeypatch, durability):
+    synced = []
+    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().suffix))
+    callback, trial = HooklineTuneCallback(durability=durability), Trial(lr=0.1)
+    callback.on_trial_start(0, [], trial)
+    results(callback, trial, 1)
+    synced.clear()
+    callback.on_checkpoint(0, [], trial, SimpleNamespace(path="saved"))
+    by_tune = ".jsonl" in synced
+    callback.on_trial_complete(0, [], trial)
+    with HooklineTrainCallback(durability=durability) as recorded:
+        synced.clear()
+        recorded.after_report(None, [{"loss": 0.5}], SimpleNamespace(path="saved"))
+        by_train = ".jsonl" in synced
+    assert (by_tune, by_train) == (2 * (durability == "checkpoint",))
+
+
 def test_tune_callback_options_are_those_of_each_trials_run():
     labels = {"tags": ["sweep"], "notes": "Which rate?"}
     callback, trial = HooklineTuneCallback(config={"lr": 1.0, "data": "digits"}, **labels), Trial(lr=0.1)

@@ -61,7 +61,7 @@ def test_resume_reports_and_records_rows_that_are_missing_below_the_checkpoint(t
     found = [record for record in hl.read(directory) if isinstance(record, Event) and record.name == "records_missing"]
     assert [(record.step, record.data["count"]) for record in found] == [(6, 3)]
     assert "3 of the 7 lines" in caplog.text
-    assert "step-00000006 are missing" in caplog.text
+    assert "checkpoint of step 6 are missing" in caplog.text
 
 
 def test_resume_with_all_rows_below_the_checkpoint_reports_nothing(tmp_path, caplog):

@@ -8,7 +8,9 @@ from scripted_policy import ScriptedPolicy, curriculum, worker
 
 import hookline as hl
 from hookline import rl
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rewards import library, logged, wrap
+from hookline.rl.rollout_actor import RolloutActor, RolloutOrder
 from hookline.testing import RecordingCallback
 
 
@@ -59,6 +61,24 @@ def test_rollout_worker_config_durability_decides_whether_the_journal_is_synced(
     )
     rl.RolloutWorker(config, policy=ScriptedPolicy()).run()
     assert (".jsonl" in synced) == (durability == "checkpoint")
+
+
+@pytest.mark.parametrize("durability", ["process", "checkpoint"])
+def test_rollout_actor_syncs_its_journal_before_the_learner_gets_the_step(tmp_path, monkeypatch, durability):
+    synced, tokenizer = [], character_tokenizer()
+    model = tiny_causal_lm(tokenizer, hidden_size=16, heads=2)
+    config = rl.RolloutWorkerConfig(
+        curriculum_config=curriculum(),
+        rollout=rl.RolloutConfig(prompts=1, group_size=2, max_tokens=2),
+        output_dir=None,
+        durability=durability,
+    )
+    actor = RolloutActor(RolloutOrder(config, model, tokenizer, hooks=[]), 0, run_dir=tmp_path)
+    actor.greet()
+    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    actor.roll_out(1, model.state_dict())
+    assert any(name.startswith("rollout0-") for name in synced) == (durability == "checkpoint")
+    actor.leave()
 
 
 def test_rollout_worker_config_project_and_sinks_are_those_of_its_run(tmp_path):

@@ -211,8 +211,8 @@ def _report_missing(directory: Path, saved: Path, recorder: Recorder, step: int)
     writer, lines = noted
     missing = missing_lines(directory, writer, lines)
     if missing:
-        said = "%d of the %d lines that %s recorded before the checkpoint %s are missing from %s: the record has a gap."
-        logger.warning(said, missing, lines, writer, saved.name, directory / JOURNAL)
+        said = "%d of the %d lines that %s recorded before the checkpoint of step %d are missing from %s."
+        logger.warning(said, missing, lines, writer, step, directory / JOURNAL)
         recorder.event("records_missing", step=step, count=missing, lines=lines, writer=writer)
 
 

@@ -5,6 +5,7 @@ process, is told the reports, and records them: both need to see one directory. 
 of rank zero under their names and those of the others as ``rank1/loss``.
 """
 
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -19,6 +20,8 @@ from hookline.loops.outlets import DRAIN_SECONDS, Outlets
 from hookline.record import run_directory
 from hookline.record.journal import checked_durability
 from hookline.record.recorder import Recorder
+
+logger = logging.getLogger("hookline")
 
 
 class HooklineTrainCallback(UserCallback):
@@ -90,8 +93,7 @@ class HooklineTrainCallback(UserCallback):
         recorder.log({name: value for name, value in row.items() if _can_log(name, value)}, step=step)
         if checkpoint is not None:
             recorder.event("checkpoint", step=step, path=str(checkpoint.path), kind="ray")
-            if self._durability != "process":
-                recorder.journal.sync()
+            self._sync(recorder)
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Workers have failed; Ray may start them again."""
@@ -104,6 +106,14 @@ class HooklineTrainCallback(UserCallback):
         if self._recorder is None:
             self._recorder = Recorder(self._required_dir(), durability=self._durability)
         return self._recorder
+
+    def _sync(self, recorder: Recorder) -> None:
+        """Sync the record before a checkpoint; where that fails, training continues: Ray has saved the checkpoint."""
+        try:
+            if self._durability != "process":
+                recorder.journal.sync()
+        except OSError as error:
+            logger.warning("The record before the checkpoint of step %d cannot be synced: %s", self._step, error)
 
     def _recording_at(self, step: int) -> Recorder:
         """The recorder for a step; workers that went back begin a new session of it, behind that step.

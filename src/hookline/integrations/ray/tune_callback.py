@@ -17,7 +17,7 @@ from ray import cloudpickle
 from ray.tune import Callback as TuneCallback
 
 from hookline.core.encoding import decode, encode
-from hookline.core.errors import OptionError
+from hookline.core.errors import CheckpointError, OptionError
 from hookline.integrations.told_run import ToldRun
 from hookline.loops import run_record
 from hookline.loops.options import RecordOptions
@@ -82,7 +82,12 @@ class HooklineTuneCallback(TuneCallback):
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
         """A trial's checkpoint was saved."""
-        self._running(trial).checkpoint_saved(checkpoint.path)
+        run = self._running(trial)
+        run.checkpoint_saved(checkpoint.path)
+        try:
+            run.secure_record()
+        except CheckpointError as error:  # Tune has saved the checkpoint all the same
+            logger.warning("%s", error)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial is over, or was ended."""
