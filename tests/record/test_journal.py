@@ -607,6 +607,19 @@ def test_journal_truncated_on_a_full_disk_goes_on_in_memory_until_the_next_file(
     assert recorder.journal.lost == 200 - len(steps) <= 2
 
 
+def test_journal_whose_file_is_removed_writes_it_again(tmp_path, caplog):
+    recorder = hl.Recorder(tmp_path)
+    recorder.log(loss=1.0, step=0)
+    (file,) = files(tmp_path / "journal")
+    file.path.unlink()
+    recorder.log(loss=1.0, step=1)
+    wait_until(lambda: file.path.exists())  # the keeper notices
+    recorder.log(loss=1.0, step=2)
+    recorder.close()
+    assert ([record.step for record in hl.read(tmp_path)], recorder.journal.lost) == ([0, 1, 2], 0)
+    assert "All that it held is there" in caplog.text
+
+
 FAULTS = """
 import faulthandler, mmap, os, signal, sys
 import hookline as hl

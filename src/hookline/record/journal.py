@@ -374,6 +374,8 @@ class Journal:
                     pass  # a signal handler may have rotated in the middle of an append: that line is written now
                 digest = None if segment.is_cut() else segment.digest(used)
                 is_cut = segment.is_cut()
+                with contextlib.suppress(OSError):  # its directory is gone, too, or there is no room
+                    segment.put_back(used)
                 segment.close(used)
                 if is_cut:
                     self._note_cut(segment.path, lines - whole_lines(segment.path))
@@ -397,8 +399,12 @@ class Journal:
         self._speak()
 
     def _note_cut(self, path: Path, lost: int) -> None:
-        said = "%s was truncated or removed while it was being written: %d RECORDS ARE LOST. A new file is used."
-        self._to_say.append((logging.ERROR, said, path, lost))
+        if lost:
+            said = "%s was truncated or removed while it was being written: %d RECORDS ARE LOST. A new file is used."
+            self._to_say.append((logging.ERROR, said, path, lost))
+        else:
+            said = "%s was truncated or removed while it was being written. All that it held is there."
+            self._to_say.append((logging.WARNING, said, path))
         with self._lock:
             self.lost += lost
             self._lost_before += lost

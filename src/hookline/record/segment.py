@@ -123,6 +123,12 @@ class Segment:
         status = os.fstat(self.descriptor)
         return self.faults > 0 or status.st_size < self.size or status.st_nlink == 0
 
+    def put_back(self, used: int) -> None:
+        """Write the file again if somebody removed it: what was written is still in memory."""
+        if os.fstat(self.descriptor).st_nlink == 0:
+            with self.path.open("xb") as file, memoryview(self.map) as whole, whole[:used] as written:
+                file.write(written)
+
     def taken(self, path: Path) -> None:
         """Give the file its name: its number is that of its use, not of its making."""
         self.path = self.path.rename(path)
