@@ -3,6 +3,9 @@
 import contextlib
 import itertools
 import json
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -372,3 +375,20 @@ def test_resumed_loop_with_an_iterator_of_its_own_is_warned_about(tmp_path, capl
     found = resumed_after_two(tmp_path, train_with_iterator if own else train_with_steps)
     said = [record.getMessage() for record in caplog.records if "iterators of its own (data)" in record.getMessage()]
     assert (found, len(said)) == ((["a", "b"], 1) if own else (["c", "d"], 0))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_resume_of_another_users_run_is_an_error_that_says_so():
+    with tempfile.TemporaryDirectory() as root:  # pytest's own are closed to other users
+        Path(root).chmod(0o755)
+        with hl.run("theirs", root=root, summary=False) as run:
+            run.log(loss=1.0, step=1)
+        with hl.run("theirs", root=root, resume=run.dir, summary=False):
+            pass  # what a resume needs is imported now: another user may not read it
+        os.seteuid(65534)
+        try:
+            again = hl.run("theirs", root=root, resume=run.dir, summary=False)
+            with pytest.raises(hl.ConfigError, match="cannot be written: it is another user's run"), again:
+                pass
+        finally:
+            os.seteuid(0)

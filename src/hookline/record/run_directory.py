@@ -158,8 +158,17 @@ def is_finished(directory: Path) -> bool:
 
 
 def hold(directory: Path) -> bool:
-    """Mark a run as alive until this process lets go of it or dies; whether nobody else holds it."""
-    return lock.hold(directory / LOCK)
+    """Mark a run as alive until this process lets go of it or dies; whether nobody else holds it.
+
+    Raises:
+        ConfigError: It is another user's.
+    """
+    try:
+        return lock.hold(directory / LOCK)
+    except PermissionError as error:
+        raise ConfigError(
+            f"{directory} cannot be written: it is another user's run. Resume it as that user, or start a new run."
+        ) from error
 
 
 def let_go(directory: Path) -> None:
