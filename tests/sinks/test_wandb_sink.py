@@ -139,6 +139,7 @@ def test_settings_summary_and_notes_that_a_user_sets_are_those_of_the_wandb_run(
     record().event("notes", text="Why not.")
     record().log(loss=1.0, step=1)
     deliver(tmp_path)
+    wandb.teardown()  # its process finishes the file on its own time
     runs = records(tmp_path, "run")
     updates = [update for config in records(tmp_path, "config") for update in config.update]
     assert [runs[0].notes, runs[-1].notes] == ["Why.", "Why not."]
