@@ -208,6 +208,14 @@ def test_run_with_all_its_names_takes_rows_with_those_and_says_so_of_others(root
     assert put(server, row_of("any"), run="other").status == 200
 
 
+def answered(asks, *arguments, **options):
+    """Ask as any client does: again, where a connection is broken off before its request was sent."""
+    for _ in range(5):
+        with contextlib.suppress(ConnectionError):
+            return asks(*arguments, **options)
+    raise AssertionError("it was not answered")
+
+
 def test_flood_of_raw_bytes_leaves_memory_and_descriptors_flat_and_honest_clients_answered(served):
     process = psutil.Process(served.pid)
     flood = Flood(served.url, seed=5, megabytes=2, sockets=60)
@@ -219,8 +227,8 @@ def test_flood_of_raw_bytes_leaves_memory_and_descriptors_flat_and_honest_client
     with flood:
         for step in itertools.count(1):
             lines = rows_of(1, first=step)
-            assert put(served, lines, offset).facts == (200, {"offset": offset + len(lines)})
-            assert ask(served, "GET", "/api/runs", token=None).status == 200
+            assert answered(put, served, lines, offset).facts == (200, {"offset": offset + len(lines)})
+            assert answered(ask, served, "GET", "/api/runs", token=None).status == 200
             offset, peak = offset + len(lines), max(peak, process.memory_info().rss)
             if len(flood.counts) == len(flood.attacks) and flood.counts.total() >= 3 * len(flood.attacks):
                 break

@@ -171,7 +171,7 @@ class RawFlood(Fault):
         return f"to the server of {self.server}{'' if self._resident else ', which is not up yet'}"
 
     def hold(self, arena):
-        if self._resident is not None and not arena.servers[self.server].is_up():
+        if self._resident is not None and not any(arena.servers[self.server].is_up() for _ in range(3)):
             arena.observer.failures.append("The server of hookline did not answer during a flood.")
             self._resident = None
 

@@ -18,8 +18,10 @@ which httptools does not.
 """
 
 import asyncio
+import contextlib
 import http
 import resource
+import select
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +86,8 @@ class ConnectionLimits:
             if not waiting:
                 return False
             per_client = Counter(connection.address for connection in self._open)
-            victim = max(waiting, key=lambda each: (per_client[each.address], -each.since))
+            waiting.sort(key=lambda each: (-per_client[each.address], each.since))
+            victim = next((each for each in waiting if not each.has_sent_more()), waiting[0])
             self._open.discard(victim)
             victim.transport.abort()
         self._open.add(newcomer)
@@ -146,6 +149,12 @@ class LimitedProtocol(H11Protocol):
     def waits_for_client(self) -> bool:
         """Whether the next request, or the rest of one, has yet to come."""
         return not self.is_answering or self.conn.their_state is h11.SEND_BODY
+
+    def has_sent_more(self) -> bool:
+        """Whether its client has sent something that is not read yet: many may be accepted before the first is read."""
+        look = select.poll()
+        look.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(look.poll(0))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -235,6 +244,7 @@ class LimitedProtocol(H11Protocol):
             f"content-length: {len(body)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.write_eof()
+        with contextlib.suppress(OSError):  # the client is gone
+            self.transport.write_eof()
         self._is_refused = True
         self._discard()
