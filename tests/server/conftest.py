@@ -110,18 +110,30 @@ def slow_write(monkeypatch):
 
 
 @pytest.fixture
-def served(tmp_path):
+def start_process(tmp_path):
+    """Starts servers in processes of their own, with few descriptors; none of them may say anything about it."""
+    started = []
+
+    def start(limit="ulimit -n 256"):
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f'{limit}; exec "$0" serve runs --port 0 --json', SCRIPT],
+            cwd=tmp_path,
+            env=os.environ | {"HOOKLINE_WRITE_TOKEN": WRITE},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        process.url = json.loads(process.stdout.readline())["url"]
+        return process
+
+    yield start
+    for process in started:
+        process.terminate()
+        assert process.communicate(timeout=30)[1] == ""
+
+
+@pytest.fixture
+def served(start_process):
     """A server in a process of its own, with few descriptors."""
-    command = 'ulimit -n 256; exec "$0" serve runs --port 0 --json'
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command, SCRIPT],
-        cwd=tmp_path,
-        env=os.environ | {"HOOKLINE_WRITE_TOKEN": WRITE},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    process.url = json.loads(process.stdout.readline())["url"]
-    yield process
-    process.terminate()
-    assert process.communicate(timeout=30)[1] == ""
+    return start_process()

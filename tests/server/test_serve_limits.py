@@ -208,6 +208,11 @@ def test_run_with_all_its_names_takes_rows_with_those_and_says_so_of_others(root
     assert put(server, row_of("any"), run="other").status == 200
 
 
+def test_serve_opens_as_many_files_as_the_system_allows(start_process):
+    server = start_process("ulimit -Sn 300; ulimit -Hn 700")
+    assert psutil.Process(server.pid).rlimit(psutil.RLIMIT_NOFILE) == (700, 700)
+
+
 def answered(asks, *arguments, **options):
     """Ask as any client does: again, where a connection is broken off before its request was sent."""
     for _ in range(5):

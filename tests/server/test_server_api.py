@@ -501,3 +501,13 @@ def test_query_whose_client_has_gone_is_ended(endless):
         connection.sendall(b"GET /api/endless HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert begun.wait(30)
     assert str(ended_with.get(timeout=30)) == "The query was ended: nobody waits for it any more."
+
+
+def test_query_without_end_does_not_keep_the_server_from_ending(endless):
+    server, begun, ended_with = endless
+    address = urllib.parse.urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(b"GET /api/endless HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert begun.wait(30)
+        server.stop()
+    assert isinstance(ended_with.get(timeout=30), QueryTimeoutError)

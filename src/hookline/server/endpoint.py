@@ -78,9 +78,12 @@ async def while_wanted(request: Request, answer: Callable[[], Response]) -> Resp
         limit.cancel()
 
     async def watch_queries() -> None:
-        while True:
-            await anyio.sleep(AGAIN_SECONDS)
-            limit.enforce()
+        try:
+            while True:
+                await anyio.sleep(AGAIN_SECONDS)
+                limit.enforce()
+        finally:  # also where the server ends, which waits for the thread
+            limit.cancel()
 
     async with anyio.create_task_group() as watching:
         watching.start_soon(watch_client)
