@@ -431,7 +431,8 @@ def test_checkpoint_that_was_saved_with_the_prefix_of_a_wrapper_loads(tmp_path, 
     torch.save({prefix + name: value for name, value in state.items()}, path / "model.pt")
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["model.pt"] = (path / "model.pt").stat().st_size
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    without_digests = {name: manifest[name] for name in manifest if name not in ("sha256", "#", "crc")}
+    (path / "manifest.json").write_text(json.dumps(without_digests))
     for wrap in (compiled, lambda model: model):
         loaded = compiled_trainer(tmp_path, wrap=wrap)
         loaded.load_checkpoint(path)
