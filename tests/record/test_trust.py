@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -177,15 +178,44 @@ def test_resume_of_a_run_with_a_link_out_is_refused(tmp_path, name):
         hl.run("done", resume=run_dir, sinks=["csv"], summary=False).__enter__()
 
 
-@pytest.mark.parametrize("token", ["../../outside", "/tmp/outside"])
-def test_resume_with_a_planted_state_that_names_another_file_is_refused(tmp_path, token):
+STREAM = {"writer": "main", "axis": "train", "bytes": 5}
+
+
+@pytest.mark.parametrize(
+    ("sink", "state", "reason"),
+    [
+        ("console", {"token": "../../outside"}, "names no file"),
+        ("console", {"token": "/tmp/outside"}, "names no file"),
+        ("tensorboard", {"../../outside": STREAM}, "is no folder of its event files"),
+        ("mlflow", {"uri": "http://127.0.0.1:9/outside"}, "names http://127.0.0.1:9/outside"),
+        ("wandb", {"id": "../outside", "rows": 0, "failed": False}, "is no id of W&B"),
+        ("trackio", {"directory": "/tmp/outside", "run_id": "1"}, "names /tmp/outside"),
+    ],
+)
+def test_resume_with_a_planted_state_that_names_another_place_is_refused(tmp_path, sink, state, reason):
     run_dir = left_behind()
-    plant(run_dir, "console", {}, name="console")
-    file = run_dir / "sinks" / "console.json"
-    file.write_text(file.read_text().replace("null", json.dumps({"token": token})))
-    with pytest.raises(hl.HooklineError, match="names no file"):
-        hl.run("done", resume=run_dir, sinks=["console"], summary=False).__enter__()
+    plant(run_dir, sink, {}, name=sink)
+    file = run_dir / "sinks" / f"{sink}.json"
+    file.write_text(file.read_text().replace("null", json.dumps(state)))
+    with pytest.raises(hl.HooklineError, match=re.escape(reason)):
+        hl.run("done", resume=run_dir, sinks=[sink], summary=False).__enter__()
     assert not list(tmp_path.rglob("outside*"))
+
+
+def test_index_from_elsewhere_with_views_is_replaced_and_reads_no_file(tmp_path):
+    import duckdb
+
+    left_behind(rows=3)
+    assert len(hl.runs("runs").sql("SELECT * FROM metrics").rows()) == 3
+    (tmp_path / "secret").write_text("s3cret")
+    shutil.copytree(tmp_path / "runs", tmp_path / "received")
+    (planted,) = (tmp_path / "received" / ".hookline").glob("*.duckdb")
+    planted.unlink()
+    with duckdb.connect(str(planted)) as connection:
+        connection.execute(f"CREATE VIEW live_metrics AS SELECT * FROM read_text('{tmp_path / 'secret'}')")
+        connection.execute(f"CREATE VIEW meta AS SELECT content FROM read_text('{tmp_path / 'secret'}')")
+    rows = hl.runs("received").sql("SELECT * FROM metrics").rows()
+    assert (len(rows), "s3cret" in str(rows)) == (3, False)
 
 
 @pytest.mark.parametrize("text", ['{"sink": {}}', "[1]", '{"sink": 1, "places": {"main": "x"}}', "[" * 100_000, ""])

@@ -107,7 +107,9 @@ class Progress:
         aside = self.path.with_suffix(f".{os.getpid()}.partial")
         self.was_saved = False
         try:
-            aside.write_bytes(trust.signed(self.path, data) if sign else json.dumps(data).encode())
+            aside.unlink(missing_ok=True)
+            with aside.open("xb") as file:  # never through a link that somebody put there
+                file.write(trust.signed(self.path, data) if sign else json.dumps(data).encode())
             aside.replace(self.path)
             self.was_saved = True
         except OSError:

@@ -250,8 +250,9 @@ class Table:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         aside = self.path.with_name(f".{self.path.name}.partial")
         rows = 0
+        aside.unlink(missing_ok=True)
         try:
-            with aside.open("w", newline="", encoding="utf-8") as file:
+            with aside.open("x", newline="", encoding="utf-8") as file:  # never through a link that somebody put there
                 writer = csv.writer(file)
                 writer.writerow(columns)
                 for kept in choose(self._read()) if self._header() else ():

@@ -81,7 +81,9 @@ class Passed:
     def _write_anew(self) -> None:
         self.close()
         aside = self._path.with_suffix(".partial")
-        aside.write_bytes(_encoded(self._cursor.places))
+        aside.unlink(missing_ok=True)
+        with aside.open("xb") as file:  # never through a link that somebody put there
+            file.write(_encoded(self._cursor.places))
         aside.replace(self._path)
         self._file = AppendedFile(self._path)
 

@@ -316,14 +316,15 @@ def _connect(path: str, folder: Path) -> "DuckDBPyConnection":
     settings = _SETTINGS | {"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder / f"spilled-{os.getpid()}")}
     connection: DuckDBPyConnection = duckdb_module().connect(path, config=settings)
     try:
+        # First of all: a database from elsewhere may have views in the place of these tables.
+        connection.execute(f"SET allowed_directories = [{quoted(str(folder) + '/')}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
         connection.execute("CREATE TABLE IF NOT EXISTS meta (version INTEGER)")
         connection.execute("INSERT INTO meta SELECT ? WHERE NOT EXISTS (FROM meta)", [VERSION])
         connection.execute("CREATE TABLE IF NOT EXISTS states (run VARCHAR, state VARCHAR)")
         for name, table in TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS live_{name} ({table.definition})")
-        connection.execute(f"SET allowed_directories = [{quoted(str(folder) + '/')}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
     except BaseException:
         connection.close()
         raise
