@@ -302,6 +302,16 @@ def test_verify_finds_a_flipped_bit_in_every_byte_of_a_journal_and_the_other_lin
         file.write_bytes(whole)
 
 
+def test_verify_finds_a_flipped_bit_in_every_byte_of_the_digests(cli):
+    directory = record()
+    (file,) = (directory / "journal").glob("*.sha256")
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        flip(file, place, 1 << (place % 8))
+        assert verify(Place("default", directory)).is_damaged, place
+        file.write_bytes(whole)
+
+
 @pytest.mark.parametrize("folder", ["checkpoints", "elsewhere"])
 @pytest.mark.parametrize("name", ["x.pt", "x"])
 def test_verify_finds_a_flipped_bit_in_a_checkpoint_wherever_it_was_saved(cli, torch, tmp_path, folder, name):

@@ -150,14 +150,16 @@ def verify(place: Place) -> Verdict:
     found = [*own_files(place.journal), *no_files(place.journal)]
     numbers: dict[str, _Numbers] = {}
     files = {file: _read(file, numbers.setdefault(file.writer, _Numbers())) for file in found}
+    digests, damaged_digests = noted_digests(place.journal)
     can_be_read = not any(seen.error for seen in files.values())
     end = glance([file for file, seen in files.items() if not seen.error])
     is_live = _is_live(end, place)
     findings = [
         *_about_facts(place),
-        *_about_missing(found, noted_digests(place.journal)),
+        *_about_missing(found, digests),
         *_about_files(files, is_live=is_live, was_killed=not end.has_ended),
-        *_about_digests(place.journal, files),
+        *_about_digests(digests, files),
+        *map(_damaged_digests, damaged_digests),
         *_about_lost(files.values()),
         *_about_checkpoints(place.directory),
         *(_about_checkpoints_elsewhere(place.directory, files.values()) if last_sign(place.directory) is None else ()),
@@ -326,9 +328,8 @@ def _listed(found: list[str]) -> str:
     return f"{', '.join(found[:_MOST_LISTED])}{more}"
 
 
-def _about_digests(directory: Path, files: dict[File, _JournalFile]) -> Iterator[Finding]:
+def _about_digests(noted: dict[str, str], files: dict[File, _JournalFile]) -> Iterator[Finding]:
     """Complete files of which the bytes changed in a way that their lines do not show."""
-    noted = noted_digests(directory)
     for file, seen in files.items():
         digest = noted.get(file.path.name)
         is_mixed = seen.with_number and seen.without_number
@@ -343,6 +344,15 @@ def _about_digests(directory: Path, files: dict[File, _JournalFile]) -> Iterator
                 "Lines at its end are gone, or were added or changed together with their checksums.",
                 "Put the file back from a copy.",
             )
+
+
+def _damaged_digests(name: str) -> Finding:
+    return Finding(
+        "damage",
+        f"journal/{name} has lines that are not digests",
+        "Of the files whose digests cannot be read, only the lines are checked, each by its own checksum.",
+        "Put the file back from a copy, or delete it.",
+    )
 
 
 def _not_records(name: str, seen: _JournalFile) -> Finding:

@@ -413,8 +413,8 @@ class Journal:
 
     def _note_digest(self, path: Path, digest: str) -> None:
         """Note the digest of a complete file, in the form that ``sha256sum --check`` reads."""
-        with contextlib.suppress(OSError), (self.directory / f"{self.writer}{DIGESTS}").open("a") as noted:
-            noted.write(f"{digest}  {path.name}\n")
+        with contextlib.suppress(OSError), (self.directory / f"{self.writer}{DIGESTS}").open("ab") as noted:
+            noted.write(digest.encode() + b"  " + os.fsencode(path.name) + b"\n")
 
     def _keep(self) -> None:
         """Off the training thread: prepare the next segment, and bring lines to the disk in time."""

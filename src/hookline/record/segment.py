@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 
 DIGESTS = ".sha256"
 """Behind a writer's name: the file that lists the digests of its complete files, as ``sha256sum`` writes them."""
+_DIGEST = re.compile(rb"([0-9a-f]{64})  ([^\x00-\x20]+\.jsonl)")
 
 
 _MOST_FAULTS = 3
@@ -44,16 +46,21 @@ def files(directory: Path) -> list[File]:
     return _named(directory, _is_file)
 
 
-def noted_digests(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each complete journal file in a directory, by its name, as its writer noted it."""
+def noted_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
+    """The SHA-256 of each complete journal file by its name, as its writer noted it, and the notes that are damaged."""
     noted: dict[str, str] = {}
+    damaged: list[str] = []
     for path in sorted(directory.glob(f"*{DIGESTS}")):
-        with contextlib.suppress(OSError, ValueError):
-            if path.is_file() and not path.is_symlink():
-                found = (line.split("  ", 1) for line in path.read_text(encoding="ascii").splitlines())
-                # A power cut may leave half of a line.
-                noted |= {parts[1]: parts[0] for parts in found if len(parts) == 2 and parts[1].endswith(".jsonl")}
-    return noted
+        if path.is_symlink() or not path.is_file():
+            continue
+        try:
+            lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        except OSError:
+            lines = [b""]
+        found = [_DIGEST.fullmatch(line) for line in lines]
+        noted |= {os.fsdecode(match[2]): match[1].decode() for match in found if match}
+        damaged += [path.name] if not all(found) else []
+    return noted, damaged
 
 
 def no_files(directory: Path) -> list[File]:
