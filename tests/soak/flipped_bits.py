@@ -56,9 +56,10 @@ class FlippedBits:
 
     def _examine(self, path: Path) -> str:
         damage = [finding.what for finding in verify(self._place).findings if finding.kind == "damage"]
-        # A digest that changed is reported as that of its journal file, a checkpoint by its directory's name.
-        name = path.stem if path.suffix == ".sha256" else path.name
-        if not any(name in what or path.parent.name in what for what in damage):
+        # The name of a file that has a digest may be what changed; a checkpoint is reported by its directory's name.
+        folder, name, *_ = path.relative_to(self._place.directory).parts
+        named = folder if path.suffix == ".sha256" else f"{folder}/{name}"
+        if not any(what.startswith(named) for what in damage):
             return f"verify reports {damage}"
         lost = self._rows - self._count_rows()
         most = 2 if path.suffix == ".jsonl" else 0  # the end of a line separates two

@@ -18,6 +18,10 @@ DeferAlike = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 _PLAIN_TYPES = PLAIN.issuperset
 _NAME_TYPES = frozenset({str}).issuperset
+_MOST_NAMES = 10_000
+_names: set[str] = set()
+_ARE_NAMES = _names.issuperset
+"""Whether these names were checked before. A loop logs the same ones at each step, and this is faster than a check."""
 
 
 class MetricsRow(dict[str, Any]):
@@ -156,9 +160,9 @@ def collect(
     else:
         given = copied(_positional(args))
         given.update(values)
-    if _PLAIN_TYPES(map(type, dict.values(given))) and _NAME_TYPES(map(type, given)) and "" not in given:
+    if _PLAIN_TYPES(map(type, dict.values(given))) and (_ARE_NAMES(given) or _check_names(given)):
         return given  # the usual case, without a second look at anything
-    if defer_alike is not None and type(given) is dict and _NAME_TYPES(map(type, given)) and "" not in given:
+    if defer_alike is not None and type(given) is dict and (_ARE_NAMES(given) or _check_names(given)):
         row = defer_alike(given)
         if row is not None:  # the usual case of a loop on a device
             return row if as_dict else MetricsRow(row)
@@ -199,6 +203,16 @@ def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
         case (str() as name, value):
             return {name: value}
     raise OptionError(f"log{args!r}: give log(name, value), log({{name: value}}) or log(name=value).")
+
+
+def _check_names(given: Mapping[Any, Any]) -> bool:
+    """Whether these are names that can be recorded as they are."""
+    if not _NAME_TYPES(map(type, given)) or "" in given:
+        return False
+    if len(_names) > _MOST_NAMES:  # a program that makes up names
+        _names.clear()
+    _names.update(given)
+    return True
 
 
 def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:
