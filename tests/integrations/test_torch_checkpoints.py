@@ -64,6 +64,10 @@ def test_ddp_validation_requested_on_one_rank_is_agreed_on_and_done_once(togethe
     assert [found["asked"] for found in together] == [[False, False, True, False, False]] * 2
 
 
+def test_ddp_checkpoint_is_complete_when_each_rank_has_synced_its_journal(together):
+    assert [found["synced"] for found in together] == [[["main"], ["main"]], [["rank1"], ["rank1"]]]
+
+
 def test_ddp_checkpoint_of_an_evaluation_before_the_update_holds_the_evaluated_weights(together):
     whole = {"steps": [4, 6], "same": [True, True], "best": ["step-00000004", 0.5], "state": "completed"}
     assert [found["validated before the update"] for found in together] == [whole, whole]

@@ -4,6 +4,7 @@ Only rank zero validates, inside the body of the step, as many scripts do. So on
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,12 +12,44 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import hookline as hl
 from hookline.callbacks import CheckpointCallback
 from hookline.integrations.torch import run
 
 torch.set_num_threads(1)
 RANK, ROOT = int(sys.argv[1]), Path(sys.argv[2])
 VALUES = {2: 0.9, 4: 0.5, 6: 0.7}
+SYNCED: list[str] = []
+"""The names of the writers whose journals were synced since the last checkpoint."""
+
+
+def note_syncs():
+    sync = os.fdatasync
+
+    def noted(descriptor):
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        SYNCED.extend([file.name.split("-")[0]] if file.suffix == ".jsonl" else [])
+        sync(descriptor)
+
+    os.fdatasync = noted
+
+
+def synced_at_checkpoints():
+    """The journals that were synced for each of two checkpoints, when it is complete."""
+    seen = []
+
+    def look(loop, row):
+        seen.append(sorted(set(SYNCED)))
+        SYNCED.clear()
+
+    callbacks = [hl.on("checkpoint", look)]
+    with run(torch.nn.Linear(1, 1), _optimizer(), name="synced", callbacks=callbacks, root=ROOT, summary=False) as loop:
+        for _ in loop.steps(5):
+            loop.log(loss=1.0)
+            SYNCED.clear()
+            if loop.step in (1, 3):
+                loop.request_checkpoint()
+    return seen[:2]
 
 
 def batches(count):
@@ -96,7 +129,8 @@ def main():
         ),
         "validated before the update": train("before", validate=before),
     }
-    found = {"world_size": dist.get_world_size(), "asked": requested_on_one()}
+    note_syncs()
+    found = {"world_size": dist.get_world_size(), "asked": requested_on_one(), "synced": synced_at_checkpoints()}
     found |= {name: saved(*of_run) for name, of_run in runs.items()}
     (ROOT / f"found-{RANK}.json").write_text(json.dumps(found))
 
