@@ -23,6 +23,7 @@ import pytest
 from waiting import wait_until
 
 from hookline.core.errors import MissingExtraError, OptionError, RefusedError
+from hookline.record.courier import lost_outputs
 from hookline.record.delivery import Delivery, Pace
 from hookline.record.recorder import Recorder
 from hookline.record.sink import make_sink
@@ -115,6 +116,14 @@ def test_start_whose_state_was_lost_goes_on_in_the_same_run(run_dir, recorder, u
     recorder.log(loss=2.0, step=2)
     deliver(run_dir, MlflowSink(uri))
     assert history(uri, "loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_database_that_is_gone_is_reported_as_lost(run_dir, recorder, uri, tmp_path):
+    recorder.log(loss=1.0, step=1)
+    deliver(run_dir, MlflowSink(uri))
+    before = lost_outputs(run_dir)
+    (tmp_path / "mlflow.db").unlink()
+    assert (before, lost_outputs(run_dir)) == ({}, {"mlflow": f"{tmp_path / 'mlflow.db'} is gone"})
 
 
 def test_samples_that_come_again_are_kept_once(run_dir, recorder, uri, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -116,6 +117,15 @@ def test_start_whose_state_was_lost_writes_nothing_twice(run_dir, recorder, plac
     with trackio_in(place) as (storage, run):
         assert len(storage.get_traces("sums", run_id=run.id)) == 1
     assert [row for row in rows(place) if row[1]] == [(1, {"loss": 0.5})]
+
+
+def test_database_that_is_gone_is_written_again(run_dir, recorder, place):
+    recorder.log(loss=0.5, step=1)
+    deliver(run_dir, TrackioSink(directory=place))
+    shutil.rmtree(place)
+    recorder.log(loss=0.25, step=2)
+    deliver(run_dir, TrackioSink(directory=place))
+    assert [row for row in rows(place) if row[1]] == [(1, {"loss": 0.5}), (2, {"loss": 0.25})]
 
 
 def test_resume_takes_out_what_is_done_again(run_dir, recorder, place):
