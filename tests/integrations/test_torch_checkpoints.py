@@ -68,6 +68,10 @@ def test_ddp_checkpoint_is_complete_when_each_rank_has_synced_its_journal(togeth
     assert [found["synced"] for found in together] == [[["main"], ["main"]], [["rank1"], ["rank1"]]]
 
 
+def test_ddp_checkpoint_is_refused_on_both_ranks_where_one_cannot_sync_its_journal(together):
+    assert ["Input/output error" in found["fails on one"] for found in together] == [True, True]
+
+
 def test_ddp_checkpoint_of_an_evaluation_before_the_update_holds_the_evaluated_weights(together):
     whole = {"steps": [4, 6], "same": [True, True], "best": ["step-00000004", 0.5], "state": "completed"}
     assert [found["validated before the update"] for found in together] == [whole, whole]

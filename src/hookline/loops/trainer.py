@@ -596,6 +596,10 @@ class Trainer(Session):
         if self.config.schedule != "constant":
             say_what_changed({"num_steps": then["num_steps"]}, now, "the learning rate follows the new schedule")
 
+    def secure_record(self) -> None:
+        """Have what each rank recorded where a resume finds it; where one rank fails, all do."""
+        self.agreement.all_do(super().secure_record)
+
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         """All ranks write their part, and rank zero puts it in its place once they have."""
         training = self._prepared()

@@ -52,6 +52,26 @@ def synced_at_checkpoints():
     return seen[:2]
 
 
+def fails_on_one():
+    """What saving raises where the disk of rank one fails."""
+
+    def fail(descriptor):
+        raise OSError(5, "Input/output error")
+
+    with run(torch.nn.Linear(1, 1), _optimizer(), name="fails", root=ROOT, summary=False) as loop:
+        for _ in loop.steps(1):
+            loop.log(loss=1.0)
+        sync = os.fdatasync
+        os.fdatasync = fail if RANK == 1 else sync
+        try:
+            loop.save_checkpoint()
+        except hl.CheckpointError as error:
+            return str(error)
+        finally:
+            os.fdatasync = sync
+    return "nothing"
+
+
 def batches(count):
     return list(torch.randn(count, 2, 4, generator=torch.Generator().manual_seed(RANK)))
 
@@ -132,6 +152,7 @@ def main():
     note_syncs()
     found = {"world_size": dist.get_world_size(), "asked": requested_on_one(), "synced": synced_at_checkpoints()}
     found |= {name: saved(*of_run) for name, of_run in runs.items()}
+    found |= {"fails on one": fails_on_one()}
     (ROOT / f"found-{RANK}.json").write_text(json.dumps(found))
 
 

@@ -220,6 +220,10 @@ class JointRun(Run):
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._updates += 1
 
+    def secure_record(self) -> None:
+        """Have what each rank recorded where a resume finds it; where one rank fails, all do."""
+        self.agreement.all_do(super().secure_record)
+
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         self.callbacks.drain()  # so that the states are those of all moments so far
         aside: Path = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
