@@ -620,11 +620,38 @@ def test_journal_whose_file_is_removed_writes_it_again(tmp_path, caplog):
     assert "All that it held is there" in caplog.text
 
 
+REPLACED = """
+import os, signal, sys
+from pathlib import Path
+import hookline as hl
+
+hl.Recorder(sys.argv[1] + "/first").log(loss=1.0)
+signal.signal(signal.SIGBUS, signal.SIG_DFL)  # as a library does that puts its own handler in place of the journal's
+recorder = hl.Recorder(sys.argv[1] + "/second")
+for step in range(100):
+    recorder.log(loss=1.0, step=step)
+    for file in Path(sys.argv[1], "second", "journal").glob("*.jsonl"):
+        os.truncate(file, 0)
+recorder.log(loss=1.0, step=100)
+recorder.log(loss=1.0, step=101)
+recorder.close()
+"""
+
+
+def test_journal_truncated_after_another_library_took_its_signal_is_survived(tmp_path):
+    process = subprocess.run([sys.executable, "-c", REPLACED, tmp_path], check=False, timeout=60)
+    steps = [record.step for record in hl.read(tmp_path / "second") if isinstance(record, Metrics)]
+    assert (process.returncode, steps[-1:]) == (0, [101])
+
+
 FAULTS = """
 import faulthandler, mmap, os, signal, sys
 import hookline as hl
 recorder = hl.Recorder(sys.argv[1])
 recorder.log(loss=1.0)
+if sys.argv[2] == "replaced":
+    faulthandler.enable()
+    hl.Recorder(sys.argv[1], name="other").log(loss=1.0)
 if sys.argv[2] == "sent":
     os.kill(os.getpid(), signal.SIGBUS)
 with open(sys.argv[1] + "/mapped", "w+b") as file:
@@ -635,7 +662,7 @@ with open(sys.argv[1] + "/mapped", "w+b") as file:
 """
 
 
-@pytest.mark.parametrize("how", ["sent", "fault"])
+@pytest.mark.parametrize("how", ["sent", "fault", "replaced"])
 def test_bus_error_that_is_none_of_the_journals_ends_the_process_as_before(tmp_path, how):
     process = subprocess.run([sys.executable, "-c", FAULTS, tmp_path, how], check=False, timeout=60)
     assert process.returncode == -signal.SIGBUS

@@ -42,6 +42,7 @@ from typing import Any, Literal
 from zlib import crc32
 
 from hookline.core.errors import OptionError
+from hookline.record import mapped_pages
 from hookline.record.durable import sync_descriptor, sync_directory
 from hookline.record.reader import whole_lines
 from hookline.record.records import SEAL
@@ -390,6 +391,7 @@ class Journal:
     def _leave_cut_segment(self) -> None:
         """Finish the segment in use if somebody truncated or removed its file, and report what was lost."""
         segment = self._segment
+        mapped_pages.keep_handler()
         with contextlib.suppress(OSError):  # closed meanwhile
             if segment is not None and segment.is_cut():
                 with self._lock:
