@@ -235,7 +235,8 @@ def _user() -> str:
 
 def _packages() -> dict[str, str]:
     """The versions of the packages that are loaded and say theirs."""
-    tops = {name: module for name, module in list(sys.modules.items()) if "." not in name and name[0] != "_"}
+    # A copy, in one operation: other threads may import something meanwhile.
+    tops = {name: module for name, module in sys.modules.copy().items() if "." not in name and name[0] != "_"}
     others = sorted(tops.keys() - sys.stdlib_module_names)
     versions = {name: getattr(tops[name], "__dict__", {}).get("__version__") for name in others}
     return {name: version for name, version in versions.items() if isinstance(version, str)}
