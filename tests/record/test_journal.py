@@ -550,6 +550,23 @@ def test_journal_of_a_killed_session_with_a_hole_keeps_what_is_behind_it(tmp_pat
     assert [line for line in contents(tmp_path) if line.strip()] == [f"{n} one" for n in (0, *range(2900, 3000))]
 
 
+@pytest.mark.parametrize("rest", [b"", bytes(5000)], ids=["tidied", "as it was killed"])
+def test_line_that_a_killed_process_was_copying_is_no_damage(tmp_path, rest, caplog):
+    with hl.run("killed", root=tmp_path, summary=False) as run:
+        for _ in run.steps(3):
+            run.log(loss=1.0)
+    (file,) = files(run.dir / "journal")
+    lines_before = file.path.read_bytes().splitlines(keepends=True)
+    torn = b'{"kind":"metrics","step":3,"values":{"text":"xx\0\0\0\0xx"},"time":1.0}'  # its parts come in any order
+    file.path.write_bytes(b"".join(lines_before[:-1]) + torn + rest)
+    for digest in (run.dir / "journal").glob("*.sha256"):
+        digest.unlink()
+    steps = [record.step for record in hl.read(run.dir) if isinstance(record, Metrics)]
+    assert (steps, caplog.messages) == ([1, 2, 3], [])
+    (found,) = verified(run.dir)
+    assert [each for each in found["findings"] if each["kind"] == "damage"] == []
+
+
 TRAINS = """
 import sys
 import hookline as hl

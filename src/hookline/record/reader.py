@@ -233,10 +233,18 @@ def _end_of_hole(descriptor: int, zero: int) -> int | None:
             return None
         position += len(window)
     lines_behind = window.lstrip(b"\0")
-    if not is_complete and b"\n" not in lines_behind:
-        return None
     end = position + len(window) - len(lines_behind)
+    if b"\n" not in lines_behind and not (is_complete and _has_newline(descriptor, position + len(window))):
+        return None  # the line that a killed process was copying: the parts of one are not copied in their order
     return end if os.pread(descriptor, 1, zero) == b"\0" else zero
+
+
+def _has_newline(descriptor: int, position: int) -> bool:
+    while window := os.pread(descriptor, _CHUNK, position):
+        if b"\n" in window:
+            return True
+        position += len(window)
+    return False
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -202,15 +202,19 @@ def byte_at(path: Path, offset: int) -> bytes:
 
 
 def behind(path: Path, end: int) -> Literal["", "torn", "hole"]:
-    """What lies behind the last line of a file: nothing but zeros, a piece of a line, or something behind zeros."""
+    """What lies behind the last line of a file: nothing but zeros, a piece of a line, or lines behind zeros.
+
+    A line that a killed process was copying may have zeros in it, because a copy is not made from front to back.
+    """
     is_torn = has_zeros = False
     with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
         file.seek(end)
         while chunk := file.read(_CHUNK):
             piece, zero, rest = (b"", b"", chunk) if has_zeros else chunk.partition(b"\0")
             is_torn, has_zeros = is_torn or bool(piece), has_zeros or bool(zero)
-            if rest.strip(b"\0"):
+            if has_zeros and b"\n" in rest:
                 return "hole"
+            is_torn = is_torn or bool(rest.strip(b"\0"))
     return "torn" if is_torn else ""
 
 
