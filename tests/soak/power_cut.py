@@ -31,6 +31,7 @@ import hookline as hl
 from hookline.cli.runs_verify import verify
 from hookline.loops import checkpoint
 from hookline.record import run_directory
+from hookline.record.courier import sync
 from hookline.record.records import Event, Metrics
 from hookline.store.catalogue import Place
 
@@ -186,6 +187,7 @@ def _resumed(disk: Path, directory: Path, expected: list[int], step: int) -> lis
             return [f"the resume began at step {run.step} of {run.dir}, and not at {step} of {directory}"]
         for _ in run.steps(step + AFTER):
             run.log(loss=1.0 / (run.step + 1))
+    sync(directory, seconds=300)  # a run waits for its sinks only so long when it ends; the rest is for `runs sync`
     recorded = [number for number, _ in _losses(directory)]
     with (directory / "metrics.csv").open(newline="") as file:
         delivered = [int(row["step"]) for row in csv.DictReader(file) if row["axis"] == "train"]
