@@ -13,7 +13,7 @@ SYSTEM_PACKAGES := chromium e2fsprogs mount
 # The tests start hundreds of processes; where Python is told to keep nothing compiled, each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-FAST := tests/core tests/callbacks tests/logging tests/record tests/store
+FAST := tests/engine tests/callbacks tests/logging tests/record tests/store
 
 .PHONY: demo test fast repeat check format bench docs soak system clean
 

@@ -20,8 +20,8 @@ from measure import require_whole
 
 import hookline as hl
 from hookline import rl
+from hookline._record.records import Metrics, Sample
 from hookline.hooks import Hook, HookContext, LoggingHook, MetricsHook
-from hookline.record.records import Metrics, Sample
 
 Times = tuple[int, int]
 """Nanoseconds of this process on the CPU, and by the clock on the wall."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hookline as hl
-from hookline.record.records import Metrics
+from hookline._record.records import Metrics
 
 PEERS = {"tensorboard": TensorBoard, "wandb": Wandb}
 """The hosts' own integrations that are measured, and who reads back what they recorded."""

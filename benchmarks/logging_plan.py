@@ -41,7 +41,7 @@ from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 import hookline.logging
 from hookline import rewards
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback
-from hookline.logging.memory import memory_metrics
+from hookline.logging.metrics import memory_metrics
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 
 CASES: dict[str, Callable[[], Any] | None] = {

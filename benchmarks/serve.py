@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from serve_load import PROJECT
 
-from hookline.record.reader import Reader
+from hookline._record.reader import Reader
 from hookline.store import runs
 
 LOAD = Path(__file__).with_name("serve_load.py")

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
-from hookline.record import run_directory
-from hookline.record.delivery import Delivery
-from hookline.record.reader import Parcel
-from hookline.record.recorder import Recorder
+from hookline._record import run_directory
+from hookline._record.delivery import Delivery
+from hookline._record.reader import LineBatch
+from hookline._record.recorder import Recorder
 from hookline.sinks import HooklineSink
 
 PROJECT = "load"
@@ -48,7 +48,7 @@ class TimedSink(HooklineSink):
         self.opened += 1
         return super().open(run_dir, state)
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         """Send a batch, and note what it took."""
         start = time.perf_counter()
         state = super().write(parcels)

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from store_trackers import Wanted, measure_mlflow, measure_tensorboard, measure_trackio, seconds
 
-from hookline.record import run_directory
+from hookline._record import run_directory
 from hookline.server import WebServer
 from hookline.server.listing import MAX_AGE_SECONDS, REST
 from hookline.store import Runs, runs

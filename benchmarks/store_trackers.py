@@ -22,7 +22,7 @@ from typing import Any
 
 from measure import quiet
 
-from hookline.record.records import Metrics
+from hookline._record.records import Metrics
 
 
 @dataclass(frozen=True, slots=True)

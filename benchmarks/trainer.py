@@ -49,7 +49,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hookline as hl
-from hookline.record.records import Metrics
+from hookline._record.records import Metrics
 
 SITUATIONS = {"none": 0, "ten": 10}
 """How many callbacks there are."""

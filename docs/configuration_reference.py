@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 import hookline.rl.hooks  # noqa: F401 - they register themselves
-from hookline.core.registry import REGISTRY
-from hookline.core.subscriber import OPTION_NAMES
-from hookline.record.sink import SINKS
+from hookline._engine.registry import REGISTRY
+from hookline._engine.subscriber import OPTION_NAMES
+from hookline._record.sink import SINKS
 
 PAGE = Path(__file__).with_name("configuration.md")
 INTRO = """\
@@ -36,11 +36,11 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "Reinforcement learning": (
         "The blocks of a file for `rl.train`, or the classes in `hl.rl`; see [reinforcement learning](rl.md).",
         {
-            "the file": "hookline.rl.rl_config:RLConfig",
-            "grpo": "hookline.rl.grpo_config:GRPOConfig",
-            "rollout": "hookline.rl.rollout_config:RolloutConfig",
-            "a rollout worker": "hookline.rl.rollout_config:RolloutWorkerConfig",
-            "curriculum": "hookline.rl.curriculum_config:CurriculumConfig",
+            "the file": "hookline.rl.learner.config:RLConfig",
+            "grpo": "hookline.rl.learner.config:GRPOConfig",
+            "rollout": "hookline.rl.rollouts.config:RolloutConfig",
+            "a rollout worker": "hookline.rl.rollouts.config:RolloutWorkerConfig",
+            "curriculum": "hookline.rl.rollouts.config:CurriculumConfig",
             "sampling": "hookline.rl.types:Sampling",
             "rewards": "hookline.rl.rewards.config:RewardConfig",
         },
@@ -49,16 +49,16 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
         "`hl.Experiment(...)`. The file for `hookline run`: [experiments](experiments.md#from-a-file).",
         {
             "hl.Experiment": "hookline.experiment.experiment:Experiment",
-            "an arm": "hookline.experiment.arm:Arm",
-            "a stage": "hookline.experiment.stage:Stage",
-            "the file": "hookline.experiment.files.experiment_file:ExperimentFile",
+            "an arm": "hookline.experiment.arms:Arm",
+            "a stage": "hookline.experiment.arms:Stage",
+            "the file": "hookline.experiment.file_arms:ExperimentFile",
         },
     ),
     "Logging": (
         "The block `metrics:` of the file for `hookline.logging.initialize`; see [logging](logging.md).",
         {
-            "metrics": "hookline.logging.settings:MetricSettings",
-            "metrics.enable": "hookline.logging.settings:Categories",
+            "metrics": "hookline.logging.config:MetricSettings",
+            "metrics.enable": "hookline.logging.config:Categories",
         },
     ),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hookline as hl
-from hookline.logging.run_handler import RunHandler
+from hookline.logging.handlers import RunHandler
 from hookline.rl.types import Task
 
 STEPS = 240

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import hookline as hl
-from hookline.record.reader import Parcel
-from hookline.record.records import Metrics
-from hookline.record.sink import register_sink
+from hookline._record.reader import LineBatch
+from hookline._record.records import Metrics
+from hookline._record.sink import register_sink
 
 
 @register_sink("sqlite")
@@ -35,7 +35,7 @@ class SqliteSink(hl.Sink):
         )
         return state
 
-    def write(self, parcels: Sequence[Parcel]) -> Any:
+    def write(self, parcels: Sequence[LineBatch]) -> Any:
         """Deliver a batch; what is returned is given to `open` the next time."""
         rows = [
             (str(parcel.id), parcel.record.step, name, value)

@@ -45,7 +45,12 @@ HERE = Path(__file__).parent
 
 NOT_MEASURED = (
     *("benchmarks", "contract", "docs", "e2e", "seeds", "soak"),
-    *("core/test_order_properties.py", "loops/test_resume.py", "server/test_api_fuzz.py", "store/test_store_oracle.py"),
+    *(
+        "engine/test_order_properties.py",
+        "loops/test_resume.py",
+        "server/test_api_fuzz.py",
+        "store/test_store_oracle.py",
+    ),
 )
 """What runs code that other tests run as well: measuring its coverage takes time and shows nothing more."""
 

@@ -12,7 +12,7 @@ from source_code import SOURCE, Class, Function, Package
 
 PLAIN = ("ABC", "Enum", "Exception", "Generic", "NamedTuple", "Protocol", "StrEnum", "Struct", "TypedDict", "object")
 """Bases from outside that declare no methods which a class of ours overrides."""
-ELSEWHERE = ("hookline.core.fired.Fired",)
+ELSEWHERE = ("hookline._engine.collection.Fired",)
 """Classes that declare for type checkers what `Callback` documents."""
 
 

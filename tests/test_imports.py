@@ -21,7 +21,7 @@ LAYERS = [
     {"integrations", "store"},
     {"server", "cli", "demo", "launcher", "tools"},
 ]
-FOR_CHECKERS = "core/callback.py imports hookline.loops.every_loop.EveryLoop"
+FOR_CHECKERS = "_engine/moments.py imports hookline.loops.every_loop.EveryLoop"
 """Which loops a callback may be written for is known above; only type checkers follow this one."""
 RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
 TOP = len(LAYERS)
@@ -62,7 +62,7 @@ def imported(file, root):
 
 
 def place(name):
-    """A module's folder or face: ``hookline.core.order`` is in ``core``, ``hookline.Callback`` in ``hookline``."""
+    """A module's folder or face: ``hookline._engine.order`` is in ``core``, ``hookline.Callback`` in ``hookline``."""
     _, _, rest = name.partition(".")
     first = rest.partition(".")[0]
     return first if first in RANK or first in FACES else "hookline"
@@ -117,7 +117,7 @@ def test_public_name_without_the_package_that_it_needs_says_what_to_install(stat
     code = f"import sys; sys.modules['torch'] = None\nimport hookline\n{statement}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     needs = f"{name} needs a package that is not installed. Install it with: pip install 'hookline[{extra}]'"
-    assert result.stderr.splitlines()[-1] == f"hookline.core.errors.MissingExtraError: {needs}"
+    assert result.stderr.splitlines()[-1] == f"hookline._engine.errors.MissingExtraError: {needs}"
 
 
 def test_public_name_without_what_every_installation_has_is_the_error_of_python():
@@ -144,7 +144,7 @@ def test_import_hookline_loads_nothing_heavy():
 
 def test_import_hookline_loads_the_core_only():
     ours = [name for name in loaded_by("import hookline") if name.partition(".")[0] == "hookline"]
-    assert [name for name in ours if name != "hookline" and not f"{name}.".startswith("hookline.core.")] == []
+    assert [name for name in ours if name != "hookline" and not f"{name}.".startswith("hookline._engine.")] == []
 
 
 def test_import_core_loads_only_the_standard_library():
@@ -152,7 +152,7 @@ def test_import_core_loads_only_the_standard_library():
     loaded = loaded_by(f"import {', '.join(modules)}")
     allowed = {*sys.stdlib_module_names, "hookline"}
     assert [name for name in loaded if name.partition(".")[0] not in allowed] == []
-    assert [m for m in loaded if m.startswith("hookline.") and not f"{m}.".startswith("hookline.core.")] == []
+    assert [m for m in loaded if m.startswith("hookline.") and not f"{m}.".startswith("hookline._engine.")] == []
 
 
 def test_every_folder_and_module_has_its_place():
@@ -173,10 +173,10 @@ def test_imports_that_point_the_other_way_are_noticed(tmp_path):
     for folder in ("core", "loops", "cli"):
         (root / folder).mkdir(parents=True)
     (root / "__init__.py").write_text("from hookline.cli import main")
-    (root / "core" / "a.py").write_text("import json\nfrom hookline.core import b\nfrom hookline import loops\n")
+    (root / "core" / "a.py").write_text("import json\nfrom hookline._engine import b\nfrom hookline import loops\n")
     (root / "core" / "b.py").write_text("def f():\n    from ..loops.run import run\n\nTEXT = 'import hookline.cli'\n")
     (root / "loops" / "__init__.py").write_text(
-        "from . import run\nfrom hookline.core.a import x\nimport hookline.cli.main"
+        "from . import run\nfrom hookline._engine.a import x\nimport hookline.cli.main"
     )
     (root / "loops" / "run.py").write_text("from hookline import Callback")
     (root / "cli" / "main.py").write_text("import hookline\nfrom hookline.testing import FakeLoop")

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.callback import MOMENTS, Callback
-from hookline.core.collection import CallbackCollection, load_callbacks
-from hookline.core.errors import (
+from hookline._engine.collection import CallbackCollection, load_callbacks
+from hookline._engine.costs import Cost, Costs
+from hookline._engine.errors import (
     CheckpointError,
     ConfigError,
     DuplicateError,
@@ -18,12 +18,12 @@ from hookline.core.errors import (
     RefusedError,
     UnknownNameError,
 )
-from hookline.core.functions import on
-from hookline.core.hook import Hook, HookContext, HookManager
-from hookline.core.policy import Failure, Policy
-from hookline.core.registry import register
-from hookline.core.schedule import At, Every, Once, Schedule, Seconds, When
-from hookline.core.timing import Cost, Costs
+from hookline._engine.functions import on
+from hookline._engine.hooks import Hook, HookContext, HookManager
+from hookline._engine.moments import MOMENTS, Callback
+from hookline._engine.policy import Failure, Policy
+from hookline._engine.registry import register
+from hookline._engine.schedules import At, Every, Once, Schedule, Seconds, When
 
 if TYPE_CHECKING:
     from hookline import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         status,
         testing,
     )
-    from hookline.core.state import (
+    from hookline._engine.state import (
         ArmResult,
         EvalResult,
         LogContext,
@@ -49,23 +49,20 @@ if TYPE_CHECKING:
         RunResult,
         TrainingBatch,
     )
-    from hookline.experiment.arm import Arm
+    from hookline._record.reader import follow, read
+    from hookline._record.recorder import Recorder
+    from hookline._record.sink import Sink
+    from hookline.compat import wrap
+    from hookline.experiment.arms import Arm, Stage, grid
     from hookline.experiment.benchmark import Benchmark
     from hookline.experiment.experiment import Experiment
-    from hookline.experiment.grid import grid
     from hookline.experiment.results.result import ExperimentResult
-    from hookline.experiment.stage import Stage
-    from hookline.integrations.foreign import wrap
     from hookline.loops.run import Run, run, start
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer import Trainer as DreamTrainer
     from hookline.loops.trainer_config import TrainerConfig
     from hookline.loops.trainer_config import TrainerConfig as DreamTrainerConfig
-    from hookline.loops.worker import SFTPolicyWorker
-    from hookline.loops.worker_entry import main
-    from hookline.record.reader import follow, read
-    from hookline.record.recorder import Recorder
-    from hookline.record.sink import Sink
+    from hookline.loops.worker import SFTPolicyWorker, main
     from hookline.store.runs import runs
 
 __version__ = "0.1.0"
@@ -146,46 +143,46 @@ __all__ = [
 
 
 _LAZY = {
-    "Arm": "hookline.experiment.arm:Arm",
-    "ArmResult": "hookline.core.state:ArmResult",
+    "Arm": "hookline.experiment.arms:Arm",
+    "ArmResult": "hookline._engine.state:ArmResult",
     "Benchmark": "hookline.experiment.benchmark:Benchmark",
     "DreamTrainer": "hookline.loops.trainer:Trainer",
     "DreamTrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
-    "EvalResult": "hookline.core.state:EvalResult",
+    "EvalResult": "hookline._engine.state:EvalResult",
     "Experiment": "hookline.experiment.experiment:Experiment",
     "ExperimentResult": "hookline.experiment.results.result:ExperimentResult",
-    "LogContext": "hookline.core.state:LogContext",
-    "LoopArtifacts": "hookline.core.state:LoopArtifacts",
-    "LoopState": "hookline.core.state:LoopState",
-    "ManifestRow": "hookline.core.state:ManifestRow",
-    "RunResult": "hookline.core.state:RunResult",
-    "TrainingBatch": "hookline.core.state:TrainingBatch",
-    "Recorder": "hookline.record.recorder:Recorder",
-    "Stage": "hookline.experiment.stage:Stage",
+    "LogContext": "hookline._engine.state:LogContext",
+    "LoopArtifacts": "hookline._engine.state:LoopArtifacts",
+    "LoopState": "hookline._engine.state:LoopState",
+    "ManifestRow": "hookline._engine.state:ManifestRow",
+    "RunResult": "hookline._engine.state:RunResult",
+    "TrainingBatch": "hookline._engine.state:TrainingBatch",
+    "Recorder": "hookline._record.recorder:Recorder",
+    "Stage": "hookline.experiment.arms:Stage",
     "Run": "hookline.loops.run:Run",
     "SFTPolicyWorker": "hookline.loops.worker:SFTPolicyWorker",
     "Trainer": "hookline.loops.trainer:Trainer",
     "TrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "callbacks": "hookline.callbacks",
     "experiment": "hookline.experiment",
-    "follow": "hookline.record.reader:follow",
+    "follow": "hookline._record.reader:follow",
     "functions": "hookline.functions",
-    "grid": "hookline.experiment.grid:grid",
+    "grid": "hookline.experiment.arms:grid",
     "hooks": "hookline.hooks",
     "integrations": "hookline.integrations",
-    "read": "hookline.record.reader:read",
+    "read": "hookline._record.reader:read",
     "rewards": "hookline.rewards",
     "rl": "hookline.rl",
     "run": "hookline.loops.run:run",
     "runs": "hookline.store.runs:runs",
-    "Sink": "hookline.record.sink:Sink",
+    "Sink": "hookline._record.sink:Sink",
     "sinks": "hookline.sinks",
     "start": "hookline.loops.run:start",
     "status": "hookline.status",
     "logging": "hookline.logging",
-    "main": "hookline.loops.worker_entry:main",
+    "main": "hookline.loops.worker:main",
     "testing": "hookline.testing",
-    "wrap": "hookline.integrations.foreign:wrap",
+    "wrap": "hookline.compat:wrap",
 }
 """What is imported when it is first used, so that `import hookline` stays cheap."""
 
@@ -196,9 +193,9 @@ _EXTRAS = {"SFTPolicyWorker": "hf"}
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    from hookline.core.lazy_names import load
+    from hookline._engine.optional import load_lazy
 
-    value = load(f"hookline.{name}", _LAZY[name], extra=_EXTRAS.get(name, "torch"))
+    value = load_lazy(f"hookline.{name}", _LAZY[name], extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value
 

@@ -1,5 +1,5 @@
 """Plain functions as subscribers: loggers ``fn(report_data, step)`` and hooks ``fn(worker, report_data)``."""
 
-from hookline.core.functions import HOOK_FUNCTIONS, FunctionCallback, HookFunction, LoggerFunction, hook_functions
+from hookline._engine.functions import HOOK_FUNCTIONS, FunctionCallback, HookFunction, LoggerFunction, hook_functions
 
 __all__ = ["HOOK_FUNCTIONS", "FunctionCallback", "HookFunction", "LoggerFunction", "hook_functions"]

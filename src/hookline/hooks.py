@@ -1,6 +1,6 @@
 """Hooks for workers and loops: objects that decide (`should_run`) and act (`run`) on a context."""
 
-from hookline.core.hook import (
+from hookline._engine.hooks import (
     CheckpointHook,
     CompositeHook,
     Hook,

@@ -2,15 +2,12 @@
 
 from hookline.logging.completions import extract_reasoning_and_answer
 from hookline.rl.rewards import library
-from hookline.rl.rewards.accuracy import Accuracy, accuracy
+from hookline.rl.rewards.batch import RewardError
 from hookline.rl.rewards.config import RewardConfig
-from hookline.rl.rewards.destination import lost_rows
-from hookline.rl.rewards.error import RewardError
-from hookline.rl.rewards.join import flush
 from hookline.rl.rewards.library import extract_xml_answer
 from hookline.rl.rewards.logged import LoggedReward, logged, wrap
-from hookline.rl.rewards.record_to import record_to
-from hookline.rl.rewards.tally import reset_statistics, statistics
+from hookline.rl.rewards.recording import flush, lost_rows, record_to
+from hookline.rl.rewards.scoring import Accuracy, accuracy, reset_statistics, statistics
 
 __all__ = [
     "Accuracy",

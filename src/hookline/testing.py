@@ -16,19 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookline.core.callback import MOMENTS, Callback
-from hookline.core.collection import CallbackCollection
-from hookline.core.encoding import decode, encode
-from hookline.core.errors import CheckpointError
-from hookline.core.hook import Hook
-from hookline.core.moment import Moment
-from hookline.core.state import (
-    ArmResult,
-    EvalResult,
-    LoopArtifacts,
-    ManifestRow,
-    RunResult,
-)
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.encoding import decode, encode
+from hookline._engine.errors import CheckpointError
+from hookline._engine.hooks import Hook
+from hookline._engine.moments import MOMENTS, Callback, Moment
+from hookline._engine.state import ArmResult, EvalResult, LoopArtifacts, ManifestRow, RunResult
 from hookline.loops.loop import Loop
 
 __all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_everything"]

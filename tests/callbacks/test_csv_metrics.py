@@ -6,10 +6,9 @@ import threading
 import pytest
 
 import hookline as hl
+from hookline._engine.metrics import Deferred, MetricsRow
+from hookline._engine.state import LoopArtifacts
 from hookline.callbacks import CsvMetrics
-from hookline.core.metrics import MetricsRow
-from hookline.core.state import LoopArtifacts
-from hookline.core.values import Deferred
 from hookline.testing import FakeLoop
 
 

@@ -6,8 +6,8 @@ import math
 import pytest
 
 import hookline as hl
+from hookline._engine.metrics import Deferred
 from hookline.callbacks import EarlyStoppingCallback
-from hookline.core.values import Deferred
 from hookline.testing import FakeLoop
 
 

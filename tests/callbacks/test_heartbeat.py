@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
+from hookline._record.reader import MAIN, read
+from hookline._record.records import Status
 from hookline.callbacks import Heartbeat
-from hookline.record.reader import MAIN, read
-from hookline.record.records import Status
-from hookline.sinks.standing import Standing
+from hookline.sinks.run_progress import RunProgress
 from hookline.testing import FakeLoop
 
 
@@ -48,7 +48,7 @@ def test_heartbeat_comes_between_the_beginning_and_the_end_of_a_run(tmp_path):
 
 
 def test_heartbeat_does_not_begin_the_run_anew_for_monitors(tmp_path):
-    standing = Standing()
+    standing = RunProgress()
     for record in read(beaten(tmp_path).dir):
         standing.note(SimpleNamespace(record=record, file=SimpleNamespace(name=MAIN)))
     assert (standing.num_steps, standing.num_epochs, standing.began_step, standing.step) == (4, 2, 0, 4)

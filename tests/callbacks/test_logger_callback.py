@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import hookline as hl
+from hookline._engine.metrics import Deferred
 from hookline.callbacks import LoggerCallback
-from hookline.core.values import Deferred
 from hookline.testing import FakeLoop
 
 

@@ -5,11 +5,10 @@ import math
 import pytest
 
 import hookline as hl
+from hookline._engine.metrics import Deferred, MetricsRow
+from hookline._record.reader import read
+from hookline._record.records import Event
 from hookline.callbacks import NaNGuard
-from hookline.core.metrics import MetricsRow
-from hookline.core.values import Deferred
-from hookline.record.reader import read
-from hookline.record.records import Event
 from hookline.testing import FakeLoop
 
 

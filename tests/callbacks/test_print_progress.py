@@ -6,9 +6,8 @@ import sys
 import pytest
 
 import hookline as hl
+from hookline._engine.metrics import Deferred, MetricsRow
 from hookline.callbacks import PrintProgress
-from hookline.core.metrics import MetricsRow
-from hookline.core.values import Deferred
 from hookline.testing import FakeLoop
 
 

@@ -16,10 +16,9 @@ import pytest
 from rich.console import Console
 
 import hookline as hl
+from hookline._engine.metrics import Deferred, MetricsRow
+from hookline._engine.state import LoopArtifacts, ManifestRow
 from hookline.callbacks import ProgressBar
-from hookline.core.metrics import MetricsRow
-from hookline.core.state import LoopArtifacts, ManifestRow
-from hookline.core.values import Deferred
 from hookline.testing import FakeLoop
 
 

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 import hookline as hl
+from hookline._record.reader import read
+from hookline._record.records import Event
 from hookline.callbacks import ProgressWatchdog
-from hookline.record.reader import read
-from hookline.record.records import Event
 from hookline.testing import FakeLoop
 
 THREAD = "hookline-progress_watchdog"

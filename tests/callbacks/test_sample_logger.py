@@ -6,9 +6,9 @@ import pytest
 
 import hookline as hl
 from hookline import rl
+from hookline._record.reader import read
+from hookline._record.records import Sample
 from hookline.callbacks import SampleLogger
-from hookline.record.reader import read
-from hookline.record.records import Sample
 from hookline.testing import FakeLoop
 
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from hookline.callbacks.ticker import Ticker
+from hookline._engine.background import Ticker
 
 
 def test_ticker_calls_until_it_is_closed():

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 import hookline as hl
+from hookline._engine.state import LoopArtifacts
 from hookline.callbacks import Timer
-from hookline.core.state import LoopArtifacts
 from hookline.testing import FakeLoop
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hookline as hl
 import hookline.store
 from hookline.cli import app
-from hookline.demo.bare_loop import train
+from hookline.cli.demo.quick import train
 
 SUBSCRIBERS = ["broken_pager", "early_stopping", "overfitting", "progress_bar", "weight_norm"]
 TINY = ("--processes", 1, "--repeats", 1, "--sft-steps", 3, "--grpo-steps", 4)
@@ -91,7 +91,7 @@ def test_quick_demo_stopped_by_a_signal_ends_with_its_status(cli, monkeypatch):
         stop = hl.on("step_end", lambda loop, step_idx: os.kill(os.getpid(), signal.SIGTERM), every=5)
         return train([*callbacks, stop], root=root)
 
-    monkeypatch.setattr("hookline.cli.quick_demo.train", terminated)
+    monkeypatch.setattr("hookline.cli.demo.quick.train", terminated)
     result = cli("demo", "--quick")
     assert result.exit_code == 128 + signal.SIGTERM
     assert re.search(r"The run stopped at step 5 of \d+: SIGTERM", result.stdout)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hookline.cli.catalogue import meanings, plain
-from hookline.core.registry import REGISTRY
-from hookline.core.subscriber import OPTION_NAMES
+from hookline._engine.registry import REGISTRY
+from hookline._engine.subscriber import OPTION_NAMES
+from hookline.cli.hooks import meanings, plain
 
 MODULE = """
 import hookline as hl

@@ -14,7 +14,7 @@ from destinations.journal_server import TOKEN, JournalServer
 from finished_runs import record
 
 import hookline as hl
-from hookline.record.reader import last_status
+from hookline._record.reader import last_status
 
 KILLED = """
 import os, signal

@@ -7,7 +7,7 @@ from finished_runs import record
 
 import hookline as hl
 from hookline import rl
-from hookline.record import run_directory
+from hookline._record import run_directory
 
 
 def two_runs():

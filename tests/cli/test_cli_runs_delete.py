@@ -8,9 +8,9 @@ from finished_runs import record
 from typer.testing import CliRunner
 
 import hookline as hl
+from hookline._record import run_directory
+from hookline._record.records import Status, encode
 from hookline.cli import app
-from hookline.record import run_directory
-from hookline.record.records import Status, encode
 
 
 def there(tmp_path, project="default"):

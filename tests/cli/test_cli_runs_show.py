@@ -7,8 +7,8 @@ import pytest
 from finished_runs import change_facts, journal_file, record
 
 import hookline as hl
-from hookline.cli.sparkline import ASCII, BLOCKS, sparkline
-from hookline.core.timing import Cost
+from hookline._engine.costs import Cost
+from hookline.cli.runs.text import ASCII, BLOCKS, sparkline
 
 
 def rich_run():

@@ -12,8 +12,8 @@ from conftest import SCRIPT
 from finished_runs import record
 
 import hookline as hl
-from hookline.cli.runs_tail import following
-from hookline.store.catalogue import Place
+from hookline.cli.runs.tail import following
+from hookline.store.run_info import Place
 
 TRAINING = """
 import sys

@@ -9,11 +9,11 @@ import pytest
 from finished_runs import journal_file, record
 
 import hookline as hl
-from hookline.cli.runs_verify import verify
-from hookline.record.recorder import Recorder
+from hookline._record.recorder import Recorder
+from hookline.cli.runs.verify import verify
 from hookline.server import WebServer
 from hookline.server.tokens import Tokens
-from hookline.store.catalogue import Place
+from hookline.store.run_info import Place
 
 
 def findings(cli, *arguments):
@@ -329,7 +329,7 @@ def test_verify_finds_a_flipped_bit_in_a_checkpoint_wherever_it_was_saved(cli, t
 
 
 def test_values_that_a_server_did_not_take_are_noted(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("hookline.server.metric_names.ROW_NAMES", 2)
+    monkeypatch.setattr("hookline.server.limits.ROW_NAMES", 2)
     with WebServer(tmp_path, tokens=Tokens("write-token-of-a-test")) as server:
         sink = {"hookline": {"url": server.url, "token": "write-token-of-a-test"}}
         with hl.run("wide", sinks=[sink], summary=False) as run:

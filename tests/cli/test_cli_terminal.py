@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import hookline as hl
-from hookline.record.terminal import printable_json
+from hookline._record.terminal import printable_json
 
 EVIL = "\x1b]0;owned\x07\x9b2J\r\u202eloss"
 COMMANDS = [

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hookline.rl.environment import ENVIRONMENTS, Environment, evaluation_tasks, make_environment, succeeded
+from hookline.rl.environments.base import ENVIRONMENTS, Environment, evaluation_tasks, make_environment, succeeded
 
 
 def correct(prompts, completions, answer, **columns):

@@ -8,9 +8,9 @@ from destinations.base import LEFT_OUT
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record.delivery import Delivery, Pace, sink_states
-from hookline.record.recorder import Recorder
-from hookline.record.sink import SINKS, make_sink
+from hookline._record.delivery import Delivery, Pace, sink_states
+from hookline._record.recorder import Recorder
+from hookline._record.sink import SINKS, make_sink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
 WITH_HISTORY = [kind for kind in DESTINATIONS if kind.keeps_history]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookline.core.registry import REGISTRY
+from hookline._engine.registry import REGISTRY
 from hookline.testing import check_callback
 
 NEEDS_ARGUMENTS: dict[str, dict] = {

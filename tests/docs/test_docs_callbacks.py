@@ -10,7 +10,7 @@ import pytest
 from test_docs import BLOCK, PAGES
 
 import hookline as hl
-from hookline.core.callback import MOMENTS
+from hookline._engine.moments import MOMENTS
 from hookline.integrations.host_loop import HostLoop
 from hookline.testing import FakeLoop, check_callback
 

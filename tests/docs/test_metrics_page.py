@@ -9,8 +9,8 @@ import torch
 import hookline as hl
 import hookline.logging as log
 from hookline import rl
+from hookline._record.records import Metrics
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.record.records import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

@@ -4,8 +4,8 @@ import pytest
 
 import hookline as hl
 from hookline import rl
-from hookline.core.errors import ConfigError, OptionError
-from hookline.experiment.results.config_differences import config_differences
+from hookline._engine.errors import ConfigError, OptionError
+from hookline.experiment.results.tables import config_differences
 from hookline.loops.trainer_config import TrainerConfig
 from hookline.loops.worker_config import DataOptions, ModelOptions, TinyModel, WorkerConfig
 

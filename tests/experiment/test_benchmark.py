@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from hookline.core.config_source import read_source
-from hookline.core.errors import ConfigError, DuplicateError, HooklineError, OptionError
-from hookline.core.state import EvalResult
+from hookline._engine.errors import ConfigError, DuplicateError, HooklineError, OptionError
+from hookline._engine.state import EvalResult
+from hookline.config.sources import read_source
 from hookline.experiment.benchmark import (
     BENCHMARKS,
     Benchmark,
@@ -19,9 +19,8 @@ from hookline.experiment.benchmark import (
     make_benchmarks,
     register_benchmark,
 )
-from hookline.experiment.benchmarks import ArithmeticBenchmark
-from hookline.experiment.bootstrap import bootstrap_interval
-from hookline.experiment.evaluation import EvaluationStopped, evaluate
+from hookline.experiment.builtin_benchmarks import ArithmeticBenchmark
+from hookline.experiment.evaluation import EvaluationStopped, bootstrap_interval, evaluate
 from hookline.rl.types import Completion, Sampling, Task
 
 
@@ -187,7 +186,7 @@ def test_evaluate_a_tiny_model_is_the_same_each_time_and_for_every_batch_size():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-    from hookline.rl.hf_policy import HFPolicy
+    from hookline.rl.policies.hf import HFPolicy
 
     torch.set_num_threads(1)
     tokenizer = character_tokenizer("0123456789>+-=")
@@ -416,7 +415,7 @@ class Capitals(Benchmark):
     [
         {"arithmetic": {"n": 5, "every": 10}},
         {"use": "arithmetic", "with": {"n": 5, "every": 10}},
-        {"use": "hookline.experiment.benchmarks:ArithmeticBenchmark", "with": {"n": 5, "every": 10}},
+        {"use": "hookline.experiment.builtin_benchmarks:ArithmeticBenchmark", "with": {"n": 5, "every": 10}},
     ],
 )
 def test_make_benchmarks_from_a_mapping_gives_the_settings_to_the_class(entry):
@@ -484,7 +483,7 @@ def test_register_benchmark_under_a_taken_name_is_refused():
 
 
 def test_import_benchmarks_loads_no_torch():
-    modules = "hookline.experiment.benchmarks, hookline.experiment.evaluation"
+    modules = "hookline.experiment.builtin_benchmarks, hookline.experiment.evaluation"
     code = f"import sys, {modules}; print({{'torch', 'numpy'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from hookline.core.errors import OptionError
-from hookline.experiment.bootstrap import bootstrap_interval
+from hookline._engine.errors import OptionError
+from hookline.experiment.evaluation import bootstrap_interval
 
 
 def shares(right, count):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hookline as hl
-from hookline.core.errors import MissingExtraError, OptionError, UnknownNameError
-from hookline.core.state import ArmResult, RunResult
+from hookline._engine.errors import MissingExtraError, OptionError, UnknownNameError
+from hookline._engine.state import ArmResult, RunResult
+from hookline._record.recorder import Recorder
 from hookline.experiment.results.result import ExperimentResult
-from hookline.record.recorder import Recorder
 
 
 def recorded(rows, name="run", status="completed", repeat=0, stage=None, metrics=None):

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from hookline.core.errors import UnknownNameError
-from hookline.core.state import ArmResult, RunResult
-from hookline.experiment.results.difference_text import sentence
-from hookline.experiment.results.differences import Difference
+from hookline._engine.errors import UnknownNameError
+from hookline._engine.state import ArmResult, RunResult
 from hookline.experiment.results.result import ExperimentResult
+from hookline.experiment.results.statistics import Difference
+from hookline.experiment.results.text import sentence
 
 stats = pytest.importorskip("scipy.stats")
 

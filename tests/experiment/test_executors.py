@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._record.reader import read
+from hookline._record.records import Metrics
 from hookline.experiment import job
-from hookline.experiment.executors.process_executor import ProcessExecutor
-from hookline.record.reader import read
-from hookline.record.records import Metrics
+from hookline.experiment.process_executor import ProcessExecutor
 from hookline.rl.types import Task
 
 torch = pytest.importorskip("torch")
@@ -25,7 +25,7 @@ cloudpickle = pytest.importorskip("cloudpickle")
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
 
-from hookline.rl.ray_cluster import RayCluster  # noqa: E402
+from hookline.rl.rollouts.fleet import RayCluster  # noqa: E402
 
 torch.set_num_threads(1)
 STEPS = 4
@@ -402,7 +402,7 @@ def test_stop_that_meets_a_process_before_it_listens_leaves_its_run_to_be_taken_
 HOLDS_THE_RUN = """
 import sys
 from pathlib import Path
-from hookline.record import run_directory
+from hookline._record import run_directory
 
 Path(sys.argv[1]).mkdir(parents=True)
 run_directory.hold(Path(sys.argv[1]))

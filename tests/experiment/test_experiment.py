@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import hookline as hl
-from hookline.record.reader import read
-from hookline.record.records import Metrics, Sample
+from hookline._record.reader import read
+from hookline._record.records import Metrics, Sample
 from hookline.rl.types import Task
 
 

@@ -9,7 +9,7 @@ import pytest
 from hookline import ConfigError
 from hookline.experiment import Experiment
 from hookline.loops.worker_config import WorkerConfig
-from hookline.rl.rl_config import RLConfig
+from hookline.rl.learner.config import RLConfig
 
 ARMS = """
 import hookline as hl

@@ -19,10 +19,10 @@ import pytest
 from waiting import wait_until
 
 import hookline as hl
-from hookline.experiment.store import LOCK, ExperimentStore
-from hookline.record import lock
-from hookline.record.reader import read
-from hookline.record.records import Event
+from hookline._record import files
+from hookline._record.reader import read
+from hookline._record.records import Event
+from hookline.experiment.directory import LOCK, ExperimentStore
 from hookline.rl.types import Task
 
 PROCESSES = {"local": {"processes": 2}}
@@ -100,7 +100,7 @@ def _refuse():
 
 
 def test_processes_that_linger_die_or_cannot_read_hold_nobody_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookline.experiment.executors.process_executor.LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr("hookline.experiment.process_executor.LEAVE_SECONDS", 0.5)
     arms = [("lingers", lingers), ("killed", killed_by_a_real_time_signal), ("fine", quick)]
     unreadable = hl.Arm("unreadable", {"it": Unreadable()}, train=quick)
     found = runs(experiment(tmp_path, *arms, unreadable, executor=PROCESSES).run())
@@ -383,22 +383,22 @@ def test_an_experiment_that_is_refused_leaves_the_running_one_its_lock(tmp_path,
             try:
                 intruder.run()
             except hl.ConfigError as error:
-                told.append((str(error), lock.is_held(tmp_path / LOCK)))
+                told.append((str(error), files.is_held(tmp_path / LOCK)))
 
     told = []
     made = experiment(tmp_path, ("a", quick), callbacks=[Intrudes()])
     assert statuses(made.run()) == {"a-r0": "completed"}
     assert told == [(f"{tmp_path}: this experiment is running already.", True)]
-    assert not lock.is_held(tmp_path / LOCK)
+    assert not files.is_held(tmp_path / LOCK)
 
 
 def test_a_store_that_is_closed_without_having_been_opened_leaves_the_lock_of_another(tmp_path):
     made = experiment(tmp_path, ("a", quick))
     made.store.open(made.name, made.describe())
     ExperimentStore(tmp_path).close()
-    assert lock.is_held(tmp_path / LOCK)
+    assert files.is_held(tmp_path / LOCK)
     made.store.close()
-    assert not lock.is_held(tmp_path / LOCK)
+    assert not files.is_held(tmp_path / LOCK)
 
 
 def test_ids_that_cannot_be_written_are_said_and_written_with_the_next(tmp_path, caplog):

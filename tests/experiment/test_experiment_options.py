@@ -8,7 +8,7 @@ import pytest
 
 import hookline as hl
 from hookline.experiment import evaluate
-from hookline.experiment.benchmarks import (
+from hookline.experiment.builtin_benchmarks import (
     ArithmeticBenchmark,
     EnvironmentBenchmark,
     FormatBenchmark,

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hookline.core.state import EvalResult, RunResult
+from hookline._engine.state import EvalResult, RunResult
 from hookline.experiment import Arm, Experiment, ProgressView
-from hookline.experiment.messages import Progress, Scored
+from hookline.experiment.job import Progress, Scored
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -15,18 +15,18 @@ import psutil
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
-from hookline.experiment.executors.executor import make_executor
-from hookline.experiment.messages import Progress, Scored
-from hookline.record.reader import read
-from hookline.record.records import Metrics
+from hookline._engine.errors import OptionError
+from hookline._record.reader import read
+from hookline._record.records import Metrics
+from hookline.experiment.job import Progress, Scored
+from hookline.experiment.scheduler import make_executor
 from hookline.rl.types import Task
 
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
 
-from hookline.experiment.executors.ray_runs import RayRuns
-from hookline.rl.ray_cluster import RayCluster
+from hookline.experiment.ray_executor import RayRuns
+from hookline.rl.rollouts.fleet import RayCluster
 
 STEPS = 6
 PATIENCE_SECONDS = 60.0
@@ -262,7 +262,7 @@ DRIVER = """
 import json, random, sys, threading
 from pathlib import Path
 import hookline as hl
-import hookline.rl.ray_cluster
+import hookline.rl.rollouts.fleet
 
 home, executor = Path(sys.argv[1]), sys.argv[2]
 

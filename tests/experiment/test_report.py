@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
-from hookline.core.state import ArmResult, EvalResult, RunResult
+from hookline._engine.errors import OptionError
+from hookline._engine.state import ArmResult, EvalResult, RunResult
 from hookline.experiment.results.report import write_report
 from hookline.experiment.results.result import ExperimentResult
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hookline.core import state
-from hookline.core.errors import MissingExtraError, UnknownNameError
-from hookline.core.state import ArmResult, EvalResult, RunResult
+from hookline._engine import state
+from hookline._engine.errors import MissingExtraError, UnknownNameError
+from hookline._engine.state import ArmResult, EvalResult, RunResult
 from hookline.experiment.results.result import ExperimentResult
 
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 from hookline.experiment.benchmark import make_benchmarks
-from hookline.experiment.benchmarks import (
+from hookline.experiment.builtin_benchmarks import (
     ArithmeticBenchmark,
     EnvironmentBenchmark,
     FormatBenchmark,

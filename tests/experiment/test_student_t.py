@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hookline.core.errors import OptionError
-from hookline.experiment.results.student_t import quantile
+from hookline._engine.errors import OptionError
+from hookline.experiment.results.statistics import quantile
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -5,11 +5,11 @@ import torch
 
 import hookline as hl
 from hookline import rl
-from hookline.experiment.benchmarks import SortingBenchmark
+from hookline._record.reader import read
+from hookline._record.records import Metrics
+from hookline.experiment.builtin_benchmarks import SortingBenchmark
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.loops.worker_config import DataOptions, ModelOptions, TinyModel, WorkerConfig
-from hookline.record.reader import read
-from hookline.record.records import Metrics
 
 X = torch.linspace(-1, 1, 16).unsqueeze(1)
 DATA = torch.utils.data.TensorDataset(X, 2 * X)
@@ -129,7 +129,7 @@ def test_stages_after_one_that_failed_are_skipped(tmp_path):
     made = hl.Experiment("e", [arm(), arm("b")], stages=stages, output_dir=tmp_path).run()
     told = [(run.status, (run.error or "").strip().splitlines()[-1][:40]) for run in made.arms[0].runs]
     assert told == [
-        ("failed", "hookline.core.errors.NonFiniteError: The"),
+        ("failed", "hookline._engine.errors.NonFiniteError: The"),
         ("skipped", "a-r0-s0, which it starts from, failed."),
     ]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.core.errors import CheckpointError, OptionError
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline._record.reader import last_status
+from hookline._record.records import Event, Metrics, Sample
 from hookline.loops import checkpoint
-from hookline.record.reader import last_status
-from hookline.record.records import Event, Metrics, Sample
 from hookline.testing import RecordingCallback
 
 torch = pytest.importorskip("torch")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.core.errors import CheckpointError
-from hookline.integrations import host_state
+from hookline._engine.errors import CheckpointError
+from hookline._record.records import Event, Metrics, Status
+from hookline.integrations import host_loop
 from hookline.integrations.host_loop import HostLoop, Requests
-from hookline.record.records import Event, Metrics, Status
 from hookline.testing import RecordingCallback
 
 
@@ -199,12 +199,12 @@ def test_host_loop_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_p
     first.train_start(num_steps=4)
     for loss in (4.0, 3.0):
         step(first, loss)
-    host_state.save(tmp_path, first)
+    host_loop.save(tmp_path, first)
     step(first, 2.0)
     first.failed(KeyboardInterrupt())
     counter, seen = Counter(), RecordingCallback()
     again = host(counter, seen)
-    state = host_state.load(tmp_path)
+    state = host_loop.load(tmp_path)
     again.begin(state=state, row=again.checkpoint_row(tmp_path))
     assert counter.steps == 2
     train(again, [1.0, 0.5], step=2)
@@ -220,13 +220,13 @@ def test_host_loop_resumed_reports_and_records_rows_that_are_missing_below_the_c
     first.train_start(num_steps=4)
     for loss in (4.0, 3.0):
         step(first, loss)
-    host_state.save(tmp_path, first)
+    host_loop.save(tmp_path, first)
     first.failed(KeyboardInterrupt())
     (journal,) = (first.dir / "journal").glob("*.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:2]))
     again = host()
-    again.begin(state=host_state.load(tmp_path))
+    again.begin(state=host_loop.load(tmp_path))
     train(again, [1.0], step=2)
     events = [record for record in hl.read(again.dir) if isinstance(record, Event)]
     missing = [event.data["count"] for event in events if event.name == "records_missing"]
@@ -251,24 +251,24 @@ def test_host_loop_resumed_where_its_run_is_gone_begins_another(tmp_path):
     first.begin()
     first.train_start()
     step(first, 1.0)
-    host_state.save(tmp_path, first)
+    host_loop.save(tmp_path, first)
     first.train_end()
     counter = Counter()
     again = host(counter, root="elsewhere")
-    again.begin(state=host_state.load(tmp_path))
+    again.begin(state=host_loop.load(tmp_path))
     train(again, [0.5], step=1)
     assert (counter.steps, [at for at, _ in rows(again)]) == (2, [2])
     assert again.dir != first.dir
 
 
 def test_host_state_that_is_missing_or_damaged_is_said_and_passed_over(tmp_path, caplog):
-    assert host_state.load(tmp_path) is None
+    assert host_loop.load(tmp_path) is None
     loop = host(root=None)
     loop.begin()
-    host_state.save(tmp_path, loop)
+    host_loop.save(tmp_path, loop)
     loop.train_end()
-    (tmp_path / host_state.FOLDER / "state.json").write_text("{")
-    assert host_state.load(tmp_path) is None
+    (tmp_path / host_loop.FOLDER / "state.json").write_text("{")
+    assert host_loop.load(tmp_path) is None
     assert ["start anew" in record.getMessage() for record in caplog.records] == [True, True]
 
 

@@ -12,9 +12,9 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import hookline as hl
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.integrations.ingest import detect
+from hookline._engine.errors import OptionError
+from hookline._engine.moments import Callback
+from hookline.importers import detect
 from hookline.testing import RecordingCallback
 
 NAME = "first-try"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 import hookline as hl
-from hookline.core.errors import CheckpointError, OptionError
+from hookline._engine.errors import CheckpointError, OptionError
 from hookline.loops import checkpoint
 
 jax = pytest.importorskip("jax")
@@ -15,7 +15,8 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from hookline.integrations.jax import pytree_file, run  # noqa: E402
+from hookline.integrations import jax as jax_integration  # noqa: E402
+from hookline.integrations.jax import run  # noqa: E402
 
 
 class State(NamedTuple):
@@ -200,11 +201,11 @@ def test_pytree_file_every_kind_of_leaf_comes_back_as_it_was(tmp_path):
         "none": None,
         "empty": jnp.zeros((0, 3)),
     }
-    pytree_file.write(tree, tmp_path / "tree")
+    jax_integration.write(tree, tmp_path / "tree")
     blank = jax.tree.map(
         lambda leaf: leaf * 0 if isinstance(leaf, jax.Array | np.ndarray) and not _is_key(leaf) else leaf, tree
     )
-    found = pytree_file.read(blank, tmp_path / "tree")
+    found = jax_integration.read(blank, tmp_path / "tree")
     assert jax.tree.structure(found) == jax.tree.structure(tree)
     for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True):
         assert type(mine) is type(theirs)
@@ -224,23 +225,23 @@ def test_pytree_file_sharded_array_goes_back_to_its_devices(tmp_path):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     tree = {"w": jax.device_put(jnp.arange(4.0), sharding)}
-    pytree_file.write(tree, tmp_path / "tree")
-    assert pytree_file.read(tree, tmp_path / "tree")["w"].sharding == sharding
+    jax_integration.write(tree, tmp_path / "tree")
+    assert jax_integration.read(tree, tmp_path / "tree")["w"].sharding == sharding
 
 
 def test_pytree_file_leaf_that_is_no_value_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"The leaf \['apply'\] of the state is a function"):
-        pytree_file.write({"apply": lambda: 1}, tmp_path / "tree")
+        jax_integration.write({"apply": lambda: 1}, tmp_path / "tree")
 
 
 def test_pytree_file_that_is_missing_or_cut_short_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="tree.json is missing"):
-        pytree_file.read({}, tmp_path / "tree")
-    pytree_file.write({"w": np.arange(100)}, tmp_path / "tree")
+        jax_integration.read({}, tmp_path / "tree")
+    jax_integration.write({"w": np.arange(100)}, tmp_path / "tree")
     whole = (tmp_path / "tree.npz").read_bytes()
     (tmp_path / "tree.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="cannot be read"):
-        pytree_file.read({"w": np.zeros(100, int)}, tmp_path / "tree")
+        jax_integration.read({"w": np.zeros(100, int)}, tmp_path / "tree")
 
 
 def test_resume_of_a_state_that_began_as_numpy_float64_repeats_the_losses_exactly(tmp_path):

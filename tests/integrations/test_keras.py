@@ -14,9 +14,9 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import pytest
 
 import hookline as hl
-from hookline.core.errors import CheckpointError, MissingExtraError, OptionError
-from hookline.core.registry import REGISTRY
-from hookline.record.records import Metrics, Status
+from hookline._engine.errors import CheckpointError, MissingExtraError, OptionError
+from hookline._engine.registry import REGISTRY
+from hookline._record.records import Metrics, Status
 from hookline.testing import RecordingCallback
 
 np = pytest.importorskip("numpy")

@@ -13,16 +13,16 @@ import numpy
 import pytest
 
 import hookline as hl
-from hookline.core.errors import DuplicateError, MissingExtraError
-from hookline.core.registry import REGISTRY
-from hookline.record.records import Event, Metrics, Status
+from hookline._engine.errors import DuplicateError, MissingExtraError
+from hookline._engine.registry import REGISTRY
+from hookline._record.records import Event, Metrics, Status
 from hookline.testing import RecordingCallback
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its imports use what others deprecate
     lightning = pytest.importorskip("lightning.pytorch")
-    from hookline.integrations.lightning import HooklineCallback, HooklineLogger, framework
+    from hookline.integrations.lightning import HooklineCallback, HooklineLogger, logger
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
@@ -718,7 +718,7 @@ def test_lightning_that_is_not_installed_says_how_to_install_it(monkeypatch):
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[lightning\]'"):
-        importlib.reload(framework)
+        importlib.reload(logger)
 
 
 def built_in():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.record.records import Metrics
+from hookline._record.records import Metrics
 
 if find_spec("lightning") is None:
     pytest.skip("lightning is not installed", allow_module_level=True)

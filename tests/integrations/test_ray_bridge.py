@@ -14,17 +14,17 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
-from hookline.record.reader import last_status, read
-from hookline.record.records import Event, Metrics
-from hookline.sinks.run_facts import read_facts
+from hookline._engine.errors import OptionError
+from hookline._record.reader import last_status, read
+from hookline._record.records import Event, Metrics
+from hookline.sinks.run_progress import read_facts
 
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
 for needed in ("pandas", "pyarrow", "fsspec", "pydantic", "torch"):
     pytest.importorskip(needed)
 
-from hookline.rl.ray_cluster import RayCluster, import_ray  # noqa: E402
+from hookline.rl.rollouts.fleet import RayCluster, import_ray  # noqa: E402
 
 import_ray()
 

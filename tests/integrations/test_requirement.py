@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hookline.core.errors import MissingExtraError
-from hookline.integrations.requirement import require
+from hookline._engine.errors import MissingExtraError
+from hookline._engine.optional import require
 
 ROOT = Path(__file__).parents[2]
 BRIDGES = {

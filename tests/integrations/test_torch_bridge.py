@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline._record.reader import last_status
+from hookline._record.records import Metrics
 from hookline.callbacks import EMA, GradientMonitor
-from hookline.core.errors import CheckpointError, OptionError
 from hookline.loops import checkpoint
-from hookline.record.reader import last_status
-from hookline.record.records import Metrics
 from hookline.testing import RecordingCallback
 
 torch = pytest.importorskip("torch")

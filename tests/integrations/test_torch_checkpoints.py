@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._record.records import Metrics
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback
-from hookline.record.records import Metrics
 
 torch = pytest.importorskip("torch")
 

@@ -16,11 +16,11 @@ pytest.importorskip("transformers")
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hookline as hl
+from hookline._engine.errors import DuplicateError, OptionError
+from hookline._record.records import Event, Metrics, Sample, Status
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback, NaNGuard, SampleLogger, Timer
-from hookline.core.errors import DuplicateError, OptionError
 from hookline.integrations.transformers import HooklineCallback, attach
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.record.records import Event, Metrics, Sample, Status
 from hookline.testing import RecordingCallback
 
 TOKENIZER = character_tokenizer()

@@ -20,11 +20,11 @@ from trl import GRPOConfig, GRPOTrainer
 import hookline as hl
 import hookline.logging as hookline_logging
 from hookline import rewards
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
+from hookline._record.records import Metrics, Rewards, Sample
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback, attach
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.record.records import Metrics, Rewards, Sample
-from hookline.rl.rewards import destination
+from hookline.rl.rewards import recording
 
 TOKENIZER = character_tokenizer()
 
@@ -239,7 +239,7 @@ def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_on
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert (callback.total_answers, len(dead._waiting)) == (4, heard)
-    assert destination.present() is None
+    assert recording.present() is None
 
 
 @pytest.mark.parametrize("second", [EnhancedLoggingCallback, OptimizedLoggingCallback])
@@ -248,7 +248,7 @@ def test_second_logging_callback_of_a_trainer_is_an_error(torch, tmp_path, secon
     trainer.add_callback(second())
     with pytest.raises(OptionError, match=f"{second.__name__} would both log this training: give the trainer one"):
         trainer.train()
-    assert destination.present() is None
+    assert recording.present() is None
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert callback.total_answers == 4
@@ -259,7 +259,7 @@ def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_th
     rewards.record_to(ended)
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
-    assert (callback.total_answers, ended.total_answers, destination.present()) == (4, 0, None)
+    assert (callback.total_answers, ended.total_answers, recording.present()) == (4, 0, None)
 
 
 @pytest.mark.parametrize(

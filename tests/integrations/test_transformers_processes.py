@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.record.records import Metrics, Sample
+from hookline._record.records import Metrics, Sample
 
 for package in ("torch", "transformers", "datasets", "trl"):
     pytest.importorskip(package)

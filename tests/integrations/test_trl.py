@@ -14,11 +14,11 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOO
 
 import hookline as hl
 from hookline import rewards
+from hookline._record.records import Metrics, Sample
 from hookline.callbacks import SampleLogger
 from hookline.integrations import trl as hookline_trl
 from hookline.integrations.transformers import attach
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.record.records import Metrics, Sample
 from hookline.rl.types import Rollout
 from hookline.testing import Event, RecordingCallback
 

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 from hookline.logging.completions import extract_reasoning_and_answer
-from hookline.logging.generation import generation_metrics
+from hookline.logging.metrics import generation_metrics
 
 GOOD = "<reasoning>two and two</reasoning>\n<answer>four</answer>"
 TEXTS = ["a b c d e", "a", "", "b b b b b b", GOOD]

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 from hookline.logging import JsonFormatter
 
 

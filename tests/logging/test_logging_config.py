@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookline.core.errors import ConfigError
+from hookline._engine.errors import ConfigError
 from hookline.logging import Categories, MetricSettings
 from hookline.logging.config import read_plan
 

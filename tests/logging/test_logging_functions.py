@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import hookline.logging as hookline_logging
-from hookline.core.errors import OptionError
-from hookline.core.values import Deferred
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import Deferred
 from hookline.logging.payloads import fields_of
 
 GOOD = "<reasoning>two and two</reasoning><answer>4</answer>"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hookline.logging as hookline_logging
-from hookline.core.errors import MissingExtraError, OptionError
+from hookline._engine.errors import MissingExtraError, OptionError
 from hookline.logging import CSVHandler, TensorBoardHandler, get_model_logger, log_model_output
 from hookline.sinks.csv import CsvSink
 
@@ -319,7 +319,7 @@ def test_csv_handler_whose_file_cannot_be_written_keeps_the_rows(plain_logger, r
 
 
 def test_csv_handler_on_the_root_hears_of_its_own_full_disk_without_a_loop(monkeypatch, caplog):
-    from hookline.record import journal
+    from hookline._record import journal
 
     handler = CSVHandler("out.csv", ["n"])
 

@@ -12,12 +12,12 @@ import pytest
 
 import hookline as hl
 import hookline.logging as hookline_logging
-from hookline.core.errors import ConfigError, OptionError
+from hookline._engine.errors import ConfigError, OptionError
+from hookline._record.delivery import Delivery
+from hookline._record.reader import read
+from hookline._record.records import LogLine, Metrics, Rewards, Sample
+from hookline._record.sink import Sink
 from hookline.logging import CSVHandler
-from hookline.record.delivery import Delivery
-from hookline.record.reader import read
-from hookline.record.records import LogLine, Metrics, Rewards, Sample
-from hookline.record.sink import Sink
 
 
 def to_csv(filename, **more):
@@ -176,7 +176,7 @@ def test_shutdown_may_be_called_again_and_before():
 
 def test_shutdown_with_a_sink_that_is_stuck_is_bounded(tmp_path, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr("hookline.logging.csv_handler.RowsSink.write", lambda self, parcels: gate.wait(30))
+    monkeypatch.setattr("hookline.logging.handlers.RowsSink.write", lambda self, parcels: gate.wait(30))
     hookline_logging.initialize(to_csv("a.csv"))
     ask("one")
     stopper = threading.Thread(target=hookline_logging.shutdown, args=(0.1,))

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hookline.logging import memory
-from hookline.logging.memory import memory_metrics
+from hookline.logging import metrics
+from hookline.logging.metrics import memory_metrics
 
 GB = 1 << 30
 
@@ -48,7 +48,7 @@ def test_memory_of_the_process_agrees_with_psutil():
 
 
 def test_memory_without_proc_is_asked_of_psutil(monkeypatch):
-    monkeypatch.setattr(memory, "_STATM", Path("/nowhere"))
+    monkeypatch.setattr(metrics, "_STATM", Path("/nowhere"))
     assert memory_metrics()["rss_mib"] > 1
 
 
@@ -56,7 +56,7 @@ def test_memory_without_proc_and_psutil_is_the_peak(monkeypatch):
     def without_psutil(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(memory, "_STATM", Path("/nowhere"))
+    monkeypatch.setattr(metrics, "_STATM", Path("/nowhere"))
     monkeypatch.setattr(importlib, "import_module", without_psutil)
     assert memory_metrics()["peak_rss_mib"] > 1
 

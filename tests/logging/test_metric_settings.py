@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 from hookline.logging import Categories, MetricSettings
 
 

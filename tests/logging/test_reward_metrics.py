@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hookline.core.errors import OptionError
-from hookline.logging.rewards import Trend, reward_metrics
+from hookline._engine.errors import OptionError
+from hookline.logging.metrics import Trend, reward_metrics
 
 NAN = math.nan
 

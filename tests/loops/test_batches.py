@@ -3,7 +3,7 @@
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 from hookline.testing import RecordingCallback
 
 torch = pytest.importorskip("torch")

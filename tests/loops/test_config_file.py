@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.core.errors import ConfigError
-from hookline.loops.config_file import load_config, overridden, parse_overrides, read_config, to_struct
+from hookline._engine.errors import ConfigError
+from hookline.config.overrides import load_config, overridden, parse_overrides, read_config, to_struct
 
 
 class Precision(Enum):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._record.recorder import Recorder
+from hookline._record.records import BOOKKEEPING, Event
 from hookline.integrations.host_loop import HostLoop
-from hookline.loops.hook_record import AT_ONCE, CHANGE_SECONDS, MOST_COSTS, PLAN_CHARACTERS, HookRecord
-from hookline.record.recorder import Recorder
-from hookline.record.records import BOOKKEEPING, Event
+from hookline.loops.run_record import AT_ONCE, CHANGE_SECONDS, MOST_COSTS, PLAN_CHARACTERS, HookRecord
 
 
 class Busy(hl.Callback):

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import hookline as hl
-from hookline.record.reader import last_status
-from hookline.record.records import Metrics
+from hookline._record.reader import last_status
+from hookline._record.records import Metrics
 from hookline.testing import RecordingCallback
 
 STEP = ["on_step_start", "on_step_end", "on_log"]

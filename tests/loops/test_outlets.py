@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.record.courier import Courier
-from hookline.record.records import Status
+from hookline._record.delivery_manager import DeliveryManager
+from hookline._record.records import Status
 from hookline.sinks import CsvSink, Sink
 
 
@@ -122,13 +122,13 @@ def test_run_with_a_sink_that_hangs_ends_in_time(capsys):
 
 
 def test_run_gives_its_sinks_as_long_to_deliver_as_it_is_told(monkeypatch):
-    given, close = [], Courier.close
+    given, close = [], DeliveryManager.close
 
     def noted(courier, seconds):
         given.append(seconds)
         close(courier, seconds)
 
-    monkeypatch.setattr(Courier, "close", noted)
+    monkeypatch.setattr(DeliveryManager, "close", noted)
     with hl.run("x", sinks=[Recording()], drain_seconds=7, summary=False) as run:
         train(run)
     assert given == [7]

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._record.reader import MAIN, Reader, journal_directory, last_status
+from hookline._record.records import Event, Metrics
 from hookline.loops import checkpoint
-from hookline.record.reader import MAIN, Reader, journal_directory, last_status
-from hookline.record.records import Event, Metrics
 
 SCRIPTS = Path(__file__).parent / "process_scripts"
 TIMEOUT_SECONDS = 120

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 
-from hookline.loops.ranks import Agreement, rank, world_size
+from hookline.loops.distributed import Agreement, rank, world_size
 
 TRAIN = """
     import sys

@@ -12,8 +12,8 @@ import textwrap
 import pytest
 
 import hookline as hl
-from hookline.record import lock, run_directory
-from hookline.record.records import Event, Metrics, Sample, Status
+from hookline._record import files, run_directory
+from hookline._record.records import Event, Metrics, Sample, Status
 
 
 def records(run_dir, kind):
@@ -257,7 +257,7 @@ def test_run_that_two_take_up_at_once_is_had_by_one(monkeypatch):
         monkeypatch.setattr(run_directory, "is_alive", lambda directory: False)  # it was not, when they looked
         with pytest.raises(hl.ConfigError, match="still running"), hl.run("job", resume=first.dir, summary=False):
             pass
-        assert lock.is_held(first.dir / run_directory.LOCK)
+        assert files.is_held(first.dir / run_directory.LOCK)
     assert [record.status for record in hl.read(first.dir) if isinstance(record, Status)] == ["running", "finished"]
 
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import hookline as hl
+from hookline._engine.errors import OptionError
+from hookline._record.records import Event
 from hookline.cli import app
-from hookline.core.errors import OptionError
-from hookline.record.records import Event
 
 
 @dataclass

@@ -7,8 +7,8 @@ import pickle
 import msgspec
 import pytest
 
-from hookline.callbacks.batch_counts import samples_of, tokens_of
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
+from hookline.callbacks.throughput_monitor import samples_of, tokens_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

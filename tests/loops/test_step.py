@@ -3,8 +3,8 @@
 import pytest
 
 import hookline as hl
+from hookline._record.records import Metrics
 from hookline.integrations.host_loop import HostLoop
-from hookline.record.records import Metrics
 
 
 def train_bare(callbacks):

@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
+from hookline._engine.errors import NonFiniteError, OptionError
+from hookline._engine.state import LoopArtifacts, ManifestRow
+from hookline._record.records import Event, Metrics, Status
 from hookline.callbacks import (
     EMA,
     Alert,
@@ -26,9 +29,6 @@ from hookline.callbacks import (
     ThroughputMonitor,
     Timer,
 )
-from hookline.core.errors import NonFiniteError, OptionError
-from hookline.core.state import LoopArtifacts, ManifestRow
-from hookline.record.records import Event, Metrics, Status
 from hookline.testing import RecordingCallback
 
 torch = pytest.importorskip("torch")
@@ -452,7 +452,7 @@ def accelerate():
 @pytest.mark.usefixtures("accelerate")
 @pytest.mark.parametrize("settings", [{}, {"accumulation": 2, "gradient_clip_norm": 0.5, "schedule": "cosine"}])
 def test_trainer_on_accelerate_gives_the_results_of_plain_torch_bit_for_bit(settings):
-    from hookline.loops.accelerate_backend import AccelerateBackend
+    from hookline.loops.torch_backends import AccelerateBackend
 
     models, runs = (dropping_out(), dropping_out()), []
     for model in models:

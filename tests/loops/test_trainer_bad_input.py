@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._engine.errors import CheckpointError, HooklineError, MomentError, OptionError, UnknownNameError
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback
-from hookline.core.errors import CheckpointError, HooklineError, MomentError, OptionError, UnknownNameError
 from hookline.loops.trainer_config import CheckpointRules
 from hookline.testing import RecordingCallback
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline._engine.errors import ConfigError, HooklineError, OptionError
 from hookline.callbacks import CheckpointCallback
-from hookline.core.errors import ConfigError, HooklineError, OptionError
 from hookline.loops.trainer_config import CheckpointRules
 
 YAML = """\

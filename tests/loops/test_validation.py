@@ -3,8 +3,8 @@
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
-from hookline.record.records import Metrics
+from hookline._engine.errors import OptionError
+from hookline._record.records import Metrics
 from hookline.testing import RecordingCallback
 
 

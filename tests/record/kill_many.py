@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import hookline as hl
-from hookline.record.reader import lines
-from hookline.record.recorder import Recorder  # here: what is imported late, each child would import
-from hookline.record.segment import files
+from hookline._record.reader import lines
+from hookline._record.recorder import Recorder  # here: what is imported late, each child would import
+from hookline._record.segment import journal_files
 
 KILLS_PER_RUN = 50
 
@@ -56,7 +56,7 @@ def check(run_dir: Path, last: int) -> dict[str, int]:
     rows = [record for record in hl.read(run_dir) if type(record).__name__ == "Metrics"]
     steps = sorted(record.step for record in rows)
     unreadable = 0
-    for file in files(run_dir / "journal"):
+    for file in journal_files(run_dir / "journal"):
         for line, _ in lines(file.path):
             try:
                 json.loads(line)

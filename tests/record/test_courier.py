@@ -11,13 +11,13 @@ import pytest
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record import run_directory
-from hookline.record.courier import Courier, note_death, sync
-from hookline.record.delivery import Pace
-from hookline.record.reader import Reader
-from hookline.record.recorder import Recorder
-from hookline.record.records import Status
-from hookline.record.sink import Sink
+from hookline._record import run_directory
+from hookline._record.delivery import Pace
+from hookline._record.delivery_manager import DeliveryManager, note_death, sync
+from hookline._record.reader import Reader
+from hookline._record.recorder import Recorder
+from hookline._record.records import Status
+from hookline._record.sink import Sink
 from hookline.sinks import JsonlSink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
@@ -103,7 +103,7 @@ def start(tmp_path):
     started = []
 
     def courier(**sinks):
-        started.append(Courier(tmp_path, sinks, pace=PACE))
+        started.append(DeliveryManager(tmp_path, sinks, pace=PACE))
         started[-1].start(0.2)
         return started[-1]
 
@@ -168,7 +168,7 @@ def test_courier_refused_at_the_start_is_an_error_and_nothing_goes_on(recorder, 
 
 def test_courier_checks_all_sinks_before_it_begins(tmp_path):
     with pytest.raises(hl.ConfigError, match="no such setting"):
-        Courier(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink("check")})
+        DeliveryManager(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink("check")})
     assert not (tmp_path / "sinks").exists()
 
 
@@ -214,7 +214,7 @@ def test_run_with_a_sink_that_hangs_ends(tmp_path):
 
 def dead_run(tmp_path, steps=3):
     """What a killed run leaves: a status that says it runs, rows, and cursors that stand still."""
-    Courier(tmp_path, {"jsonl": JsonlSink()})
+    DeliveryManager(tmp_path, {"jsonl": JsonlSink()})
     recorder = Recorder(tmp_path)
     recorder.status("running", step=0)
     for step in range(1, steps + 1):
@@ -233,7 +233,7 @@ def test_sync_delivers_what_a_dead_run_left_and_records_that_it_failed(tmp_path)
 
 
 def test_sync_lets_a_sink_finish_what_it_does_at_its_close(tmp_path):
-    Courier(tmp_path, {"slow": SlowlyClosedSink()})
+    DeliveryManager(tmp_path, {"slow": SlowlyClosedSink()})
     recorder = Recorder(tmp_path)
     recorder.log(loss=1.0, step=1)
     recorder.close()
@@ -242,7 +242,7 @@ def test_sync_lets_a_sink_finish_what_it_does_at_its_close(tmp_path):
 
 
 def test_sync_of_a_refusing_sink_still_delivers_to_the_others(tmp_path):
-    Courier(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
+    DeliveryManager(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
     recorder = Recorder(tmp_path)
     recorder.log(loss=1.0, step=1)
     recorder.close()

@@ -12,8 +12,8 @@ import pytest
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record.courier_process import ProcessCourier
-from hookline.record.recorder import Recorder
+from hookline._record.delivery_manager import DeliveryProcess
+from hookline._record.recorder import Recorder
 from hookline.sinks import FunctionSink, JsonlSink
 
 SINKS = '''
@@ -23,8 +23,8 @@ SINKS = '''
     from dataclasses import dataclass
     from pathlib import Path
     import hookline as hl
-    from hookline.record.records import Status
-    from hookline.record.sink import Sink
+    from hookline._record.records import Status
+    from hookline._record.sink import Sink
     from hookline.sinks import JsonlSink
 
     def fork(action):
@@ -87,7 +87,7 @@ SINKS = '''
 TRAINING = """
     import os, sys, threading
     import hookline as hl
-    from hookline.record.delivery import Pace
+    from hookline._record.delivery import Pace
     from courier_test_sinks import *
 
     root = Path(sys.argv[1])
@@ -257,7 +257,7 @@ def test_process_courier_training_killed_while_the_sinks_are_opened_is_told_of_t
 def test_process_courier_refused_at_the_start_is_an_error_and_leaves_nothing(tmp_path):
     from courier_test_sinks import RefusingSink
 
-    courier = ProcessCourier(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
+    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
     with pytest.raises(hl.RefusedError, match="^mine: Set API_KEY.$"):
         courier.start()
     assert is_gone(courier.pid)
@@ -268,7 +268,7 @@ def test_process_courier_function_that_cannot_be_sent_is_an_error(tmp_path, func
     def local(report_data, step):
         pass
 
-    courier = ProcessCourier(tmp_path, {"f": FunctionSink(local if function == "local" else function)})
+    courier = DeliveryProcess(tmp_path, {"f": FunctionSink(local if function == "local" else function)})
     with pytest.raises(hl.ConfigError, match="'f' cannot be sent to another process .* delivery='thread'"):
         courier.start()
     assert courier.pid is None
@@ -289,7 +289,7 @@ def test_process_courier_function_of_the_script_itself_is_an_error_that_says_wha
 def test_process_courier_sink_that_hangs_does_not_hold_up_the_end(tmp_path):
     from courier_test_sinks import GatedSink
 
-    courier = ProcessCourier(
+    courier = DeliveryProcess(
         tmp_path, {"hanging": GatedSink(gate=str(tmp_path / "never")), "jsonl": JsonlSink(tmp_path / "x")}
     )
     courier.start(0.5)
@@ -302,7 +302,7 @@ def test_process_courier_sink_that_hangs_does_not_hold_up_the_end(tmp_path):
 
 
 def test_process_courier_that_was_killed_is_said_at_the_end_and_leaves_the_rest_to_sync(tmp_path, caplog):
-    courier = ProcessCourier(tmp_path, {"jsonl": JsonlSink()})
+    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
     courier.start()
     os.kill(courier.pid, signal.SIGKILL)
     wait_until(lambda: is_gone(courier.pid))
@@ -315,7 +315,7 @@ def test_process_courier_that_was_killed_is_said_at_the_end_and_leaves_the_rest_
 
 
 def test_process_courier_close_again_and_without_a_start_is_fine(tmp_path):
-    courier = ProcessCourier(tmp_path, {"jsonl": JsonlSink()})
+    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
     courier.close()
     courier.start()
     courier.close(1.0)
@@ -324,12 +324,12 @@ def test_process_courier_close_again_and_without_a_start_is_fine(tmp_path):
 
 
 def test_process_courier_sinks_are_listed_before_it_is_started(tmp_path):
-    courier = ProcessCourier(tmp_path, {"jsonl": JsonlSink()})
+    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
     assert [state.name for state in courier.states()] == ["jsonl"]
 
 
 def test_process_courier_leaves_no_descriptor_open(tmp_path):
-    courier = ProcessCourier(tmp_path, {"jsonl": JsonlSink()})
+    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
     before = descriptors()
     courier.start()
     courier.close(1.0)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import pytest
 
 import hookline as hl
-from hookline.record import lock
-from hookline.record.delivery import Delivery, Pace, Progress, sink_states
-from hookline.record.recorder import Recorder
-from hookline.record.sink import Sink
+from hookline._record import files
+from hookline._record.delivery import Delivery, Pace, Progress, sink_states
+from hookline._record.recorder import Recorder
+from hookline._record.sink import Sink
 from hookline.sinks import CsvSink, JsonlSink
 
 PACE = Pace(poll_seconds=0.0, retry_seconds=1.0, longest_seconds=30.0, jitter=lambda: 1.0)
@@ -71,7 +71,7 @@ def finish(delivery):
 def die(delivery):
     """What is left when its process is killed: the files, and no lock."""
     delivery.sink.close()
-    lock.let_go(delivery._lock)
+    files.let_go(delivery._lock)
 
 
 def csv_steps(tmp_path):
@@ -447,7 +447,7 @@ def test_delivery_by_two_processes_at_once_brings_every_row_once(recorder, tmp_p
     code = """
         import sys
         from pathlib import Path
-        from hookline.record.delivery import Delivery, Pace
+        from hookline._record.delivery import Delivery, Pace
         from hookline.sinks import JsonlSink
 
         JsonlSink.batch_records = 7
@@ -465,8 +465,8 @@ def test_delivery_by_two_processes_at_once_brings_every_row_once(recorder, tmp_p
 KILLER = """
     import os, random, signal, sys, time
     from pathlib import Path
-    from hookline.record.delivery import Delivery
-    from hookline.record.recorder import Recorder
+    from hookline._record.delivery import Delivery
+    from hookline._record.recorder import Recorder
     from hookline.sinks import CsvSink, JsonlSink
 
     run_dir, rng = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
@@ -520,8 +520,8 @@ def test_delivery_killed_at_any_moment_brings_every_row_once(tmp_path, seed):
 
 def everything(tmp_path):
     """All rows ever written, also those that a resume made obsolete."""
-    from hookline.record.reader import Reader
-    from hookline.record.records import Metrics
+    from hookline._record.reader import Reader
+    from hookline._record.records import Metrics
 
     return [parcel.record for parcel in Reader(tmp_path / "journal").new() if isinstance(parcel.record, Metrics)]
 

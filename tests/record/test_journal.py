@@ -15,10 +15,10 @@ import pytest
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record.journal import Journal
-from hookline.record.reader import Cursor, lines
-from hookline.record.records import Metrics, sealed
-from hookline.record.segment import files
+from hookline._record.journal import Journal
+from hookline._record.reader import Cursor, lines
+from hookline._record.records import Metrics, sealed
+from hookline._record.segment import journal_files
 
 
 def given(line):
@@ -32,7 +32,7 @@ def size(line, number):
 
 
 def contents(directory):
-    return [given(line).decode() for file in files(directory) for line, _ in lines(file.path)]
+    return [given(line).decode() for file in journal_files(directory) for line, _ in lines(file.path)]
 
 
 def test_journal_lines_are_read_back_while_open_and_after_close(tmp_path):
@@ -51,7 +51,7 @@ def test_journal_rotates_segments_and_gives_back_what_it_did_not_use(tmp_path):
         journal.append(line.encode() + b"}")
     journal.close()
     assert contents(tmp_path) == written
-    sizes = [file.path.stat().st_size for file in files(tmp_path)]
+    sizes = [file.path.stat().st_size for file in journal_files(tmp_path)]
     assert sum(sizes) == journal.bytes_written == sum(size(line.encode(), n) for n, line in enumerate(written))
     assert len(sizes) > 5
 
@@ -68,7 +68,7 @@ def test_journal_torn_tail_is_left_out(tmp_path):
     journal = Journal(tmp_path)
     for line in (b'{"a": 1}', b'{"b": 2}'):
         journal.append(line)
-    file = files(tmp_path)[0]
+    file = journal_files(tmp_path)[0]
     whole = file.path.read_bytes().rstrip(b"\0")
     for cut in range(len(whole) + 1):
         (tmp_path / "main-0009-1-aa-000000.jsonl").write_bytes(whole[:cut] + bytes(50))
@@ -101,7 +101,7 @@ def test_journal_forked_child_writes_to_a_file_of_its_own(tmp_path):
     code = """
         import os, sys
         from pathlib import Path
-        from hookline.record.journal import Journal
+        from hookline._record.journal import Journal
         journal = Journal(Path(sys.argv[1]))
         journal.append(b"parent before}")
         pid = os.fork()
@@ -115,7 +115,7 @@ def test_journal_forked_child_writes_to_a_file_of_its_own(tmp_path):
     """
     subprocess.run([sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines()), tmp_path], check=True)
     by_writer = {}
-    for file in files(tmp_path):
+    for file in journal_files(tmp_path):
         by_writer.setdefault(file.writer, []).extend(given(line) for line, _ in lines(file.path))
     assert sorted(by_writer.values()) == [[b"child"], [b"parent before", b"parent after"]]
 
@@ -126,7 +126,7 @@ def test_journal_each_start_is_a_new_session(tmp_path):
         journal.append(b"x}")
         journal.close()
     other = Journal(tmp_path, name="rank1")
-    assert [file.session for file in files(tmp_path)] == [0, 1, 2]
+    assert [file.session for file in journal_files(tmp_path)] == [0, 1, 2]
     assert other.session == 0
     other.close()
 
@@ -175,7 +175,7 @@ def small_disk(tmp_path):
 
 def test_journal_on_a_full_disk_goes_on_and_resumes_when_there_is_room(small_disk, caplog, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline._record.journal.time.monotonic", lambda: now[0])
     gaps = []
     journal = Journal(small_disk, segment_bytes=1 << 20, on_gap=gaps.append)
     filler = small_disk / "filler"
@@ -196,8 +196,8 @@ def test_journal_on_a_full_disk_goes_on_and_resumes_when_there_is_room(small_dis
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_resume_mark_on_a_full_disk_is_written_before_the_first_row(small_disk, monkeypatch, is_mapped):
     now = [0.0]
-    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: is_mapped)
+    monkeypatch.setattr("hookline._record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline._record.journal.can_map", lambda directory: is_mapped)
     session = hl.Recorder(small_disk, segment_bytes=8192)
     for step in (1, 2, 3):
         session.log(loss=1.0, step=step)
@@ -236,8 +236,8 @@ class SmallDisk:
 @pytest.mark.parametrize("room", range(0, 40, 4))
 def test_journal_of_plain_appends_ends_a_torn_line_before_the_next(tmp_path, monkeypatch, room):
     now, disk = [0.0], SmallDisk(size(b"one", 0) + room)
-    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: False)
+    monkeypatch.setattr("hookline._record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline._record.journal.can_map", lambda directory: False)
     monkeypatch.setattr("os.write", disk.write)
     journal = Journal(tmp_path)
     results = [journal.append(b"one}"), journal.append(b"another}")]
@@ -249,13 +249,14 @@ def test_journal_of_plain_appends_ends_a_torn_line_before_the_next(tmp_path, mon
     kept = [line for line, was_kept in zip(given, results, strict=True) if was_kept]
     fitting = given[: 1 + (room >= size(b"another", 1))]
     assert [line for line in contents(tmp_path) if line in given] == kept == [*fitting, "third100"]
-    assert (journal.lost, journal.bytes_written) == (results.count(False), files(tmp_path)[0].path.stat().st_size)
+    size_on_disk = journal_files(tmp_path)[0].path.stat().st_size
+    assert (journal.lost, journal.bytes_written) == (results.count(False), size_on_disk)
 
 
 def test_resume_mark_behind_a_torn_line_is_read_back(tmp_path, monkeypatch):
     now, disk = [0.0], SmallDisk(5)
-    monkeypatch.setattr("hookline.record.journal.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: False)
+    monkeypatch.setattr("hookline._record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline._record.journal.can_map", lambda directory: False)
     monkeypatch.setattr("os.write", disk.write)
     session = hl.Recorder(tmp_path)
     session.resume(1)
@@ -286,7 +287,7 @@ def test_journal_where_files_cannot_be_preallocated_uses_plain_appends_and_says_
 
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_journal_power_durability_syncs_off_the_training_thread(tmp_path, monkeypatch, is_mapped):
-    monkeypatch.setattr("hookline.record.journal.can_map", lambda directory: is_mapped)
+    monkeypatch.setattr("hookline._record.journal.can_map", lambda directory: is_mapped)
     synced = threading.Event()
     threads = []
 
@@ -429,7 +430,7 @@ def test_journal_whose_prepared_segment_was_taken_away_makes_another(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from hookline.record.journal import Journal
+from hookline._record.journal import Journal
 journal = Journal(sys.argv[1])
 journal.append(b"one}")
 os.kill(os.getpid(), signal.SIGKILL)
@@ -518,7 +519,7 @@ def test_reader_skips_holes_and_reads_every_other_row(tmp_path, is_open):
         recorder.log(loss=1.0, step=step)
     if not is_open:
         recorder.close()
-    (file,) = files(tmp_path / "journal")
+    (file,) = journal_files(tmp_path / "journal")
     before = file.path.read_bytes()
     with_holes(file.path, [(5, 6), (7, 9), (100, 500)])
     missing = {5, 7, 8, *range(100, 500)}
@@ -531,7 +532,7 @@ def test_reader_reads_a_line_whose_newline_is_missing_before_others(tmp_path):
     recorder = hl.Recorder(tmp_path)
     for step in range(3):
         recorder.log(loss=1.0, step=step)
-    (file,) = files(tmp_path / "journal")
+    (file,) = journal_files(tmp_path / "journal")
     end = file.path.read_bytes().index(b"\n")
     with file.path.open("r+b") as changed:
         os.pwrite(changed.fileno(), b"\0", end)
@@ -542,7 +543,7 @@ def test_reader_reads_a_line_whose_newline_is_missing_before_others(tmp_path):
 def test_journal_of_a_killed_session_with_a_hole_keeps_what_is_behind_it(tmp_path):
     lines_of = KILLED.replace("journal.append(b", "for number in range(3000): journal.append(b'%d ' % number + b")
     subprocess.run([sys.executable, "-c", lines_of, tmp_path], check=False, timeout=60)
-    (file,) = files(tmp_path)
+    (file,) = journal_files(tmp_path)
     written = len(file.path.read_bytes().rstrip(b"\0"))
     with_holes(file.path, [(1, 2900)])  # at which halving would end
     Journal(tmp_path).close()
@@ -555,7 +556,7 @@ def test_line_that_a_killed_process_was_copying_is_no_damage(tmp_path, rest, cap
     with hl.run("killed", root=tmp_path, summary=False) as run:
         for _ in run.steps(3):
             run.log(loss=1.0)
-    (file,) = files(run.dir / "journal")
+    (file,) = journal_files(run.dir / "journal")
     lines_before = file.path.read_bytes().splitlines(keepends=True)
     torn = b'{"kind":"metrics","step":3,"values":{"text":"xx\0\0\0\0xx"},"time":1.0}'  # its parts come in any order
     file.path.write_bytes(b"".join(lines_before[:-1]) + torn + rest)
@@ -586,7 +587,7 @@ def test_training_whose_journal_is_truncated_survives_and_reports_the_loss(tmp_p
     command = [sys.executable, "-c", TRAINS, tmp_path]
     training = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     directory = Path(training.stdout.readline().strip())
-    (file,) = files(directory / "journal")
+    (file,) = journal_files(directory / "journal")
     size = len(file.path.read_bytes().rstrip(b"\0"))
     os.truncate(file.path, int(size * kept))
     output, _ = training.communicate("\n", timeout=60)
@@ -605,7 +606,7 @@ def test_training_whose_journal_is_truncated_survives_and_reports_the_loss(tmp_p
 def test_journal_truncated_on_a_full_disk_goes_on_in_memory_until_the_next_file(tmp_path, monkeypatch):
     recorder = hl.Recorder(tmp_path)
     recorder.log(loss=1.0, step=0)
-    (file,) = files(tmp_path / "journal")
+    (file,) = journal_files(tmp_path / "journal")
     os.truncate(file.path, 0)
     refused = iter([OSError(errno.ENOSPC, "No space left on device")])
     allocate = os.posix_fallocate
@@ -627,7 +628,7 @@ def test_journal_truncated_on_a_full_disk_goes_on_in_memory_until_the_next_file(
 def test_journal_whose_file_is_removed_writes_it_again(tmp_path, caplog):
     recorder = hl.Recorder(tmp_path)
     recorder.log(loss=1.0, step=0)
-    (file,) = files(tmp_path / "journal")
+    (file,) = journal_files(tmp_path / "journal")
     file.path.unlink()
     recorder.log(loss=1.0, step=1)
     wait_until(lambda: file.path.exists())  # the keeper notices

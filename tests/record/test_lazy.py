@@ -13,11 +13,10 @@ import weakref
 import pytest
 
 import hookline as hl
-from hookline.core.metrics import MetricsRow, collect, readable
-from hookline.core.values import Deferred
-from hookline.record import device
-from hookline.record.device import defer
-from hookline.record.records import Metrics, Rewards, Sample
+from hookline._engine.metrics import Deferred, MetricsRow, collect, readable
+from hookline._record import device
+from hookline._record.device import defer
+from hookline._record.records import Metrics, Rewards, Sample
 
 
 class Array:

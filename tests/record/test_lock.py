@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.record import lock
+from hookline._record import files
 
 
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "lock"
     yield path
-    lock.let_go(path)
+    files.let_go(path)
 
 
 def python(code, *arguments):
@@ -27,53 +27,53 @@ def python(code, *arguments):
 
 
 HOLD = """
-    from hookline.record import lock
+    from hookline._record import lock
     print(lock.hold(Path(sys.argv[1])))
     sys.stdin.read()
 """
 
 
 def test_lock_is_free_then_held_then_free(path):
-    assert not lock.is_held(path)
-    assert lock.hold(path)
-    assert lock.is_held(path)
-    lock.let_go(path)
-    assert not lock.is_held(path)
+    assert not files.is_held(path)
+    assert files.hold(path)
+    assert files.is_held(path)
+    files.let_go(path)
+    assert not files.is_held(path)
 
 
 def test_lock_is_given_once_in_a_process(path):
-    assert [lock.hold(path), lock.hold(path)] == [True, False]
-    assert lock.is_held(path)
+    assert [files.hold(path), files.hold(path)] == [True, False]
+    assert files.is_held(path)
 
 
 def test_lock_looked_at_in_its_own_process_stays_held_for_others(path):
-    assert lock.hold(path)
-    lock.is_held(path)
-    lock.hold(path)
+    assert files.hold(path)
+    files.is_held(path)
+    files.hold(path)
     other = python(HOLD, path)
     assert other.stdout.readline() == "False\n"
     other.communicate("")
 
 
 def test_lock_by_way_of_a_link_is_the_same_lock(path, tmp_path):
-    lock.hold(path)
+    files.hold(path)
     (tmp_path / "link").symlink_to(path)
-    assert not lock.hold(tmp_path / "link")
+    assert not files.hold(tmp_path / "link")
 
 
 def test_lock_of_a_killed_process_is_free(path):
     other = python(HOLD, path)
     assert other.stdout.readline() == "True\n"
-    assert lock.is_held(path)
-    assert not lock.hold(path)
+    assert files.is_held(path)
+    assert not files.hold(path)
     other.kill()
     other.communicate()
-    assert lock.hold(path)
+    assert files.hold(path)
 
 
 def test_lock_of_a_killed_process_with_a_living_child_is_free(path):
     code = """
-        from hookline.record import lock
+        from hookline._record import lock
         lock.hold(Path(sys.argv[1]))
         child = os.fork()
         if child == 0:
@@ -86,13 +86,13 @@ def test_lock_of_a_killed_process_with_a_living_child_is_free(path):
     child = int(other.stdout.readline())
     other.wait()
     assert os.kill(child, 0) is None
-    assert lock.hold(path)
+    assert files.hold(path)
     other.communicate("")
 
 
 def test_lock_that_a_forked_child_lets_go_of_stays_its_parents(path):
     code = """
-        from hookline.record import lock
+        from hookline._record import lock
         lock.hold(Path(sys.argv[1]))
         if os.fork() == 0:
             lock.let_go(Path(sys.argv[1]))
@@ -102,13 +102,13 @@ def test_lock_that_a_forked_child_lets_go_of_stays_its_parents(path):
     """
     other = python(code, path)
     assert other.stdout.readline() == "0\n"
-    assert lock.is_held(path)
+    assert files.is_held(path)
     other.communicate("")
 
 
 def test_lock_that_others_only_look_at_can_always_be_taken(path):
     code = """
-        from hookline.record import lock
+        from hookline._record import lock
         print("ready")
         while not Path(sys.argv[1] + ".done").exists():
             for _ in range(1000):
@@ -119,8 +119,8 @@ def test_lock_that_others_only_look_at_can_always_be_taken(path):
     other.stdout.readline()
     taken = []
     for _ in range(3000):
-        taken.append(lock.hold(path))
-        lock.let_go(path)
+        taken.append(files.hold(path))
+        files.let_go(path)
     path.with_name("lock.done").touch()
     other.communicate()
     assert taken.count(False) == 0
@@ -145,7 +145,7 @@ def no_locks(tmp_path, monkeypatch):
 
 
 LOOK = """
-    from hookline.record import lock
+    from hookline._record import lock
     path = Path(sys.argv[1])
     print([lock.is_held(path), lock.hold(path), lock.is_held(path)])
 """
@@ -158,16 +158,16 @@ def looked(path):
 def test_lock_without_file_locks_is_held_until_its_process_dies(path, no_locks):
     holder = python(HOLD, path)
     assert holder.stdout.readline() == "True\n"
-    assert (looked(path), lock.is_held(path), lock.hold(path)) == ("[True, False, True]\n", True, False)
+    assert (looked(path), files.is_held(path), files.hold(path)) == ("[True, False, True]\n", True, False)
     holder.kill()
     holder.communicate()
-    assert (looked(path), lock.hold(path)) == ("[False, True, True]\n", True)
+    assert (looked(path), files.hold(path)) == ("[False, True, True]\n", True)
     assert [file.name for file in path.parent.glob("*lock*")] == ["lock"]
 
 
 def test_lock_without_file_locks_that_is_given_back_is_free(path, no_locks):
     give_back = "print(lock.hold(path), lock.let_go(path), lock.is_held(path), list(path.parent.glob('*.owner')))"
-    again = python("from hookline.record import lock\npath = Path(sys.argv[1])\n" + give_back, path)
+    again = python("from hookline._record import lock\npath = Path(sys.argv[1])\n" + give_back, path)
     assert again.communicate()[0] == "True None False []\n"
 
 
@@ -178,9 +178,9 @@ def test_lock_of_an_owner_on_another_machine_is_held_while_its_file_is_touched(p
     holder.communicate()
     owner = path.with_name("lock.owner")
     owner.write_text(json.dumps(json.loads(owner.read_text()) | {"machine": "another"}))
-    assert (lock.is_held(path), looked(path)) == (True, "[True, False, True]\n")
+    assert (files.is_held(path), looked(path)) == (True, "[True, False, True]\n")
     os.utime(owner, (1.0, 1.0))
-    assert (lock.is_held(path), looked(path)) == (False, "[False, True, True]\n")
+    assert (files.is_held(path), looked(path)) == (False, "[False, True, True]\n")
 
 
 def test_lock_of_an_owner_whose_number_another_process_has_is_free(path, no_locks):
@@ -188,9 +188,9 @@ def test_lock_of_an_owner_whose_number_another_process_has_is_free(path, no_lock
     holder.stdout.readline()
     owner = path.with_name("lock.owner")
     facts = json.loads(owner.read_text())
-    assert lock.is_held(path)
+    assert files.is_held(path)
     owner.write_text(json.dumps(facts | {"started": "1"}))
-    assert not lock.is_held(path)
+    assert not files.is_held(path)
     holder.communicate("")
 
 

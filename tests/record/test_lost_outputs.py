@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from waiting import wait_until
 
 import hookline as hl
+from hookline._record.delivery_manager import sync
 from hookline.cli.app import app
-from hookline.record.courier import sync
 
 
 def csv_steps(path):

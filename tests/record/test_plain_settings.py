@@ -19,8 +19,7 @@ import pydantic
 import pytest
 
 import hookline as hl
-from hookline.record.description import describe
-from hookline.record.plain_settings import plain_settings
+from hookline._record.settings import describe, plain_settings
 from hookline.sinks import HooklineSink
 
 

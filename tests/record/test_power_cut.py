@@ -8,8 +8,8 @@ import pytest
 from soak.power_cut import PowerCuts, why_not
 
 import hookline as hl
-from hookline.core.errors import CheckpointError, OptionError
-from hookline.record.records import Event
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline._record.records import Event
 
 FILES = {"save": lambda path: None, "load": lambda path: None}
 

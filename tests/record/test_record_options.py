@@ -6,9 +6,9 @@ import threading
 import pytest
 
 import hookline as hl
-from hookline.core.errors import ConfigError, OptionError
-from hookline.record import run_directory
-from hookline.record.recorder import Recorder
+from hookline._engine.errors import ConfigError, OptionError
+from hookline._record import run_directory
+from hookline._record.recorder import Recorder
 
 
 def test_recorder_durability_power_brings_rows_to_the_disk_off_the_training_thread(tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 import hookline as hl
-from hookline.record.reader import Cursor, Reader, last_status
-from hookline.record.records import Event, Metrics, Sample, Status
+from hookline._record.reader import Cursor, Reader, last_status
+from hookline._record.records import Event, Metrics, Sample, Status
 
 
 def recorded(run_dir, **options):

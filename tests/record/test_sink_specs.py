@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline.record.sink import SINKS, Sink, make_sink, make_sinks, place_of, register_sink
+from hookline._record.sink import SINKS, Sink, make_sink, make_sinks, place_of, register_sink
 from hookline.sinks import CsvSink, JsonlSink
 
 
@@ -109,7 +109,7 @@ def test_relative_path_is_kept_where_it_was_meant(tmp_path, monkeypatch):
 
 
 def test_place_of_what_can_be_imported_and_what_cannot():
-    assert place_of(make_sink) == "hookline.record.sink:make_sink"
+    assert place_of(make_sink) == "hookline._record.sink:make_sink"
     assert place_of(lambda: None) is None
     assert place_of(KeptSink().write) is None
 
@@ -137,7 +137,7 @@ def test_sinks_are_found_without_loading_any_vendor():
     import subprocess
     import sys
 
-    code = "import sys; from hookline.record.sink import SINKS; SINKS.names(); print(*sys.modules)"
+    code = "import sys; from hookline._record.sink import SINKS; SINKS.names(); print(*sys.modules)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )

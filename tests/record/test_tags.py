@@ -5,8 +5,8 @@ import json
 import pytest
 
 import hookline as hl
-from hookline.core.errors import OptionError
-from hookline.record.tags import LONGEST_TAG, MOST_TAGS, checked_tags
+from hookline._engine.errors import OptionError
+from hookline._record.run_directory import LONGEST_TAG, MOST_TAGS, checked_tags
 
 
 def test_tags_of_a_run_are_kept_once_and_runs_are_found_by_them(tmp_path):

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 import hookline as hl
-from hookline.core.errors import ConfigError
-from hookline.record.courier import sync
+from hookline._engine.errors import ConfigError
+from hookline._record.delivery_manager import sync
 
 
 @pytest.fixture

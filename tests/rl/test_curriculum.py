@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hookline as hl
-from hookline.core.errors import ConfigError, OptionError, UnknownNameError
-from hookline.rl.curriculum import Curriculum, CurriculumConfig, CurriculumEvent
+from hookline._engine.errors import ConfigError, OptionError, UnknownNameError
 from hookline.rl.environments import Arithmetic, Sorting
-from hookline.rl.lesson import Lesson
+from hookline.rl.rollouts.config import Lesson
+from hookline.rl.rollouts.curriculum import Curriculum, CurriculumConfig, CurriculumEvent
 
 
 def lesson(name, *depends_on, **options):

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hookline.core.errors import ConfigError, DuplicateError, OptionError
-from hookline.rl.environment import ENVIRONMENTS, evaluation_tasks, make_environment, succeeded
+from hookline._engine.errors import ConfigError, DuplicateError, OptionError
 from hookline.rl.environments import Arithmetic, Copying, Reasoning, RewardDataset, Sorting
-from hookline.rl.environments.arithmetic import last_number
+from hookline.rl.environments.base import ENVIRONMENTS, Faults, evaluation_tasks, make_environment, succeeded
 from hookline.rl.environments.reasoning import answer_of, follows_format
-from hookline.rl.faults import Faults
-from hookline.rl.scoring import IN_A_ROW, MOST_LEFT_BEHIND, score_batch
+from hookline.rl.environments.text_tasks import last_number
+from hookline.rl.rollouts.scoring import IN_A_ROW, MOST_LEFT_BEHIND, score_batch
 from hookline.rl.types import Task
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n), "topic": "sums"} for n in range(50)]
@@ -92,7 +91,7 @@ def test_register_environment_under_a_taken_name_is_refused():
 
 
 def test_import_environments_and_curriculum_loads_no_torch():
-    modules = "hookline.rl.environments, hookline.rl.curriculum, hookline.rl.scoring"
+    modules = "hookline.rl.environments, hookline.rl.rollouts.curriculum, hookline.rl.rollouts.scoring"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -595,7 +594,8 @@ def test_score_batch_with_a_scorer_that_exits_goes_on():
 
 def test_score_batch_that_hangs_does_not_keep_the_program_from_exiting():
     code = (
-        "import threading; from hookline.rl.scoring import score_batch; from hookline.rl.environments import Sorting\n"
+        "import threading; from hookline.rl.rollouts.scoring import score_batch\n"
+        "from hookline.rl.environments import Sorting\n"
         "class Stuck(Sorting):\n    def score(self, task, completion): threading.Event().wait()\n"
         "print(score_batch(Stuck(), [Sorting().task(1)], [''], timeout_seconds=0.05))"
     )

@@ -8,15 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from hookline import rl
-from hookline.core.errors import OptionError
-from hookline.rl.group import EPSILON, group_advantages
+from hookline._engine.errors import OptionError
+from hookline.rl.rollouts.worker import EPSILON, group_advantages
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
-from hookline.rl.grpo import grpo_loss, token_logprobs  # noqa: E402
-from hookline.rl.rollout_batch import rollout_batch  # noqa: E402
+from hookline.rl.learner.loss import (  # noqa: E402
+    grpo_loss,
+    rollout_batch,
+    token_logprobs,
+)
 
 torch.set_num_threads(1)
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from hookline.core.errors import OptionError
-from hookline.rl.policy import Policy, PolicyError
+from hookline._engine.errors import OptionError
+from hookline.rl.policies.base import Policy, PolicyError
 from hookline.rl.types import Sampling
 
 torch = pytest.importorskip("torch")
@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
-from hookline.rl.hf_policy import HFPolicy  # noqa: E402
+from hookline.rl.policies.hf import HFPolicy  # noqa: E402
 
 torch.set_num_threads(1)
 ALPHABET = "0123456789>=+ "

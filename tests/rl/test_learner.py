@@ -11,10 +11,10 @@ from test_subscribers import NEEDS_ARGUMENTS, built_in
 
 import hookline as hl
 from hookline import rl
+from hookline._record.reader import read
+from hookline._record.records import Event, Metrics, Sample
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback
 from hookline.hooks import CheckpointHook, Hook, MetricsHook, PeriodicHook
-from hookline.record.reader import read
-from hookline.record.records import Event, Metrics, Sample
 from hookline.rl.environments import RewardDataset, Sorting
 from hookline.testing import RecordingCallback
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 import hookline as hl
-from hookline.core.collection import CallbackCollection
-from hookline.core.errors import OptionError
-from hookline.record.reader import last_status, read
-from hookline.record.records import Event, Metrics
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.errors import OptionError
+from hookline._record.reader import last_status, read
+from hookline._record.records import Event, Metrics
 from hookline.rl.types import Completion, Rollout, Task
 
 torch = pytest.importorskip("torch")
@@ -26,10 +26,15 @@ if importlib.util.find_spec("ray") is None:  # not imported here: that is done w
 
 from hookline import rl  # noqa: E402
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
-from hookline.rl.ray_cluster import RayCluster  # noqa: E402
-from hookline.rl.ray_executor import LearnerLostError  # noqa: E402
-from hookline.rl.remote_rollouts import RemoteRollouts  # noqa: E402
-from hookline.rl.rollout_fleet import MOST_DEATHS, WATCH, RolloutFleet, WorkerLostError  # noqa: E402
+from hookline.rl.learner.ray import LearnerLostError  # noqa: E402
+from hookline.rl.rollouts.fleet import (  # noqa: E402
+    MOST_DEATHS,
+    WATCH,
+    RayCluster,
+    RolloutFleet,
+    WorkerLostError,
+)
+from hookline.rl.rollouts.remote import RemoteRollouts  # noqa: E402
 
 torch.set_num_threads(1)
 ROUNDS = 500

@@ -7,7 +7,7 @@ import pytest
 
 import hookline as hl
 from hookline import rewards
-from hookline.record.records import Sample
+from hookline._record.records import Sample
 from hookline.rewards import RewardConfig, library
 
 SEED = ["xmlcount", "soft_format", "strict_format", "integer", "correctness", "anti_repetition", "topic_relevance"]

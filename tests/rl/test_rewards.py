@@ -16,7 +16,7 @@ import pytest
 
 import hookline as hl
 from hookline import rewards
-from hookline.record.records import Event, Rewards, Sample
+from hookline._record.records import Event, Rewards, Sample
 
 
 @pytest.fixture(autouse=True)

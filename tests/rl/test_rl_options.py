@@ -10,7 +10,7 @@ import hookline as hl
 from hookline import rl
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rewards import library, logged, wrap
-from hookline.rl.rollout_actor import RolloutActor, RolloutOrder
+from hookline.rl.rollouts.actor import RolloutActor, RolloutOrder
 from hookline.testing import RecordingCallback
 
 

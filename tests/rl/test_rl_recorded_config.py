@@ -37,7 +37,7 @@ def test_train_records_all_of_its_settings(model):
     assert (said["grpo"], said["rollout"]["temperature"]) == ({"clip": 0.2, "kl": 0.1, "updates": 1}, 0.7)
     assert (said["train"]["max_steps"], said["executor"]) == (1, "local")
     (lesson,) = said["curriculum"]["lessons"]
-    assert (lesson["id"], lesson["environment"]) == ("sort", "hookline.rl.environments.sorting:Sorting")
+    assert (lesson["id"], lesson["environment"]) == ("sort", "hookline.rl.environments.text_tasks:Sorting")
 
 
 def test_learner_made_by_hand_records_its_settings_and_those_of_its_worker(model):

@@ -13,9 +13,9 @@ from scripted_policy import ScriptedPolicy, Unreachable, curriculum, sort_digits
 
 import hookline as hl
 from hookline import rl
+from hookline._record.reader import read
+from hookline._record.records import Event, Metrics, Sample
 from hookline.hooks import CheckpointHook, CompositeHook, Hook, LoggingHook, MetricsHook, PeriodicHook
-from hookline.record.reader import read
-from hookline.record.records import Event, Metrics, Sample
 from hookline.rl.environments import Copying, RewardDataset, Sorting
 from hookline.testing import RecordingCallback
 

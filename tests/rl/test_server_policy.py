@@ -8,13 +8,13 @@ import threading
 import pytest
 from completion_server import CompletionServer, Reply, as_vllm, choice
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.rl.policy import Policy, PolicyError
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline.rl.policies.base import Policy, PolicyError
 from hookline.rl.types import Completion, Sampling
 
 pytest.importorskip("httpx")
 
-from hookline.rl.server_policy import ServerPolicy
+from hookline.rl.policies.server import ServerPolicy
 
 
 @pytest.fixture

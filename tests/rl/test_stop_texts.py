@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookline.rl.stop_texts import StopTexts
+from hookline.rl.policies.base import StopTexts
 
 
 class Pieces:

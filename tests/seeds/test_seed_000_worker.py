@@ -18,8 +18,8 @@ from destinations.http_server import StatusServer
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record.delivery import Pace
-from hookline.record.records import Metrics
+from hookline._record.delivery import Pace
+from hookline._record.records import Metrics
 from hookline.sinks import StatusSink, outbox, status_hooks
 from hookline.status import TAOStatusLogger, create_training_hooks, create_validation_hooks
 

@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from hookline import rl
+from hookline._record.reader import read
+from hookline._record.records import Metrics, Sample
 from hookline.hooks import (
     CheckpointHook,
     CompositeHook,
@@ -29,8 +31,6 @@ from hookline.hooks import (
     create_default_evaluation_hooks,
     load_hooks,
 )
-from hookline.record.reader import read
-from hookline.record.records import Metrics, Sample
 from hookline.rl import RolloutWorker
 from hookline.rl.environments import RewardDataset, Sorting
 

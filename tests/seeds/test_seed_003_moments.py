@@ -22,7 +22,7 @@ from hookline import (
     RunResult,
     TrainingBatch,
 )
-from hookline.core.state import ExperimentResult  # the data of the one that has methods
+from hookline._engine.state import ExperimentResult  # the data of the one that has methods
 from hookline.testing import Event, FakeLoop, RecordingCallback, fire_everything
 
 NUMBERS = dict[str, Any]

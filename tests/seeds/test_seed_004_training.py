@@ -28,9 +28,9 @@ from trl import GRPOConfig, GRPOTrainer
 import hookline as hl
 import hookline.logging as hookline_logging
 from hookline import rewards
+from hookline._record.records import Sample
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback, attach
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.record.records import Sample
 from hookline.rewards import library
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -2,9 +2,9 @@
 
 import time
 
-from hookline.record import run_directory
-from hookline.record.recorder import cleaned
-from hookline.record.records import Event, LogLine, Metrics, Sample, Status, encode
+from hookline._record import run_directory
+from hookline._record.recorder import cleaned
+from hookline._record.records import Event, LogLine, Metrics, Sample, Status, encode
 
 NOW = time.time()
 HOSTILE = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'

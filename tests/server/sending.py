@@ -4,7 +4,7 @@ import http.client
 import json
 import urllib.parse
 
-from hookline.record.records import Metrics, Status, encode
+from hookline._record.records import Metrics, Status, encode
 from hookline.server.tokens import Tokens
 
 WRITE, READ = "write-token-of-a-test", "read-token-of-a-test"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.core.errors import OptionError
-from hookline.record.records import DEEPEST
-from hookline.server.json_depth import check_lines_depth
+from hookline._engine.errors import OptionError
+from hookline._record.records import DEEPEST
+from hookline.server.limits import check_lines_depth
 
 TEXTS = st.text(alphabet='\\"[]{}a\né', max_size=6)
 VALUES = st.recursive(

@@ -5,12 +5,12 @@ from page_runs import finished_run, repeats
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from hookline.core.errors import UnknownNameError
+from hookline._engine.errors import UnknownNameError
 from hookline.server.experiment_api import ENDPOINTS as OF_EXPERIMENTS
 from hookline.server.listing import LONGEST_REST_SECONDS, Listing
-from hookline.server.runs_api import ENDPOINTS as OF_RUNS
+from hookline.server.runs_api import RUN_ENDPOINTS as OF_RUNS
 from hookline.store import Runs, runs
-from hookline.store.liveness import Liveness
+from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 
 

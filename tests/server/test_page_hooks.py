@@ -9,8 +9,8 @@ from page_runs import HOSTILE, append, begun, event, live_run
 from playwright.sync_api import expect
 
 import hookline as hl
-from hookline.core.timing import Cost
-from hookline.record.records import Metrics
+from hookline._engine.costs import Cost
+from hookline._record.records import Metrics
 
 
 class Timed(hl.Callback):

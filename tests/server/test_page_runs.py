@@ -7,7 +7,7 @@ import pytest
 from page_looks import has_sideways_scroll, panel
 from page_runs import HOSTILE, append, ended, event, finished_run, live_run, repeats, row, rows
 
-from hookline.record.records import Metrics
+from hookline._record.records import Metrics
 
 pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
 from playwright.sync_api import expect

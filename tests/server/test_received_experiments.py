@@ -7,8 +7,8 @@ import pytest
 from sending import READ, TOKENS, WRITE, ask
 
 import hookline as hl
-from hookline.record.reader import read
-from hookline.record.records import RUN_RESULT, Event
+from hookline._record.reader import read
+from hookline._record.records import RUN_RESULT, Event
 from hookline.rl.types import Task
 from hookline.server import WebServer
 

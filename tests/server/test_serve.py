@@ -13,9 +13,9 @@ from page_runs import finished_run
 from sending import FILE, ORIGIN, OTHER, READ, TOKENS, WRITE, ask, beat, claim, home, put, rows_of, status_of
 
 import hookline as hl
-from hookline.server.disk_trouble import AGAIN_SECONDS, DiskTrouble
+from hookline.server.application import AGAIN_SECONDS, DiskTrouble
 from hookline.server.tokens import Given, Tokens, settle
-from hookline.store.liveness import Liveness
+from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 
 TWO = rows_of(2)

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 from waiting import wait_until
 
 import hookline as hl
+from hookline._engine.errors import ConfigError, OptionError
 from hookline.cli import app
-from hookline.cli.serve import sinks_line
-from hookline.cli.token_handover import without_tokens
-from hookline.core.errors import ConfigError, OptionError
+from hookline.cli.serve import sinks_line, without_tokens
 from hookline.server.tokens import KEPT, Given, Tokens, from_file, kept, settle
 from hookline.server.web_server import allowed_name
 

@@ -14,10 +14,10 @@ import pytest
 from page_runs import finished_run
 from sending import FILE, ORIGIN, READ, TOKENS, WRITE, ask, claim, home, put, rows_of, status_of, tree
 
-from hookline.core.errors import ConfigError, OptionError
+from hookline._engine.errors import ConfigError, OptionError
 from hookline.server import WebServer
+from hookline.server.limits import MOST_UNPACKED_BYTES, Bodies, Body
 from hookline.server.received_runs import check_lines
-from hookline.server.request_body import MOST_UNPACKED_BYTES, Bodies, Body
 from hookline.server.tokens import Tokens
 
 NAMES = [

@@ -15,10 +15,9 @@ from sending import TOKENS, WRITE, ask, claim, put, rows_of
 from soak.flood import Flood
 from waiting import wait_until
 
-from hookline.record.records import Metrics, encode
+from hookline._record.records import Metrics, encode
 from hookline.server.connections import DISCARDED_BYTES, ConnectionLimits
-from hookline.server.metric_names import NamesError, names_of
-from hookline.server.request_body import Bodies
+from hookline.server.limits import Bodies, NamesError, names_of
 from hookline.server.tokens import Tokens
 
 HOST = b"Host: 127.0.0.1\r\n"

@@ -17,11 +17,10 @@ from page_runs import append, ended, event, finished_run, line, live_run, make_r
 from starlette.requests import Request
 from waiting import wait_until
 
-from hookline.core.errors import ConfigError
+from hookline._engine.errors import ConfigError
 from hookline.server import WebServer, application
-from hookline.server.application import ENDPOINTS
+from hookline.server.application import ENDPOINTS, HEADERS
 from hookline.server.endpoint import Endpoint
-from hookline.server.guard import HEADERS
 from hookline.store import DamagedIndexError, QueryTimeoutError, runs
 
 

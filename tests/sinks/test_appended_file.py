@@ -5,7 +5,7 @@ import errno
 import pytest
 
 import hookline as hl
-from hookline.sinks.appended_file import AppendedFile
+from hookline.sinks.output_files import AppendedFile
 
 
 def refuse(*_):

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 import hookline as hl
-from hookline.record.delivery import Delivery
-from hookline.record.recorder import Recorder
+from hookline._record.delivery import Delivery
+from hookline._record.recorder import Recorder
 from hookline.sinks import ConsoleSink
 
 

@@ -8,8 +8,8 @@ import textwrap
 import pytest
 
 import hookline as hl
-from hookline.record.delivery import Delivery
-from hookline.record.recorder import Recorder
+from hookline._record.delivery import Delivery
+from hookline._record.recorder import Recorder
 from hookline.sinks import FileSink
 
 
@@ -116,7 +116,7 @@ def test_file_crash_between_the_exchange_and_the_first_line_loses_nothing(record
 KILLER = """
     import os, random, signal, sys, time
     from pathlib import Path
-    from hookline.record.delivery import Delivery
+    from hookline._record.delivery import Delivery
     from hookline.sinks import FileSink
 
     FileSink.batch_records = 3

@@ -10,13 +10,13 @@ from destinations.trackio import trackio_in
 from destinations.wandb import end_wandb, read_records
 
 import hookline as hl
-from hookline.record import lock
-from hookline.record.delivery import Delivery, Pace
-from hookline.record.recorder import Recorder
-from hookline.record.sink import Sink
+from hookline._record import files
+from hookline._record.delivery import Delivery, Pace
+from hookline._record.recorder import Recorder
+from hookline._record.sink import Sink
 from hookline.sinks.mlflow import KEY_TAG, PARENT_TAG, MlflowSink
 from hookline.sinks.mlflow_connection import alone_in
-from hookline.sinks.run_facts import read_facts
+from hookline.sinks.run_progress import read_facts
 from hookline.sinks.trackio import TrackioSink
 from hookline.sinks.wandb import WandbSink
 
@@ -25,7 +25,7 @@ BESIDE = """
 import sys
 from pathlib import Path
 from mlflow.tracking import MlflowClient
-from hookline.record.delivery import Delivery
+from hookline._record.delivery import Delivery
 from hookline.sinks.mlflow import MlflowSink
 
 MlflowClient(tracking_uri=sys.argv[2]).search_experiments()  # what takes long is done
@@ -240,7 +240,7 @@ def test_lock_of_an_experiment_that_somebody_keeps_is_a_fault_after_a_while(tmp_
     with alone_in(tmp_path, 1.0), pytest.raises(TimeoutError, match="another run has"), alone_in(tmp_path, 0.05):
         raise AssertionError("two at once")
     with alone_in(tmp_path, 0.05):
-        assert lock.is_held(tmp_path / ".mlflow.lock")
+        assert files.is_held(tmp_path / ".mlflow.lock")
 
 
 def test_lock_of_an_experiment_in_a_directory_that_is_gone_keeps_nobody_out(tmp_path):

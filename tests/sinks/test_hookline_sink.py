@@ -14,17 +14,17 @@ from destinations.journal_server import TOKEN, JournalServer
 
 import hookline as hl
 import hookline.logging as hookline_logging
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record import run_directory
-from hookline.record.courier import sync
-from hookline.record.delivery import Delivery, Pace, sink_states
-from hookline.record.recorder import Recorder
-from hookline.record.records import LogLine
-from hookline.record.sink import make_sink
-from hookline.server import metric_names, receive_api, request_body
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record import run_directory
+from hookline._record.delivery import Delivery, Pace, sink_states
+from hookline._record.delivery_manager import sync
+from hookline._record.recorder import Recorder
+from hookline._record.records import LogLine
+from hookline._record.sink import make_sink
+from hookline.server import limits, receive_api
 from hookline.sinks import HooklineSink
 from hookline.sinks.hookline import pieces, wire_name
-from hookline.sinks.left_out import MOST_FACTS_BYTES, MOST_PACKED_BYTES
+from hookline.sinks.hookline_upload import MOST_FACTS_BYTES, MOST_PACKED_BYTES
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
 
@@ -352,8 +352,8 @@ def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server,
 def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_arrives(
     server, run_dir, recorder, deliver, monkeypatch, caplog
 ):
-    monkeypatch.setattr(metric_names, "ROW_NAMES", 3)
-    monkeypatch.setattr(metric_names, "RUN_NAMES", 4)
+    monkeypatch.setattr(limits, "ROW_NAMES", 3)
+    monkeypatch.setattr(limits, "RUN_NAMES", 4)
     recorder.log(loss=0.5, a=1.0, b=2.0, c=3.0, d=4.0, step=1)
     for step in (2, 3, 4):
         recorder.log({"loss": float("nan"), f"new {step}": "text"}, step=step)
@@ -374,7 +374,7 @@ def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_ar
 def test_metrics_that_were_left_out_are_left_out_again_after_a_lost_answer_and_a_restart(
     server, run_dir, recorder, deliver, monkeypatch
 ):
-    monkeypatch.setattr(metric_names, "RUN_NAMES", 2)
+    monkeypatch.setattr(limits, "RUN_NAMES", 2)
     for step in (1, 2, 3):
         recorder.log({"loss": 1.0 / step, f"new {step}": 1.0}, step=step)
     first = deliver(run_dir, HooklineSink(server.url))
@@ -403,7 +403,7 @@ def test_line_with_a_flipped_bit_costs_that_line_on_the_server(run_dir, recorder
 def test_status_or_broken_line_that_is_too_large_is_left_out_but_the_word_is_kept(
     server, run_dir, recorder, deliver, monkeypatch
 ):
-    monkeypatch.setattr("hookline.sinks.left_out.MOST_PACKED_BYTES", 2000)
+    monkeypatch.setattr("hookline.sinks.hookline_upload.MOST_PACKED_BYTES", 2000)
     monkeypatch.setattr("hookline.sinks.hookline.PIECE_BYTES", 1000)
     recorder.journal.append(b'{"kind":"metr' + noise(4000).encode())
     recorder.event("fits", text="a" * 4000)
@@ -418,7 +418,7 @@ def test_status_or_broken_line_that_is_too_large_is_left_out_but_the_word_is_kep
 
 
 def test_limits_are_those_of_the_server():
-    assert (MOST_PACKED_BYTES, MOST_FACTS_BYTES) == (request_body.MOST_BYTES, receive_api.MOST_FACTS_BYTES)
+    assert (MOST_PACKED_BYTES, MOST_FACTS_BYTES) == (limits.MOST_BYTES, receive_api.MOST_FACTS_BYTES)
 
 
 def test_configuration_that_is_too_large_is_left_out_of_the_description(server, caplog):

@@ -11,8 +11,8 @@ from destinations.journal_server import TOKEN, JournalServer
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record.courier import sync
-from hookline.record.records import Metrics, Status
+from hookline._record.delivery_manager import sync
+from hookline._record.records import Metrics, Status
 
 TRAINING = """
     import os, signal, sys

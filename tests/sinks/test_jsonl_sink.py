@@ -7,8 +7,8 @@ import re
 import pytest
 
 import hookline as hl
-from hookline.record.delivery import Delivery
-from hookline.record.recorder import Recorder
+from hookline._record.delivery import Delivery
+from hookline._record.recorder import Recorder
 from hookline.sinks import JsonlSink
 
 

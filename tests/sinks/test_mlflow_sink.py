@@ -22,11 +22,11 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record.courier import lost_outputs
-from hookline.record.delivery import Delivery, Pace
-from hookline.record.recorder import Recorder
-from hookline.record.sink import make_sink
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.delivery import Delivery, Pace
+from hookline._record.delivery_manager import lost_outputs
+from hookline._record.recorder import Recorder
+from hookline._record.sink import make_sink
 from hookline.sinks.mlflow import MlflowSink, _batches, entity_name
 from hookline.sinks.mlflow_connection import Connection
 

@@ -9,9 +9,9 @@ import pytest
 from destinations.prometheus import samples
 
 import hookline as hl
-from hookline.core.errors import MissingExtraError, OptionError
-from hookline.record.delivery import Delivery, Pace
-from hookline.record.recorder import Recorder
+from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._record.delivery import Delivery, Pace
+from hookline._record.recorder import Recorder
 from hookline.sinks import PrometheusSink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)

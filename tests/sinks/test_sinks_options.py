@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from hookline.record.delivery import Delivery, Pace
-from hookline.record.recorder import Recorder
-from hookline.record.sink import SINKS, make_sink, make_sinks
+from hookline._record.delivery import Delivery, Pace
+from hookline._record.recorder import Recorder
+from hookline._record.sink import SINKS, make_sink, make_sinks
 from hookline.sinks import HooklineSink, PrometheusSink, StatusSink, WandbSink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)

@@ -19,9 +19,9 @@ from destinations.http_server import StatusServer
 from waiting import wait_until
 
 import hookline as hl
-from hookline.core.errors import MissingExtraError, OptionError
+from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._record.delivery import Pace
 from hookline.functions import HOOK_FUNCTIONS
-from hookline.record.delivery import Pace
 from hookline.sinks import StatusSink, outbox
 from hookline.sinks.status_hooks import StatusReport
 from hookline.status import TAOStatusLogger, create_status_logger, create_training_hooks, create_validation_hooks

@@ -9,11 +9,11 @@ import pytest
 from destinations.http_server import StatusServer
 
 import hookline as hl
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record.courier import note_death
-from hookline.record.delivery import Delivery, Pace
-from hookline.record.recorder import Recorder
-from hookline.record.sink import make_sink
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.delivery import Delivery, Pace
+from hookline._record.delivery_manager import note_death
+from hookline._record.recorder import Recorder
+from hookline._record.sink import make_sink
 from hookline.sinks import StatusSink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)

@@ -13,9 +13,9 @@ from urllib.request import urlopen
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hookline.core.errors import MissingExtraError, OptionError
-from hookline.record.delivery import Delivery
-from hookline.record.recorder import Recorder
+from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._record.delivery import Delivery
+from hookline._record.recorder import Recorder
 from hookline.sinks import TensorboardSink
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from hookline.core.errors import MissingExtraError, RefusedError
-from hookline.record.delivery import Delivery, Pace
-from hookline.record.recorder import Recorder
-from hookline.record.sink import make_sink
+from hookline._engine.errors import MissingExtraError, RefusedError
+from hookline._record.delivery import Delivery, Pace
+from hookline._record.recorder import Recorder
+from hookline._record.sink import make_sink
 from hookline.sinks.trackio import TrackioSink
 
 PACE = Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05)
@@ -23,8 +23,8 @@ FACTS = {"id": "2026-01-02-brave-otter-1", "project": "sums", "started": 1000.5,
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hookline.record.delivery import Delivery
-from hookline.record.recorder import Recorder
+from hookline._record.delivery import Delivery
+from hookline._record.recorder import Recorder
 from hookline.sinks.trackio import TrackioSink
 
 recorder = Recorder(sys.argv[1])

@@ -15,15 +15,14 @@ import wandb
 from destinations.wandb import end_wandb
 from wandb.errors import term
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record.delivery import Delivery
-from hookline.record.reader import Parcel
-from hookline.record.recorder import Recorder
-from hookline.record.records import Metrics, Sample
-from hookline.record.segment import File
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.delivery import Delivery
+from hookline._record.reader import LineBatch
+from hookline._record.recorder import Recorder
+from hookline._record.records import Metrics, Sample
+from hookline._record.segment import File
 from hookline.sinks import WandbSink, wandb_run
-from hookline.sinks.wandb_file import WandbFile
-from hookline.sinks.wandb_rows import Numbers
+from hookline.sinks.wandb_run import Numbers, WandbFile
 
 KEY = "k" * 40
 
@@ -230,7 +229,7 @@ def test_disabled_wandb_takes_everything_and_writes_nothing(record, tmp_path):
 
 
 def parcel(writer, end, record=None):
-    return Parcel(record or Metrics(step=end, values={}), File(None, writer, 1, f"{writer}-1", 1), end, 1)
+    return LineBatch(record or Metrics(step=end, values={}), File(None, writer, 1, f"{writer}-1", 1), end, 1)
 
 
 def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path):

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hookline.record.delivery import sink_states
+from hookline._record.delivery import sink_states
 from soak.abuser import Abuser
 from soak.audit import Finding
 from soak.supervisor import Supervisor

@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from hookline.record.segment import files
+from hookline._record.segment import journal_files
 from hookline.store.index import DATABASE, FOLDER
 from soak.disk import SmallDisk
 from soak.flipped_bits import FlippedBits
@@ -375,7 +375,7 @@ def _outputs(run_dir: Path) -> list[Path]:
 def _written(run_dir: Path) -> list[Path]:
     """Files that are only appended to, of which a kill may leave the end in pieces."""
     found = _outputs(run_dir)
-    journal = [file.path for file in files(run_dir / "journal") if file.name == "main"]
+    journal = [file.path for file in journal_files(run_dir / "journal") if file.name == "main"]
     found += [*(run_dir / "sinks").glob("*.passed"), *journal[-1:]]
     return [path for path in found if path.exists()]
 

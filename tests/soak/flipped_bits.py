@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hookline as hl
-from hookline.cli.runs_verify import verify
-from hookline.record.records import Metrics
-from hookline.store.catalogue import Place
+from hookline._record.records import Metrics
+from hookline.cli.runs.verify import verify
+from hookline.store.run_info import Place
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hookline as hl
-from hookline.cli.runs_verify import verify
+from hookline._record import run_directory
+from hookline._record.delivery_manager import sync
+from hookline._record.records import Event, Metrics
+from hookline.cli.runs.verify import verify
 from hookline.loops import checkpoint
-from hookline.record import run_directory
-from hookline.record.courier import sync
-from hookline.record.records import Event, Metrics
-from hookline.store.catalogue import Place
+from hookline.store.run_info import Place
 
 NAME = "cut"
 EVERY = 150

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import hookline as hl
-from hookline.record.journal import Journal
+from hookline._record.journal import Journal
 from soak.layout import PROJECT, Layout
 from soak.order import Order
 

@@ -9,8 +9,8 @@ from typing import Any
 from destinations.base import LEFT_OUT
 
 import hookline as hl
-from hookline.record.reader import MAIN, Reader
-from hookline.record.records import Metrics
+from hookline._record.reader import MAIN, Reader
+from hookline._record.records import Metrics
 
 Row = tuple[int, tuple[tuple[str, Any], ...]]
 """A step, and the values by name."""

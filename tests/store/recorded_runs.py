@@ -4,9 +4,9 @@ import json
 import math
 
 import hookline as hl
-from hookline.record import run_directory
-from hookline.record.recorder import cleaned
-from hookline.record.records import Event, LogLine, Metrics, Rewards, Sample, Status, clean, encode
+from hookline._record import run_directory
+from hookline._record.recorder import cleaned
+from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample, Status, clean, encode
 from hookline.store.store import open_store
 
 

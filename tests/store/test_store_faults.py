@@ -26,8 +26,8 @@ from recorded_runs import (
 )
 
 import hookline as hl
-from hookline.record import run_directory
-from hookline.record.records import Event
+from hookline._record import run_directory
+from hookline._record.records import Event
 from hookline.store import compaction, runs
 from hookline.store.index import DamagedIndexError
 
@@ -416,7 +416,7 @@ def test_files_of_earlier_compactions_are_removed(tmp_path):
 
 READER = """
 import sys
-from hookline.store.liveness import Liveness
+from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 store = open_store(sys.argv[1])
 with store.snapshot(store.list(Liveness()), "metrics") as cursor:

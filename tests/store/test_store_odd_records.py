@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from recorded_runs import append, finished_run, journal, make_run, row
 
 import hookline as hl
-from hookline.record.reader import last_status, last_step
-from hookline.record.recorder import Recorder
-from hookline.record.records import Event, Status
-from hookline.store.liveness import Liveness
+from hookline._record.reader import last_status, last_step
+from hookline._record.recorder import Recorder
+from hookline._record.records import Event, Status
+from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 
 pytest.importorskip("starlette", reason="the web page needs the extra 'ui'")

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from recorded_runs import append, close, journal, make_run, what_read_says, what_store_says
 
-from hookline.record.records import Event, LogLine, Metrics, Rewards, Sample, Status
+from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline.store import runs
 
 WRITERS = st.sampled_from(["main", "main", "rank1"])

@@ -11,7 +11,7 @@ from recorded_runs import append, ended, finished_run, make_run, row
 from waiting import wait_until
 
 import hookline as hl
-from hookline.record.records import Event, LogLine, Metrics, Rewards, Sample
+from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample
 from hookline.store import QueryError, QueryTimeoutError, runs
 from hookline.store.query import executed
 from hookline.store.series import thinned

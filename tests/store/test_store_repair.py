@@ -7,7 +7,7 @@ import pytest
 from recorded_runs import append, ended, finished_run, journal, make_run, row
 
 from hookline.store import DamagedIndexError, QueryError, runs
-from hookline.store.liveness import Liveness
+from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 
 MISTAKES = [

@@ -13,10 +13,10 @@ import pytest
 from recorded_runs import append, close, ended, finished_run, journal, make_run, resumed, row
 
 import hookline as hl
-from hookline.record import run_directory
-from hookline.record.records import Event, Sample, Status
+from hookline._record import run_directory
+from hookline._record.records import Event, Sample, Status
 from hookline.store import runs
-from hookline.store.liveness import Liveness
+from hookline.store.run_summary import Liveness
 from hookline.store.runs import Runs
 from hookline.store.store import open_store
 
@@ -146,7 +146,7 @@ def test_run_whose_process_is_gone_was_killed(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from hookline.record import run_directory
+from hookline._record import run_directory
 print(run_directory.hold(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

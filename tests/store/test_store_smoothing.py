@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from recorded_runs import append, ended, finished_run, make_run, row
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 from hookline.store import runs
 from hookline.store.series import smoothed
 

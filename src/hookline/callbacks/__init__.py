@@ -1,5 +1,7 @@
 """The callbacks that come with hookline, each also by its registered name."""
 
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.moments import Callback
 from hookline.callbacks.alert import Alert
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.callbacks.csv_metrics import CsvMetrics
@@ -17,8 +19,6 @@ from hookline.callbacks.resource_monitor import ResourceMonitor
 from hookline.callbacks.sample_logger import SampleLogger
 from hookline.callbacks.throughput_monitor import ThroughputMonitor
 from hookline.callbacks.timer import Timer
-from hookline.core.callback import Callback
-from hookline.core.collection import CallbackCollection
 
 __all__ = [
     "Alert",

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hookline.callbacks.fresh_start import FreshStart
-from hookline.callbacks.unseen_metric import MonitorCheck
-from hookline.core.errors import OptionError, closest
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
-from hookline.core.values import Deferred, find_metric, plain
+from hookline._engine.errors import OptionError, closest
+from hookline._engine.metrics import Deferred, find_metric, plain
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline.callbacks.monitoring import FreshStart, MonitorCheck
 
 logger = logging.getLogger("hookline")
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.callbacks.ticker import Ticker
-from hookline.core.callback import Callback
-from hookline.core.metrics import copied
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
-from hookline.core.subscriber import WRITER_PRIORITY
-from hookline.core.values import plain
+from hookline._engine.background import Ticker
+from hookline._engine.metrics import copied, plain
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline._engine.subscriber import WRITER_PRIORITY
 
 WRITE_SECONDS = 1.0
 """How often the thread writes what there is."""

@@ -11,13 +11,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
-from hookline.callbacks.direction import direction
-from hookline.callbacks.fresh_start import FreshStart
-from hookline.callbacks.unseen_metric import MonitorCheck
-from hookline.core.errors import OptionError
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
-from hookline.core.values import Deferred, find_metric, plain
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import Deferred, find_metric, plain
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline.callbacks.monitoring import FreshStart, MonitorCheck, direction
 
 MOST_WAITING = 256
 """How many values may wait for a device before the oldest, by then long computed, is read."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hookline.callbacks.fresh_start import FreshStart
-from hookline.core.errors import OptionError
-from hookline.core.model_names import in_layout_of, is_fsdp1, local_part, named_parameters, plain_name, reshard
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
+from hookline._engine.errors import OptionError
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
+from hookline._engine.torch_models import in_layout_of, is_fsdp1, local_part, named_parameters, plain_name, reshard
+from hookline.callbacks.monitoring import FreshStart
 
 logger = logging.getLogger("hookline")
 

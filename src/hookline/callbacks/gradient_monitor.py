@@ -15,18 +15,163 @@ first step::
 
 or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, e.g. before it clips. Where no gradients are
 seen, that is logged: when training starts if the loop never shows any (JAX, Keras), else after the first step due.
+
+The gradients of a loop's model, and their norms by one operation for all of them.
+
+Nothing here waits for a device. The norm of a gradient that is sharded over processes (a `DTensor`) is that of the
+whole gradient: the processes add up theirs with one small all-reduce for all gradients, in which all have to take part.
 """
 
 import logging
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from hookline.callbacks.gradients import StepNorms, gradients_by_name, norms, require_on_all_ranks
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.model_names import is_sharded
-from hookline.core.registry import register
-from hookline.core.state import LoopState
+from hookline._engine.errors import OptionError
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopState
+from hookline._engine.torch_models import is_sharded, local_part, named_parameters
+
+NONE = 2**31 - 1
+"""The index of a gradient where there is none that is not finite."""
+
+
+def parameters_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
+    """The parameters that the optimizer moves, under the model's names for them; all of the model's without one.
+
+    One that the model has no name for is numbered. An optimizer that holds copies of its own (in mixed
+    precision) shares none with the model, whose parameters then are the ones with gradients.
+    """
+    of_model = named_parameters(loop.model)
+    names = {id(parameter): name for name, parameter in of_model.items()}
+    groups = getattr(loop.optimizer if optimizer is None else optimizer, "param_groups", ())
+    moved = [parameter for group in groups for parameter in group["params"]]
+    if of_model and not any(id(parameter) in names for parameter in moved):
+        return of_model
+    return {names.get(id(parameter), f"parameter {index}"): parameter for index, parameter in enumerate(moved)}
+
+
+def gradients_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
+    """Those of the parameters' gradients that are there and have elements."""
+    parameters = parameters_by_name(loop, optimizer)
+    found = {name: _values(p.grad) for name, p in parameters.items() if getattr(p, "grad", None) is not None}
+    return {name: gradient for name, gradient in found.items() if gradient.numel()}
+
+
+def _values(gradient: Any) -> Any:
+    is_whole = not is_sharded(gradient)
+    return gradient.coalesce().values() if is_whole and gradient.is_sparse else gradient
+
+
+def require_on_all_ranks(loop: LoopState, callback: Callback) -> None:
+    """Refuse to begin something together with processes on which the callback does not run.
+
+    Raises:
+        OptionError: The callback runs on rank zero only.
+    """
+    leaves: Iterable[Any] = getattr(getattr(loop, "callbacks", None), "leaves", tuple)()
+    if loop.world_size > 1 and any(leaf.rank_zero for leaf in leaves if leaf.entry.is_for(callback)):
+        raise OptionError(
+            f"{type(callback).__name__} runs on rank zero only (ranks='zero'), and needs the gradients of all "
+            "processes. Add it without ranks=."
+        )
+
+
+def norms(gradients: list[Any], order: float) -> Any:
+    """The norm of each gradient, as one tensor on the device of the first, wide enough for half precision's.
+
+    Where gradients are sharded, every process has to call it.
+    """
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        each = _own_norms(gradients, order)
+        if any(map(is_sharded, gradients)):
+            each = _combined(each, gradients, order)
+        return torch.stack([norm.to(each[0].device, non_blocking=True) for norm in each])
+
+
+class StepNorms:
+    """Combines the norms of several optimizers that move in one step, such as one for matrices and one for the rest.
+
+    Args:
+        order: Which norm it is.
+    """
+
+    def __init__(self, order: float = 2.0) -> None:
+        self._order = order
+        self._step: int | None = None
+        self._parts: dict[Any, dict[str, Any]] = {}
+
+    def add(self, values: dict[str, Any], *, step: int, key: Any) -> dict[str, Any]:
+        """The norms of all optimizers of the step so far, those that were just computed included.
+
+        Args:
+            values: The norms by name.
+            step: The step they belong to; those of an earlier one are forgotten.
+            key: What the norms are of: an optimizer that moves again in the step replaces its own.
+        """
+        if step != self._step:
+            self._step, self._parts = step, {}
+        self._parts[key] = values
+        if len(self._parts) == 1:
+            return values
+        torch, device = sys.modules["torch"], next(iter(values.values())).device
+        found: dict[str, list[Any]] = {}
+        for part in self._parts.values():
+            for name, norm in part.items():
+                found.setdefault(name, []).append(norm.to(device, non_blocking=True))
+        return {name: torch.linalg.vector_norm(torch.stack(each), self._order) for name, each in found.items()}
+
+
+def _own_norms(gradients: list[Any], order: float) -> list[Any]:
+    """The norm of what this process has of each gradient."""
+    torch = sys.modules["torch"]
+    wide = torch.float64 if any(gradient.dtype == torch.float64 for gradient in gradients) else torch.float32
+    own = [local_part(gradient) for gradient in gradients]
+    found = iter(torch._foreach_norm([part for part in own if part.numel()], order, dtype=wide))
+    return [next(found) if part.numel() else part.new_zeros((), dtype=wide) for part in own]
+
+
+def _combined(each: list[Any], gradients: list[Any], order: float) -> list[Any]:
+    """The norms of whole gradients from those of the parts; one all-reduce where all are sharded in one way."""
+    torch, distributed = sys.modules["torch"], sys.modules["torch.distributed"]
+    is_largest = order == float("inf")
+    ways: dict[Any, list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if is_sharded(gradient):
+            dims = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
+            ways.setdefault((gradient.device_mesh, dims), []).append(index)
+    each = list(each)
+    for (mesh, dims), indices in ways.items():
+        # A maximum over processes need not notice a NaN.
+        part = torch.stack([each[index] for index in indices])
+        part = part.nan_to_num(nan=float("inf"), posinf=float("inf")) if is_largest else part.pow(order)
+        for dim in dims:
+            operation = distributed.ReduceOp.MAX if is_largest else distributed.ReduceOp.SUM
+            distributed.all_reduce(part, op=operation, group=mesh.get_group(dim))
+        whole = part if is_largest else part.pow(1 / order)
+        for index, norm in zip(indices, whole.unbind(), strict=True):
+            each[index] = norm
+    return each
+
+
+def first_not_finite(gradients: list[Any], *, together: bool = False) -> Any:
+    """The index of the first gradient with a NaN or an infinity in it, as a tensor; -1 where there is none.
+
+    Args:
+        together: Agree on the first one that some process has, with one all-reduce; every process has to call it.
+    """
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        own = _own_norms(gradients, float("inf"))  # the largest element: no sum that could overflow
+        bad = ~torch.stack([norm.to(own[0].device, non_blocking=True) for norm in own]).isfinite()
+        first = torch.where(bad.any(), bad.int().argmax(), NONE)
+        if together:
+            distributed = sys.modules["torch.distributed"]
+            distributed.all_reduce(first, op=distributed.ReduceOp.MIN)
+        return torch.where(first == NONE, -1, first)
+
 
 logger = logging.getLogger("hookline")
 

@@ -6,10 +6,10 @@ thread of its own records it; it ends with the run. Where nothing is recorded th
 
 from typing import Any
 
-from hookline.callbacks.ticker import Ticker, require_seconds
-from hookline.core.callback import Callback
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
+from hookline._engine.background import Ticker, require_seconds
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
 
 
 @register("heartbeat")

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.registry import register
-from hookline.core.state import LoopState
-from hookline.core.values import is_on_device, plain
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import is_on_device, plain
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopState
 
 logger = logging.getLogger("hookline")
 

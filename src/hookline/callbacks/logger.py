@@ -14,14 +14,14 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from hookline.callbacks.cadence import is_nth, require_cadence
-from hookline.callbacks.gradients import StepNorms, gradients_by_name, norms, parameters_by_name
-from hookline.core.callback import Callback
-from hookline.core.metrics import copied, readable
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
-from hookline.core.subscriber import WRITER_PRIORITY
-from hookline.record.terminal import printable
+from hookline._engine.metrics import copied, readable
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline._engine.subscriber import WRITER_PRIORITY
+from hookline._record.terminal import printable
+from hookline.callbacks.gradient_monitor import StepNorms, gradients_by_name, norms, parameters_by_name
+from hookline.callbacks.monitoring import is_nth, require_cadence
 
 logger = logging.getLogger("hookline")
 training = logging.getLogger("hookline.training")

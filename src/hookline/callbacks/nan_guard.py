@@ -20,20 +20,19 @@ import sys
 from collections import deque
 from typing import Any, Literal
 
-from hookline.callbacks.gradients import (
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import Deferred, MetricsRow, find_metric
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline._engine.torch_models import local_part
+from hookline._record.device import defer
+from hookline.callbacks.gradient_monitor import (
     first_not_finite,
     gradients_by_name,
     parameters_by_name,
     require_on_all_ranks,
 )
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.metrics import MetricsRow
-from hookline.core.model_names import local_part
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
-from hookline.core.values import Deferred, find_metric
-from hookline.record.device import defer
 
 logger = logging.getLogger("hookline")
 

@@ -5,15 +5,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.metrics import readable
-from hookline.core.registry import register
-from hookline.core.schedule import Schedule
-from hookline.core.state import LoopArtifacts, LoopState
-from hookline.core.subscriber import WRITER_PRIORITY
-from hookline.core.values import find_metric
-from hookline.record.terminal import one_line
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import find_metric, readable
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.schedules import Schedule
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline._engine.subscriber import WRITER_PRIORITY
+from hookline._record.terminal import one_line
 
 SHOWN = 6
 """How many metrics a line shows where nobody says which."""

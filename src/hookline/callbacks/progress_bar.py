@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
-from hookline.core.subscriber import WRITER_PRIORITY
-from hookline.core.values import Deferred
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import Deferred
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
+from hookline._engine.subscriber import WRITER_PRIORITY
 
 if TYPE_CHECKING:
     from hookline.callbacks.progress_display import Display

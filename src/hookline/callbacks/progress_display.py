@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from hookline.record.terminal import one_line
+from hookline._record.terminal import one_line
 
 if TYPE_CHECKING:
     from hookline.callbacks.progress_bar import Progress

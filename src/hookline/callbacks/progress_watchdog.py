@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hookline.callbacks.ticker import Ticker, require_seconds
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
+from hookline._engine.background import Ticker, require_seconds
+from hookline._engine.errors import OptionError
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 
 logger = logging.getLogger("hookline")
 

@@ -8,7 +8,7 @@ waits for none. Sensors that are not there are left out; psutil and pynvml are u
 | ``system/process_cpu_percent`` | of the process, 100 for each core that is busy |
 | ``system/cpu_percent`` | of the whole machine, at most 100 |
 | ``system/memory_percent`` | of the machine's memory in use |
-| ``system/rss_mib``, ``system/cuda<N>/...`` | memory of the process and its devices, see `hookline.logging.memory` |
+| ``system/rss_mib``, ``system/cuda<N>/...`` | memory of the process and its devices, see `hookline.logging.metrics` |
 | ``system/cuda<N>/utilization_percent`` | how busy a device is (with pynvml) |
 | ``system/disk_free_gib`` | what is left where the loop writes |
 """
@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hookline.callbacks.ticker import Ticker, require_seconds
-from hookline.core.callback import Callback
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
+from hookline._engine.background import Ticker, require_seconds
+from hookline._engine.moments import Callback
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
 
 GIB = 1 << 30
 Readings = dict[str, float]
@@ -80,7 +80,7 @@ class _Sensors:
     """What can be read here; the processor's load is that since the reading before."""
 
     def __init__(self, directory: Path) -> None:
-        from hookline.logging.memory import memory_metrics  # which loads more than a list of callbacks should
+        from hookline.logging.metrics import memory_metrics  # which loads more than a list of callbacks should
 
         self._directory = directory
         self._memory = memory_metrics

@@ -12,10 +12,10 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from hookline.callbacks.fresh_start import FreshStart
-from hookline.core.errors import OptionError
-from hookline.core.registry import register
-from hookline.core.state import LoopArtifacts, LoopState
+from hookline._engine.errors import OptionError
+from hookline._engine.registry import register
+from hookline._engine.state import LoopArtifacts, LoopState
+from hookline.callbacks.monitoring import FreshStart
 
 logger = logging.getLogger("hookline")
 

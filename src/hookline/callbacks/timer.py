@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from hookline.callbacks.fresh_start import FreshStart
-from hookline.core.errors import OptionError
-from hookline.core.registry import register
-from hookline.core.state import LoopState
+from hookline._engine.errors import OptionError
+from hookline._engine.registry import register
+from hookline._engine.state import LoopState
+from hookline.callbacks.monitoring import FreshStart
 
 Duration = float | str | timedelta
 

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 
 import hookline
-from hookline.cli import bench, demo, hooks, run, runs, serve, sql, ui
-from hookline.cli.plain_help import CommandGroup, PlainGroup
-from hookline.cli.wrong_input import end_with
-from hookline.core.errors import HooklineError
+from hookline._engine.errors import HooklineError
+from hookline.cli import bench, demo, hooks, run, runs, serve, sql
+from hookline.cli.output import CommandGroup, PlainGroup, end_with
 
 
 class _ErrorsAsMessages(PlainGroup):
@@ -33,7 +32,7 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("sql")(sql.sql_command)
 app.command("bench")(bench.bench_command)
-app.command("ui")(ui.ui)
+app.command("ui")(serve.ui)
 app.command("serve")(serve.serve)
 
 

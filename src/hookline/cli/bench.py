@@ -25,11 +25,10 @@ from typing import Annotated, Any
 import typer
 
 import hookline
-from hookline.cli.output import AsJson, console, print_json, table
-from hookline.cli.wrong_input import wrong_input
-from hookline.core.callback import Callback
-from hookline.core.collection import CallbackCollection
-from hookline.core.errors import ConfigError, UnknownNameError, closest
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.errors import ConfigError, UnknownNameError, closest
+from hookline._engine.moments import Callback
+from hookline.cli.output import AsJson, console, print_json, table, wrong_input
 
 _NEVER = 10**9
 """A cadence that nothing here lives to see."""
@@ -110,7 +109,7 @@ def measure_dispatch(sizes: Sizes, place: Path) -> list[Figure]:
 
 def measure_recording(sizes: Sizes, place: Path) -> list[Figure]:
     """Time every call of `Recorder.log` and `log_samples` by itself."""
-    from hookline.record.recorder import Recorder
+    from hookline._record.recorder import Recorder
 
     recorder = Recorder(place)
     rows = [dict(_SAMPLE) for _ in range(8)]
@@ -127,8 +126,8 @@ def measure_recording(sizes: Sizes, place: Path) -> list[Figure]:
 
 def measure_journal(sizes: Sizes, place: Path) -> list[Figure]:
     """Write many rows of ten scalars, close, and read all of them back."""
-    from hookline.record.reader import read
-    from hookline.record.recorder import Recorder
+    from hookline._record.reader import read
+    from hookline._record.recorder import Recorder
 
     began = time.perf_counter()
     recorder = Recorder(place)

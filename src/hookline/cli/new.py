@@ -15,10 +15,10 @@ from typing import Annotated
 
 import typer
 
+from hookline._engine.errors import DuplicateError, OptionError
+from hookline._engine.registry import REGISTRY
+from hookline._engine.subscriber import snake_case
 from hookline.cli.output import console
-from hookline.core.errors import DuplicateError, OptionError
-from hookline.core.registry import REGISTRY
-from hookline.core.subscriber import snake_case
 
 PYPROJECT = """\
 [build-system]

@@ -2,12 +2,19 @@
 
 Names, docstrings and paths are printed as they are; brackets in them are no markup, and control characters in them are
 shown, not obeyed.
+
+How commands end that cannot do what was asked: one message on standard error, and one exit status for each cause.
+
+How the commands show themselves in their help: flags take no value, and arguments are written in capitals.
+
+Typer may show a flag as ``--json <bool>`` and an argument as ``{run}``. Here it is ``--json`` and ``RUN``, or ``[RUN]``
+where it may be left off, in the usage line, in the list below it and in messages.
 """
 
 import contextlib
 import sys
-from collections.abc import Collection
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -17,8 +24,10 @@ from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
-from hookline.record.terminal import printable_json, terminal_console
+from hookline._engine.errors import HooklineError, MissingExtraError
+from hookline._record.terminal import printable, printable_json, terminal_console
 
 _UNLIMITED = 100_000
 
@@ -89,3 +98,77 @@ def cut_end(out: Console, text: str, width: int) -> str:
 def foreign_code() -> contextlib.AbstractContextManager[Any]:
     """Where code of others is imported or run: what it prints goes to standard error, not into our output."""
     return contextlib.redirect_stdout(sys.stderr)
+
+
+FAILED = 1
+USAGE_ERROR = 2
+
+
+def end_with(error: HooklineError, *, as_json: bool = False, status: int | None = None) -> NoReturn:
+    """Report an error that hookline raised on purpose, and end the program.
+
+    Args:
+        status: The exit status. By default 2, because something given cannot be used; 1 where a package is missing,
+            which no other argument would change.
+    """
+    if status is None:
+        status = FAILED if isinstance(error, MissingExtraError) else USAGE_ERROR
+    if as_json:
+        print_json({"error": str(error)})
+    typer.secho("Error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+    typer.echo(printable(str(error)), err=True)
+    raise typer.Exit(status) from error
+
+
+@contextlib.contextmanager
+def wrong_input(*, as_json: bool = False) -> Iterator[None]:
+    """Report what hookline refuses here, also as a JSON document."""
+    try:
+        yield
+    except HooklineError as error:
+        end_with(error, as_json=as_json)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _PlainHelp:
+    """What a command and a group do alike; what typer itself adds, as ``--help``, is among the parameters here."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+            elif param.param_type_name == "argument" and param.metavar is None:
+                param.metavar = _spelling(param)
+        return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [param.metavar for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        others = [] if arguments else super().collect_usage_pieces(ctx)[1:]  # type: ignore[misc]
+        return ["[OPTIONS]", *arguments, *others]
+
+
+def _spelling(argument: Any) -> str:
+    name = argument.name.upper()
+    return name if argument.required else f"[{name}]"
+
+
+class PlainCommand(_PlainHelp, TyperCommand):
+    """A command with plain help."""
+
+
+class PlainGroup(_PlainHelp, TyperGroup):
+    """A group of commands with plain help."""
+
+
+class CommandGroup(typer.Typer):
+    """A group whose commands have plain help, as it has itself; without a command it shows that."""
+
+    def __init__(self, *, cls: type[PlainGroup] = PlainGroup, **options: Any) -> None:
+        super().__init__(cls=cls, no_args_is_help=True, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """As typer's."""
+        return super().command(name, cls=PlainCommand, **options)

@@ -1,17 +1,25 @@
-"""Who runs at which moment, in which order and how often: a collection's plan in words."""
+"""Who runs at which moment, in which order and how often: a collection's plan in words.
+
+A dry run for people, and as one JSON document.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from hookline.cli.output import table
-from hookline.core.callback import MOMENTS
-from hookline.core.collection import CallbackCollection
-from hookline.core.entry import Entry, Leaf
-from hookline.core.hook import Hook, HookTarget, PeriodicHook
-from hookline.core.schedule import Every, Schedule
-from hookline.core.subscriber import Options
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.hooks import Hook, HookTarget, PeriodicHook
+from hookline._engine.moments import MOMENTS
+from hookline._engine.registration import FlatRegistration, Registration
+from hookline._engine.schedules import Every, Schedule
+from hookline._engine.subscriber import Options
+from hookline.cli.output import console, table
+
+if TYPE_CHECKING:
+    from hookline.experiment.dry_run import DryRun, Listeners
+
 
 ALWAYS = "always"
 
@@ -64,7 +72,7 @@ def plan_table(moments: Mapping[str, Sequence[str]], placed: Mapping[str, Place]
     return listing
 
 
-def _place(leaf: Leaf) -> Place:
+def _place(leaf: FlatRegistration) -> Place:
     options, kind = leaf.entry.options, type(leaf.entry.subscriber)
     return Place(
         name=leaf.path,
@@ -79,7 +87,7 @@ def _place(leaf: Leaf) -> Place:
     )
 
 
-def _cadences(entry: Entry) -> list[str]:
+def _cadences(entry: Registration) -> list[str]:
     """How often its options let it run, and for a hook how often it wants to."""
     given = Options.settle(entry.subscriber, entry.given).schedule
     parts = [_words(given)] if given is not None else []
@@ -107,3 +115,62 @@ def _words(schedule: Schedule) -> str:
 
 def _name(reference: str | type) -> str:
     return reference if isinstance(reference, str) else reference.__name__
+
+
+AFTER_TRAINING = ("on_benchmark_eval", "on_run_end", "on_group_end", "on_experiment_end")
+NAMED_ARMS = 5
+"""How many arms are named above their listeners."""
+
+
+def print_dry_run(planned: "DryRun") -> None:
+    """Print the runs, and who listens to them."""
+    out = console()
+    out.print(f"{planned.name}: {len(planned.runs):,} runs in {planned.output_dir}", style="bold", soft_wrap=True)
+    out.print(_runs(planned))
+    for listeners in planned.listeners:
+        if len(planned.listeners) > 1:
+            out.print(f"Arms: {_names(listeners, planned)}", style="bold", soft_wrap=True)
+        print_moments(listeners.collection)
+    out.print("Nothing was run, and nothing was written.", style="dim")
+
+
+def print_moments(collection: CallbackCollection) -> None:
+    """Print the moments that somebody listens to, in the order in which they fire."""
+    moments, placed = _in_order(collection), {place.name: place for place in places(collection)}
+    console().print(plan_table(moments, placed) if moments else "Nobody listens to any moment.")
+
+
+def dry_run_document(planned: "DryRun") -> dict[str, Any]:
+    """The same as JSON can hold it."""
+    listeners = [
+        {"arms": each.arms, "stages": each.stages, "moments": _in_order(each.collection)} for each in planned.listeners
+    ]
+    runs = [asdict(run) for run in planned.runs]
+    return {"name": planned.name, "output_dir": str(planned.output_dir), "runs": runs, "listeners": listeners}
+
+
+def _runs(planned: "DryRun") -> Table:
+    has_stages = any(run.stage is not None or run.starts_from is not None for run in planned.runs)
+    columns = ["run", "arm", "repeat", *(["stage", "starts from"] if has_stages else []), "seed", "on disk"]
+    listing = table(*columns, whole=("run", "on disk"), numbers=("repeat", "seed"))
+    for run in planned.runs:
+        stage = [run.stage or "", run.starts_from or ""] if has_stages else []
+        listing.add_row(run.run, run.arm, str(run.repeat), *stage, str(run.seed), run.on_disk)
+    return listing
+
+
+def _in_order(collection: CallbackCollection) -> dict[str, list[str]]:
+    """The plan in the order in which moments first fire: the catalogue has those of an experiment together."""
+    plan = collection.plan()
+    return {moment: plan[moment] for moment in sorted(plan, key=lambda moment: moment in AFTER_TRAINING)}
+
+
+def _names(listeners: "Listeners", planned: "DryRun") -> str:
+    """The arms, with their stages where the others of an arm have other listeners."""
+    every = {run.stage for run in planned.runs}
+    names = [
+        f"{arm} ({', '.join(stages)})" if stages and len(stages) < len(every) else arm
+        for arm, stages in listeners.stages.items()
+    ]
+    rest = len(names) - NAMED_ARMS
+    return ", ".join(names[:NAMED_ARMS]) + (f" and {rest:,} more" if rest > 0 else "")

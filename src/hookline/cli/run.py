@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hookline.cli.dry_run_view import dry_run_document, print_dry_run, print_moments
-from hookline.cli.output import AsJson, console, foreign_code, print_json
-from hookline.cli.wrong_input import end_with
-from hookline.core.errors import ConfigError, HooklineError, UnknownNameError
-from hookline.loops.config_file import overridden, read_config
+from hookline._engine.errors import ConfigError, HooklineError, UnknownNameError
+from hookline.cli.output import AsJson, console, end_with, foreign_code, print_json
+from hookline.cli.plan import dry_run_document, print_dry_run, print_moments
+from hookline.config.overrides import overridden, read_config
 from hookline.loops.signals import is_signal
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def _is_that_executor(given: Any, name: str) -> bool:
 
 
 def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress: bool, as_json: bool) -> None:
-    from hookline.experiment.display import dry_run as outlook
+    from hookline.experiment import dry_run as outlook
     from hookline.experiment.experiment import Experiment
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one for each model that is saved says nothing
@@ -131,7 +130,7 @@ def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress
 
 
 def _made(experiment: "Experiment", *, progress: bool, as_json: bool) -> Any:
-    from hookline.experiment.display.progress_view import ProgressView
+    from hookline.experiment.progress import ProgressView
 
     with contextlib.ExitStack() as around:
         if as_json:
@@ -142,9 +141,9 @@ def _made(experiment: "Experiment", *, progress: bool, as_json: bool) -> Any:
 
 def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, as_json: bool) -> None:
     """A training as `hookline.main` or `rl.train` does it."""
-    from hookline.experiment.files.experiment_config import make_importable
-    from hookline.experiment.files.file_arm import check_callbacks, config_type
-    from hookline.loops.config_file import load_config
+    from hookline.config.overrides import load_config
+    from hookline.experiment.file import make_importable
+    from hookline.experiment.file_arms import check_callbacks, config_type
 
     make_importable(file.resolve().parent)
     with _wrong_input(as_json=as_json):
@@ -165,8 +164,8 @@ def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, a
 
 def _source(file: Path, overrides: Sequence[str]) -> Any:
     """The file as what errors point into."""
-    from hookline.experiment.files.config_layers import ExperimentSource
-    from hookline.loops.config_file import parse_overrides, read_config_source
+    from hookline.config.layers import ExperimentSource
+    from hookline.config.overrides import parse_overrides, read_config_source
 
     read = read_config_source(file)
     return ExperimentSource(
@@ -176,12 +175,11 @@ def _source(file: Path, overrides: Sequence[str]) -> Any:
 
 def _trained(kind: str, config: Any) -> Any:
     if kind == "rl":
-        from hookline.rl.training import train
+        from hookline.rl.learner.training import train
 
         with _wrong_input(UnknownNameError, ConfigError):  # of what is to be resumed
             return train(config)
-    from hookline.loops.worker import SFTPolicyWorker
-    from hookline.loops.worker_entry import leave_process_group
+    from hookline.loops.worker import SFTPolicyWorker, leave_process_group
 
     with _wrong_input():
         worker = SFTPolicyWorker(config)
@@ -193,7 +191,7 @@ def _trained(kind: str, config: Any) -> Any:
 
 
 def _print_single(kind: str, config: Any, *, as_json: bool) -> None:
-    from hookline.core.collection import CallbackCollection
+    from hookline._engine.collection import CallbackCollection
     from hookline.loops.worker import DEFAULT_CALLBACKS
 
     default = DEFAULT_CALLBACKS if kind == "sft" and config.train.callbacks == () else ()
@@ -210,7 +208,7 @@ def _print_single(kind: str, config: Any, *, as_json: bool) -> None:
 
 
 def _artifacts_document(config: Any, artifacts: Any) -> dict[str, Any]:
-    from hookline.record.records import clean
+    from hookline._record.records import clean
 
     document: dict[str, Any] = clean(
         {

@@ -1,22 +1,113 @@
-"""``hookline serve``: takes the runs of other machines, and shows them."""
+"""``hookline serve``: takes the runs of other machines, and shows them.
 
+Keeps tokens out of the list of processes: a command that was given one begins anew without it.
+
+The command line of a process can be read by everybody on the machine for as long as it runs. So the program is started
+again in its place, with the same process id, and gets its tokens by a pipe that only it has. Until then, for a part of
+a second, they could be seen: where that is too long, give them by the environment or a file.
+
+``hookline ui``: recorded runs in a browser.
+"""
+
+import contextlib
 import errno
 import os
 import socket
+import sys
 import tempfile
+import webbrowser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from hookline._engine.errors import ConfigError
 from hookline.cli.output import AsJson, console
-from hookline.cli.token_handover import READ_OPTION, WRITE_OPTION, handed_over
-from hookline.cli.ui import PORT, Stall
-from hookline.core.errors import ConfigError
-from hookline.server.tokens import KEPT, Given, Settled, from_environment, from_file, settle
+from hookline.server.tokens import KEPT, Given, Settled, check_token, from_environment, from_file, settle
 from hookline.server.web_server import WebServer, allowed_name, check_host, is_loopback, raise_descriptor_limit
-from hookline.store.liveness import STALL_SECONDS
+from hookline.store.run_summary import STALL_SECONDS
+
+WRITE_OPTION, READ_OPTION = "--token", "--read-token"
+_PIPE = "_HOOKLINE_TOKEN_PIPE"
+
+
+def handed_over(given: Given) -> Given:
+    """The tokens that a command was given, once its command line has none; may not return, but begin anew.
+
+    Raises:
+        OptionError: One is no token.
+    """
+    if _PIPE in os.environ:
+        return _received().or_else(given)
+    for what, token in (("The write token", given.write), ("The read token", given.read)):
+        if token is not None:
+            check_token(what, token)
+    if any(token and token in argument for token in (given.write, given.read) for argument in sys.orig_argv):
+        _begin_anew(given)
+    return given
+
+
+def without_tokens(arguments: Sequence[str]) -> Iterator[str]:
+    """A command line without the options that hold tokens."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in (WRITE_OPTION, READ_OPTION):
+            next(rest, None)
+        elif not argument.startswith((f"{WRITE_OPTION}=", f"{READ_OPTION}=")):
+            yield argument
+
+
+def _begin_anew(given: Given) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, msgspec.json.encode([given.write, given.read]))  # two short texts: a pipe holds them
+    os.close(writing)
+    os.set_inheritable(reading, True)
+    os.environ[_PIPE] = str(reading)
+    os.execv(sys.executable, list(without_tokens(sys.orig_argv)))  # noqa: S606 - this program
+
+
+def _received() -> Given:
+    text = os.environ.pop(_PIPE)
+    with contextlib.suppress(OSError, ValueError, msgspec.DecodeError), os.fdopen(int(text), "rb") as pipe:
+        return Given(*msgspec.json.decode(pipe.read(), type=tuple[str | None, str | None]))
+    return Given()
+
+
+PORT = 8765
+
+UiRoot = Annotated[Path, typer.Option(help="Where runs are recorded.")]
+UiPort = Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0 takes any that is free.")]
+UiHost = Annotated[str, typer.Option(help="The loopback address to serve on.")]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")]
+Stall = Annotated[float, typer.Option(min=0.1, help="After how long without progress a run counts as stalled.")]
+
+
+def ui(
+    *,
+    root: UiRoot = Path("runs"),
+    port: UiPort = PORT,
+    host: UiHost = "127.0.0.1",
+    open_page: Open = True,
+    stall_seconds: Stall = STALL_SECONDS,
+) -> None:
+    """Show recorded runs, live, in a browser on this machine. Ctrl-C ends it."""
+    raise_descriptor_limit()
+    server = WebServer(root, host=host, port=port, stall_seconds=stall_seconds)
+    with server.ended_by_interrupt():
+        _say_ui(server)
+        if open_page:
+            webbrowser.open(server.url)
+        server.serve()
+
+
+def _say_ui(server: WebServer) -> None:
+    out, count = console(), len(server.runs)
+    out.print(f"{count} {'run' if count == 1 else 'runs'} in {server.runs.root} at {server.url}", soft_wrap=True)
+    if server.runs.note:
+        out.print(server.runs.note)
+
 
 Root = Annotated[Path, typer.Argument(help="Where the runs are kept; made if need be.")]
 Host = Annotated[str, typer.Option(help="The address to serve on; 0.0.0.0 is every address of this machine.")]

@@ -10,14 +10,13 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import Progress
 
-from hookline.cli.output import AsJson, console, print_footer, table
-from hookline.cli.run_reference import Root
-from hookline.cli.run_words import number
-from hookline.cli.wrong_input import wrong_input
-from hookline.core.errors import OptionError
-from hookline.record.records import clean
-from hookline.record.terminal import one_line, printable, printable_json, terminal_console
-from hookline.store.query_error import QueryError
+from hookline._engine.errors import OptionError
+from hookline._record.records import clean
+from hookline._record.terminal import one_line, printable, printable_json, terminal_console
+from hookline.cli.output import AsJson, console, print_footer, table, wrong_input
+from hookline.cli.runs.reference import Root
+from hookline.cli.runs.text import number
+from hookline.store.query_limits import QueryError
 from hookline.store.runs import SQL_SECONDS, Runs, runs
 
 TABLES = {

@@ -12,6 +12,11 @@
       - arithmetic: {difficulty: medium, n: 50, every: 100}
       - use: my_package.benchmarks:Capitals
         with: {every: 100}
+
+`BenchmarkCallback`: scores benchmarks within a training, each after every so many steps.
+
+A benchmark is scored at the end of its step, before a checkpoint of the step is saved. It is recorded once the step's
+row is written: a checkpoint rule that monitors it finds the step complete, as after a validation.
 """
 
 import inspect
@@ -20,15 +25,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from hookline.core.config import checked_arguments, import_class
-from hookline.core.config_source import Source
-from hookline.core.errors import ConfigError, HooklineError, OptionError
-from hookline.core.registry import Registry
+from hookline._engine.errors import ConfigError, HooklineError, OptionError
+from hookline._engine.moments import Callback
+from hookline._engine.registry import Registry
+from hookline.config.factories import checked_arguments, import_class
+from hookline.config.sources import Source
 from hookline.loops import rng
-from hookline.rl.faults import described
+from hookline.rl.environments.base import described
 from hookline.rl.types import Task
 
-BENCHMARKS = Registry(builtin_modules=("hookline.experiment.benchmarks",), group="hookline.benchmarks")
+BENCHMARKS = Registry(builtin_modules=("hookline.experiment.builtin_benchmarks",), group="hookline.benchmarks")
 register_benchmark = BENCHMARKS.register
 
 SEED = 0
@@ -346,3 +352,39 @@ def _check_option(key: str, value: Any) -> None:
         wanted = "a whole number of at least 1"
     if not accepted:
         raise OptionError(f"{key}={value!r:.200}: give {wanted}.")
+
+
+LAST = -1000
+"""It scores when everybody else has had the step."""
+
+
+class BenchmarkCallback(Callback):
+    """Has benchmarks scored when they are due.
+
+    Args:
+        benchmarks: Those with an ``every``.
+        score: Called with a benchmark; returns its result and the predictions, or None where it failed.
+        record: Called with the loop, the result and the predictions.
+    """
+
+    name = "benchmarks"
+    priority = LAST
+    critical = True
+    """A benchmark that fails is dealt with where it is scored; what else is raised is somebody's who is critical."""
+
+    def __init__(
+        self, benchmarks: Sequence[Any], score: Callable[[Any], Any], record: Callable[[Any, Any, Any], None]
+    ) -> None:
+        self._benchmarks, self._score, self._record = list(benchmarks), score, record
+        self._scored: list[tuple[Any, Any]] = []
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+        """Score those that are due after this step."""
+        due = [benchmark for benchmark in self._benchmarks if loop.step % benchmark.every == 0]
+        self._scored = [scored for scored in map(self._score, due) if scored is not None]
+
+    def on_log(self, loop: Any, step: int, metrics: Any) -> None:
+        """Record what was scored: this is the row of its step."""
+        scored, self._scored = self._scored, []
+        for result, predictions in scored:
+            self._record(loop, result, predictions)

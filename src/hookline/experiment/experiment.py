@@ -16,21 +16,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from hookline.core.errors import HooklineError, OptionError, closest
-from hookline.core.state import ArmResult, LogContext, RunResult
-from hookline.experiment.arm import Arm
+from hookline._engine.errors import HooklineError, OptionError, closest
+from hookline._engine.state import ArmResult, LogContext, RunResult
+from hookline._record.settings import describe
+from hookline._record.sink import make_sinks
+from hookline.experiment.arms import Arm, Stage, checked_stages
 from hookline.experiment.benchmark import checked_benchmark, make_benchmarks
-from hookline.experiment.conductor import Conductor, Watch, Work
-from hookline.experiment.executors.executor import Executor, make_executor
+from hookline.experiment.directory import ExperimentStore
+from hookline.experiment.executors import Executor
 from hookline.experiment.job import Assignment
 from hookline.experiment.plan import PlannedRun, planned_runs
 from hookline.experiment.results.result import ExperimentResult
-from hookline.experiment.stage import Stage, checked_stages
-from hookline.experiment.store import ExperimentStore
+from hookline.experiment.scheduler import Scheduler, Watch, Work, make_executor
 from hookline.experiment.subscribers import Subscribers, checked_entries
 from hookline.loops import rng
-from hookline.record.description import describe
-from hookline.record.sink import make_sinks
 
 logger = logging.getLogger("hookline")
 
@@ -102,7 +101,7 @@ class Experiment:
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """The experiment that a YAML, TOML or JSON file describes, with overrides such as ``"repeats=3"`` on top."""
-        from hookline.experiment.files.experiment_config import experiment_arguments
+        from hookline.experiment.file import experiment_arguments
 
         return cls(**experiment_arguments(path, overrides))
 
@@ -143,7 +142,7 @@ class Experiment:
                 retries=self.retries,
                 strict=self.strict,
             )
-            return self._conducted(Conductor(work, watch or _nobody), report=report)
+            return self._conducted(Scheduler(work, watch or _nobody), report=report)
 
     def check(self) -> Subscribers:
         """Find out whether it can be run, changing nothing; gives those who would hear of it.
@@ -164,7 +163,7 @@ class Experiment:
         benchmarks = {benchmark.name: _settings(benchmark) for benchmark in self.benchmarks}
         return {"arms": arms, "repeats": self.repeats, "stages": stages, "benchmarks": benchmarks}
 
-    def _conducted(self, conductor: Conductor, *, report: bool) -> ExperimentResult:
+    def _conducted(self, conductor: Scheduler, *, report: bool) -> ExperimentResult:
         conductor.run()
         self.stop_reason = conductor.stop_reason
         result = self._result(conductor)
@@ -173,7 +172,7 @@ class Experiment:
         conductor.finish(result)
         return result
 
-    def _result(self, conductor: Conductor) -> ExperimentResult:
+    def _result(self, conductor: Scheduler) -> ExperimentResult:
         of_arm: dict[str, list[Any]] = {arm.name: [] for arm in self.arms}
         for planned in self._runs:
             of_arm[planned.arm].append(conductor.results.get(planned.key) or self._unfinished(planned))

@@ -2,6 +2,12 @@
 
 Whatever goes wrong in it ends this run only, and is told in its outcome. Training, callbacks and benchmarks draw from
 random states that are set when it begins, so it gives the same results whatever ran before it in the process.
+
+What a run tells whoever started it, from wherever it runs; all of it can be pickled.
+
+`ProgressReports`: tells whoever started a run how far it is, a few times a second at the most.
+
+`StopRequests`: stops a run's training when it is asked to, whether that comes before or after its beginning.
 """
 
 import contextlib
@@ -12,20 +18,21 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from hookline.core.collection import CallbackCollection
-from hookline.core.errors import CheckpointError, HooklineError, OptionError
-from hookline.core.state import ArmResult, EvalResult, LogContext, RunResult
-from hookline.core.values import plain
-from hookline.experiment.benchmark_callback import BenchmarkCallback
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.errors import CheckpointError, HooklineError, OptionError
+from hookline._engine.metrics import Deferred, plain
+from hookline._engine.moments import Callback
+from hookline._engine.state import ArmResult, EvalResult, LogContext, RunResult
+from hookline._record import run_directory
+from hookline._record.records import RUN_RESULT
+from hookline._record.run_directory import checked_tags
+from hookline.experiment.benchmark import BenchmarkCallback
+from hookline.experiment.directory import RecordedResult, keep_run_ids
 from hookline.experiment.evaluation import EvaluationStopped, evaluate
-from hookline.experiment.messages import Message, Outcome, Progress, Scored
 from hookline.experiment.plan import PlannedRun
-from hookline.experiment.progress_reports import ProgressReports
-from hookline.experiment.recorded_result import RecordedResult
-from hookline.experiment.results.failures import error_line
-from hookline.experiment.run_ids import keep_run_ids
+from hookline.experiment.results.tables import error_line
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
 from hookline.loops.loop import EVALUATIONS
@@ -33,9 +40,104 @@ from hookline.loops.run_record import BENCHMARK_AXIS
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.trainer_config import TrainerConfig
-from hookline.record import run_directory
-from hookline.record.records import RUN_RESULT
-from hookline.record.tags import checked_tags
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        doing: ``training``, or the name of the benchmark that is being scored.
+    """
+
+    key: str
+    step: int
+    num_steps: int | None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    doing: str = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A benchmark was scored: within the training at a step, or after it."""
+
+    key: str
+    eval_result: EvalResult
+    predictions: list[dict[str, Any]]
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run ended, one way or another.
+
+    Attributes:
+        ids: Those of the run's context, with what was added to them.
+        signal: The signal that it was asked to stop by, however it ended.
+        died: It began, and its process died or could not say how it ended, so its own subscribers do not know.
+    """
+
+    key: str
+    result: RunResult
+    ids: Mapping[str, Any] = field(default_factory=dict)
+    signal: str | None = None
+    died: bool = False
+
+
+Message: TypeAlias = Progress | Scored
+
+
+SECONDS = 0.25
+SHOWN = 4
+"""How many metrics are told; whoever wants more reads the record."""
+
+
+class ProgressReports(Callback):
+    """Reports the progress of a run.
+
+    Args:
+        key: The run's name in its experiment.
+        tell: Called with the reports.
+        clock: Seconds, from anywhere.
+    """
+
+    name = "progress_reports"
+    priority = -1001
+
+    def __init__(self, key: str, tell: Callable[[Message], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._key, self._tell, self._clock = key, tell, clock
+        self._due = float("-inf")
+
+    def on_train_start(self, loop: Any) -> None:
+        """Say that it begins."""
+        self._report(loop)
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+        """Say how far it is, unless that was just said."""
+        if self._clock() >= self._due:
+            self._due = self._clock() + SECONDS
+            self._report(loop)
+
+    def on_train_end(self, loop: Any, artifacts: Any) -> None:
+        """Say how far it came."""
+        self._report(loop)
+
+    def _report(self, loop: Any) -> None:
+        self._tell(Progress(self._key, loop.step, loop.num_steps, _ready(loop.metrics)))
+
+
+def _ready(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The first numbers that are there; those still on their way from a device are not waited for."""
+    ready: dict[str, Any] = {}
+    for name, value in dict.items(metrics):
+        if isinstance(value, Deferred):
+            value = value.get() if value.source.ready() else None
+        if type(value) in (int, float):
+            ready[name] = value
+        if len(ready) == SHOWN:
+            break
+    return ready
+
 
 logger = logging.getLogger("hookline")
 
@@ -352,3 +454,33 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _copied(parts: Iterable[Any]) -> list[Any]:
     return RunSubscribers(list(parts)).copies()
+
+
+class StopRequests(Callback):
+    """Stops a run's training when it is asked to."""
+
+    name = "stop_requests"
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._loop: Any = None
+
+    def __deepcopy__(self, memo: Any) -> "StopRequests":
+        return self  # it belongs to one run
+
+    def on_train_start(self, loop: Any) -> None:
+        """Take note of the loop."""
+        self._loop = loop
+        if self.reason is not None:
+            loop.request_stop(self.reason)
+
+    def ask(self, reason: str) -> None:
+        """Ask for a stop, from any thread."""
+        self.reason = reason
+        if self._loop is not None:
+            self._loop.request_stop(reason)
+
+    def added_to(self, assignment: Assignment) -> Assignment:
+        """The run with this among those who listen to it."""
+        subscribers = replace(assignment.subscribers, instances=[*assignment.subscribers.instances, self])
+        return replace(assignment, subscribers=subscribers)

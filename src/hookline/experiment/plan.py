@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hookline.experiment.arm import Arm
-from hookline.experiment.recipes.recipe import Recipe
-from hookline.experiment.stage import Stage
+from hookline.experiment.arms import Arm, Stage
+from hookline.experiment.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)

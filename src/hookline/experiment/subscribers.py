@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hookline.core.binding import bind
-from hookline.core.callback import MOMENTS, Callback
-from hookline.core.collection import CallbackCollection, load_callbacks
-from hookline.core.errors import HooklineError, OptionError
-from hookline.core.functions import HOOK_FUNCTIONS
-from hookline.core.state import LogContext
-from hookline.core.subscriber import Subscriber, configured
+from hookline._engine.binding import bind
+from hookline._engine.collection import CallbackCollection, load_callbacks
+from hookline._engine.errors import HooklineError, OptionError
+from hookline._engine.functions import HOOK_FUNCTIONS
+from hookline._engine.moments import MOMENTS, Callback
+from hookline._engine.state import LogContext
+from hookline._engine.subscriber import Subscriber, configured
 
 logger = logging.getLogger("hookline")
 

@@ -34,13 +34,19 @@ the open one goes on with the next batch. Metrics that
 the host gives (`step_end`, `host_log`, `validation_end`) are the same on all processes, and rank zero records them;
 what subscribers log is recorded by each process. SIGINT and SIGTERM ask for a stop at the host's next boundary.
 
-Into its checkpoints the host puts `state_dict()`, as a file by `hookline.integrations.host_state` or inside its own.
+Into its checkpoints the host puts `state_dict()`, as a file by `hookline.integrations.host_loop` or inside its own.
 ``begin(state=..., row=...)`` takes it up again: the callbacks' states, and the very run, if its directory is there.
 
 ``begin(trains=False)`` is for a host that evaluates without training: it fires and records the validation, and neither
 the start nor the end of a training. After a training it goes on in that run.
+
+The state of a `HostLoop` as a folder in a host's checkpoint directory.
+
+It is an ordinary checkpoint of hookline, so one of which a file is missing or cut short is noticed: it is named, and
+the training goes on without it.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -49,14 +55,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
-from hookline.core.errors import CheckpointError
-from hookline.core.metrics import MetricsRow, collect, copied
-from hookline.core.state import ManifestRow
+from hookline._engine.errors import CheckpointError
+from hookline._engine.metrics import MetricsRow, collect, copied
+from hookline._engine.state import ManifestRow
+from hookline._record.device import defer
+from hookline._record.run_directory import FACTS
 from hookline.loops import checkpoint
 from hookline.loops.options import RunOptions
 from hookline.loops.session import Session
-from hookline.record.device import defer
-from hookline.record.run_directory import FACTS
 
 TAKEN_UP = ".taken-up"
 """Where in a run's directory the state stands that it is taken up with, while it begins."""
@@ -376,3 +382,33 @@ class HostLoop(Session):
 
     def _leave_step(self) -> None:
         self._validating = False
+
+
+logger = logging.getLogger("hookline")
+
+FOLDER = "hookline"
+
+
+def save(directory: str | Path, loop: HostLoop) -> None:
+    """Put the state into a checkpoint that the host has saved; rank zero writes.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    state = loop.state_dict()
+    if loop.rank == 0:
+        checkpoint.save(Path(directory) / FOLDER, state, lambda place: None, step=state["step"], kind="host")
+
+
+def load(directory: str | Path) -> dict[str, Any] | None:
+    """The state in a host's checkpoint; None where there is none, or none that can be read."""
+    place = Path(directory) / FOLDER
+    checkpoint.recover(place)
+    if not checkpoint.is_one(place):
+        logger.warning("%s holds no state of callbacks: they start anew.", directory)
+        return None
+    try:
+        return checkpoint.load(place)
+    except CheckpointError as error:
+        logger.warning("The callbacks start anew, without the state in %s. %s", directory, error)
+        return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from hookline.integrations.host_loop import HostLoop
 from hookline.logging.completions import extract_reasoning_and_answer
-from hookline.rl.rewards.call import Call
+from hookline.rl.rewards.batch import Call
 from hookline.rl.types import Completion, Rollout, Task
 
 logger = logging.getLogger("hookline")

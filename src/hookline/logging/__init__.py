@@ -1,8 +1,7 @@
 """The standard-library front: a logging configuration, loggers by topic, and functions that log what training does."""
 
 from hookline.logging.completions import extract_reasoning_and_answer
-from hookline.logging.csv_handler import CSVHandler
-from hookline.logging.formatters import JsonFormatter
+from hookline.logging.config import Categories, MetricSettings
 from hookline.logging.functions import (
     log_generation_metrics,
     log_memory_usage,
@@ -14,16 +13,16 @@ from hookline.logging.functions import (
     settings,
     validation_due,
 )
-from hookline.logging.settings import Categories, MetricSettings
-from hookline.logging.setup import initialize, shutdown
-from hookline.logging.tensorboard_handler import TensorBoardHandler
-from hookline.logging.topics import (
+from hookline.logging.handlers import CSVHandler, TensorBoardHandler
+from hookline.logging.payloads import (
+    JsonFormatter,
     get_metrics_logger,
     get_model_logger,
     get_reward_logger,
     get_system_logger,
     get_training_logger,
 )
+from hookline.logging.setup import initialize, shutdown
 
 __all__ = [
     "CSVHandler",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
 
 
 def extract_reasoning_and_answer(output: str) -> tuple[str | None, str | None]:

@@ -8,25 +8,118 @@ computed by the caller's thread: that is what ``sampling_ratio`` is for.
 
 Arguments of a wrong type are an `OptionError`. Values that are odd but of a right type (None, NaN, an
 empty list) are counted or kept.
+
+What the ``log_*`` functions know: the settings, the run, the step, and what was held back.
+
+There is one at a time, because the functions are called without an object, as those of the standard
+library's logging are. Before `initialize` everything is due and no run is recorded to.
 """
 
+import logging
+import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.core.errors import OptionError
-from hookline.core.metrics import collect
-from hookline.core.values import PLAIN, Deferred, is_on_device, plain
-from hookline.logging import topics
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import PLAIN, Deferred, MetricsRow, collect, is_on_device, plain
+from hookline._record.device import defer
+from hookline._record.recorder import whole_step
+from hookline._record.records import clean
+from hookline.logging import payloads
 from hookline.logging.completions import completion_text, extract_reasoning_and_answer, generation_texts, prompt_text
-from hookline.logging.generation import generation_metrics
-from hookline.logging.memory import memory_metrics
-from hookline.logging.payloads import MetricsPayload, RewardsPayload, SamplePayload
-from hookline.logging.rewards import reward_metrics, reward_values
-from hookline.logging.settings import MetricSettings
-from hookline.logging.state import current
-from hookline.record.device import defer
-from hookline.record.records import clean
+from hookline.logging.config import MetricSettings
+from hookline.logging.handlers import step_of
+from hookline.logging.metrics import Trend, generation_metrics, memory_metrics, reward_metrics, reward_values
+from hookline.logging.payloads import ATTRIBUTE, MetricsPayload, Payload, RewardsPayload, SamplePayload
+
+
+@dataclass(eq=False)
+class State:
+    """The state of one set-up.
+
+    Args:
+        settings: Which metrics are recorded, and how often.
+        run: Its ``recorder`` gets all data that the functions are given, whatever the levels of the loggers are.
+    """
+
+    settings: MetricSettings = field(default_factory=MetricSettings)
+    run: Any = None
+    _step: int = 0
+    _seen: set[tuple[str, str]] = field(default_factory=set)
+    _held: dict[str, dict[str, tuple[int, Any]]] = field(default_factory=dict)
+    _trends: dict[str, Trend] = field(default_factory=dict)
+    _process: int = field(default_factory=os.getpid)
+
+    def at(self, step: Any) -> int:
+        """The step to record at: the one given, else the run's, else the last one given."""
+        if step is not None:
+            self._step = step if type(step) is int else whole_step(step)
+        elif self.run is not None:
+            return step_of(self.run)
+        return self._step
+
+    def trend(self, name: str) -> Trend:
+        """The trend of a reward."""
+        return self._trends.setdefault(name, Trend(self.settings.trend_window))
+
+    def emit(self, logger: logging.Logger, payload: Payload, *, stacklevel: int = 3) -> None:
+        """Give data to the run and to the handlers."""
+        if self.run is not None and self.run.recorder is not None:
+            payload.record(self.run.recorder)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(payload, extra={ATTRIBUTE: payload}, stacklevel=stacklevel)
+
+    def emit_if_due(self, logger: logging.Logger, payload: MetricsPayload) -> bool:
+        """Give metrics to the run and to the handlers if they are due, or bring a metric that was not there before.
+
+        Of what is left out, the latest value of each metric is kept: a later row of the same step records it, or
+        `emit_held` does, because the end of a training is no multiple of anything.
+        """
+        held = self._held.setdefault(logger.name, {})
+        new = {(logger.name, key) for key in payload.values} - self._seen
+        if not new and not self.settings.is_due(payload.step):
+            held.update((key, (payload.step, value)) for key, value in dict.items(payload.values))
+            return False
+        self._seen |= new
+        for key in payload.values:
+            held.pop(key, None)
+        beside = {key: held.pop(key)[1] for key in list(held) if held[key][0] == payload.step}
+        if beside:
+            payload = MetricsPayload(payload.step, _row(beside | dict(dict.items(payload.values))))
+        self.emit(logger, payload, stacklevel=4)
+        return True
+
+    def emit_held(self) -> None:
+        """Give out what was held back, by step; only in the process that was given it."""
+        if self._process == os.getpid():
+            for name, held in self._held.items():
+                for step in sorted({step for step, _ in held.values()}):
+                    values = {key: value for key, (at, value) in held.items() if at == step}
+                    self.emit(logging.getLogger(name), MetricsPayload(step, _row(values)))
+        self._held.clear()
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as a row, without waiting for those that are on their way from a device."""
+    row = MetricsRow()
+    row.update(values)
+    return row if row.is_waiting() else values
+
+
+_current = State()
+
+
+def current() -> State:
+    """The state of the present set-up."""
+    return _current
+
+
+def replace(state: State) -> None:
+    """Make another state the present one."""
+    global _current
+    _current = state
 
 
 def settings() -> MetricSettings:
@@ -83,7 +176,7 @@ def log_model_output(
         group=None if group is None else str(group),
         axis=axis,
     )
-    state.emit(topics.get_model_logger(), payload)
+    state.emit(payloads.get_model_logger(), payload)
 
 
 def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = None, *, step: int | None = None) -> None:
@@ -102,7 +195,7 @@ def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = No
         raise OptionError(f"samples={samples!r:.200}: give one for each of the {len(numbers)} values, or none.")
     if state.settings.enable.reward_metrics:
         payload = RewardsPayload(state.at(step), str(reward_name), numbers, [str(each) for each in samples or ()])
-        state.emit(topics.get_reward_logger(), payload)
+        state.emit(payloads.get_reward_logger(), payload)
 
 
 def log_training_progress(step: int, metrics: Mapping[str, Any]) -> None:
@@ -118,7 +211,7 @@ def log_training_progress(step: int, metrics: Mapping[str, Any]) -> None:
     """
     state = current()
     values = _values(metrics)
-    state.emit_if_due(topics.get_training_logger(), MetricsPayload(state.at(step), values))
+    state.emit_if_due(payloads.get_training_logger(), MetricsPayload(state.at(step), values))
 
 
 def log_validation_metrics(step: int, metrics: Mapping[str, Any]) -> None:
@@ -131,7 +224,7 @@ def log_validation_metrics(step: int, metrics: Mapping[str, Any]) -> None:
     state = current()
     values = _values(metrics)
     if state.settings.enable.validation_metrics:
-        state.emit(topics.get_metrics_logger(), MetricsPayload(state.at(step), values, "eval"))
+        state.emit(payloads.get_metrics_logger(), MetricsPayload(state.at(step), values, "eval"))
 
 
 def log_memory_usage(*, step: int | None = None) -> dict[str, float]:
@@ -145,7 +238,7 @@ def log_memory_usage(*, step: int | None = None) -> dict[str, float]:
     if not state.settings.enable.resource_metrics or (step is not None and not state.settings.is_due(at)):
         return {}
     metrics = {f"memory/{name}": value for name, value in memory_metrics().items()}
-    state.emit(topics.get_system_logger(), MetricsPayload(at, dict(metrics)))
+    state.emit(payloads.get_system_logger(), MetricsPayload(at, dict(metrics)))
     return metrics
 
 
@@ -158,7 +251,7 @@ def log_reward_metrics(
 ) -> dict[str, float]:
     """Log statistics of rewards, on the topic ``metrics``, every ``logging_frequency`` steps, and return them.
 
-    They are called ``rewards/<name>/<metric>``; see `hookline.logging.rewards` for the metrics.
+    They are called ``rewards/<name>/<metric>``; see `hookline.logging.metrics` for the metrics.
 
     Args:
         step: The number of completed steps.
@@ -179,7 +272,7 @@ def log_reward_metrics(
         slope = state.trend(str(name)).add(at, found["mean"]) if "mean" in found else None
         found |= {} if slope is None else {"trend": slope}
         metrics |= {f"rewards/{name}/{metric}": value for metric, value in found.items()}
-    state.emit(topics.get_metrics_logger(), MetricsPayload(at, dict(metrics)))
+    state.emit(payloads.get_metrics_logger(), MetricsPayload(at, dict(metrics)))
     return metrics
 
 
@@ -194,7 +287,7 @@ def log_generation_metrics(
 ) -> dict[str, float]:
     """Log statistics of completions, on the topic ``metrics``, for a ``sampling_ratio`` of the steps, and return them.
 
-    They are called ``generation/<metric>``; see `hookline.logging.generation` for the metrics and the arguments.
+    They are called ``generation/<metric>``; see `hookline.logging.metrics` for the metrics and the arguments.
 
     Args:
         step: The number of completed steps.
@@ -208,7 +301,7 @@ def log_generation_metrics(
     options: dict[str, Any] = {"token_counts": token_counts, "max_length": max_length, "finished": finished}
     found = generation_metrics(generations, **options, pattern=pattern)
     metrics = {f"generation/{name}": value for name, value in found.items()}
-    state.emit(topics.get_metrics_logger(), MetricsPayload(at, dict(metrics)))
+    state.emit(payloads.get_metrics_logger(), MetricsPayload(at, dict(metrics)))
     return metrics
 
 

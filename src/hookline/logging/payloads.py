@@ -7,16 +7,24 @@ there; anybody else can give a dict of fields, and plain attributes do as well:
     logger.info("Evaluated.", extra={"step": 300, "accuracy": 0.8})
 
 A payload is its own message: its text is made when a handler formats it, and not otherwise.
+
+`JsonFormatter`: log records as lines of JSON, what ``format: json`` stands for in a configuration.
+
+The five topics and their loggers: plain loggers of the standard library, usable at any time.
 """
 
+import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from hookline.core.metrics import copied, readable
-from hookline.record.recorder import Recorder
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import copied, readable
+from hookline._record.recorder import Recorder
+from hookline._record.records import clean
 
 ATTRIBUTE = "hookline"
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", ATTRIBUTE}
@@ -169,3 +177,82 @@ def _short(text: str | None) -> str:
     if text is None:
         return "None"
     return repr(text if len(text) <= _TEXT_LENGTH else text[:_TEXT_LENGTH] + "...")
+
+
+FIELDS = ("timestamp", "level", "name", "message")
+_ATTRIBUTES = {"level": "levelname", "logger": "name"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON.
+
+    An exception is added as ``exception``, whichever fields are named. What JSON cannot hold is written as
+    text; numbers that are not finite as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+
+    Args:
+        fields: What to write, in this order: ``timestamp``, ``level``, ``name`` (or ``logger``), ``message``, any
+            attribute of a log record, any field of the data that it carries; null where it has none. Without
+            them: the four, and all of the data.
+        datefmt: The timestamp's format for `time.strftime`; ISO 8601 with milliseconds where none is given.
+    """
+
+    def __init__(self, fields: Sequence[str] | None = None, *, datefmt: str | None = None) -> None:
+        super().__init__(datefmt=datefmt)
+        if fields is not None and (isinstance(fields, str) or not all(isinstance(name, str) for name in fields)):
+            raise OptionError(f"fields={fields!r}: give a list of names.")
+        self.fields = tuple(fields) if fields is not None else None
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        data = fields_of(record)
+        names = self.fields if self.fields is not None else dict.fromkeys((*FIELDS, *data))
+        row = {name: self._value(name, record, data) for name in names}
+        if record.exc_info and "exception" not in row:
+            row["exception"] = self.formatException(record.exc_info)
+        return json.dumps(clean(row), ensure_ascii=False)
+
+    def _value(self, name: str, record: logging.LogRecord, data: dict[str, Any]) -> Any:
+        match name:
+            case "message":
+                return record.getMessage()
+            case "timestamp":
+                return self._timestamp(record)
+            case "exception":
+                return self.formatException(record.exc_info) if record.exc_info else None
+            case "level" | "name":
+                return getattr(record, _ATTRIBUTES.get(name, name))
+        return data[name] if name in data else getattr(record, _ATTRIBUTES.get(name, name), None)
+
+    def _timestamp(self, record: logging.LogRecord) -> str:
+        if self.datefmt is not None:
+            return self.formatTime(record, self.datefmt)
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+TOPICS = ("training", "model", "reward", "metrics", "system")
+PREFIX = "hookline."
+
+
+def get_training_logger() -> logging.Logger:
+    """The logger for the course of training."""
+    return logging.getLogger("hookline.training")
+
+
+def get_model_logger() -> logging.Logger:
+    """The logger for the model and its outputs."""
+    return logging.getLogger("hookline.model")
+
+
+def get_reward_logger() -> logging.Logger:
+    """The logger for rewards."""
+    return logging.getLogger("hookline.reward")
+
+
+def get_metrics_logger() -> logging.Logger:
+    """The logger for metrics."""
+    return logging.getLogger("hookline.metrics")
+
+
+def get_system_logger() -> logging.Logger:
+    """The logger for the machine: memory, devices."""
+    return logging.getLogger("hookline.system")

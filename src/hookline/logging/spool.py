@@ -15,7 +15,7 @@ Guarantees:
 The directory holds ``journal/`` and ``sinks/`` as a run's does, ``writers/`` (a lock file for each
 process at work), ``turn`` (held by the process that delivers), ``gate`` (held while somebody enters or
 removes the directory), ``life`` (a name for what lies between) and ``handler.json`` (the handler's name and
-settings, from which `hookline.logging.leftovers` builds it again).
+settings, from which `hookline.logging.setup` builds it again).
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.record import lock, trust
-from hookline.record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
-from hookline.record.reader import JOURNAL, MAIN, Parcel, lines
-from hookline.record.recorder import Recorder
-from hookline.record.records import clean
-from hookline.record.segment import files
-from hookline.record.sink import Sink
+from hookline._record import files, trust
+from hookline._record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
+from hookline._record.reader import JOURNAL, MAIN, LineBatch, lines
+from hookline._record.recorder import Recorder
+from hookline._record.records import clean
+from hookline._record.segment import journal_files
+from hookline._record.sink import Sink
 
 logger = logging.getLogger("hookline")
 
@@ -90,7 +90,7 @@ class Spool:
 
     def has_left_over(self) -> bool:
         """Whether an earlier process left something that nobody is delivering."""
-        return self.directory.is_dir() and not lock.is_held(self._turn)
+        return self.directory.is_dir() and not files.is_held(self._turn)
 
     def start(self) -> None:
         """Begin, in this process; a second call does nothing."""
@@ -100,7 +100,7 @@ class Spool:
             writers = self.directory / "writers"
             writers.mkdir(exist_ok=True)
             self._mark = writers / f"{os.getpid()}-{secrets.token_hex(3)}"
-            lock.hold(self._mark)
+            files.hold(self._mark)
             _name_life(self.directory)
             aside = self.directory / f"{SETTINGS}.partial"
             aside.write_bytes(trust.signed(self.directory / SETTINGS, self._settings))
@@ -150,7 +150,7 @@ class Spool:
         self._woken.set()
         if self._thread.ident is not None:
             self._thread.join(seconds + 0.5)
-        lock.let_go(self._mark)
+        files.let_go(self._mark)
         self._mark.unlink(missing_ok=True)
         self._tidy()
 
@@ -174,12 +174,12 @@ class Spool:
                 if not self._ending.wait(RETRY_SECONDS):
                     continue
             finally:
-                lock.let_go(self._turn)
+                files.let_go(self._turn)
             return
 
     def _wait_for_turn(self) -> bool:
         """Wait until no other process delivers; not any more, at the end, once nothing is left for this one to do."""
-        while not lock.hold(self._turn):
+        while not files.hold(self._turn):
             if self._ending.is_set():
                 if not self._waits() or time.monotonic() > self._deadline:
                     return False
@@ -203,7 +203,7 @@ class Spool:
     def _waits(self) -> bool:
         """Whether something that this process recorded has not been delivered."""
         cursor = Progress.load(self._progress, self._spec).cursor
-        own = [file for file in files(self.directory / JOURNAL) if file.writer == self.recorder.journal.writer]
+        own = [file for file in journal_files(self.directory / JOURNAL) if file.writer == self.recorder.journal.writer]
         places = [(file, cursor.offset(file)) for file in own]
         return any(next(lines(file.path, place), None) for file, place in places if place is not None)
 
@@ -215,7 +215,7 @@ class Spool:
         return Progress.load(self._progress, self._spec).status != "ok"
 
     def _is_in_use(self) -> bool:
-        return any(map(lock.is_held, [self._turn, *(self.directory / "writers").glob("*")]))
+        return any(map(files.is_held, [self._turn, *(self.directory / "writers").glob("*")]))
 
 
 @contextlib.contextmanager
@@ -227,7 +227,7 @@ def _gate(directory: Path) -> Iterator[None]:
             with contextlib.suppress(FileNotFoundError):  # removed by another process just now: begin again
                 descriptor = os.open(directory / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 at_end.callback(os.close, descriptor)
-                at_end.enter_context(lock.alone(descriptor))
+                at_end.enter_context(files.alone(descriptor))
                 if _is_same(descriptor, directory / "gate"):
                     break
                 at_end.close()
@@ -252,7 +252,7 @@ def _name_life(directory: Path) -> None:
         path.write_text(f"{time.time_ns()}.{secrets.token_hex(3)}", encoding="ascii")
 
 
-def by_rank(parcel: Parcel) -> Parcel:
+def by_rank(parcel: LineBatch) -> LineBatch:
     """A parcel as if the processes of one rank, one after the other, had one journal, as they do in a run."""
     return parcel._replace(file=parcel.file._replace(name=parcel.file.name.partition("_")[0]))
 

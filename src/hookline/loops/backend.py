@@ -8,9 +8,7 @@ and the same under every backend.
 import os
 from typing import Any, Literal, Protocol, TypeAlias
 
-from hookline.core.errors import OptionError
-from hookline.core.model_names import is_sharded
-from hookline.loops import ranks
+from hookline._engine.errors import OptionError
 from hookline.loops.training_step import StepFunction
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -58,59 +56,14 @@ class Backend(Protocol):
         """Restore the model and what `optimizer_state` returned."""
 
 
-def choose_backend(precision: Precision, device: str | None, model: Any) -> Backend:
-    """Plain torch for one process in full precision, and for a model that is sharded already; otherwise Accelerate."""
-    if is_sharded(model):
-        from hookline.loops.plain_backend import PlainBackend
-
-        return PlainBackend(_device_of_shards(model, precision, device))
-    if ranks.world_size() == 1 and precision == "fp32" and not is_sharding_asked_for():
-        from hookline.loops.plain_backend import PlainBackend
-
-        return PlainBackend(device)
-    _require_known_sharding()
-    from hookline.loops.accelerate_backend import AccelerateBackend
-
-    return AccelerateBackend(precision, device)
-
-
-def _device_of_shards(model: Any, precision: Precision, device: str | None) -> str:
-    """Where a sharded model computes."""
-    kind = next(parameter.device_mesh.device_type for parameter in model.parameters() if hasattr(parameter, "to_local"))
-    if not hasattr(model, "set_requires_gradient_sync"):
-        raise OptionError(
-            "The model's parameters are sharded, but not by fully_shard(model): the Trainer does not know how its "
-            "processes share batches. Call torch.distributed.fsdp.fully_shard on the whole model, or write the loop "
-            "with hookline.integrations.torch."
-        )
-    if precision != "fp32":
-        raise OptionError(
-            f"precision={precision!r} with a model that is sharded already: give fully_shard() a MixedPrecisionPolicy."
-        )
-    if device is not None and check_device(device).type != kind:
-        raise OptionError(f"device={device!r}: the model is sharded over devices of the kind {kind!r}.")
-    if kind == "cuda":
-        import torch
-
-        return f"cuda:{torch.cuda.current_device()}"
-    return str(kind)
-
-
 def is_sharding_asked_for() -> bool:
     """Whether ``accelerate launch`` was told to shard the model."""
-    return _is_launched_with("FSDP") or _is_launched_with("DEEPSPEED")
+    return is_launched_with("FSDP") or is_launched_with("DEEPSPEED")
 
 
-def _is_launched_with(way: str) -> bool:
+def is_launched_with(way: str) -> bool:
+    """Whether ``accelerate launch`` turned on a plugin, such as ``"FSDP"``."""
     return os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true")
-
-
-def _require_known_sharding() -> None:
-    """Refuse what would train, and save a part of the weights as if it were all of them."""
-    if _is_launched_with("DEEPSPEED"):
-        raise OptionError("accelerate launch --use_deepspeed is not supported: give --use_fsdp --fsdp_version 2.")
-    if _is_launched_with("FSDP") and os.environ.get("FSDP_VERSION", "1") != "2":
-        raise OptionError("accelerate launch --use_fsdp without --fsdp_version 2: only version 2 is supported.")
 
 
 def other_parameters(model: Any, moved: list[Any]) -> list[Any]:

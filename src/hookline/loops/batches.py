@@ -16,8 +16,8 @@ import torch
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from hookline.core.errors import OptionError
-from hookline.loops.place import length_of
+from hookline._engine.errors import OptionError
+from hookline.loops.data_position import length_of
 
 T = TypeVar("T")
 LastRound = Literal["left out", "filled up"]

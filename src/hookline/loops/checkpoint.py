@@ -20,13 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hookline.core.encoding import TENSOR, decode, encode
-from hookline.core.errors import CheckpointError
-from hookline.core.state import ManifestRow
-from hookline.core.values import plain
+from hookline._engine.encoding import TENSOR, decode, encode
+from hookline._engine.errors import CheckpointError
+from hookline._engine.metrics import plain
+from hookline._engine.state import ManifestRow
+from hookline._record.files import replace_file, sync_directory, sync_file
+from hookline._record.records import DamagedLineError, line_number, sealed
 from hookline.loops.checkpoint_file import damage_of_file, is_file_path, is_packed, pack, require_torch
-from hookline.record.durable import replace_file, sync_directory, sync_file
-from hookline.record.records import DamagedLineError, line_number, sealed
 
 logger = logging.getLogger("hookline")
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import CheckpointError
-from hookline.record.durable import sync_descriptor
+from hookline._engine.errors import CheckpointError
+from hookline._record.files import sync_descriptor
 
 SUFFIXES = (".pt", ".pth")
 _MARK, _FILES = "hookline_checkpoint", "hookline_files"

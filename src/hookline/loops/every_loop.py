@@ -7,7 +7,7 @@ and ``loop: int`` does not. There is no such object, and this module is never im
 
 from hookline.loops.run import Run
 from hookline.loops.trainer import Trainer
-from hookline.rl.rollout_worker import RolloutWorker
+from hookline.rl.rollouts.worker import RolloutWorker
 
 
 class EveryLoop(Trainer, Run, RolloutWorker):  # type: ignore[misc]

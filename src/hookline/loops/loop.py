@@ -4,27 +4,95 @@ It implements `LoopState`: counters, metrics, requests. Metrics of a step in pro
 row, which is committed at the end of the step; metrics logged outside of a step are a row of their
 own; those logged from another thread wait for the loop's own thread, because moments fire on that
 one only.
+
+`StepLifecycle`: the one owner of a step's number, its row of metrics and its moments.
+
+Bare runs, the Trainer, host loops and test loops all begin and end their steps here, so a step means the same in each:
+`on_step_start` with the row open, then `on_step_end` with the step counted and the row still open, then the row is
+written and `on_log` fires. A row is always written at its own step's number, also when a subscriber raises in between.
 """
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from hookline.core.collection import CallbackCollection
-from hookline.core.errors import OptionError
-from hookline.core.metrics import MetricsRow, collect, copied
-from hookline.core.state import LogContext, ManifestRow
-from hookline.core.values import find_metric
-from hookline.loops import ranks
-from hookline.loops.step import StepLifecycle
-from hookline.record.device import defer, defer_alike
-from hookline.record.reader import MAIN, read
-from hookline.record.recorder import Recorder, whole_step
-from hookline.record.records import Metrics
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import MetricsRow, collect, copied, find_metric
+from hookline._engine.state import LogContext, ManifestRow
+from hookline._record.device import defer, defer_alike
+from hookline._record.reader import MAIN, read
+from hookline._record.recorder import Recorder, whole_step
+from hookline._record.records import Metrics
+from hookline.loops import distributed
+
+Commit = Callable[[int, MetricsRow], None]
+
+
+class StepLifecycle:
+    """The step of a loop that is under way, if one is.
+
+    Attributes:
+        row: The metrics of the step, from `begin` until they are written.
+        is_open: Whether a step has begun that ``loop.step`` does not count yet.
+    """
+
+    __slots__ = ("_loop", "is_open", "row")
+
+    def __init__(self, loop: "Loop") -> None:
+        self._loop = loop
+        self.row: MetricsRow | None = None
+        self.is_open = False
+
+    def begin(self) -> MetricsRow:
+        """Open the row, fire `on_step_start`, and return the row."""
+        row = self.row = MetricsRow()
+        self.is_open = True
+        self._loop.callbacks.on_step_start(self._loop, self._loop.step)
+        return row
+
+    def end(
+        self,
+        batch: Any,
+        *,
+        completed: int | None = None,
+        number: int | None = None,
+        commit: Commit | None = None,
+    ) -> None:
+        """Count the step, fire `on_step_end`, write the row and fire `on_log`.
+
+        Args:
+            batch: The batch of the step.
+            completed: The number of completed steps, where the host counts; one more than before by default.
+            number: The step that the row is written at; the number of completed steps by default.
+            commit: Writes the row at a step; `Loop.commit` by default.
+        """
+        loop = self._loop
+        row = MetricsRow() if self.row is None else self.row
+        loop.step = loop.step + 1 if completed is None else completed
+        self.is_open = False
+        at = loop.step if number is None else number
+        try:
+            loop.callbacks.on_step_end(loop, loop.step - 1, batch, row)
+        except BaseException:
+            # The program may catch it and go on with the next step, which would open another row.
+            self.row = None
+            if row:
+                loop.write_row(at, row)
+            raise
+        self.row = None
+        (commit or loop.commit)(at, row)
+
+    def abandon(self) -> tuple[int, MetricsRow]:
+        """Close a step that will not complete; returns what it had logged, and the step that belongs to."""
+        number, row = self._loop.step + self.is_open, self.row
+        self.row, self.is_open = None, False
+        return number, MetricsRow() if row is None else row
+
 
 EVALUATIONS = "eval"
 """The axis of evaluations in the record."""
@@ -72,8 +140,8 @@ class Loop(ABC):
         self.model: Any = None
         self.optimizer: Any = None
         self.scheduler: Any = None
-        self.rank = ranks.rank()
-        self.world_size = ranks.world_size()
+        self.rank = distributed.rank()
+        self.world_size = distributed.world_size()
         self.ctx = ctx or LogContext(rank=self.rank)
         self.metrics = MetricsRow()
         self.validation_metrics: dict[str, Any] = {}

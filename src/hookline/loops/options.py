@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
-from hookline.loops.outlets import Delivery
-from hookline.record.journal import Durability
+from hookline._record.journal import Durability
+from hookline.loops.run_sinks import DeliveryMode
 
 
 class RecordOptions(TypedDict, total=False):
@@ -21,7 +21,7 @@ class RecordOptions(TypedDict, total=False):
     config: Any
     tags: Iterable[str]
     notes: str
-    delivery: Delivery
+    delivery: DeliveryMode
     drain_seconds: float
     durability: Durability
 

@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hookline.core.metrics import MetricsRow
-from hookline.core.values import Deferred, plain
-from hookline.loops.ranks import Agreement
+from hookline._engine.metrics import Deferred, MetricsRow, plain
+from hookline.loops.distributed import Agreement
 
 READY = 4
 """How many steps whose device values have arrived are exchanged at once: more than one, so that none pile up."""

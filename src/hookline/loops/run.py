@@ -25,16 +25,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 
-from hookline.core.errors import OptionError
-from hookline.core.metrics import collect, copied
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import collect, copied
+from hookline._record.device import defer
 from hookline.loops.checkpoint_file import opened
-from hookline.loops.logged_steps import LoggedSteps
+from hookline.loops.data_position import DataPosition, length_of
+from hookline.loops.logged_steps import LoggedSteps, check_resumed_body
 from hookline.loops.options import LoopOptions, RunOptions
-from hookline.loops.place import Place, length_of
-from hookline.loops.resumed_body import check_resumed_body
 from hookline.loops.session import Session
 from hookline.loops.validation import Validation
-from hookline.record.device import defer
 
 logger = logging.getLogger("hookline")
 
@@ -76,8 +75,8 @@ class Run(Session):
         """A checkpoint to begin with, given by the stage before in an experiment."""
         self.answers: Any = None
         """What answers benchmarks: a policy, or a function of a list of prompts. Set it while training."""
-        self._at = Place()
-        self._resume: Place | None = None  # where a checkpoint was saved, until somebody iterates there
+        self._at = DataPosition()
+        self._resume: DataPosition | None = None  # where a checkpoint was saved, until somebody iterates there
         self._is_resumed = False  # and no batch was given since
         self._iterator: Callable[[], Any] = lambda: None  # that of the last call of `steps`, as long as it is used
         self._calls_begun = 0
@@ -260,7 +259,7 @@ class Run(Session):
 
     def _place_at(self, state: dict[str, Any]) -> None:
         super()._place_at(state)
-        self._resume, self._at = Place.of(state), Place.of(state)
+        self._resume, self._at = DataPosition.of(state), DataPosition.of(state)
         self._is_resumed = self.rank == 0
         self.resumed_row = state.get("open_row", {})
         self._repeated = set(state.get("evaluated", ()))
@@ -330,7 +329,7 @@ class Run(Session):
             for epoch in range(place.epoch, n):
                 if self._must_stop():
                     break
-                self._begin_epoch(place if epoch == place.epoch else Place(place.calls, epoch))
+                self._begin_epoch(place if epoch == place.epoch else DataPosition(place.calls, epoch))
                 yield epoch
                 self._finish_epoch()
         except GeneratorExit:
@@ -349,20 +348,20 @@ class Run(Session):
         self._calls_begun += done
         return done
 
-    def _beginning(self, n: int, batches: Any) -> Place:
+    def _beginning(self, n: int, batches: Any) -> DataPosition:
         """Where a call begins: at the place of a resume, otherwise at its first batch."""
-        place = Place(self._calls_begun) if self._resume is None else self._resume.within(n)
+        place = DataPosition(self._calls_begun) if self._resume is None else self._resume.within(n)
         length = length_of(batches)
         if place.epoch_complete and (batches is None or (length is not None and length <= place.batches)):
-            return Place(place.calls, n)
+            return DataPosition(place.calls, n)
         return place
 
     def _place(self, n: int) -> tuple[int, int]:
         """The epoch to begin with, and how many of its batches are done: those of a resume, otherwise none."""
-        place = Place() if self._resume is None else self._resume.within(n)
+        place = DataPosition() if self._resume is None else self._resume.within(n)
         return place.epoch, place.batches
 
-    def _complete_call(self, place: Place) -> None:
+    def _complete_call(self, place: DataPosition) -> None:
         """Nothing is left to do in the call that a resume is in, but perhaps to tell that its epoch ends."""
         self._calls_begun, self._resume = place.calls + 1, None
         if not place.call_left:
@@ -379,7 +378,7 @@ class Run(Session):
             self.enter_epoch()
             self._settle()
 
-    def _begin_epoch(self, place: Place) -> None:
+    def _begin_epoch(self, place: DataPosition) -> None:
         self._calls_begun, self._resume = place.calls + 1, None
         self._at, self._passes_begun, self._to_skip = place, 0, place.batches
         self.epoch, self._epoch_state = place.epoch, "waiting"
@@ -390,13 +389,13 @@ class Run(Session):
         self._at.epoch_complete = not self._at.cut_short
         self._settle()
 
-    def _begin_pass(self) -> Place:
+    def _begin_pass(self) -> DataPosition:
         """The place at which a pass over data begins; it says that it was left where a resume finds it complete."""
         if self._agreed_to_stop and self.stop_requested:
             return self._at  # nothing is done any more
         number, self._passes_begun = self._passes_begun, self._passes_begun + 1
         if number < self._at.passes:
-            return Place(pass_left=True)
+            return DataPosition(pass_left=True)
         if number > self._at.passes:
             self._at = self._at.next_pass(number)
         return self._at

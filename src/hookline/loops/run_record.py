@@ -1,30 +1,225 @@
 """The record of a session besides its rows: where it lies, how it is taken up, how it ended.
 
 All ranks share one directory, which rank zero finds or makes; each writes a journal of its own.
+
+`RecordedDict`: the settings or the summary of a run, as a dict whose changes are written down.
+
+What the record says of a run's subscribers: in which order they run, and what each of them has cost.
+
+The order per moment is an event when training starts, and again when somebody comes, goes, moves or is disabled; after
+the first few such changes at a low rate, and what was held back is written at the end. The costs are an event at the
+end, however the run ends, once. Both are bounded in size: what does not fit is counted.
 """
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from hookline.core.errors import CheckpointError, HooklineError, OptionError, UnknownNameError
-from hookline.core.policy import Failure
+from hookline._engine.errors import CheckpointError, HooklineError, OptionError, UnknownNameError
+from hookline._engine.policy import Failure
+from hookline._engine.subscriber_list import SubscriberList
+from hookline._record import run_directory
+from hookline._record.reader import JOURNAL, missing_lines
+from hookline._record.recorder import Recorder
+from hookline._record.records import HOOKS_COST, HOOKS_PLAN
+from hookline._record.run_directory import checked_notes, checked_tags
+from hookline._record.settings import plain_settings, settings
 from hookline.loops import checkpoint
-from hookline.loops.hook_record import HookRecord
-from hookline.loops.peers import Peers, forget
-from hookline.loops.recorded_dict import RecordedDict
-from hookline.record import run_directory
-from hookline.record.plain_settings import plain_settings, settings
-from hookline.record.reader import JOURNAL, missing_lines
-from hookline.record.recorder import Recorder
-from hookline.record.tags import checked_notes, checked_tags
+from hookline.loops.distributed import Peers, forget
 
 if TYPE_CHECKING:
     from hookline.loops.session import Session
+
+
+Record = Callable[[Mapping[str, Any], Iterable[str]], None]
+"""Told the items that changed, and the names of those that were removed."""
+
+
+class RecordedDict(dict[str, Any]):
+    """A dict that tells what changes in it; items are attributes too: ``run.config.lr`` is ``run.config["lr"]``.
+
+    A name that is a method of `dict`, such as ``items``, can only be used in brackets. Copies are plain dicts.
+
+    Args:
+        values: What it begins with, which is not told.
+        record: Told each change.
+    """
+
+    __slots__ = ("_record",)
+
+    def __init__(self, values: Mapping[str, Any], record: Record) -> None:
+        super().__init__(values)
+        object.__setattr__(self, "_record", record)
+
+    def update(self, *given: Any, **values: Any) -> None:
+        """Add settings: a mapping, pairs, a namespace or another object of settings, and keywords."""
+        changes: dict[str, Any] = {}
+        for each in given:
+            changes |= dict(each) if isinstance(each, list | tuple) else settings(each)
+        changes |= values
+        super().update(changes)
+        self._record(changes, ())
+
+    def setdefault(self, key: str, default: Any = None, /) -> Any:
+        """The value of a name, which is set first where there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, /, *default: Any) -> Any:
+        """Remove a name and return its value."""
+        there = key in self
+        value = super().pop(key, *default)
+        if there:
+            self._record({}, (key,))
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last item and return it."""
+        key, value = super().popitem()
+        self._record({}, (key,))
+        return key, value
+
+    def clear(self) -> None:
+        """Remove all items."""
+        names = tuple(self)
+        super().clear()
+        self._record({}, names)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._record({key: value}, ())
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self._record({}, (key,))
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"There is no {name!r}; there is: {', '.join(map(str, self)) or 'nothing'}.") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self:
+            raise AttributeError(f"There is no {name!r}.")
+        del self[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        from copy import deepcopy
+
+        return deepcopy(dict(self), memo)
+
+
+AT_ONCE = 8
+"""How many changes of the order are written as they come."""
+CHANGE_SECONDS = 60.0
+"""How long the ones behind these wait after the last that was written."""
+PLAN_CHARACTERS = 64 << 10
+"""How many characters the names in an order may have in all."""
+MOST_COSTS = 500
+
+
+class HookRecord:
+    """Writes the order and the costs of the subscribers of one run.
+
+    Args:
+        recorder: Of the writer that these subscribers run in.
+        step: Says how many steps are complete.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(
+        self, recorder: Recorder, step: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._recorder, self._step, self._clock = recorder, step, clock
+        self._began = clock()
+        self._rosters: list[tuple[SubscriberList, Collection[str] | None]] = []
+        self._is_open = False
+        self._written: dict[str, list[str]] = {}
+        self._changes = 0
+        self._changed_at = self._began
+
+    def follow(self, roster: SubscriberList, moments: Collection[str] | None = None) -> None:
+        """Have the order of these subscribers in the record, at all moments or at some."""
+        self._rosters.append((roster, moments))
+        roster.on_change = self._note_change
+        self._note_change()
+
+    def open(self) -> None:
+        """Write the order; from now on its changes are written."""
+        self._is_open = True
+        self._write_order()
+
+    def close(self, roster: SubscriberList | None = None) -> None:
+        """Write the order, if it is not in the record as it is, and what the subscribers of a roster have cost."""
+        self._write_order()
+        self._is_open = False
+        for each, _ in self._rosters:
+            if each.on_change == self._note_change:  # another run may have taken the roster over
+                each.on_change = None
+        if roster is not None:
+            self._write_costs(roster)
+
+    def _note_change(self) -> None:
+        if not self._is_open:
+            return
+        if self._changes < AT_ONCE or self._clock() - self._changed_at >= CHANGE_SECONDS:
+            self._write_order()
+
+    def _write_order(self) -> None:
+        order: dict[str, list[str]] = {}
+        for roster, moments in self._rosters:
+            for moment, names in roster.plan().items():
+                if moments is None or moment in moments:
+                    order.setdefault(moment, []).extend(names)
+        if order == self._written:
+            return
+        self._written = order
+        self._changes += 1
+        self._changed_at = self._clock()
+        self._recorder.event(HOOKS_PLAN, step=self._step(), **_bounded(order))
+
+    def _write_costs(self, roster: SubscriberList) -> None:
+        costs = roster.costs()
+        if costs:
+            facts: dict[str, Any] = {"seconds": self._clock() - self._began}
+            facts["costs"] = [asdict(cost) for cost in costs[:MOST_COSTS]]
+            left_out = len(costs) - len(facts["costs"])
+            facts |= {"left_out": left_out} if left_out else {}
+            self._recorder.event(HOOKS_COST, step=self._step(), **facts)
+
+
+def _bounded(order: dict[str, list[str]]) -> dict[str, Any]:
+    """What of an order is written, and how many names are not."""
+    kept: dict[str, list[str]] = {}
+    room, left_out = PLAN_CHARACTERS, 0
+    for moment, names in order.items():
+        kept[moment] = []
+        for name in names:
+            if len(name) < room:
+                room -= len(name)
+                kept[moment].append(name)
+            else:
+                left_out += 1
+    return {"moments": kept} | ({"left_out": left_out} if left_out else {})
+
 
 logger = logging.getLogger("hookline")
 

@@ -4,6 +4,8 @@ Between `begin` and `finish` it has a directory and a journal, turns signals int
 `on_train_start` once and then either `on_train_end` or `on_exception`, saves and takes up checkpoints,
 and hands the record to its sinks. Processes that train together stop at the same step, and when one of
 them fails the others end as well.
+
+All callbacks of a collection, those in groups too.
 """
 
 import atexit
@@ -12,40 +14,45 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from hookline.core.errors import CheckpointError, OptionError
-from hookline.core.metrics import MetricsRow, collect, copied
-from hookline.core.model_names import is_sharded
-from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
-from hookline.core.values import plain
+from hookline._engine.collection import CallbackCollection
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline._engine.metrics import MetricsRow, collect, copied, plain
+from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
+from hookline._engine.torch_models import is_sharded
+from hookline._record import run_directory
+from hookline._record.device import defer, defer_alike
+from hookline._record.journal import Durability, checked_durability
+from hookline._record.recorder import whole_step
+from hookline._record.records import HYPERPARAMETERS, NOTES, SUMMARY, finite_back
+from hookline._record.run_directory import checked_notes, checked_tags
+from hookline._record.settings import is_open, plain_settings, settings
 from hookline.loops import checkpoint, run_record
 from hookline.loops.checkpoint_file import opened
-from hookline.loops.flat_callbacks import flat
-from hookline.loops.hook_record import HookRecord
-from hookline.loops.loop import Loop
-from hookline.loops.outlets import DRAIN_SECONDS, Delivery, Outlets
-from hookline.loops.peers import Peers
+from hookline.loops.distributed import NOT_REDUCED, Agreement, Peers
+from hookline.loops.loop import Commit, Loop
 from hookline.loops.rank_means import LooseRow, RankMeans, is_number, is_waiting
-from hookline.loops.ranks import Agreement
-from hookline.loops.recorded_dict import RecordedDict
-from hookline.loops.reductions import NOT_REDUCED
+from hookline.loops.run_record import HookRecord, RecordedDict
+from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode, RunSinks
 from hookline.loops.signals import StopSignals, is_signal
-from hookline.loops.step import Commit
-from hookline.record import run_directory
-from hookline.record.device import defer, defer_alike
-from hookline.record.journal import Durability, checked_durability
-from hookline.record.plain_settings import is_open, plain_settings, settings
-from hookline.record.recorder import whole_step
-from hookline.record.records import HYPERPARAMETERS, NOTES, SUMMARY, finite_back
-from hookline.record.tags import checked_notes, checked_tags
 
 if TYPE_CHECKING:
+    from hookline._record.delivery import SinkState
     from hookline.loops.logged_steps import LoggedSteps
-    from hookline.record.delivery import SinkState
+
+
+def flat(callbacks: CallbackCollection) -> Iterator[Any]:
+    """Go through them in their order."""
+    for callback in callbacks:
+        if isinstance(callback, CallbackCollection):
+            yield from flat(callback)
+        else:
+            yield callback
+
 
 logger = logging.getLogger("hookline")
 
@@ -112,7 +119,7 @@ class Session(Loop):
         resume: str | Path | None = None,
         strict: bool = False,
         summary: bool = True,
-        delivery: Delivery = "thread",
+        delivery: DeliveryMode = "thread",
         drain_seconds: float = DRAIN_SECONDS,
         durability: Durability = "checkpoint",
     ) -> None:
@@ -121,7 +128,7 @@ class Session(Loop):
             run_record.checked_resume(resume)
         if resume is not None and root is None:
             raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
-        self.outlets = Outlets(sinks, delivery=delivery, drain_seconds=drain_seconds)
+        self.outlets = RunSinks(sinks, delivery=delivery, drain_seconds=drain_seconds)
         if self.outlets and root is None:
             raise OptionError("sinks= with root=None: sinks are fed from the record. Give a root.")
         self.name = name

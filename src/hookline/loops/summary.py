@@ -4,7 +4,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.timing import Costs, duration
+from hookline._engine.costs import Costs, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ def print_summary(run: "Session") -> None:
 
     Where that cannot be written to any more (``| head``), nothing is printed: the run is over, and well.
     """
-    from hookline.record.terminal import terminal_console
+    from hookline._record.terminal import terminal_console
 
     console = terminal_console(stderr=True, markup=True)
     if not console.is_terminal:

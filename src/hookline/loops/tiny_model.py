@@ -7,7 +7,7 @@ with any other: they are saved, loaded, generate and train.
 import string
 from typing import Any
 
-from hookline.core.errors import MissingExtraError, OptionError
+from hookline._engine.errors import MissingExtraError, OptionError
 
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}

@@ -27,31 +27,44 @@ from typing import Any
 
 import torch
 
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import MetricsRow, collect
+from hookline._engine.state import LoopArtifacts, ManifestRow
+from hookline._record.device import defer
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.callbacks.nan_guard import NaNGuard
-from hookline.core.errors import OptionError
-from hookline.core.metrics import MetricsRow, collect
-from hookline.core.state import LoopArtifacts, ManifestRow
 from hookline.loops import checkpoint, rng, run_record
-from hookline.loops.backend import choose_backend, moved
+from hookline.loops.backend import moved
 from hookline.loops.batches import Batches
-from hookline.loops.changed_settings import say_what_changed
-from hookline.loops.evaluation_mode import set_to_evaluate
-from hookline.loops.finite_loss import FiniteLoss
-from hookline.loops.flat_callbacks import flat
-from hookline.loops.optimizers import is_plateau, make_optimizer, make_scheduler
-from hookline.loops.plan import Plan
-from hookline.loops.process_shares import ProcessShares
-from hookline.loops.session import Session
+from hookline.loops.session import Session, flat
 from hookline.loops.sharded import require_supported
 from hookline.loops.signals import is_signal
-from hookline.loops.step_metrics import combined, scalars, shares_of, weight_of
-from hookline.loops.trainer_config import TrainerConfig
-from hookline.loops.trainer_parts import batch_size_for, checked_config, checked_model, step_function, subscribers
+from hookline.loops.torch_backends import choose_backend
+from hookline.loops.trainer_config import Plan, TrainerConfig, say_what_changed
+from hookline.loops.trainer_parts import (
+    ProcessShares,
+    batch_size_for,
+    checked_config,
+    checked_model,
+    is_plateau,
+    make_optimizer,
+    make_scheduler,
+    step_function,
+    subscribers,
+)
 from hookline.loops.training_state import TrainingState
-from hookline.loops.training_step import COUNTS, StepFunction, predictions_of
+from hookline.loops.training_step import (
+    COUNTS,
+    FiniteLoss,
+    StepFunction,
+    combined,
+    predictions_of,
+    scalars,
+    set_to_evaluate,
+    shares_of,
+    weight_of,
+)
 from hookline.loops.validation import Validation
-from hookline.record.device import defer
 
 logger = logging.getLogger("hookline")
 

@@ -1,15 +1,21 @@
-"""`TrainerConfig`: the settings of a `Trainer`, from Python or from a YAML, TOML or JSON file."""
+"""`TrainerConfig`: the settings of a `Trainer`, from Python or from a YAML, TOML or JSON file.
 
-from collections.abc import Sequence
+`Plan`: how many steps and epochs a training has, and when it validates.
+
+Settings that are not those with which a checkpoint was saved: each is said, with what comes of it.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
+from hookline._record.journal import Durability
+from hookline._record.run_directory import checked_tags
+from hookline.config.structs import CheckedStruct
 from hookline.loops.backend import Precision
-from hookline.loops.checked_struct import CheckedStruct
-from hookline.loops.outlets import DRAIN_SECONDS, Delivery
-from hookline.record.journal import Durability
-from hookline.record.tags import checked_tags
+from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode
 
 Schedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
@@ -103,7 +109,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     resume: str | None = None
     callbacks: Any = ()
     sinks: Any = ()
-    delivery: Delivery = "thread"
+    delivery: DeliveryMode = "thread"
     drain_seconds: float = DRAIN_SECONDS
     durability: Durability = "checkpoint"
     strict: bool = False
@@ -132,8 +138,57 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """The settings in a YAML, TOML or JSON file, with overrides such as ``"epochs=3"`` on top."""
-        from hookline.loops.config_file import load_config
+        from hookline.config.overrides import load_config
 
         return load_config(path, cls, overrides)
 
     from_yaml = from_file
+
+
+class Plan:
+    """What follows from the settings and the length of the data.
+
+    Args:
+        batches: How many batches an epoch has, where that is known.
+        validates: Whether there is something to validate on.
+    """
+
+    def __init__(self, config: TrainerConfig, batches: int | None, *, validates: bool) -> None:
+        self._config, self._validates = config, validates
+        per_epoch = None if batches is None else -(-batches // config.accumulation)
+        by_epochs = None if per_epoch is None or config.epochs is None else per_epoch * config.epochs
+        self.num_steps = min((limit for limit in (config.max_steps, by_epochs) if limit is not None), default=None)
+        self.num_epochs = config.epochs
+        if per_epoch is not None and self.num_steps is not None:
+            self.num_epochs = -(-self.num_steps // per_epoch)
+
+    def has_all_steps(self, step: int) -> bool:
+        """Whether as many steps are done as were asked for."""
+        return self._config.max_steps is not None and step >= self._config.max_steps
+
+    def is_done(self, step: int, epoch: int, *, epoch_complete: bool) -> bool:
+        """Whether nothing is left to train."""
+        is_last = self._config.epochs is not None and epoch >= self._config.epochs - 1
+        return (is_last and epoch_complete) or self.has_all_steps(step)
+
+    def is_validated_at(self, step: int) -> bool:
+        """Whether a validation follows a step."""
+        every = self._config.validate_every_steps
+        return self._validates and every is not None and step > 0 and step % every == 0
+
+    def is_validated_after_epoch(self, epoch: int) -> bool:
+        """Whether a validation ends an epoch: each of them, where nothing else was asked for."""
+        every = self._config.validate_every_epochs or (None if self._config.validate_every_steps else 1)
+        return self._validates and every is not None and (epoch + 1) % every == 0
+
+
+logger = logging.getLogger("hookline")
+
+
+def say_what_changed(then: Mapping[str, Any], now: Mapping[str, Any], consequence: str) -> None:
+    """Warn about each of the settings of then that is another one now."""
+    for name, before in then.items():
+        if before != now[name]:
+            logger.warning(
+                "The checkpoint was saved with %s=%s, now it is %s: %s.", name, before, now[name], consequence
+            )

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from hookline.core.errors import CheckpointError
-from hookline.core.model_names import plain_state, state_named_for
+from hookline._engine.errors import CheckpointError
+from hookline._engine.torch_models import plain_state, state_named_for
 from hookline.loops import rng
 from hookline.loops.backend import Backend
 from hookline.loops.batches import Batches
 from hookline.loops.checkpoint import read_tensors
-from hookline.loops.optimizers import follow_schedule
-from hookline.loops.ranks import Agreement
+from hookline.loops.distributed import Agreement
 from hookline.loops.sharded import (
     layouts_of,
     load_weights_into,
@@ -30,8 +29,9 @@ from hookline.loops.sharded import (
     shape_of,
     taken_from,
     write_sharded,
+    write_tensors,
 )
-from hookline.loops.tensor_file import write_tensors
+from hookline.loops.trainer_parts import follow_schedule
 
 MODEL_FILE = "model.pt"
 OPTIMIZER_FILE = "optimizer.pt"

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from hookline.core.errors import OptionError
-from hookline.loops.checked_struct import CheckedStruct
-from hookline.loops.sft.options import SFTOptions
+from hookline._engine.errors import OptionError
+from hookline.config.structs import CheckedStruct
+from hookline.loops.sft.data import SFTOptions
 from hookline.loops.trainer_config import TrainerConfig
 
 Rows = str | list[dict[str, Any]]

@@ -4,20 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookline.rl import environments
-    from hookline.rl.curriculum import Curriculum, CurriculumEvent
-    from hookline.rl.curriculum_config import CurriculumConfig
-    from hookline.rl.environment import Environment, make_environment, register_environment
-    from hookline.rl.grpo_config import GRPOConfig
-    from hookline.rl.hf_policy import HFPolicy
+    from hookline.rl.environments.base import Environment, make_environment, register_environment
     from hookline.rl.hooks import EvaluationHook, create_default_evaluation_hooks
-    from hookline.rl.learner import GRPOLearner
-    from hookline.rl.lesson import Lesson
-    from hookline.rl.policy import Policy, PolicyError
-    from hookline.rl.rl_config import RLConfig
-    from hookline.rl.rollout_config import RolloutConfig, RolloutWorkerConfig
-    from hookline.rl.rollout_worker import RolloutWorker
-    from hookline.rl.server_policy import ServerPolicy
-    from hookline.rl.training import train
+    from hookline.rl.learner.config import GRPOConfig, RLConfig
+    from hookline.rl.learner.learner import GRPOLearner
+    from hookline.rl.learner.training import train
+    from hookline.rl.policies.base import Policy, PolicyError
+    from hookline.rl.policies.hf import HFPolicy
+    from hookline.rl.policies.server import ServerPolicy
+    from hookline.rl.rollouts.config import CurriculumConfig, Lesson, RolloutConfig, RolloutWorkerConfig
+    from hookline.rl.rollouts.curriculum import Curriculum, CurriculumEvent
+    from hookline.rl.rollouts.worker import RolloutWorker
     from hookline.rl.types import Completion, Rollout, Sampling, Task
 
 __all__ = [
@@ -50,29 +47,29 @@ __all__ = [
 
 _HOMES = {
     "Completion": "types",
-    "Curriculum": "curriculum",
-    "CurriculumConfig": "curriculum_config",
-    "CurriculumEvent": "curriculum",
-    "Environment": "environment",
+    "Curriculum": "rollouts.curriculum",
+    "CurriculumConfig": "rollouts.config",
+    "CurriculumEvent": "rollouts.curriculum",
+    "Environment": "environments.base",
     "EvaluationHook": "hooks",
-    "GRPOConfig": "grpo_config",
-    "GRPOLearner": "learner",
-    "HFPolicy": "hf_policy",
-    "Lesson": "lesson",
-    "Policy": "policy",
-    "PolicyError": "policy",
-    "RLConfig": "rl_config",
+    "GRPOConfig": "learner.config",
+    "GRPOLearner": "learner.learner",
+    "HFPolicy": "policies.hf",
+    "Lesson": "rollouts.config",
+    "Policy": "policies.base",
+    "PolicyError": "policies.base",
+    "RLConfig": "learner.config",
     "Rollout": "types",
-    "RolloutConfig": "rollout_config",
-    "RolloutWorker": "rollout_worker",
-    "RolloutWorkerConfig": "rollout_config",
+    "RolloutConfig": "rollouts.config",
+    "RolloutWorker": "rollouts.worker",
+    "RolloutWorkerConfig": "rollouts.config",
     "Sampling": "types",
-    "ServerPolicy": "server_policy",
+    "ServerPolicy": "policies.server",
     "Task": "types",
     "create_default_evaluation_hooks": "hooks",
-    "make_environment": "environment",
-    "register_environment": "environment",
-    "train": "training",
+    "make_environment": "environments.base",
+    "register_environment": "environments.base",
+    "train": "learner.training",
 }
 """The module of each name; they are imported when first used, so that what needs no torch loads none."""
 
@@ -81,7 +78,7 @@ _EXTRAS = {"RLConfig": "hf"}
 
 
 def __getattr__(name: str) -> Any:
-    from hookline.core.lazy_names import load
+    from hookline._engine.optional import load_lazy
 
     if name in _HOMES:
         place = f"hookline.rl.{_HOMES[name]}:{name}"
@@ -89,7 +86,7 @@ def __getattr__(name: str) -> Any:
         place = "hookline.rl.environments"
     else:
         raise AttributeError(f"module 'hookline.rl' has no attribute {name!r}")
-    value = load(f"hookline.rl.{name}", place, extra=_EXTRAS.get(name, "torch"))
+    value = load_lazy(f"hookline.rl.{name}", place, extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value
 

@@ -6,8 +6,8 @@ import reprlib
 from inspect import get_annotations
 from typing import Any, Protocol
 
-from hookline.core.errors import OptionError
-from hookline.core.hook import (
+from hookline._engine.errors import OptionError
+from hookline._engine.hooks import (
     CheckpointHook,
     CompositeHook,
     Hook,
@@ -17,9 +17,9 @@ from hookline.core.hook import (
     MetricsHook,
     PeriodicHook,
 )
-from hookline.core.registry import register
-from hookline.core.values import whole
-from hookline.rl.policy import PolicyError
+from hookline._engine.metrics import whole
+from hookline._engine.registry import register
+from hookline.rl.policies.base import PolicyError
 
 __all__ = [
     "CheckpointHook",

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hookline.core.errors import OptionError
-from hookline.core.values import whole
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import whole
 
 
 @dataclass(frozen=True, slots=True)

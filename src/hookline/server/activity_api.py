@@ -4,12 +4,11 @@ from typing import Any
 
 import msgspec
 
-from hookline.record.records import BOOKKEEPING, clean
+from hookline._record.records import BOOKKEEPING, clean
 from hookline.server.endpoint import RUN, Endpoint
 from hookline.server.json_column import mapping
-from hookline.server.listing import Listing
+from hookline.server.listing import Listing, Number
 from hookline.server.parameters import Parameter, Values
-from hookline.server.run_rows import Number
 from hookline.store.index import quoted
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -1,6 +1,14 @@
-"""Experiments: the arms side by side, from the results of runs that are over, while others still run."""
+"""Experiments: the arms side by side, from the results of runs that are over, while others still run.
+
+The results of runs that no file beside them says: from their journals.
+
+Such are runs that were received from other machines, and those whose experiment was killed. A run that recorded what it
+came to has that result, however its process ended afterwards; one that said that it failed or was stopped has that. A
+run of which neither is known, or that goes on, has none yet. One that began again after it recorded a result goes on.
+"""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -9,18 +17,54 @@ from typing import Any
 
 import msgspec
 
-from hookline.core.errors import HooklineError, UnknownNameError, closest
-from hookline.core.state import ArmResult, RunResult
+from hookline._engine.errors import HooklineError, UnknownNameError, closest
+from hookline._engine.state import ArmResult, RunResult
+from hookline._record.reader import MAIN
+from hookline._record.records import RUN_RESULT, clean
+from hookline.experiment.directory import PLAN, RESULT, ExperimentStore, RecordedResult
 from hookline.experiment.results.result import ExperimentResult
-from hookline.experiment.store import PLAN, RESULT, ExperimentStore
-from hookline.record.records import clean
 from hookline.server.endpoint import Endpoint
-from hookline.server.listing import Listed, Listing
+from hookline.server.listing import Listed, Listing, Number
 from hookline.server.parameters import Parameter, Values
-from hookline.server.recorded_results import recorded_results
-from hookline.server.run_rows import Number
-from hookline.store import RunInfo
-from hookline.store.catalogue import is_plain_file
+from hookline.store import RunInfo, Runs
+from hookline.store.run_info import is_plain_file
+
+_UNSUCCESSFUL = ("failed", "stopped")
+
+
+def recorded_results(runs: Runs) -> tuple[dict[str, RunResult], list[str]]:
+    """The results of those of some runs that are over, by their ids, and what cannot be understood, in words."""
+    results: dict[str, RunResult] = {}
+    problems: list[str] = []
+    said = _last_said(runs.events([RUN_RESULT, "resume"], kind="event"))
+    for info in runs:
+        try:
+            found = _result_from_journal(info, said.get(info.id)) if info.is_over else None
+        except msgspec.ValidationError as error:
+            problems.append(f"{info.id}: its journal says no result that can be understood: {error}")
+            continue
+        if found is not None:
+            results[info.id] = found
+    return results, problems
+
+
+def _last_said(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What each run recorded as its result, unless it was taken up after that."""
+    said = {event["run"]: event for event in events if event["writer"] == MAIN}  # they come by time
+    return {run: json.loads(event["data"]) for run, event in said.items() if event["name"] == RUN_RESULT}
+
+
+def _result_from_journal(info: RunInfo, data: Any) -> RunResult | None:
+    about: dict[str, Any] = {"repeat": info.repeat or 0, "stage": info.stage, "seed": info.seed}
+    if data is not None:  # an early stop is an end like any other
+        recorded = RecordedResult.read(data)
+        status = "failed" if info.status == "failed" else recorded.status
+        return recorded.result(info.directory.name, status, info.directory, **about)
+    if info.status not in _UNSUCCESSFUL:
+        return None
+    seconds = max(0.0, (info.ended or 0.0) - (info.started or info.ended or 0.0))
+    return RecordedResult(seconds=seconds).result(info.directory.name, info.status, info.directory, **about)
+
 
 _PROJECT = Parameter(
     "project", "string", "The directory of the experiment, as /api/experiments gives it.", required=True

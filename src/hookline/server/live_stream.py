@@ -21,8 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from hookline.server.endpoint import json_response
-from hookline.server.listing import Listed, Listing
-from hookline.server.run_rows import RunRow
+from hookline.server.listing import Listed, Listing, RunRow
 
 POLL_SECONDS = 1.0
 BEAT_SECONDS = 10.0

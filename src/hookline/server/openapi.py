@@ -6,12 +6,10 @@ from typing import Any
 
 import msgspec
 
-from hookline.server.access import LOGIN, Access
-from hookline.server.endpoint import Endpoint
-from hookline.server.login_api import LoggedIn, Login
+from hookline.server.access import LOGIN, Access, LoggedIn, Login
+from hookline.server.endpoint import Endpoint, WriteEndpoint
+from hookline.server.limits import LONGEST_NAME
 from hookline.server.parameters import Parameter
-from hookline.server.received_names import LONGEST_NAME
-from hookline.server.write_endpoint import WriteEndpoint
 
 
 class Failure(msgspec.Struct):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from hookline.core.errors import OptionError, closest
+from hookline._engine.errors import OptionError, closest
 
 Values: TypeAlias = dict[str, Any]
 """What a request gave, by the names of parameters."""

@@ -1,14 +1,17 @@
-"""The addresses that runs of other machines are sent to; `ReceivedRuns` says what holds for them."""
+"""The addresses that runs of other machines are sent to; `ReceivedRuns` says what holds for them.
+
+The address that programs which know nothing of hookline post their status to.
+"""
 
 from typing import Annotated, Any
 
 import msgspec
 
-from hookline.core.errors import OptionError
-from hookline.server.metric_names import ROW_NAMES, RUN_NAMES
+from hookline._engine.errors import OptionError
+from hookline.server.endpoint import Desk, Sent, WriteEndpoint
+from hookline.server.limits import LONGEST_NAME, ROW_NAMES, RUN_NAMES, WHOLE_FILES
 from hookline.server.parameters import LARGEST, Parameter
-from hookline.server.received_names import LONGEST_NAME, WHOLE_FILES
-from hookline.server.write_endpoint import Desk, Sent, WriteEndpoint
+from hookline.server.status_runs import PROJECT, Kept
 
 MOST_FACTS_BYTES = 4 << 20
 MOST_EVERY_SECONDS = 86_400.0
@@ -85,7 +88,7 @@ def _beat(desk: Desk, sent: Sent) -> Alive:
 
 
 _HOME = "/api/journals/{project}/{run}"
-ENDPOINTS = (
+RECEIVE_ENDPOINTS = (
     WriteEndpoint(
         "PUT", _HOME, "Claim a run for its sender, and write its run.json.", Claimed, _claim,
         (_ORIGIN,), (_PROJECT, _RUN), _FACTS, MOST_FACTS_BYTES, _CONFLICT,
@@ -97,5 +100,38 @@ ENDPOINTS = (
     WriteEndpoint(
         "PUT", f"{_HOME}/{{file}}", "Add whole lines to a file of a run's journal.", Taken, _append,
         (_ORIGIN, _OFFSET), (_PROJECT, _RUN, _FILE), _LINES, refusals=_CONFLICT | _NAMES,
+    ),
+)  # fmt: skip
+
+
+MOST_STATUS_BYTES = 1 << 20
+
+_STATUS_PROJECT = Parameter("project", "string", f"The project; else what the message says, else {PROJECT!r}.")
+_STATUS_RUN = Parameter("run", "string", "The run; else `run`, `run_id`, `job_id` or `experiment_name` of the message.")
+_MESSAGE = {
+    "type": "object",
+    "description": "A line of TAO's status.json, a TrainJob's trainerStatus, what the sink `status` posts, or this.",
+    "properties": {
+        "status": {"type": "string"},
+        "message": {"type": "string"},
+        "step": {"type": "integer"},
+        "max_step": {"type": "integer"},
+        "metrics": {"type": "object", "additionalProperties": {"type": "number"}},
+        "project": {"type": "string"},
+        "run": {"type": "string"},
+    },
+}
+
+
+def _status(desk: Desk, sent: Sent) -> Kept:
+    key = sent.headers.get("idempotency-key")
+    return desk.statuses.take(sent.body, project=sent.values["project"], run=sent.values["run"], key=key)
+
+
+STATUS_ENDPOINTS = (
+    WriteEndpoint(
+        "POST", "/api/status", "Keep status messages as records of a run.", Kept, _status,
+        (_STATUS_PROJECT, _STATUS_RUN), (), {"application/json": {"schema": _MESSAGE}}, MOST_STATUS_BYTES,
+        {"409": "The run of that name is somebody else's.", "422": "Metrics have more names than are taken."},
     ),
 )  # fmt: skip

@@ -28,15 +28,23 @@ from typing import Any
 
 import msgspec
 
-from hookline.core.errors import HooklineError, OptionError
-from hookline.record import lock
-from hookline.record.reader import JOURNAL
-from hookline.record.run_directory import FACTS
-from hookline.record.segment import end_of_data
-from hookline.server.json_depth import check_depth, check_lines_depth
-from hookline.server.metric_names import NAMES_FILE, RUN_NAMES_BYTES, joined, names_of, too_many_in_a_run
-from hookline.server.received_names import check_file, check_name
-from hookline.store.received import RECEIVED, Received
+from hookline._engine.errors import HooklineError, OptionError
+from hookline._record import files
+from hookline._record.reader import JOURNAL
+from hookline._record.run_directory import FACTS
+from hookline._record.segment import end_of_data
+from hookline.server.limits import (
+    NAMES_FILE,
+    RUN_NAMES_BYTES,
+    check_depth,
+    check_file,
+    check_lines_depth,
+    check_name,
+    joined,
+    names_of,
+    too_many_in_a_run,
+)
+from hookline.store.run_summary import RECEIVED, Received
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOR_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -72,7 +80,7 @@ class ReceivedRuns:
         """
         check_facts(facts)
         with self._home(project, run, make=True) as home:
-            with lock.alone(home):
+            with files.alone(home):
                 self._take(home, project, run, origin)
                 _replace(home, FACTS, facts)
             self._note_life(home)
@@ -103,7 +111,7 @@ class ReceivedRuns:
         check_file(file)
         with self._home(project, run) as home:
             self._check_owner(home, project, run, origin)
-            with lock.alone(home):
+            with files.alone(home):
                 _replace(home, file, content)
             self._note_life(home)
         return len(content)
@@ -113,7 +121,7 @@ class ReceivedRuns:
         with self._home(project, run) as home:
             held = self._check_owner(home, project, run, origin)
             if held.every_seconds != every_seconds:
-                with lock.alone(home):
+                with files.alone(home):
                     _write_received(home, Received(origin, held.received, every_seconds))
             self._note_life(home)
 
@@ -127,7 +135,7 @@ class ReceivedRuns:
         """
         names = names_of(lines)
         with self._home(project, run, make=True) as home:
-            with lock.alone(home):
+            with files.alone(home):
                 self._take(home, project, run, origin)
                 if _kind(home, FACTS) is None:
                     _replace(home, FACTS, facts)
@@ -248,7 +256,7 @@ def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> i
         ConflictError: The offset lies beyond what is held, or other bytes are held.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with _opened(journal, file, flags) as descriptor, lock.alone(descriptor):
+    with _opened(journal, file, flags) as descriptor, files.alone(descriptor):
         held, size = _held(descriptor)
         offset = held if offset is None else offset
         if offset > held:
@@ -354,7 +362,7 @@ def _take_names(home: int, names: Iterable[str]) -> None:
     """
     if set(names) <= set(_names(home)):
         return
-    with lock.alone(home):
+    with files.alone(home):
         known = _names(home)
         joint, are_all = joined(known, names)
         if joint != known:

@@ -5,14 +5,13 @@ from typing import Any
 
 import msgspec
 
-from hookline.record.records import clean
+from hookline._record.records import clean
 from hookline.server.endpoint import FIRST_STEP, LAST_STEP, RUN, Endpoint
 from hookline.server.json_column import mapping
-from hookline.server.listing import Listing
+from hookline.server.listing import Listing, Number
 from hookline.server.parameters import Parameter, Values
-from hookline.server.run_rows import Number
 from hookline.store import Runs
-from hookline.store.sample_conditions import reward_column, sample_conditions
+from hookline.store.query import reward_column, sample_conditions
 
 ORDERS = ("-step", "step", "-reward", "reward", "-advantage", "advantage")
 MOST_CHOICES = 200

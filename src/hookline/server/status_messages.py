@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from hookline.core.errors import OptionError
-from hookline.record.records import clean, finite_back, text
-from hookline.server.json_depth import check_depth
+from hookline._engine.errors import OptionError
+from hookline._record.records import clean, finite_back, text
+from hookline.server.limits import check_depth
 from hookline.server.parameters import LARGEST
 
 MOST_MESSAGES = 10_000

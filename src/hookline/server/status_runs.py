@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hookline.core.errors import OptionError
-from hookline.record.reader import FINAL
-from hookline.record.records import AnyRecord, Event, Metrics, Status, clean, decode, encode
-from hookline.server.received_names import check_name
+from hookline._engine.errors import OptionError
+from hookline._record.reader import FINAL
+from hookline._record.records import AnyRecord, Event, Metrics, Status, clean, decode, encode
+from hookline.server.limits import check_name
 from hookline.server.received_runs import ConflictError, ReceivedRuns
 from hookline.server.status_messages import Told, told
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from hookline.core.errors import ConfigError, OptionError
-from hookline.record import lock
+from hookline._engine.errors import ConfigError, OptionError
+from hookline._record import files
 
 WRITE_VARIABLE, READ_VARIABLE = "HOOKLINE_WRITE_TOKEN", "HOOKLINE_READ_TOKEN"
 SHORTEST = 16
@@ -223,7 +223,7 @@ def _alone(root: Path) -> Iterator[None]:
     """Among servers that start at the same time: they must have the same tokens."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with lock.alone(descriptor):
+        with files.alone(descriptor):
             yield
     finally:
         os.close(descriptor)

@@ -20,22 +20,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import hookline.store
-from hookline.core.errors import ConfigError, MissingExtraError
+from hookline._engine.errors import ConfigError, MissingExtraError
+from hookline.server.access import LOOPBACK
 from hookline.server.tokens import Tokens
 from hookline.store import Runs
-from hookline.store.liveness import STALL_SECONDS, Liveness
 from hookline.store.query import check_seconds
+from hookline.store.run_summary import STALL_SECONDS, Liveness
 from hookline.store.store import open_store
 
 if TYPE_CHECKING:
     from hookline.server.connections import ConnectionLimits
-    from hookline.server.request_body import Bodies
+    from hookline.server.limits import Bodies
 
 logger = logging.getLogger("hookline")
 
 _HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9_.-]+)|\[(?P<bracketed>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?")
 DESCRIPTORS = 4096
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class WebServer:
@@ -74,7 +74,7 @@ class WebServer:
 
             from hookline.server.application import Receiving, application
             from hookline.server.connections import ConnectionLimits
-            from hookline.server.request_body import Bodies
+            from hookline.server.limits import Bodies
         except ImportError as error:
             raise MissingExtraError("The web page", "ui") from error
         check_host(host)

@@ -1,6 +1,6 @@
 """Destinations for records, one file each; what each needs is imported when it is opened."""
 
-from hookline.record.sink import Sink, register_sink
+from hookline._record.sink import Sink, register_sink
 from hookline.sinks.console import ConsoleSink
 from hookline.sinks.csv import CsvSink
 from hookline.sinks.file import FileSink

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import OptionError
-from hookline.record.reader import Parcel
-from hookline.record.records import clean
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile, loss_of, set_aside
-from hookline.sinks.kinds import require_kinds
-from hookline.sinks.rows import row
+from hookline._engine.errors import OptionError
+from hookline._record.reader import LineBatch
+from hookline._record.records import clean
+from hookline._record.sink import Sink, register_sink
+from hookline.sinks.output_files import AppendedFile, loss_of, require_kinds, row, set_aside
 
 _PLAIN_NAME = re.compile(r"[^\s=\"\\]+")
 _UNSEEN = re.compile(r"[\x7f-\xa0\u2028\u2029]")
@@ -91,7 +89,7 @@ class FileSink(Sink):
         self._begin = before.get("begin") or self._log.state()
         return self._state(self._log)
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         assert self._log is not None
         wanted = [parcel for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
         self._log.append("".join(map(_line, wanted)).encode("utf-8", "replace"))
@@ -179,7 +177,7 @@ def numbers_of(path: Path) -> list[int]:
     return [int(match[1]) for match in found if match]
 
 
-def _line(parcel: Parcel) -> str:
+def _line(parcel: LineBatch) -> str:
     fields = row(parcel)
     seconds = fields.pop("time")
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

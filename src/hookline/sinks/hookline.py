@@ -33,16 +33,22 @@ from urllib.parse import quote
 
 import msgspec
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record.reader import JOURNAL, Cursor, Parcel, lines
-from hookline.record.records import DESCRIPTION, Event
-from hookline.record.run_directory import FACTS
-from hookline.record.segment import File, files
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.endpoint import IN_TOKENS, EndpointError, expanded, require_url
-from hookline.sinks.journal_receiver import JournalReceiver, NamesRefusedError
-from hookline.sinks.left_out import LEFT_OUT, TakenNames, fitting_facts, fitting_lines
-from hookline.sinks.run_facts import RunFacts, read_facts
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.reader import JOURNAL, Cursor, LineBatch, lines
+from hookline._record.records import DESCRIPTION, Event
+from hookline._record.run_directory import FACTS
+from hookline._record.segment import File, journal_files
+from hookline._record.sink import Sink, register_sink
+from hookline.sinks.hookline_upload import (
+    LEFT_OUT,
+    JournalReceiver,
+    NamesRefusedError,
+    TakenNames,
+    fitting_facts,
+    fitting_lines,
+)
+from hookline.sinks.http import IN_TOKENS, EndpointError, expanded, require_url
+from hookline.sinks.run_progress import RunFacts, read_facts
 
 logger = logging.getLogger("hookline")
 
@@ -142,7 +148,7 @@ class HooklineSink(Sink):
         self._mend(run_dir / JOURNAL)
         return self._saved()
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         for file, end in {parcel.file: parcel.end for parcel in parcels}.items():
             self._send(file, end)
             if self._held.get(file.path.name, 0) < end:
@@ -252,7 +258,7 @@ class HooklineSink(Sink):
 
     def _mend(self, journal: Path) -> None:
         """Send again what was delivered and is no longer held."""
-        for file in files(journal):
+        for file in journal_files(journal):
             number, end = self._delivered.places.get(file.writer, (0, 0))
             if file.number <= number:
                 self.sent_again_bytes += self._send(file, end if file.number == number else None)

@@ -30,12 +30,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record.reader import MAIN, Parcel
-from hookline.record.recorder import cleaned
-from hookline.record.records import Metrics, Sample, Status, encode
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import loss_of
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.reader import MAIN, LineBatch
+from hookline._record.recorder import cleaned
+from hookline._record.records import Metrics, Sample, Status, encode
+from hookline._record.sink import Sink, register_sink
 from hookline.sinks.mlflow_connection import (
     Connection,
     absolute,
@@ -46,8 +45,8 @@ from hookline.sinks.mlflow_connection import (
     has_password,
     local_database,
 )
-from hookline.sinks.run_facts import Membership, RunFacts, read_facts
-from hookline.sinks.standing import SPEAKERS, within_limits
+from hookline.sinks.output_files import loss_of
+from hookline.sinks.run_progress import SPEAKERS, Membership, RunFacts, read_facts, within_limits
 
 KEY_TAG = "hookline.key"
 PARENT_TAG = "mlflow.parentRunId"
@@ -133,7 +132,7 @@ class MlflowSink(Sink):
         }
         return dict(self._state)
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         assert self._connection is not None
         with self._connection:
             self._log(metrics=_metrics(parcels), tags=_tags(parcels))
@@ -244,9 +243,9 @@ class MlflowSink(Sink):
         for batch in _batches((Param(key, _text(v, _PARAM_LENGTH)) for key, v in (params or {}).items()), _BATCH_TEXTS):
             log(params=batch)
 
-    def _log_samples(self, parcels: Sequence[Parcel]) -> None:
+    def _log_samples(self, parcels: Sequence[LineBatch]) -> None:
         """A file for each writer, named after its first sample: the same one when the batch comes again."""
-        by_writer: dict[str, list[Parcel]] = {}
+        by_writer: dict[str, list[LineBatch]] = {}
         for parcel in parcels:
             if isinstance(parcel.record, Sample):
                 by_writer.setdefault(parcel.file.writer, []).append(parcel)
@@ -254,7 +253,7 @@ class MlflowSink(Sink):
             lines = b"".join(encode(cleaned(parcel.record)) + b"\n" for parcel in own)
             self._client.log_text(self._state["run_id"], lines.decode(), f"samples/{own[0].id}.jsonl")
 
-    def _note_status(self, parcels: Sequence[Parcel]) -> None:
+    def _note_status(self, parcels: Sequence[LineBatch]) -> None:
         """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
         spoken = [parcel.record for parcel in parcels if parcel.file.name in SPEAKERS]
         told = (record for record in spoken if isinstance(record, Status) and record.status != "heartbeat")
@@ -293,7 +292,7 @@ def entity_name(name: str) -> str:
     return f"{plain[: _NAME_LENGTH - 9]}-{digest}"
 
 
-def _metrics(parcels: Iterable[Parcel]) -> Iterator[Any]:
+def _metrics(parcels: Iterable[LineBatch]) -> Iterator[Any]:
     from mlflow.entities import Metric
 
     for parcel in parcels:
@@ -304,7 +303,7 @@ def _metrics(parcels: Iterable[Parcel]) -> Iterator[Any]:
                     yield Metric(_name(parcel, name), _number(value), at, within_limits(record.step))
 
 
-def _tags(parcels: Iterable[Parcel]) -> dict[str, Any]:
+def _tags(parcels: Iterable[LineBatch]) -> dict[str, Any]:
     """The metrics that are no numbers, the latest of each."""
     tags: dict[str, Any] = {}
     for parcel in parcels:
@@ -314,7 +313,7 @@ def _tags(parcels: Iterable[Parcel]) -> dict[str, Any]:
     return tags
 
 
-def _name(parcel: Parcel, name: str) -> str:
+def _name(parcel: LineBatch, name: str) -> str:
     return entity_name(name if parcel.file.name == MAIN else f"{parcel.file.name}/{name}")
 
 

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from hookline.core.errors import OptionError, RefusedError
-from hookline.record import lock
-from hookline.record.run_directory import FACTS
+from hookline._engine.errors import OptionError, RefusedError
+from hookline._record import files
+from hookline._record.run_directory import FACTS
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 LOCK_SECONDS = 60.0
@@ -126,12 +126,12 @@ def alone_in(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.let_go(path)
+        files.let_go(path)
 
 
 def _is_held_now(path: Path) -> bool:
     try:
-        return lock.hold(path)
+        return files.hold(path)
     except OSError:
         return True
 

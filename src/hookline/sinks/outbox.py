@@ -14,6 +14,8 @@ Guarantees:
 - A forked child writes a journal of its own in the same directory, which its parent delivers.
 
 Several processes may tell the same place at once: each has a directory of its own, numbered.
+
+`WatchedWorker`: a worker that an outbox reports for, which neither keeps it alive nor misses why it failed.
 """
 
 import atexit
@@ -29,18 +31,47 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.record import lock
-from hookline.record.delivery import Delivery, Pace, sink_states
-from hookline.record.reader import FINAL, JOURNAL, Reader
-from hookline.record.recorder import Recorder
-from hookline.record.records import Status
-from hookline.record.run_directory import LOCK
+from hookline._record import files
+from hookline._record.delivery import Delivery, Pace, sink_states
+from hookline._record.reader import FINAL, JOURNAL, Reader
+from hookline._record.recorder import Recorder
+from hookline._record.records import Status
+from hookline._record.run_directory import LOCK
 from hookline.sinks.status import StatusSink
-from hookline.sinks.watched_worker import WatchedWorker
+
+
+class WatchedWorker:
+    """Knows why a worker failed, also when the worker is gone.
+
+    Args:
+        worker: What hook functions are given. Its ``ctx.error`` says why it failed, if it has one.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        try:
+            self._worker: Callable[[], Any] = weakref.ref(worker)
+        except TypeError:  # an object that cannot be watched is taken to live
+            self._worker = lambda: worker
+        ctx = getattr(worker, "ctx", None)
+        self._ctx = ctx if hasattr(ctx, "error") else None  # kept: who catches the error lets the worker go
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, once it has."""
+        if self._ctx is not None:  # asked before the state, which says that it failed a moment before it is known why
+            return str(self._ctx.error) if self._ctx.error else None
+        return "The worker failed." if getattr(self._worker(), "state", None) == "failed" else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody has the worker any more."""
+        return self._worker() is None
+
 
 logger = logging.getLogger("hookline")
 
@@ -215,7 +246,7 @@ class Slot:
             thread.join(max(0.0, deadline - time.monotonic()))
         if self.is_done() and not any(thread.is_alive() for thread in self._threads):
             shutil.rmtree(self.directory, ignore_errors=True)
-        lock.let_go(self.directory / LOCK)
+        files.let_go(self.directory / LOCK)
 
 
 def _left_a_training_open(directory: Path) -> bool:
@@ -257,7 +288,7 @@ def _take(path: Path, *, make: bool = False) -> bool:
     if make:
         path.mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # deleted by the process that had it
-        return lock.hold(path / LOCK)
+        return files.hold(path / LOCK)
     return False
 
 

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import HooklineError, MissingExtraError, OptionError
-from hookline.record.reader import FINAL, Parcel
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.run_facts import RunFacts, read_facts
-from hookline.sinks.standing import CREATED, Standing
+from hookline._engine.errors import HooklineError, MissingExtraError, OptionError
+from hookline._record.reader import FINAL, LineBatch
+from hookline._record.sink import Sink, register_sink
+from hookline.sinks.run_progress import CREATED, RunFacts, RunProgress, read_facts
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -93,7 +92,7 @@ class PrometheusSink(Sink):
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         from prometheus_client import CollectorRegistry
 
-        self._families = Families(self.prefix, read_facts(run_dir), Standing.restored(state))
+        self._families = Families(self.prefix, read_facts(run_dir), RunProgress.restored(state))
         self._registry = CollectorRegistry()
         self._registry.register(self._families)
         self._file = self.textfile or (run_dir / "metrics.prom" if self.port is None else None)
@@ -102,7 +101,7 @@ class PrometheusSink(Sink):
         self._write_file()
         return self._families.saved()
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         assert self._families is not None
         self._families.note(parcels)
         self._write_file()
@@ -145,13 +144,13 @@ class PrometheusSink(Sink):
 class Families:
     """What Prometheus is shown, collected from where the run stands; scrapes come from other threads."""
 
-    def __init__(self, prefix: str, sender: RunFacts, standing: Standing) -> None:
+    def __init__(self, prefix: str, sender: RunFacts, standing: RunProgress) -> None:
         self._prefix, self._standing = prefix, standing
         self._labels = {"project": sender.project, "run": sender.id, "run_name": sender.name}
         self._lock = threading.Lock()
         self.heartbeat = time.time()
 
-    def note(self, parcels: Sequence[Parcel]) -> None:
+    def note(self, parcels: Sequence[LineBatch]) -> None:
         """Take records into account."""
         with self._lock:
             for parcel in parcels:
@@ -204,7 +203,7 @@ class Families:
         return family
 
 
-def _numbers(standing: Standing) -> Iterator[tuple[dict[str, str], float]]:
+def _numbers(standing: RunProgress) -> Iterator[tuple[dict[str, str], float]]:
     for axis, values in standing.metrics.items():
         for name, value in values.items():
             if isinstance(value, int | float):

@@ -23,14 +23,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from hookline.core.errors import MissingExtraError, OptionError, closest
-from hookline.record.reader import MAIN, Parcel
-from hookline.record.records import BOOKKEEPING, Event, Metrics, Status
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import AppendedFile, loss_of, set_aside
-from hookline.sinks.endpoint import HttpEndpoint, expanded, require_url, without_secrets
-from hookline.sinks.run_facts import RunFacts, read_facts
-from hookline.sinks.standing import CREATED, Standing
+from hookline._engine.errors import MissingExtraError, OptionError, closest
+from hookline._record.reader import MAIN, LineBatch
+from hookline._record.records import BOOKKEEPING, Event, Metrics, Status
+from hookline._record.sink import Sink, register_sink
+from hookline.sinks.http import HttpEndpoint, expanded, require_url, without_secrets
+from hookline.sinks.output_files import AppendedFile, loss_of, set_aside
+from hookline.sinks.run_progress import CREATED, RunFacts, RunProgress, read_facts
 from hookline.sinks.status_formats import FORMATS, Message
 
 Format = Literal["json", "tao", "kubeflow"]
@@ -93,7 +92,7 @@ class StatusSink(Sink):
         self.watch: Callable[[], None] | None = None
         self._to: HttpEndpoint | StatusFile | None = None
         self._http: HttpEndpoint | None = None
-        self._standing, self._sender = Standing(), RunFacts("", "")
+        self._standing, self._sender = RunProgress(), RunFacts("", "")
         self._begin = 0
         self._beaten = self._told = float("-inf")
         self._untold = False
@@ -133,7 +132,7 @@ class StatusSink(Sink):
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         saved = state or {}
         self._sender = read_facts(run_dir)
-        self._standing = Standing.restored(saved.get("standing"))
+        self._standing = RunProgress.restored(saved.get("standing"))
         if self.path is not None:
             self._to = StatusFile(self.path, saved.get("bytes"), saved)
             self._begin = saved.get("begin", 0) if state else self._to.size
@@ -143,7 +142,7 @@ class StatusSink(Sink):
             self._to = self._http
         return self._state()
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         assert self._to is not None
         for parcel in parcels:
             self._standing.note(parcel)
@@ -175,7 +174,7 @@ class StatusSink(Sink):
         if self._to is not None:
             self._to.close()
 
-    def _is_told(self, parcel: Parcel) -> bool:
+    def _is_told(self, parcel: LineBatch) -> bool:
         match parcel.record:
             case Event() if parcel.record.name in BOOKKEEPING:
                 return False
@@ -187,7 +186,7 @@ class StatusSink(Sink):
                 )
         return False
 
-    def _who(self) -> tuple[Standing, RunFacts, str]:
+    def _who(self) -> tuple[RunProgress, RunFacts, str]:
         return self._standing, self._sender, self.component
 
     def _tell(self, message: Message) -> None:

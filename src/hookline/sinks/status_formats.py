@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hookline.record.reader import MAIN
-from hookline.record.records import AnyRecord, Event, Metrics, Status, clean
-from hookline.sinks.run_facts import RunFacts
-from hookline.sinks.standing import CREATED, SPEAKERS, Standing, is_report
+from hookline._record.reader import MAIN
+from hookline._record.records import AnyRecord, Event, Metrics, Status, clean
+from hookline.sinks.run_progress import CREATED, SPEAKERS, RunFacts, RunProgress, is_report
 
 Payload = dict[str, Any]
 _INT32 = 2**31 - 1
@@ -32,7 +31,7 @@ class Message:
     id: str
     time: float
     record: AnyRecord | None
-    standing: Standing
+    standing: RunProgress
     sender: RunFacts
     component: str
     writer: str = MAIN

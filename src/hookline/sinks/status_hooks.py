@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import OptionError
-from hookline.core.values import plain
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import plain
 from hookline.sinks.outbox import Outbox, outbox_for
 from hookline.sinks.status import StatusSink
 

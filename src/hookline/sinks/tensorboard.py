@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError
-from hookline.record.reader import Parcel, is_resume
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.appended_file import loss_of
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.reader import LineBatch, is_resume
+from hookline._record.sink import Sink, register_sink
+from hookline.sinks.output_files import loss_of
 
 if TYPE_CHECKING:
-    from hookline.sinks.tensorboard_files import EventFiles
+    from hookline.sinks.tensorboard_events import EventFiles
 
 
 @register_sink("tensorboard")
@@ -79,12 +79,12 @@ class TensorboardSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         self.check()
-        from hookline.sinks.tensorboard_files import EventFiles
+        from hookline.sinks.tensorboard_events import EventFiles
 
         self._files = EventFiles(self._root(run_dir), self._file_name(run_dir), self.samples_per_step)
         return self._files.open(state or {})
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
         assert self._files is not None
         if is_resume(parcels[0].record):
             return self._files.restart(parcels[0])

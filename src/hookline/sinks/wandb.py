@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import MissingExtraError, OptionError, RefusedError, closest
-from hookline.record.delivery import SINKS_FOLDER
-from hookline.record.reader import Parcel
-from hookline.record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
-from hookline.record.sink import Sink, register_sink
-from hookline.sinks.run_facts import Membership, RunFacts, read_facts
-from hookline.sinks.standing import SPEAKERS
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError, closest
+from hookline._record.delivery import SINKS_FOLDER
+from hookline._record.reader import LineBatch
+from hookline._record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
+from hookline._record.sink import Sink, register_sink
+from hookline.sinks.run_progress import SPEAKERS, Membership, RunFacts, read_facts
 
 if TYPE_CHECKING:
-    from hookline.sinks.wandb_rows import Numbers
-    from hookline.sinks.wandb_run import WandbRun
+    from hookline.sinks.wandb_run import Numbers, WandbRun
 
 MODES = ("online", "offline", "disabled")
 _TAG_LENGTH = 64
@@ -95,8 +93,7 @@ class WandbSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         self.check()
-        from hookline.sinks.wandb_rows import Numbers
-        from hookline.sinks.wandb_run import WandbRun
+        from hookline.sinks.wandb_run import Numbers, WandbRun
 
         facts = read_facts(run_dir)
         state = state or {"id": self.id or self._new_id(facts.id), "rows": 0, "failed": False}
@@ -111,8 +108,8 @@ class WandbSink(Sink):
         )
         return self._state(state["id"])
 
-    def write(self, parcels: Sequence[Parcel]) -> dict[str, Any]:
-        from hookline.sinks.wandb_rows import row
+    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+        from hookline.sinks.wandb_run import row
 
         assert self._run is not None
         assert self._numbers is not None
@@ -142,7 +139,7 @@ class WandbSink(Sink):
         if record.status != "heartbeat" and record.time >= self._status_time:
             self._failed, self._status_time = record.status == "failed", record.time
 
-    def _wants(self, parcel: Parcel) -> bool:
+    def _wants(self, parcel: LineBatch) -> bool:
         wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
         return isinstance(parcel.record, wanted)
 

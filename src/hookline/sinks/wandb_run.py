@@ -3,13 +3,27 @@
 `write` returns when wandb's own process has the rows in its file on disk: from there ``wandb sync`` can
 send them whatever dies. That process is started by wandb, outside of the terminal's group, so Ctrl-C
 does not reach it; if it was killed, the next open starts another one.
+
+Reads the file in which wandb's own process writes down a run before it sends it anywhere.
+
+The ``.wandb`` file is a log in LevelDB's format: blocks of 32 KiB with chunks of records, each record
+one of wandb's protocol buffers. What stands in it survives the death of every process, and
+``wandb sync`` sends it.
+
+Records as rows of a W&B run, and the numbers that the rows go by.
+
+W&B takes rows with rising numbers only, and drops one with a number that it has. So a batch that
+comes again has to give each record the number that it had: which ones a batch was begun with is noted
+in a file before the first is sent.
 """
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import re
+import struct
 import sys
 import threading
 import time
@@ -19,12 +33,57 @@ from typing import Any
 
 import wandb
 from wandb.errors import AuthenticationError, CommError, UsageError
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 from wandb.sdk.lib import wbauth
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
-from hookline.core.errors import RefusedError
-from hookline.record.records import HYPERPARAMETERS, NOTES, Event, finite_back
-from hookline.sinks.wandb_file import WandbFile
+from hookline._engine.errors import RefusedError
+from hookline._record.reader import MAIN, LineBatch
+from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, finite_back
+from hookline.sinks.output_files import finite, histogram, mean
+
+_BLOCK = 32768
+_BEGINNING = 7
+_CHUNK = struct.Struct("<IHB")
+_FULL, _FIRST, _LAST = 1, 2, 4
+
+
+class WandbFile:
+    """Follows a ``.wandb`` file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = _BEGINNING
+
+    def new(self) -> Iterator[Record]:
+        """The records since the last time, without one that is not complete yet."""
+        for data, end in _records(self.path, self._offset):
+            self._offset = end
+            yield Record.FromString(data)
+
+    def new_rows(self) -> Iterator[int]:
+        """The numbers of the rows since the last time."""
+        return (record.history.step.num for record in self.new() if record.HasField("history"))
+
+
+def _records(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
+    """The records from an offset on, each with the offset behind it."""
+    record = b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while True:
+            left = _BLOCK - file.tell() % _BLOCK
+            if left < _CHUNK.size:  # the rest of a block that is too small for a chunk
+                file.seek(left, 1)
+            header = file.read(_CHUNK.size)
+            _, size, kind = _CHUNK.unpack(header) if len(header) == _CHUNK.size else (0, 0, 0)
+            chunk = file.read(size)
+            if not kind or len(chunk) < size:
+                return
+            record = chunk if kind in (_FULL, _FIRST) else record + chunk
+            if kind in (_FULL, _LAST):
+                yield record, file.tell()
+
 
 logger = logging.getLogger("hookline")
 
@@ -196,3 +255,108 @@ def _forget_process() -> None:
 
 def _sentence(error: Exception) -> str:
     return str(error).rstrip(".") + "."
+
+
+STEP = "train/step"
+_OWN_STEPS = ("train", "eval")
+"""The axes whose steps are those of the training."""
+_COLUMNS = ("step", "lesson", "group", "prompt", "reasoning", "completion", "answer", "expected")
+
+
+class Numbers:
+    """Gives rows their numbers, and a batch that comes again the same ones.
+
+    Args:
+        path: Where the numbers of the batch that was begun last are noted.
+        following: The number behind the last row that counts as delivered.
+    """
+
+    def __init__(self, path: Path, following: int) -> None:
+        self.path, self.following = path, following
+        self._begun = {record: number for record, number in _noted(path).items() if number >= following}
+
+    def give(self, parcels: Sequence[LineBatch]) -> list[tuple[int, list[LineBatch]]]:
+        """The rows of a batch by number; the samples of a writer and axis share one."""
+        rows: dict[int, list[LineBatch]] = {}
+        new: dict[Any, int] = {}
+        first = max([self.following, *(number + 1 for number in self._begun.values())])
+        for parcel in parcels:
+            number = self._begun.get(parcel.id, -1)
+            if number < self.following:
+                number = new.setdefault(_row_of(parcel), first + len(new))
+            rows.setdefault(number, []).append(parcel)
+        self._note({parcel.id: number for number, row in rows.items() for parcel in row})
+        return sorted(rows.items())
+
+    def _note(self, numbers: Mapping[str, int]) -> None:
+        aside = self.path.with_suffix(".partial")
+        aside.write_text(json.dumps(numbers), encoding="utf-8")
+        aside.replace(self.path)
+
+
+def row(parcels: Sequence[LineBatch], samples_per_step: int) -> tuple[str, dict[str, Any]]:
+    """The name that a row's step goes by, and its values by name."""
+    parcel = parcels[-1]
+    record = parcel.record
+    axis = getattr(record, "axis", "train")
+    step = STEP if axis in _OWN_STEPS else f"{axis}/step"
+    prefix = "" if parcel.file.name == MAIN else f"{parcel.file.name}/"
+    values: dict[str, Any] = {}
+    if isinstance(record, Metrics):
+        own = "" if axis in _OWN_STEPS else f"{axis}/"
+        values = {own * (not name.startswith(own)) + name: _plain(value) for name, value in record.values.items()}
+    elif isinstance(record, Rewards):
+        values = _rewards(record)
+    elif isinstance(record, Sample):
+        values = {f"samples/{axis}": _table([each.record for each in parcels], samples_per_step)}
+    values = {prefix + name: value for name, value in values.items() if value is not None}
+    return step, values | {step: record.step, "_timestamp": record.time} if values else {}
+
+
+def _row_of(parcel: LineBatch) -> Any:
+    return (parcel.file.name, parcel.record.axis) if isinstance(parcel.record, Sample) else parcel.id
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | float):
+        return value
+    return int(value) if isinstance(value, int) else str(value)
+
+
+def _rewards(record: Rewards) -> dict[str, Any]:
+    values = finite(record.values)
+    if not values:
+        return {}
+    shape: Any = histogram(values)
+    return {
+        f"rewards/{record.name}": mean(values),  # rewards/<name>/mean is a name of rows of metrics
+        f"rewards/{record.name}/histogram": wandb.Histogram(np_histogram=shape),
+    }
+
+
+def _table(samples: Sequence[Any], samples_per_step: int) -> wandb.Table:
+    """So many samples of each step, in columns; those that all of them leave empty are not there."""
+    shown: dict[int, list[dict[str, Any]]] = {}
+    for sample in samples:
+        of_step = shown.setdefault(sample.step, [])
+        if len(of_step) < samples_per_step:
+            of_step.append(_cells(sample))
+    cells = [cell for of_step in shown.values() for cell in of_step]
+    columns: list[Any] = list(dict.fromkeys(name for cell in cells for name in cell))
+    data = [[cell.get(column) for column in columns] for cell in cells]
+    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+
+
+def _cells(sample: Sample) -> dict[str, Any]:
+    cells = {name: getattr(sample, name) for name in _COLUMNS}
+    cells |= {f"rewards/{name}": value for name, value in sample.rewards.items()}
+    cells |= {"total": sample.total, "advantage": sample.advantage}
+    return {name: value for name, value in cells.items() if value is not None}
+
+
+def _noted(path: Path) -> dict[str, int]:
+    try:
+        numbers: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return numbers

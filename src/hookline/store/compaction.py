@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hookline.record.durable import sync_file
+from hookline._record.files import sync_file
 from hookline.store.index import Index, quoted
 from hookline.store.run_state import ReadState
 from hookline.store.tables import TABLES, VERSION

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hookline.core.errors import HooklineError, MissingExtraError
-from hookline.store.columns import Rows, columns
+from hookline._engine.errors import HooklineError, MissingExtraError
 from hookline.store.run_state import RunState
-from hookline.store.tables import TABLES, VERSION
+from hookline.store.tables import TABLES, VERSION, Rows, columns
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

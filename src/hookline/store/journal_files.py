@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from hookline.record.reader import Cursor, lines
-from hookline.record.segment import File, end_of_data, files
+from hookline._record.reader import Cursor, lines
+from hookline._record.segment import File, end_of_data, journal_files
 
 _CHUNK = 1 << 20
 _MARK_BYTES = 256
@@ -57,7 +57,7 @@ class Seen(msgspec.Struct, array_like=True):
 
 def own_files(directory: Path) -> list[File]:
     """The journal files of a run; links are none, wherever they lead."""
-    return [] if directory.is_symlink() else [file for file in files(directory) if not file.path.is_symlink()]
+    return [] if directory.is_symlink() else [file for file in journal_files(directory) if not file.path.is_symlink()]
 
 
 def seen(found: Iterable[File], cursor: Cursor, before: dict[str, Seen]) -> dict[str, Seen]:

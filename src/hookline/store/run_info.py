@@ -1,14 +1,77 @@
-"""`RunInfo`: what is known about a run, as of when it was listed."""
+"""`RunInfo`: what is known about a run, as of when it was listed.
+
+Finds the runs below a root: ``<root>/<project>/<run>/`` with a ``run.json``.
+
+Hidden directories and symbolic links are passed by: nothing outside the root is ever looked at.
+"""
 
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hookline.record.delivery import SinkState, sink_states
-from hookline.record.records import finite_back
-from hookline.store.catalogue import Place
-from hookline.store.glance import Glance
+import msgspec
+
+from hookline._record.delivery import SinkState, sink_states
+from hookline._record.reader import JOURNAL
+from hookline._record.records import clean, finite_back
+from hookline._record.run_directory import FACTS
+from hookline.store.run_summary import RunSummary
+
+
+class Place(NamedTuple):
+    """Where a run lies. Its id is ``<project>/<name of its directory>``."""
+
+    project: str
+    directory: Path
+
+    @property
+    def id(self) -> str:
+        """What no other run below the root has."""
+        return f"{self.project}/{self.directory.name}"
+
+    @property
+    def journal(self) -> Path:
+        """The folder with its journals."""
+        return self.directory / JOURNAL
+
+    @property
+    def facts(self) -> Path:
+        """The file that says what was run."""
+        return self.directory / FACTS
+
+
+def places(root: Path) -> Iterator[Place]:
+    """All runs below a root; one that is removed meanwhile is left out."""
+    for project in _folders(root):
+        for directory in _folders(project):
+            if is_plain_file(directory / FACTS):
+                yield Place(project.name, directory)
+
+
+def read_facts(path: Path) -> tuple[dict[str, Any], str]:
+    """What ``run.json`` says, and what is wrong with it, if something is."""
+    try:
+        facts = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return {}, f"{FACTS} cannot be read: {error}"
+    return (clean(facts), "") if isinstance(facts, dict) else ({}, f"{FACTS} holds no facts")
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether there is a file of that name that is no link."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [parent / name for name in sorted(names)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +129,7 @@ class RunInfo:
         return self.status not in ("running", "stalled")
 
 
-def run_info(place: Place, facts: dict[str, Any], glance: Glance, *, status: str, problems: list[str]) -> RunInfo:
+def run_info(place: Place, facts: dict[str, Any], glance: RunSummary, *, status: str, problems: list[str]) -> RunInfo:
     """What the files of a run say about it; facts of an unexpected kind count as unknown."""
     belongs = facts.get("experiment")
     own = belongs if isinstance(belongs, dict) else {}

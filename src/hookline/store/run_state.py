@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from hookline.record.reader import Parcel
-from hookline.record.records import Event, Metrics
-from hookline.record.segment import File
-from hookline.sinks.standing import within_limits
-from hookline.store.glance import Glance
+from hookline._record.reader import LineBatch
+from hookline._record.records import Event, Metrics
+from hookline._record.segment import File
+from hookline.sinks.run_progress import within_limits
 from hookline.store.journal_files import Seen, Stamp
+from hookline.store.run_summary import RunSummary
 
 CLOCK_SECONDS = 10.0
 """How far a record's time may lie before that of the one before: what comes from a device is written a little later."""
@@ -45,7 +45,7 @@ class ReadState(msgspec.Struct):
     clocks: dict[str, float] = {}
     replaced: int = 0
 
-    def note(self, parcel: Parcel) -> None:
+    def note(self, parcel: LineBatch) -> None:
         """Take note of what a record says besides its rows."""
         record, writer = parcel.record, parcel.file.writer
         before = self.times.get(writer)
@@ -58,7 +58,7 @@ class ReadState(msgspec.Struct):
             count = record.data.get("count")
             self.lost += within_limits(count) if isinstance(count, int) else 0
 
-    def order(self, parcel: Parcel) -> float | None:
+    def order(self, parcel: LineBatch) -> float | None:
         """The time by which a row of metrics comes behind what its writer recorded before; None where its own does so.
 
         Rows of one writer are in the order of its journal, its sessions one behind the other. Those of processes that
@@ -117,5 +117,5 @@ class RunState(msgspec.Struct):
     facts_problem: str = ""
     stamps: dict[str, Stamp] = {}
     is_live: bool = True
-    glance: Glance = msgspec.field(default_factory=Glance)
+    glance: RunSummary = msgspec.field(default_factory=RunSummary)
     read: ReadState | None = None

@@ -12,16 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
-from hookline.core.errors import OptionError, UnknownNameError, closest
-from hookline.store.aggregate import aggregate_query
-from hookline.store.bands import Bands, bands
-from hookline.store.conditions import Conditions, Names, Steps
-from hookline.store.intake import Taken
-from hookline.store.liveness import STALL_SECONDS, WORDS, Liveness
-from hookline.store.query import check_seconds, check_select, executed
-from hookline.store.result import Result
+from hookline._engine.errors import OptionError, UnknownNameError, closest
+from hookline.store.bands import Bands, aggregate_query, bands
+from hookline.store.ingest import Ingested
+from hookline.store.query import (
+    Conditions,
+    Names,
+    Result,
+    Steps,
+    check_seconds,
+    check_select,
+    executed,
+    sample_conditions,
+)
 from hookline.store.run_info import RunInfo
-from hookline.store.sample_conditions import sample_conditions
+from hookline.store.run_summary import STALL_SECONDS, WORDS, Liveness
 from hookline.store.series import MAX_POINTS, Chart, Series, series
 from hookline.store.store import Progress, Store, open_store
 from hookline.store.tables import HOOK_ERRORS, HOOK_ORDER
@@ -109,7 +114,7 @@ class Runs(Sequence[RunInfo]):
         self._infos = [info for info in listed if all(test(info) for test in self._tests)]
         return self
 
-    def ingest(self, progress: Progress | None = None) -> Taken:
+    def ingest(self, progress: Progress | None = None) -> Ingested:
         """Read all that is new in these runs, as a query would, and say how much it was.
 
         Args:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import OptionError
-from hookline.store.conditions import Conditions, Names
+from hookline._engine.errors import OptionError
+from hookline.store.query import Conditions, Names
 from hookline.store.run_info import RunInfo
 from hookline.store.store import Store
 from hookline.store.tables import ORDER

@@ -12,20 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from hookline.core.errors import ConfigError
+from hookline._engine.errors import ConfigError
 from hookline.store import compaction
-from hookline.store.catalogue import Place, places, read_facts
-from hookline.store.glance import Glance, glance
 from hookline.store.index import DamagedIndexError, Index, duckdb_module, may_be_of_a_file, quoted
-from hookline.store.intake import Taken, take_in
+from hookline.store.ingest import Ingested, ingest
 from hookline.store.journal_files import Stamp, damage, own_files
-from hookline.store.liveness import Liveness
-from hookline.store.query_error import QueryError
-from hookline.store.query_limit import limited
-from hookline.store.run_info import RunInfo, run_info
+from hookline.store.query_limits import QueryError, limited
+from hookline.store.run_info import Place, RunInfo, places, read_facts, run_info
 from hookline.store.run_state import ReadState, RunState
-from hookline.store.run_table import run_columns
-from hookline.store.tables import HOOKS, IN_ORDER, ORDER, RUN_COLUMNS, TABLES
+from hookline.store.run_summary import Liveness, RunSummary, summarize
+from hookline.store.tables import HOOKS, IN_ORDER, ORDER, RUN_COLUMNS, TABLES, run_columns
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -95,7 +91,7 @@ class Store:
         """All runs as they are now, the latest first."""
         return self._twice(lambda: self._list(liveness), [])
 
-    def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Taken:
+    def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Ingested:
         """Read what is new in some runs."""
         with self.index.reading():
             taken = self._twice(lambda: self._take_in(runs, progress), runs)
@@ -148,12 +144,12 @@ class Store:
         logger.info("%s: files of the index are damaged, and made anew: %s", self.root, names)
         raise DamagedIndexError(f"The index is damaged: the files of {names} will be made anew. Ask again.") from None
 
-    def _take_in(self, runs: Sequence[RunInfo], progress: Progress | None) -> Taken:
-        taken = Taken()
+    def _take_in(self, runs: Sequence[RunInfo], progress: Progress | None) -> Ingested:
+        taken = Ingested()
         self.index.check()
         for done, info in enumerate(runs, start=1):
             place = Place(info.project, info.directory)
-            taken += take_in(self.index, place, is_over=info.is_over)
+            taken += ingest(self.index, place, is_over=info.is_over)
             if progress is not None:
                 progress(done, len(runs))
         self.index.save()
@@ -210,7 +206,7 @@ class Store:
             if (place.id, why) not in self._said:
                 self._said.add((place.id, why))
                 logger.exception("%s is listed by its name alone.", place.id)
-            return run_info(place, {}, Glance(), status="killed", problems=[why])
+            return run_info(place, {}, RunSummary(), status="killed", problems=[why])
 
     def _looked_at(self, place: Place, liveness: Liveness) -> RunInfo:
         state = self.index.state(place.id)
@@ -220,7 +216,7 @@ class Store:
         word = liveness.word(state.glance, place.directory, state.facts)
         if stamps != state.stamps or state.is_live or word in _LIVE:
             before = state.stamps, state.is_live
-            state.stamps, state.glance = stamps, glance(found)
+            state.stamps, state.glance = stamps, summarize(found)
             word = liveness.word(state.glance, place.directory, state.facts)
             state.is_live = word in _LIVE
             if (state.stamps, state.is_live) != before:

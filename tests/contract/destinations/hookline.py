@@ -3,7 +3,7 @@
 import hookline as hl
 from destinations.base import Destination
 from destinations.journal_server import TOKEN, JournalServer
-from hookline.record.records import Metrics, Sample
+from hookline._record.records import Metrics, Sample
 from hookline.sinks import HooklineSink
 
 

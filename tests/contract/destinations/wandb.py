@@ -104,7 +104,7 @@ def wandb_processes():
 
 def read_records(directory):
     """All that wandb wrote down below a directory, in the order in which it was."""
-    from hookline.sinks.wandb_file import WandbFile
+    from hookline.sinks.wandb_run import WandbFile
 
     files = sorted(directory.glob("wandb/*run-*/*.wandb"), key=lambda file: file.stat().st_ctime_ns)
     return [record for file in files for record in WandbFile(file).new()]

@@ -18,9 +18,9 @@ from test_subscribers import built_in
 
 import hookline as hl
 from hookline import callbacks
-from hookline.core.hook import CheckpointHook, CompositeHook, LoggingHook, MetricsHook
-from hookline.record.reader import read
-from hookline.record.records import Event, Metrics, Sample, Status
+from hookline._engine.hooks import CheckpointHook, CompositeHook, LoggingHook, MetricsHook
+from hookline._record.reader import read
+from hookline._record.records import Event, Metrics, Sample, Status
 from hookline.rl.hooks import EvaluationHook
 from hookline.testing import RecordingCallback
 from hosts.base import BATCHES, STEPS

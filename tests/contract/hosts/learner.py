@@ -17,7 +17,7 @@ class Learner(Host):
     monitor = "probe/success_rate"
 
     def train(self, *callbacks: Any, resume: Path | None = None) -> None:
-        from hookline.rl.training import make_learner
+        from hookline.rl.learner.training import make_learner
 
         lesson = rl.Lesson("sums", RewardDataset(list(sums(8)), [evenness]))
         config = rl.RLConfig(

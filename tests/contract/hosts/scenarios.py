@@ -10,9 +10,9 @@ from typing import Any
 from waiting import wait_until
 
 import hookline as hl
+from hookline._record.reader import last_status, read
+from hookline._record.records import Metrics
 from hookline.callbacks import CheckpointCallback
-from hookline.record.reader import last_status, read
-from hookline.record.records import Metrics
 from hookline.testing import RecordingCallback
 from hosts.base import BATCHES, STEPS, Host
 

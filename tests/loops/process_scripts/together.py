@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType
 from torch.utils.data import Dataset, TensorDataset
 
 import hookline as hl
-from hookline.loops import peers
+from hookline.loops import distributed
 from hookline.loops.trainer_config import CheckpointRules
 
 torch.set_num_threads(1)
@@ -468,7 +468,7 @@ def fails_in_a_bare_run():
 
 def fails_and_stays():
     """Rank one catches its exception and lives on, until rank zero has ended."""
-    peers.PATIENCE_SECONDS = 1.0
+    distributed.PATIENCE_SECONDS = 1.0
     try:
         fails_in_a_step("fails_and_stays")
     except ValueError:

@@ -3,20 +3,100 @@
 The runs' journals are read when curves are asked for, and only those of the arms that are asked for. Values are
 aligned on the step at which they were recorded and never made up in between: a step that only some repeats have
 (one that ended early, or that recorded at other steps) is the mean of those, and ``n`` says of how many.
+
+Which metric an experiment is about, and which way it is better.
+
+The picture of an experiment's curves: the mean of each arm, with a band of one deviation on both sides.
+
+The colours are those of Okabe and Ito, which people with any kind of colour vision tell apart; where there are more
+arms than colours, lines are dashed. A curve with more points than the picture has room for is drawn as the means of
+short stretches. No global state of matplotlib's is touched, so this works on any thread and
+beside a notebook's own figures.
 """
 
+import io
+import math
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
-from hookline.core.errors import ConfigError
-from hookline.core.state import ArmResult, RunResult
-from hookline.experiment.results.arm_runs import completed
-from hookline.experiment.results.main_metric import by_likelihood
-from hookline.experiment.results.spread import number, spread
-from hookline.record.reader import read
-from hookline.record.records import Metrics
+from hookline._engine.errors import ConfigError, MissingExtraError
+from hookline._engine.state import ArmResult, RunResult
+from hookline._record.reader import read
+from hookline._record.records import Metrics
+from hookline.callbacks.monitoring import direction
+from hookline.experiment.results.statistics import benchmark_names, completed, last_stage, names, number, spread
+
+_OVERHEAD = "hooks/"
+
+
+def main_metric(arms: Sequence[ArmResult]) -> str | None:
+    """The first metric of the first benchmark, what functions returned, a validation metric, or a likely result.
+
+    A metric that all arms have comes before one that only some have. None where no run completed with a number.
+    """
+    stage = last_stage(arms)
+    runs_of = [runs for arm in arms if (runs := completed(arm, stage))]
+    for run in (run for runs in runs_of for run in runs):
+        if of_benchmarks := benchmark_names([run]):
+            return of_benchmarks[0]
+    if returned := _shared(runs_of, lambda run: run.returned):
+        return _likeliest(returned)
+    return _likeliest(_shared(runs_of))
+
+
+def by_likelihood(metrics: Iterable[str]) -> list[str]:
+    """Metrics with those first that an experiment is most likely about; what hooks cost is not among them."""
+    return sorted((name for name in metrics if not name.startswith(_OVERHEAD)), key=_unlikelihood)
+
+
+def better(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -> Literal["min", "max"]:
+    """Whether a metric is better when it is smaller or larger: as it was said, or as its name suggests.
+
+    A benchmark's metric whose name says nothing is a score: larger is better.
+    """
+    said = direction(metric, mode)
+    if mode is not None or said == "max" or metric is None:
+        return said
+    return "max" if not _says_smaller(metric) and _is_of_benchmark(metric, runs) else "min"
+
+
+def _likeliest(metrics: Iterable[str]) -> str | None:
+    return next(iter(by_likelihood(metrics)), None)
+
+
+def _unlikelihood(metric: str) -> tuple[bool, int]:
+    says_larger = direction(metric, None) == "max"
+    return not metric.startswith("val/"), 0 if says_larger else 1 if _says_smaller(metric) else 2
+
+
+def _says_smaller(metric: str) -> bool:
+    """Whether the name says that smaller is better: then not even a word for the contrary changes it."""
+    return direction(f"{metric}/score", None) == "min"
+
+
+def _is_of_benchmark(metric: str, runs: Iterable[RunResult]) -> bool:
+    return any(metric == f"{result.name}/{name}" for run in runs for result in run.evals for name in result.metrics)
+
+
+def _shared(
+    runs_of: Sequence[Sequence[RunResult]], some: Callable[[RunResult], Sequence[str]] | None = None
+) -> list[str]:
+    """The metrics, or those among ``some``, that all arms have, or those that most have."""
+    counts = Counter(
+        name
+        for runs in runs_of
+        for name in names(runs)
+        if not name.startswith(_OVERHEAD) and (some is None or any(name in some(run) for run in runs))
+    )
+    most = max(counts.values(), default=0)
+    return [name for name, count in counts.items() if count == most]
+
 
 Series = dict[int, float]
 """The values of one metric of one run, by their steps."""
@@ -104,3 +184,96 @@ def _points(run: RunResult) -> Iterator[tuple[str, str, int, float]]:
                 value = number(given)
                 if value is not None:
                     yield record.axis, name, record.step, value
+
+
+MOST_ARMS = 12
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
+_NAME_LENGTH = 40
+_MOST_POINTS = 500
+
+
+def draw(curves: Sequence[Curve], *, title: str, metric: str) -> bytes:
+    """The curves as a PNG.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        figure_module = import_module("matplotlib.figure")
+        canvas_module = import_module("matplotlib.backends.backend_agg")
+    except ImportError as error:
+        raise MissingExtraError("A picture of an experiment's curves", "experiment") from error
+    figure = figure_module.Figure(
+        figsize=(8.0, 4.6 + 0.2 * len(curves) / _columns(curves)), dpi=150, layout="constrained"
+    )
+    canvas = canvas_module.FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks and of numbers that no axis can hold
+        _draw(figure.add_subplot(), curves, title, metric)
+        _draw_legend(figure, curves)
+        picture = io.BytesIO()
+        canvas.print_png(picture, metadata={"Software": None})
+    return picture.getvalue()
+
+
+def _draw(axes: Any, curves: Sequence[Curve], title: str, metric: str) -> None:
+    for index, curve in enumerate(curves):
+        _draw_curve(axes, curve, _COLOURS[index % len(_COLOURS)], "-" if index < len(_COLOURS) else "--")
+    axes.set_title(_literal(title), loc="left", fontsize=11)
+    axes.set_xlabel("step")
+    axes.set_ylabel(_literal(metric))
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_legend(figure: Any, curves: Sequence[Curve]) -> None:
+    """The names below the picture, where they hide no curve, in as many columns as they leave room for."""
+    if curves:
+        figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=_columns(curves))
+
+
+def _columns(curves: Sequence[Curve]) -> int:
+    longest = max((len(curve.arm) for curve in curves), default=0)
+    return max(1, min(len(curves), 4 if longest <= 14 else 2 if longest <= 32 else 1))
+
+
+def _draw_curve(axes: Any, curve: Curve, colour: str, dashes: str) -> None:
+    steps = _thinned(curve.steps)
+    mean = _thinned([_drawable(value) for value in curve.mean])
+    std = _thinned([_drawable(value or 0.0) for value in curve.std])
+    marker = "o" if len(curve.steps) == 1 else None
+    short = _shortened(curve.arm, _NAME_LENGTH)
+    name = f"{short} (n={max(curve.n)})" if max(curve.n) > 1 else short
+    axes.plot(steps, mean, dashes, color=colour, linewidth=1.6, marker=marker, label=_literal(name))
+    low = [value - spread for value, spread in zip(mean, std, strict=True)]
+    high = [value + spread for value, spread in zip(mean, std, strict=True)]
+    axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """The means of so many stretches of the values as a picture can show."""
+    if len(values) <= _MOST_POINTS:
+        return list(values)
+    edges = [round(index * len(values) / _MOST_POINTS) for index in range(_MOST_POINTS + 1)]
+    return [_mean_of_numbers(values[begin:end]) for begin, end in pairwise(edges)]
+
+
+def _mean_of_numbers(values: Sequence[float]) -> float:
+    numbers = [value for value in values if not math.isnan(value)]
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+
+
+def _drawable(value: float) -> float:
+    """The value, or a gap where an axis cannot hold it."""
+    return value if abs(value) < 1e150 else math.nan
+
+
+def _literal(text: str) -> str:
+    """The text as it is: neither a formula, nor too long, nor left out of a legend as a private name is."""
+    escaped = _shortened(text, 2 * _NAME_LENGTH).replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

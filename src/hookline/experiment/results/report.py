@@ -9,22 +9,36 @@ import logging
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hookline.core.errors import MissingExtraError, OptionError
-from hookline.core.state import ArmResult, RunResult
-from hookline.experiment.results.arm_table import ArmRow
-from hookline.experiment.results.atomic_file import write_atomically
-from hookline.experiment.results.benchmark_tables import benchmark_blocks
-from hookline.experiment.results.config_differences import config_differences
-from hookline.experiment.results.difference_text import sentence
-from hookline.experiment.results.failures import error_line, failed_benchmarks, unfinished_runs, what_is_missing
-from hookline.experiment.results.leaderboard import Leaderboard, count_text, leaderboard
-from hookline.experiment.results.number_text import NOTHING, count, mean_text, shown, time_text
-from hookline.experiment.results.report_blocks import Block, Code, Heading, Items, Paragraph, Picture, Table
-from hookline.experiment.results.report_html import html
-from hookline.experiment.results.report_markdown import markdown
+from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._engine.state import ArmResult, RunResult
+from hookline._record.files import write_atomically
+from hookline._record.records import text
+from hookline._record.run_directory import FACTS
+from hookline.experiment.results.report_formats import (
+    Block,
+    Code,
+    Heading,
+    Items,
+    Paragraph,
+    Picture,
+    Table,
+    html,
+    markdown,
+)
 from hookline.experiment.results.result import COMPARED_ARMS, CURVES_FILE, ExperimentResult
-from hookline.record.records import text
-from hookline.record.run_directory import FACTS
+from hookline.experiment.results.tables import (
+    ArmRow,
+    Leaderboard,
+    benchmark_blocks,
+    config_differences,
+    count_text,
+    error_line,
+    failed_benchmarks,
+    leaderboard,
+    unfinished_runs,
+    what_is_missing,
+)
+from hookline.experiment.results.text import NOTHING, count, mean_text, sentence, shown, time_text
 
 logger = logging.getLogger("hookline")
 

@@ -12,23 +12,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookline.core import state
-from hookline.core.errors import MissingExtraError, OptionError, UnknownNameError, closest
-from hookline.core.state import ArmResult, EvalResult, RunResult
-from hookline.core.values import plain
-from hookline.experiment.results.arm_runs import last_stage, metrics_of, names, stages
-from hookline.experiment.results.arm_table import ArmRow, ranked, stage_table, table
-from hookline.experiment.results.atomic_file import write_atomically
-from hookline.experiment.results.curve_picture import MOST_ARMS, draw
-from hookline.experiment.results.curves import Curve, curve_metric, curves
-from hookline.experiment.results.differences import Difference, pairwise
-from hookline.experiment.results.leaderboard import leaderboard
-from hookline.experiment.results.main_metric import better, main_metric
-from hookline.experiment.results.report_blocks import Paragraph, Table
-from hookline.experiment.results.report_markdown import markdown
-from hookline.experiment.results.result_view import print_out, view
-from hookline.record.description import describe
-from hookline.record.records import clean
+from hookline._engine import state
+from hookline._engine.errors import MissingExtraError, OptionError, UnknownNameError, closest
+from hookline._engine.metrics import plain
+from hookline._engine.state import ArmResult, EvalResult, RunResult
+from hookline._record.files import write_atomically
+from hookline._record.records import clean
+from hookline._record.settings import describe
+from hookline.experiment.results.curves import MOST_ARMS, Curve, better, curve_metric, curves, draw, main_metric
+from hookline.experiment.results.report_formats import Paragraph, Table, markdown
+from hookline.experiment.results.statistics import Difference, last_stage, metrics_of, names, pairwise, stages
+from hookline.experiment.results.tables import ArmRow, leaderboard, ranked, stage_table, table
+from hookline.experiment.results.view import print_out, view
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -8,9 +8,7 @@
 It is the same for the package ``lightning`` and for ``pytorch_lightning``.
 """
 
-# ruff: noqa: E402 - what is needed is checked before it is imported
-
-from hookline.integrations.requirement import require
+from hookline._engine.optional import require
 
 require("torch", ">=2.4", extra="lightning", what=__name__)
 require("lightning", ">=2.4", extra="lightning", what=__name__, alternative="pytorch_lightning")

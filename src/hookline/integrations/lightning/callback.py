@@ -13,28 +13,143 @@
   was one.
 
 Strategies that start their processes by pickling the trainer (``ddp_spawn``) cannot take it: it holds a journal.
+
+`StepLoss`: the loss of a step from those of its batches.
+
+`ValidationRequest`: a validation in the middle of a training, by the trainer's own settings.
+
+Lightning decides after each batch whether to validate, by ``val_check_batch`` (every so many batches) and
+``check_val_every_n_epoch``. For one batch they say "every", and then again what they said before. A trainer that
+validates by time looks at neither: it cannot be asked.
+
+`CheckpointWatch`: hears of every checkpoint that a trainer saves, and where.
+
+Lightning tells callbacks that a checkpoint is about to be made, and neither its path nor when it is there. All of
+them, whoever asks (`ModelCheckpoint`, this bridge, a user), go through the trainer's public ``save_checkpoint``: for
+the length of a fit, that method of this one trainer also says so.
 """
 
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
 from typing import Any, Unpack
 
-from hookline.core.encoding import decode, encode
-from hookline.core.errors import DuplicateError
-from hookline.core.state import ManifestRow
+from hookline._engine.encoding import decode, encode
+from hookline._engine.errors import DuplicateError
+from hookline._engine.state import ManifestRow
 from hookline.integrations.host_loop import HostLoop
-from hookline.integrations.lightning.checkpoint_watch import CheckpointWatch
-from hookline.integrations.lightning.framework import FRAMEWORK
-from hookline.integrations.lightning.logged_metrics import LoggedMetrics, also_as_ours
-from hookline.integrations.lightning.logger import HooklineLogger
-from hookline.integrations.lightning.step_loss import StepLoss
-from hookline.integrations.lightning.validation_request import ValidationRequest
+from hookline.integrations.lightning.logger import FRAMEWORK, HooklineLogger, LoggedMetrics, also_as_ours
 from hookline.loops.options import RunOptions
 from hookline.loops.signals import is_signal
 
+
+class StepLoss:
+    """Adds up, on the device, what the batches of one optimizer update gave.
+
+    Lightning gives out each batch's loss divided by the number of batches that gradients are accumulated over: the mean
+    over the batches of a step is that of the losses as they were.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Any = None
+        self._batches = 0
+
+    def add(self, outputs: Any) -> None:
+        """A batch is done."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        if loss is not None:
+            self._sum = loss if self._sum is None else self._sum + loss
+            self._batches += 1
+
+    def take(self, divided_by: int) -> dict[str, Any]:
+        """The step's loss as a metric, if its batches had one; the next step begins.
+
+        Args:
+            divided_by: What each loss was divided by.
+        """
+        total, batches = self._sum, self._batches
+        self._sum, self._batches = None, 0
+        if total is None:
+            return {}
+        return {"loss": total if batches == divided_by else total * divided_by / batches}
+
+
 logger = logging.getLogger("hookline")
+
+_SETTINGS = ("val_check_batch", "check_val_every_n_epoch")
+
+
+class ValidationRequest:
+    """Has a trainer validate behind the batch under way."""
+
+    def __init__(self) -> None:
+        self._trainer: Any = None
+        self._before: dict[str, Any] = {}
+
+    def make(self, trainer: Any) -> None:
+        """Ask for it; `withdraw` is due when it begins, or with the next batch."""
+        why = _why_not(trainer)
+        if why is not None:
+            logger.warning("A validation was asked for, and there is none now: %s.", why)
+            return
+        self.withdraw()
+        self._trainer = trainer
+        self._before = {name: getattr(trainer, name) for name in _SETTINGS}
+        trainer.val_check_batch = 1
+        if trainer.check_val_every_n_epoch is not None:
+            trainer.check_val_every_n_epoch = 1
+
+    def withdraw(self) -> None:
+        """Give the trainer its settings back."""
+        for name, value in self._before.items():
+            setattr(self._trainer, name, value)
+        self._trainer, self._before = None, {}
+
+
+def _why_not(trainer: Any) -> str | None:
+    if not trainer.enable_validation:
+        return "the trainer has no validation data, or the module no validation_step"
+    return "the trainer validates by time" if trainer.val_check_batch is None else None
+
+
+class CheckpointWatch:
+    """Watches one trainer at a time.
+
+    Args:
+        tell: Called with the path of a checkpoint when it is saved, on every process.
+    """
+
+    def __init__(self, tell: Callable[[Any], None]) -> None:
+        self._tell = tell
+        self._trainer: Any = None
+        self._ours: Any = None
+        self._before: dict[str, Any] = {}
+
+    def begin(self, trainer: Any) -> None:
+        """Watch this trainer."""
+        self.end()
+        save = trainer.save_checkpoint
+
+        @wraps(save)
+        def save_checkpoint(filepath: Any, *args: Any, **options: Any) -> None:
+            save(filepath, *args, **options)
+            if self._ours is save_checkpoint:
+                self._tell(filepath)
+
+        # somebody else may have put a method there as well
+        self._before = {"save_checkpoint": save} if "save_checkpoint" in vars(trainer) else {}
+        self._trainer, self._ours = trainer, save_checkpoint
+        trainer.save_checkpoint = save_checkpoint
+
+    def end(self) -> None:
+        """Leave the trainer as it was; what somebody has put around the method since stays, and is told no more."""
+        trainer, ours = self._trainer, self._ours
+        self._trainer = self._ours = None
+        if trainer is not None and vars(trainer).get("save_checkpoint") is ours:
+            del trainer.save_checkpoint
+            vars(trainer).update(self._before)
 
 
 class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]

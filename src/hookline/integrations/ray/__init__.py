@@ -8,8 +8,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import MissingExtraError
-from hookline.integrations.requirement import require
+from hookline._engine.errors import MissingExtraError
+from hookline._engine.optional import require
 
 require("ray", ">=2.43", extra="ray", what=__name__)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import ray.train
 
-from hookline.callbacks.cadence import is_nth, require_cadence
-from hookline.core.callback import Callback
-from hookline.core.errors import OptionError
-from hookline.core.state import LoopArtifacts, LoopState, ManifestRow
-from hookline.core.subscriber import WRITER_PRIORITY
-from hookline.core.values import plain
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import plain
+from hookline._engine.moments import Callback
+from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
+from hookline._engine.subscriber import WRITER_PRIORITY
+from hookline.callbacks.monitoring import is_nth, require_cadence
 
 HOME = "hookline_checkpoint"
 """In the metadata of Ray's checkpoint: where hookline's own lies."""

@@ -12,14 +12,14 @@ from typing import Any, Self, Unpack
 
 from ray.train import UserCallback
 
-from hookline.core.errors import OptionError
-from hookline.core.metrics import collect
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import collect
+from hookline._record import run_directory
+from hookline._record.journal import checked_durability
+from hookline._record.recorder import Recorder
 from hookline.loops import run_record
 from hookline.loops.options import RecordOptions
-from hookline.loops.outlets import DRAIN_SECONDS, Outlets
-from hookline.record import run_directory
-from hookline.record.journal import checked_durability
-from hookline.record.recorder import Recorder
+from hookline.loops.run_sinks import DRAIN_SECONDS, RunSinks
 
 logger = logging.getLogger("hookline")
 
@@ -49,7 +49,7 @@ class HooklineTrainCallback(UserCallback):
         self._project, self._root = options.get("project", "default"), Path(root).resolve()
         self._facts = run_record.facts(name, options.get("config"), options.get("tags", ()), options.get("notes", ""))
         self._facts |= {"project": self._project, "parents": {}}
-        self._outlets: Outlets | None = Outlets(
+        self._outlets: RunSinks | None = RunSinks(
             options.get("sinks", ()), delivery=delivery, drain_seconds=drain_seconds
         )
         self.dir: Path | None = None

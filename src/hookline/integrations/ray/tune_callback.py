@@ -16,13 +16,13 @@ from typing import Any, Unpack
 from ray import cloudpickle
 from ray.tune import Callback as TuneCallback
 
-from hookline.core.encoding import decode, encode
-from hookline.core.errors import CheckpointError, OptionError
-from hookline.integrations.told_run import ToldRun
+from hookline._engine.encoding import decode, encode
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline._record import run_directory
+from hookline._record.settings import settings
+from hookline.integrations.passive_run import PassiveRun
 from hookline.loops import run_record
 from hookline.loops.options import RecordOptions
-from hookline.record import run_directory
-from hookline.record.plain_settings import settings
 
 logger = logging.getLogger("hookline")
 
@@ -53,8 +53,8 @@ class HooklineTuneCallback(TuneCallback):
             if not isinstance(sink, str | Mapping):
                 raise OptionError(f"sinks=[{sink!r}]: give names or mappings, of which each trial makes its own.")
         self._options: RecordOptions = {**options, "root": Path(root).resolve(), "sinks": sinks}
-        ToldRun("trial", **self._options)  # what is wrong with the options is seen now, not at the first trial
-        self._runs: dict[str, ToldRun] = {}
+        PassiveRun("trial", **self._options)  # what is wrong with the options is seen now, not at the first trial
+        self._runs: dict[str, PassiveRun] = {}
         self._states: dict[str, dict[str, Any]] = {}  # of trials that are to go on
         self._ended_by_tune: dict[str, str | None] = {}
 
@@ -135,7 +135,7 @@ class HooklineTuneCallback(TuneCallback):
             run.resume_from = None
         run.train_start()
 
-    def _running(self, trial: Any, behind: int | None = None) -> ToldRun:
+    def _running(self, trial: Any, behind: int | None = None) -> PassiveRun:
         """The run of a trial; one that had ended goes on behind a step."""
         run = self._runs.get(trial.trial_id)
         if trial.trial_id in self._states:
@@ -152,17 +152,17 @@ class HooklineTuneCallback(TuneCallback):
         run.begin(state={**state, "step": step})
         run.train_start(step=step)
 
-    def _pause(self, run: ToldRun) -> None:
+    def _pause(self, run: PassiveRun) -> None:
         run.request_stop("went back to an earlier result")
         run.train_end()
 
-    def _made(self, trial: Any) -> ToldRun:
+    def _made(self, trial: Any) -> PassiveRun:
         options: RecordOptions = {
             "project": trial.experiment_dir_name,
             **self._options,
             "config": {**settings(self._options.get("config")), **trial.config},
         }
-        run = ToldRun(str(trial), native=trial, summary=False, **options)
+        run = PassiveRun(str(trial), native=trial, summary=False, **options)
         self._runs[trial.trial_id] = run
         return run
 

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
-from hookline.core.errors import OptionError
-from hookline.core.state import ManifestRow
-from hookline.core.values import plain
-from hookline.integrations.replay import Replay
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import plain
+from hookline._engine.state import ManifestRow
 from hookline.loops import checkpoint
 from hookline.loops.checkpoint import read_tensors
+from hookline.loops.data_position import Replay, length_of
 from hookline.loops.options import LoopOptions
-from hookline.loops.place import length_of
 from hookline.loops.run import Run
-from hookline.loops.tensor_file import write_tensors
+from hookline.loops.sharded import write_tensors
 
 logger = logging.getLogger("hookline")
 

@@ -10,23 +10,97 @@ metrics, and what callbacks derive from it stands in the same row. In the same w
 evaluation that belongs to it: `on_train_epoch_end` finds its metrics.
 
 Everything that callbacks ask for goes through Hugging Face's own `TrainerControl`, in time for the same boundary.
+
+What the metrics of Hugging Face are called in the record.
+
+They keep their names. Those of evaluations also stand under the names that hookline's own loops use, so that
+``EarlyStopping("val/loss")`` means the same everywhere: ``eval_loss`` is ``val/loss``, and ``eval_short_loss``, of a
+data set called "short" among several, ``val/short/loss``. With another prefix, that is the name of the evaluation:
+``test_loss`` is ``test/loss``. How fast an evaluation was has one name only.
+
+A ``loss`` that was logged for several steps at once is their mean, and called ``loss_mean``: ``loss`` is that of one
+step.
+
+`StepUnderWay`: what is known of a trainer's step before Hugging Face tells about it.
 """
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
 from transformers import TrainerCallback
 
-from hookline.core.state import ManifestRow
-from hookline.integrations import host_state
+from hookline._engine.metrics import PLAIN, plain
+from hookline._engine.state import ManifestRow
+from hookline.integrations import host_loop
 from hookline.integrations.host_loop import HostLoop
-from hookline.integrations.transformers import metric_names
 from hookline.integrations.transformers.checkpoints import Checkpoints
-from hookline.integrations.transformers.step_under_way import StepUnderWay
 from hookline.loops.options import RunOptions
+
+PREFIX = "eval"
+"""What the metrics of an evaluation begin with where nobody says another prefix."""
+VALIDATION = "val"
+"""What hookline calls it."""
+_RUNTIME = "_runtime"
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+def recordable(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics as they can be recorded: what is neither a number nor text is kept as text."""
+    plain_logs = {str(name): plain(value) for name, value in logs.items()}
+    return {name: value if type(value) in PLAIN else str(value) for name, value in plain_logs.items() if name}
+
+
+def of_steps(metrics: dict[str, Any], *, several: bool) -> dict[str, Any]:
+    """The metrics of a training's log.
+
+    Args:
+        several: Whether they stand for several steps, whose own losses are known.
+    """
+    return {"loss_mean" if several and name == "loss" else name: value for name, value in metrics.items()}
+
+
+def of_evaluation(metrics: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of an evaluation, and its metrics under their own names and under those of hookline."""
+    prefix = next((name.removesuffix(_RUNTIME) for name in metrics if name.endswith(_RUNTIME)), PREFIX)
+    head, _, data_set = prefix.partition("_")
+    evaluation = prefix if head != PREFIX else f"{VALIDATION}/{data_set}" if data_set else VALIDATION
+    start = f"{prefix}_"
+    ours = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
+    named = {f"{evaluation}/{name}": value for name, value in ours.items() if name not in _SPEED}
+    return evaluation, {**metrics, **named}
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """One optimizer update.
+
+    Attributes:
+        ended_at: The number of completed steps, while the step is complete and waits for its log.
+        batch: Its last batch.
+        loss: The sum of the batches' shares, which is the step's loss; on its device.
+        logged: What was logged before it ended.
+        optimizer_was_told: Whether `on_before_optimizer_step` has fired.
+    """
+
+    ended_at: int | None = None
+    batch: Any = None
+    loss: Any = None
+    logged: dict[str, Any] = field(default_factory=dict)
+    optimizer_was_told: bool = False
+
+    def add(self, loss: Any, batch: Any) -> None:
+        """A batch is done."""
+        self.batch = batch
+        self.loss = loss if self.loss is None else self.loss + loss
+
+    def known(self) -> dict[str, Any]:
+        """What is known of the step before it is logged."""
+        return self.logged if self.loss is None else {**self.logged, "loss": self.loss}
+
 
 logger = logging.getLogger("hookline")
 
@@ -82,7 +156,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         self._only_validates, self._evaluations_left = False, 0
         saved = self._taken_up(state)
         row = None if saved is None else self.loop.checkpoint_row(saved, step=state.global_step)
-        self.loop.begin(state=None if saved is None else host_state.load(saved), row=row)
+        self.loop.begin(state=None if saved is None else host_loop.load(saved), row=row)
         self.loop.train_start(
             step=state.global_step,
             epoch=int(state.epoch or 0),
@@ -130,10 +204,10 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not self.loop.is_running or self.loop.is_validating:
             return  # an evaluation's metrics come again when it ends
-        metrics = metric_names.recordable(logs or {})
+        metrics = recordable(logs or {})
         if "loss" in metrics:
             several = self.is_attached and state.global_step - self._logged_at > 1
-            metrics = metric_names.of_steps(metrics, several=several)
+            metrics = of_steps(metrics, several=several)
             self._logged_at = state.global_step
         if self._step.ended_at is not None:
             self._complete_step(control, metrics)
@@ -150,7 +224,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self.begin_validation(args, **kwargs)
-        self.loop.validation_end(*metric_names.of_evaluation(metric_names.recordable(metrics or {})))
+        self.loop.validation_end(*of_evaluation(recordable(metrics or {})))
         if self._only_validates:
             self._only_validates = False
             self.loop.train_end()

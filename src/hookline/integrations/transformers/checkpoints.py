@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hookline.core.errors import CheckpointError
-from hookline.core.state import ManifestRow
-from hookline.integrations import host_state
+from hookline._engine.errors import CheckpointError
+from hookline._engine.state import ManifestRow
+from hookline.integrations import host_loop
 from hookline.integrations.host_loop import HostLoop
 
 logger = logging.getLogger("hookline")
@@ -88,7 +88,7 @@ class Checkpoints:
 
     def _keep_state(self, place: Path) -> None:
         try:
-            host_state.save(place, self._loop)
+            host_loop.save(place, self._loop)
         except CheckpointError as error:
             logger.error("%s is saved without the states of callbacks. %s", place, error)  # noqa: TRY400 - it says why
 

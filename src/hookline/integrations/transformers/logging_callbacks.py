@@ -24,8 +24,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hookline.core.errors import OptionError, closest
-from hookline.integrations.transformers.metric_names import recordable
+from hookline._engine.errors import OptionError, closest
+from hookline.integrations.transformers.callback import recordable
 from hookline.integrations.trl import CORRECTNESS, correctness_name
 from hookline.logging import (
     get_training_logger,
@@ -37,10 +37,9 @@ from hookline.logging import (
     log_training_progress,
     log_validation_metrics,
 )
-from hookline.rl.rewards import destination
-from hookline.rl.rewards.accuracy import Accuracy, accuracy
-from hookline.rl.rewards.join import flush
-from hookline.rl.rewards.record_to import RecordTo
+from hookline.rl.rewards import recording
+from hookline.rl.rewards.recording import RecordTo, flush
+from hookline.rl.rewards.scoring import Accuracy, accuracy
 
 logger = logging.getLogger("hookline")
 
@@ -109,7 +108,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         self._stop_listening()
         _end_failed_trainings(state)
         self._begin(state)
-        self._beyond = destination.present()
+        self._beyond = recording.present()
         self._destination, self._training = RecordTo(self), state
         if state.is_world_process_zero:
             self._do(log_memory_usage)
@@ -306,15 +305,15 @@ def _end_failed_trainings(state: Any) -> None:
 
     A process has one training at a time: whoever still listens for another one is of one that failed.
     """
-    while isinstance(left := destination.present(), EnhancedLoggingCallback) and left._training is not state:
+    while isinstance(left := recording.present(), EnhancedLoggingCallback) and left._training is not state:
         left._stop_listening()
-        if destination.present() is left:  # put back by somebody who did not know that it had ended
-            destination.replace(None)
+        if recording.present() is left:  # put back by somebody who did not know that it had ended
+            recording.replace(None)
 
 
 def _require_the_only_one(callback: EnhancedLoggingCallback, state: Any) -> None:
     """Refuse a second callback of a trainer: all that it logs would be logged twice."""
-    other = destination.present()
+    other = recording.present()
     if isinstance(other, EnhancedLoggingCallback) and other._training is state:
         _end_failed_trainings(None)
         raise OptionError(

@@ -7,7 +7,7 @@
         training_step(model, batch)["loss"].backward()
 
 The loss is the mean over the tokens that are trained on, and 0 with a graph where a batch has none. Labels are exact
-to the token (see `hookline.loops.sft.examples`), and what was cut or left out is said.
+to the token (see `hookline.loops.sft.data`), and what was cut or left out is said.
 
 **Packing changes the speed and nothing else**: the loss and the gradients of packed rows are those of the same
 examples padded. The examples of a row are told apart by ``position_ids`` that start anew, given without an attention
@@ -19,12 +19,17 @@ model that does not heed the positions (a recurrent one, or one with ALiBi) woul
 asks the model itself, and refuses it.
 """
 
-from hookline.loops.sft.batches import PaddingCollator, TokenCounts, prepare, token_counts
+from hookline.loops.sft.batches import (
+    PaddingCollator,
+    TokenCounts,
+    causal_lm_loss,
+    check_packing,
+    prepare,
+    token_counts,
+    training_step,
+)
+from hookline.loops.sft.data import SFTOptions, read_rows
 from hookline.loops.sft.dataset import PackedDataset, SFTDataset
-from hookline.loops.sft.isolation import check_packing
-from hookline.loops.sft.options import SFTOptions
-from hookline.loops.sft.rows import read_rows
-from hookline.loops.sft.step import causal_lm_loss, training_step
 
 __all__ = [
     "PackedDataset",

@@ -2,19 +2,26 @@
 
 Counts are taken where the batch is made, on the CPU, and travel with it as plain numbers under ``"counts"``: nobody
 has to ask a device for them. What moves tensors to a device leaves them alone.
+
+Whether a model keeps the examples of a packed row apart, found out by asking it.
+
+The loss of a batch of examples.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.nn import functional
 
-from hookline.core.errors import OptionError
+from hookline._engine.errors import OptionError
+from hookline._engine.torch_models import unwrapped
+from hookline.loops.sft.data import IGNORED, Row, SFTOptions, require_length
 from hookline.loops.sft.dataset import Item, PackedDataset, SFTDataset
-from hookline.loops.sft.examples import IGNORED
-from hookline.loops.sft.options import SFTOptions, require_length
-from hookline.loops.sft.rows import Row
+from hookline.loops.training_step import set_to_evaluate
 
 Batch = dict[str, Any]
 
@@ -110,3 +117,92 @@ def prepare(
     dataset = SFTDataset(rows, tokenizer, options)
     collator = PaddingCollator(tokenizer, pad_to_multiple_of=options.pad_to_multiple_of)
     return (PackedDataset(dataset) if options.packing else dataset), collator
+
+
+_KEPT_APART: "WeakSet[torch.nn.Module]" = WeakSet()
+_PREFIX = 8
+
+
+def model_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a batch goes into the model.
+
+    Flash attention finds the borders of sequences in a single row only, so packed rows are laid end to end for it;
+    this changes nothing else, as each row begins with an example and so at position 0.
+    """
+    names = ("input_ids", "attention_mask", "position_ids")
+    inputs = {name: batch[name] for name in names if batch.get(name) is not None}
+    if is_packed(batch) and "flash" in _attention_of(model):
+        return {name: values.reshape(1, -1) for name, values in inputs.items()}
+    return inputs
+
+
+def is_packed(batch: Mapping[str, Any]) -> bool:
+    """Whether rows of the batch may hold several examples."""
+    return batch.get("attention_mask") is None and batch.get("position_ids") is not None
+
+
+def check_packing(model: torch.nn.Module) -> None:
+    """Make sure that no attention goes from one packed example to another in this model.
+
+    Two rows are given that end with the same example after different ones; what the model says about it must be the
+    same. `training_step` does this once for each model, with its first packed batch, and waits for the device then.
+
+    Raises:
+        OptionError: It is not: the model mixes packed examples.
+    """
+    if model in _KEPT_APART:
+        return
+    if not _takes_positions(model) or not _keeps_apart(model):
+        raise OptionError(
+            f"packing: {type(unwrapped(model)).__name__} (attention {_attention_of(model) or 'unknown'}) lets packed "
+            "examples see each other, as it does not heed position_ids: set packing to false, or load the model with "
+            "attn_implementation='sdpa' or 'eager' where it has them."
+        )
+    _KEPT_APART.add(model)
+
+
+def _keeps_apart(model: torch.nn.Module) -> bool:
+    device = next(model.parameters()).device
+    same = [1, 2]
+    ids = torch.tensor([[0, 1] * (_PREFIX // 2) + same, [2, 3] * (_PREFIX // 2) + same], device=device)
+    positions = torch.tensor([[*range(_PREFIX), *range(len(same))]] * 2, device=device)
+    inputs = model_inputs(model, {"input_ids": ids, "position_ids": positions})
+    with set_to_evaluate(model), torch.no_grad():
+        logits = model(**inputs, use_cache=False).logits
+    first, second = logits.view(*ids.shape, -1)[:, _PREFIX:].float()
+    tolerance = max(1e-5, 8 * torch.finfo(logits.dtype).eps)
+    return bool((first - second).abs().max() <= tolerance * first.std())
+
+
+def _takes_positions(model: Any) -> bool:
+    parameters = inspect.signature(unwrapped(model).forward).parameters
+    return "position_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _attention_of(model: Any) -> str:
+    return str(getattr(getattr(unwrapped(model), "config", None), "_attn_implementation", None) or "")
+
+
+def causal_lm_loss(logits: torch.Tensor, labels: torch.Tensor, *, tokens: int | None = None) -> torch.Tensor:
+    """The mean cross entropy of each label given what comes before it; labels of -100 are left out.
+
+    Without any label it is 0 and still has a graph.
+
+    Args:
+        tokens: How many labels there are, where it is known; or what else to divide the sum by, e.g. the tokens of
+            all the batches of a step.
+    """
+    targets = labels[:, 1:].reshape(-1).to(logits.device)
+    scores = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
+    total = functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+    return total / (max(tokens, 1) if tokens is not None else (targets != IGNORED).sum().clamp(min=1))
+
+
+def training_step(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The loss of a batch, ``{"loss": tensor, "tokens": how many are trained on}``; for training and validation."""
+    if is_packed(batch):
+        check_packing(model)
+    counts = token_counts(batch)
+    logits = model(**model_inputs(model, batch), use_cache=False).logits
+    labels = batch["labels"].reshape(logits.shape[:2])
+    return {"loss": causal_lm_loss(logits, labels, tokens=counts.trained), "tokens": counts.trained}

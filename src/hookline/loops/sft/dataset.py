@@ -8,10 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hookline.core.errors import OptionError
-from hookline.loops.sft.examples import IGNORED, RowEncoder, Tokens
-from hookline.loops.sft.options import SFTOptions, require_length, template_text
-from hookline.loops.sft.rows import FORMATS, Row
+from hookline._engine.errors import OptionError
+from hookline.loops.sft.data import FORMATS, IGNORED, Row, RowEncoder, SFTOptions, Tokens, require_length, template_text
 
 logger = logging.getLogger("hookline")
 

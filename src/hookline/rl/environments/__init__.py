@@ -1,6 +1,6 @@
 """Environments that come with hookline, one file each."""
 
-from hookline.rl.environment import (
+from hookline.rl.environments.base import (
     ENVIRONMENTS,
     Environment,
     evaluation_tasks,
@@ -8,11 +8,9 @@ from hookline.rl.environment import (
     register_environment,
     succeeded,
 )
-from hookline.rl.environments.arithmetic import Arithmetic
-from hookline.rl.environments.copying import Copying
 from hookline.rl.environments.dataset import RewardDataset
 from hookline.rl.environments.reasoning import Reasoning
-from hookline.rl.environments.sorting import Sorting
+from hookline.rl.environments.text_tasks import Arithmetic, Copying, Sorting
 
 __all__ = [
     "ENVIRONMENTS",

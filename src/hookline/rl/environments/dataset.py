@@ -18,11 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.core.config import import_object
-from hookline.core.errors import OptionError, UnknownNameError
-from hookline.rl.environment import SOLVED, register_environment
-from hookline.rl.faults import described, finite
-from hookline.rl.task_space import HELD_OUT_SHARE, TaskSpace
+from hookline._engine.errors import OptionError, UnknownNameError
+from hookline.config.factories import import_object
+from hookline.rl.environments.base import HELD_OUT_SHARE, SOLVED, TaskSpace, described, finite, register_environment
 from hookline.rl.types import Task
 
 RewardFunction = Callable[..., Sequence[float | None]]

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hookline.core.errors import OptionError
-from hookline.rl.environment import evaluation_tasks, make_environment, register_environment, succeeded
-from hookline.rl.faults import Faults
+from hookline._engine.errors import OptionError
+from hookline.rl.environments.base import Faults, evaluation_tasks, make_environment, register_environment, succeeded
 from hookline.rl.types import Task
 
 FORMAT = "format"

@@ -1,14 +1,154 @@
-"""`Batch`: completions, and what several reward functions gave for them."""
+"""`Batch`: completions, and what several reward functions gave for them.
+
+`Call`: what a reward function was asked, read from the arguments that TRL, or anybody else, calls it with.
+
+The step is found where it is: in TRL's ``trainer_state``, whose ``global_step`` counts completed steps, so that what
+is generated for training belongs to the step after it; in an argument or column ``step``; otherwise nowhere. That
+an evaluation calls is seen by the model of TRL's trainer, whose method ``log_metric`` is: it is not in training mode.
+
+`RewardError`: a reward function gave something that no reward can be.
+
+What a reward function returned: handed on as it came, and read as plain numbers.
+"""
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hookline.logging.completions import extract_reasoning_and_answer
-from hookline.rl.rewards.call import Call
-from hookline.rl.rewards.values import Values
+from hookline._engine.errors import HooklineError
+from hookline._engine.metrics import plain
+from hookline.logging.completions import completion_text, extract_reasoning_and_answer, prompt_text
 from hookline.rl.types import Task
+
+EXPECTED_COLUMNS = ("expected", "answer", "solution", "ground_truth", "target")
+"""Where the right answer is looked for, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The samples that a reward function is to score; what nobody said is None.
+
+    Attributes:
+        steps: The number of completed steps that each sample's row belongs to.
+        axis: "train" or "eval".
+    """
+
+    completions: list[str]
+    prompts: list[str] | None = None
+    expected: list[str | None] | None = None
+    ids: list[str] | None = None
+    steps: list[int] | None = None
+    axis: str = "train"
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], expected: str | None = None) -> "Call | None":
+        """The call with these arguments by name; None for one without completions.
+
+        Args:
+            expected: The column that holds the right answers; looked for in `EXPECTED_COLUMNS` where None.
+        """
+        if "completions" not in arguments:
+            return None
+        completions = [completion_text(each) for each in arguments["completions"]]
+        count = len(completions)
+        prompts = _column(arguments, "prompts", count)
+        ids = _column(arguments, "id", count)
+        axis, steps = _steps(arguments, count)
+        return cls(
+            completions,
+            None if prompts is None else [prompt_text(each) for each in prompts],
+            _answers(arguments, expected, count),
+            None if ids is None else [str(plain(each)) for each in ids],
+            steps,
+            axis,
+        )
+
+
+def expected_column(arguments: Mapping[str, Any], wanted: str | None = None) -> str | None:
+    """The name of the column that holds the right answers; None where there is none."""
+    return next((name for name in ((wanted,) if wanted else EXPECTED_COLUMNS) if name in arguments), None)
+
+
+def _answers(arguments: Mapping[str, Any], wanted: str | None, count: int) -> list[str | None] | None:
+    name = expected_column(arguments, wanted)
+    answers = None if name is None else _column(arguments, name, count)
+    return None if answers is None else [None if each is None else prompt_text(each) for each in answers]
+
+
+def _column(arguments: Mapping[str, Any], name: str, count: int) -> Sequence[Any] | None:
+    values: Any = arguments.get(name)
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return values if isinstance(values, list | tuple) and len(values) == count else None
+
+
+def _steps(arguments: Mapping[str, Any], count: int) -> tuple[str, list[int] | None]:
+    completed = _whole(getattr(arguments.get("trainer_state"), "global_step", None))
+    if completed is not None:
+        evaluating = _is_evaluating(arguments.get("log_metric"))
+        return "eval" if evaluating else "train", [completed + (not evaluating)] * count
+    step = _whole(arguments.get("step"))
+    column = _column(arguments, "step", count) if step is None else [step] * count
+    steps = [each for value in column or () if (each := _whole(value)) is not None]
+    return "train", steps if column is not None and len(steps) == count else None
+
+
+def _is_evaluating(log_metric: Any) -> bool:
+    model = getattr(getattr(log_metric, "__self__", None), "model", None)
+    return getattr(model, "training", True) is False
+
+
+def _whole(value: Any) -> int | None:
+    number = plain(value)
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+class RewardError(HooklineError, ValueError):
+    """A reward function returned something else than a number or None for each completion."""
+
+
+Values = list[float | None]
+
+
+def read(result: Any, name: str, count: int | None) -> tuple[Any, Values]:
+    """What to hand on, which is the very result unless that can be read only once; and its numbers.
+
+    Args:
+        name: The reward function's, for errors.
+        count: How many completions there are; None where nobody knows.
+
+    Raises:
+        RewardError: It is not a number or None for each completion.
+    """
+    wanted = f"a list with a number or None for each of the {'' if count is None else f'{count} '}completions"
+    handed_on = result if hasattr(result, "tolist") or isinstance(result, list | tuple) else _listed(result)
+    values = handed_on.tolist() if hasattr(handed_on, "tolist") else handed_on
+    if not isinstance(values, list | tuple):
+        raise RewardError(f"{name}: the reward function returned {result!r:.200}; {wanted} is needed.")
+    if count is not None and len(values) != count:
+        raise RewardError(f"{name}: the reward function returned {len(values)} values; {wanted} is needed.")
+    return handed_on, [_number(value, index, name, wanted) for index, value in enumerate(values)]
+
+
+def _listed(result: Any) -> Any:
+    """A generator as a list; anything that is no series of values as it is."""
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        return result
+    return list(result)
+
+
+def _number(value: Any, index: int, name: str, wanted: str) -> float | None:
+    number = plain(value)
+    if number is None:
+        return None
+    if not isinstance(number, int | float):
+        raise RewardError(
+            f"{name}: value {index} that the reward function returned is {value!r:.200}; {wanted} is needed."
+        )
+    try:
+        return float(number)
+    except OverflowError:
+        raise RewardError(f"{name}: value {index} that the reward function returned is larger than a float.") from None
 
 
 class Batch:

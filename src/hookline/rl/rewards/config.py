@@ -19,9 +19,8 @@ from typing import Any, Self
 
 import msgspec
 
-from hookline.core.errors import ConfigError, closest
-from hookline.loops.checked_struct import CheckedStruct
-from hookline.loops.config_struct import to_struct
+from hookline._engine.errors import ConfigError, closest
+from hookline.config.structs import CheckedStruct, to_struct
 from hookline.rl.rewards.library import (
     AntiRepetition,
     Correctness,
@@ -76,7 +75,7 @@ class RewardConfig(CheckedStruct, kw_only=True):
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """The settings in a YAML, TOML or JSON file, with overrides such as ``"correctness.reward=1"`` on top."""
-        from hookline.loops.config_file import load_config
+        from hookline.config.overrides import load_config
 
         return load_config(path, cls, overrides)
 

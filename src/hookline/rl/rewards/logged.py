@@ -3,8 +3,8 @@
 A wrapped function returns what the function returns, goes by its name and has its signature; one that is ``async``
 is so when wrapped. Every reward is joined to its sample: the rewards of one completion from several functions stand
 in one row, with prompt, completion, right answer, the reasoning and the answer found in it, the question's id (as the
-row's ``group``) and the weighted total. See `hookline.rl.rewards.call` for where the step comes from,
-`hookline.rl.rewards.join` for when a row is written and `hookline.rl.rewards.destination` for where to.
+row's ``group``) and the weighted total. See `hookline.rl.rewards.batch` for where the step comes from,
+`hookline.rl.rewards.recording` for when a row is written and `hookline.rl.rewards.recording` for where to.
 
 Recording never raises. What a function does wrong (an exception, a wrong number of values, something that is no
 number, NaN, infinity) is counted, said with the function's name, and recorded in the row; then the exception or the
@@ -18,9 +18,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args, overload
 
-from hookline.core.errors import DuplicateError, OptionError
-from hookline.rl.rewards.destination import checked
-from hookline.rl.rewards.join import Join, shared
+from hookline._engine.errors import DuplicateError, OptionError
+from hookline.rl.rewards.recording import Join, checked, shared
 from hookline.rl.rewards.scoring import OnError, Scoring
 
 RewardFunction = Callable[..., Any]

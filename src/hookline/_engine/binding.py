@@ -1,0 +1,147 @@
+"""Which moments a subscriber listens to, and with which arguments: settled when it is added.
+
+A method may take fewer trailing arguments than its moment has. One that cannot be called, or that
+would get the wrong argument under a right name, and one whose name is no moment, are errors here
+rather than surprises at step 10,000. A parameter with a default is the author's own (``lambda loop,
+name=name: ...``) unless it bears the name of the argument in its place.
+"""
+
+import dis
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookline._engine.errors import MomentError, closest
+from hookline._engine.moments import Moment
+from hookline._engine.subscriber import Subscriber
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One subscriber's method for one moment, and the arguments to call it with, as source text."""
+
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    is_async: bool = False
+    is_silent: bool = False
+
+
+def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Binding]:
+    """The moments that ``subscriber`` overrides, each checked against the catalogue."""
+    _refuse_misspelt(subscriber, moments)
+    return {
+        name: bind_function(getattr(subscriber, name), moment, who=type(subscriber).__name__)
+        for name, moment in moments.items()
+        if _overrides(subscriber, name)
+    }
+
+
+def bind_function(function: Callable[..., Any], moment: Moment, *, who: str) -> Binding:
+    """Check that ``function`` can be called at ``moment`` and settle with which arguments."""
+    if not callable(function):
+        raise MomentError(f"{who}.{moment.name} is {function!r}; a moment is a method: {moment.signature()}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-ins have none: give them everything
+        return Binding(function, moment.arguments)
+    arguments = _accepted(signature, moment)
+    if arguments is None:
+        raise MomentError(_cannot_call(function, signature, moment, who))
+    return Binding(function, arguments, is_async=is_async(function), is_silent=is_silent(function))
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await: an ``async def``, or an object with an async ``__call__``."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def is_silent(function: Callable[..., Any]) -> bool:
+    """Whether its code can return nothing but None, so that nobody needs to look at what it returns."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or code.co_flags & _NOT_PLAIN:
+        return False
+    instructions = list(dis.get_instructions(code))
+    returns = [i for i, instruction in enumerate(instructions) if instruction.opname.startswith("RETURN_")]
+    return all(_returns_none(instructions, i) for i in returns)
+
+
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _returns_none(instructions: list[dis.Instruction], i: int) -> bool:
+    here, before = instructions[i], instructions[i - 1]
+    if here.opname == "RETURN_CONST":
+        return here.argval is None
+    return not here.is_jump_target and before.opname == "LOAD_CONST" and before.argval is None
+
+
+def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] | None:
+    """The arguments to pass, or None when no call can work."""
+    accepted: list[str] = []
+    by_keyword: list[str] = []
+    waiting = list(moment.arguments)
+    for parameter in signature.parameters.values():
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            accepted, waiting = accepted + waiting, []
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            by_keyword += moment.keywords
+        elif _by_keyword(parameter, moment):
+            by_keyword.append(parameter.name)
+            waiting = []  # what is behind it cannot be passed by position any more
+        elif waiting and _fits(parameter, waiting[0], moment):
+            accepted.append(waiting.pop(0))
+        elif required or parameter.name in (*moment.arguments, *moment.keywords):
+            return None  # nothing to pass, or a right name in a wrong place
+        else:
+            waiting = []  # the author's own default, and so are all behind it
+    return (*accepted, *(f"{name}={name}" for name in dict.fromkeys(by_keyword)))
+
+
+def _fits(parameter: inspect.Parameter, argument: str, moment: Moment) -> bool:
+    """Whether the parameter in the place of ``argument`` takes it: by that name, or by one of its own."""
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        return False
+    own = parameter.name not in (*moment.arguments, *moment.keywords)
+    return parameter.name == argument or (own and parameter.default is parameter.empty)
+
+
+def _by_keyword(parameter: inspect.Parameter, moment: Moment) -> bool:
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        return parameter.name in (*moment.arguments, *moment.keywords)
+    return parameter.name in moment.keywords and parameter.kind is not parameter.POSITIONAL_ONLY
+
+
+def _cannot_call(function: Callable[..., Any], signature: inspect.Signature, moment: Moment, who: str) -> str:
+    name = getattr(function, "__name__", moment.name)
+    return (
+        f"{who}: {name}{signature} cannot be called at the moment {moment.name}.\n"
+        f"    it is defined as    {name}{signature}\n"
+        f"    it is called as     {moment.signature()}\n"
+        "Trailing arguments may be left off; their order may not change."
+    )
+
+
+def _overrides(subscriber: Subscriber, name: str) -> bool:
+    """Whether the method is the subscriber's own rather than the no-op of the base class."""
+    if name in vars(subscriber):
+        return True
+    for owner in type(subscriber).__mro__:
+        if name in vars(owner):
+            return not _is_base(owner)
+    return False
+
+
+def _is_base(owner: type) -> bool:
+    """The classes that declare moments declare them as no-ops; they say so with ``_declares_moments``."""
+    return bool(vars(owner).get("_declares_moments", False))
+
+
+def _refuse_misspelt(subscriber: Subscriber, moments: Mapping[str, Moment]) -> None:
+    for name in dict.fromkeys([*dir(type(subscriber)), *vars(subscriber)]):
+        if name.startswith("on_") and name not in moments and callable(getattr(subscriber, name)):
+            raise MomentError(
+                f"{type(subscriber).__name__}.{name} is not a moment. {closest(name, moments)} "
+                "Something of your own needs another name, e.g. with a leading underscore."
+            )

@@ -1,0 +1,223 @@
+"""Compiles a moment's subscribers into one call.
+
+This is the hot path, and the one place where the engine is clever. For each moment it generates a
+function that calls the subscribers in a straight line, each behind its own guard (a `try` costs
+nothing until something is raised), and the collection keeps that function as its attribute: firing
+a moment is one attribute look-up and one call, and with nobody listening the function is empty.
+
+The text of such a function depends only on its *shape* (the moment, and for each call which
+arguments it takes, whether it is guarded, timed, gated, can return something). Compiled templates
+are cached by shape and only loaded anew after an `add`. What a call needs are globals of the
+function's own, because free variables are copied at each call; and each function gets a fresh copy
+of the code, because the interpreter keeps in it where it found those globals.
+
+A moment with a cadence keeps a window ``low < count < high`` in which nobody scheduled is due: one
+comparison, and the scheduled subscribers are not looked at. Outside of the window each is asked by
+its gate, in order, right before it would be called, and the window moves on.
+"""
+
+import marshal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from hookline._engine.costs import Meter, Tally
+from hookline._engine.moments import Moment
+from hookline._engine.schedules import NEVER, Gate
+
+Fire = Callable[..., None]
+
+
+class Slot(NamedTuple):
+    """The shape of one call: what the generated text depends on."""
+
+    arguments: tuple[str, ...]
+    guarded: bool
+    metered: bool
+    gated: bool
+    rank_zero: bool
+    silent: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """One subscriber at one moment, as the generated code sees it.
+
+    ``fail(subject, error, ns)`` counts and reports, with the time where the call was timed, otherwise None;
+    ``give(subject, value)`` takes a returned value.
+    """
+
+    invoke: Callable[..., Any]
+    slot: Slot
+    fail: Callable[[Any, BaseException, int | None], None]
+    give: Callable[[Any, Any], None]
+    meter: Meter = field(default_factory=Meter)
+    gate: Gate | None = None
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A moment made callable, with the tally that counts its firings."""
+
+    fire: Fire
+    calls: Sequence[Call]
+    tallies: Sequence[tuple[Tally, Sequence[Call]]]
+
+    def credit(self) -> None:
+        """Hand the firings since the last time to the meters of the calls that are only counted."""
+        for tally, calls in self.tallies:
+            fired = tally.take()
+            for call in calls:
+                call.meter.counted += fired
+
+
+def compile_moment(
+    moment: Moment,
+    calls: Sequence[Call],
+    *,
+    clock: Callable[[], int],
+    sampled: Callable[[Any], None],
+    reviewed: bool = False,
+    first: Callable[[], None] | None = None,
+) -> Compiled:
+    """Build the function that fires ``moment`` for ``calls``.
+
+    Args:
+        sampled: Called with the moment's subject after a timed pass.
+        reviewed: Make timed passes even where every call is timed anyway, for the sake of ``sampled``.
+        first: Called before the subscribers are, each time.
+    """
+    quiet = [call for call in calls if not call.slot.gated]
+    gates = [call.gate for call in calls if call.gate is not None]
+    tally, open_tally = Tally(), Tally()
+    namespace: dict[str, Any] = {
+        "clock": clock,
+        "sampled": sampled,
+        "horizon": partial(_horizon, gates),
+        "interval": tally.interval,
+        "open_interval": open_tally.interval,
+    }
+    for i, call in enumerate(calls):
+        time = call.meter.count if call.slot.metered else call.meter.sample
+        namespace |= {f"invoke{i}": call.invoke, f"give{i}": call.give, f"fail{i}": call.fail}
+        namespace |= {f"gate{i}": call.gate, f"time{i}": time}
+    # What is slow is timed at every call, and reviewed in timed passes for whether it still is.
+    slow = any(call.meter.slow for call in quiet)
+    code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls), slow)
+    exec(marshal.loads(code), namespace)  # noqa: S102, S302 - our own text, compiled by ourselves
+    fire, tally.left, open_tally.left = namespace["make"]()
+    if first is not None:
+        fire = _preceded(first, fire)
+    return Compiled(fire, calls, [(tally, _counted(quiet)), (open_tally, _counted(calls))])
+
+
+def _preceded(first: Callable[[], None], fire: Fire) -> Fire:
+    def fire_after(*arguments: Any, **keywords: Any) -> None:
+        first()
+        fire(*arguments, **keywords)
+
+    return fire_after
+
+
+def _counted(calls: Iterable[Call]) -> list[Call]:
+    return [call for call in calls if not call.slot.metered]
+
+
+def _horizon(gates: Iterable[Gate], count: int) -> int:
+    return min((gate.next(count) for gate in gates), default=NEVER)
+
+
+@lru_cache(maxsize=1024)
+def _template(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool) -> bytes:
+    return marshal.dumps(compile(_source(moment, slots, reviewed, slow), f"<hookline {moment.name}>", "exec"))
+
+
+def _source(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool) -> str:
+    reviewed = reviewed or slow
+    everyone = list(enumerate(slots))
+    quiet = [(i, slot) for i, slot in everyone if not slot.gated]
+    if len(quiet) == len(everyone):
+        functions = _sampling(moment, "fire", everyone, "left", "interval", reviewed=reviewed)
+    else:
+        functions = [
+            *_sampling(moment, "fire_quiet", quiet, "left", "interval", reviewed=slow, window=True),
+            *_sampling(moment, "fire_open", everyone, "open_left", "open_interval", reviewed=reviewed, moves=True),
+        ]
+    counters = ["left = open_left = low = high = 0"]
+    result = [f"return {'fire' if len(quiet) == len(everyone) else 'fire_quiet'}, lambda: left, lambda: open_left"]
+    return "\n".join(["def make():", *_indent([*counters, *functions, *result])])
+
+
+def _sampling(
+    moment: Moment,
+    name: str,
+    slots: list[tuple[int, Slot]],
+    left: str,
+    interval: str,
+    *,
+    reviewed: bool = False,
+    window: bool = False,
+    moves: bool = False,
+) -> list[str]:
+    """A function that makes the calls and, where some are only counted, one that now and then times them.
+
+    Args:
+        window: Hand over to ``fire_open`` where somebody may be due.
+        moves: Move the window on afterwards.
+    """
+    count = ["count"] if moves else []
+    keywords = ["*", *(f"{name}=None" for name in moment.keywords)] if moment.keywords else []
+    header = ", ".join([*count, *moment.arguments, *keywords])
+    passed = ", ".join([*count, *moment.everything])
+    ending = ["low, high = count, horizon(count)"] if moves else []
+    usual = _calls(moment, slots, timed=False)
+    timed: list[str] = []
+    if reviewed or not all(slot.metered for _, slot in slots):
+        body = ["start = clock()", *_calls(moment, slots, timed=True), f"sampled({moment.subject})"]
+        timed = [f"def {name}_timed({header}):", *_indent(body)]
+        usual = [
+            f"if {left} > 0:",
+            *_indent([f"{left} -= 1", *usual]),
+            "else:",
+            *_indent([f"{left} = {interval}() - 1", f"{name}_timed({passed})"]),
+        ]
+    if window:
+        opened = f"fire_open(count, {', '.join(moment.everything)})"
+        usual = [
+            f"count = {moment.count}",
+            "if low < count < high:",
+            *_indent(usual or ["return"]),
+            "else:",
+            *_indent([opened]),
+        ]
+    declared = [f"nonlocal {left}{', low, high' if moves else ''}"]
+    return [f"def {name}({header}):", *_indent([*declared, *usual, *ending]), *timed]
+
+
+def _calls(moment: Moment, slots: list[tuple[int, Slot]], *, timed: bool) -> list[str]:
+    return [line for i, slot in slots for line in _call(moment, i, slot, chained=timed)]
+
+
+def _call(moment: Moment, i: int, slot: Slot, *, chained: bool) -> list[str]:
+    """One call; in a timed pass (``chained``) the clock read after it is the one before the next."""
+    subject, call = moment.subject, f"invoke{i}({', '.join(slot.arguments)})"
+    timed = chained or slot.metered
+    body = [call if slot.silent else f"value = {call}"]
+    if timed:
+        body += ["now = clock()", f"time{i}(now - start)", "start = now"]
+    if not slot.silent:
+        body += ["if value is not None:", f"    give{i}({subject}, value)"]
+    if slot.gated:
+        body = [f"if gate{i}(count, {subject}):", *_indent(["start = clock()", *body])]
+    if slot.rank_zero:
+        body = [f"if getattr({subject}, 'rank', 0) == 0:", *_indent(body)]
+    begin = ["start = clock()"] if slot.metered and not chained else []
+    caught = [f"fail{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
+    caught += ["start = clock()"] if chained else []
+    caught += [] if slot.guarded else ["raise"]
+    return [*begin, "try:", *_indent(body), "except Exception as error:", *_indent(caught)]
+
+
+def _indent(lines: list[str], levels: int = 1) -> list[str]:
+    return ["    " * levels + line for line in lines]

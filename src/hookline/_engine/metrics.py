@@ -1,0 +1,334 @@
+"""What `log()` accepts, made into one flat dict of plain values.
+
+Values on a device are not waited for: where the caller can fetch them later, they stand in the dict as
+`Deferred`, and `MetricsRow` turns each into a number when it is read.
+
+Values of metrics: finding one by either spelling, and plain Python numbers from arrays and tensors.
+"""
+
+import logging
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, Self
+
+from hookline._engine.errors import OptionError, closest
+
+logger = logging.getLogger("hookline")
+
+PLAIN = frozenset({type(None), bool, int, float, str})
+"""The types of plain values, exactly: NumPy's float64 is a float too, and no encoder's friend."""
+
+
+class Source(Protocol):
+    """Where numbers come from that are still on their way."""
+
+    @property
+    def arrives(self) -> bool:
+        """Whether they get ready by themselves, or only when somebody waits for them."""
+
+    def ready(self) -> bool:
+        """Whether `number` would not wait."""
+
+    def number(self, index: int) -> Any:
+        """One of them; it is waited for if need be."""
+
+
+class Deferred:
+    """A number that is still on its way from a device: one of those of a source."""
+
+    __slots__ = ("index", "source")
+
+    def __init__(self, source: Source, index: int = 0) -> None:
+        self.source = source
+        self.index = index
+
+    def get(self) -> Any:
+        """The number; it is waited for if need be. One that cannot be had is None, and said: training goes on."""
+        try:
+            return self.source.number(self.index)
+        except Exception as error:
+            logger.warning("A metric could not be fetched from its device and reads as None: %s", error)
+            return None
+
+
+def whole(value: Any) -> int | None:
+    """``value`` as an ``int`` where it is a whole number of any library, and None where it is anything else.
+
+    >>> whole(3), whole(True), whole(3.0)
+    (3, None, None)
+    """
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether reading a value would wait for a device: a tensor that is not the CPU's, or an array of JAX."""
+    return not getattr(value, "is_cpu", True) or hasattr(value, "copy_to_host_async")
+
+
+def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
+    """The metric called ``name``, or by the other spelling of its first separator, or None.
+
+    >>> find_metric({"val/loss": 0.5}, "val_loss")
+    0.5
+    """
+    for spelling in (name, name.replace("_", "/", 1), name.replace("/", "_", 1)):
+        if spelling in metrics:
+            return metrics[spelling]
+    return None
+
+
+def plain(value: Any) -> Any:
+    """``value`` with 0-d arrays and tensors, also inside mappings and sequences, as Python numbers."""
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Deferred):
+        return value.get()
+    if callable(getattr(value, "item", None)) and getattr(value, "ndim", 0) == 0:
+        return value.item()
+    return value
+
+
+Defer = Callable[[dict[str, Any]], None]
+"""Replaces those values of a dict that are on a device by `Deferred` ones."""
+DeferAlike = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""Returns a row with `Deferred` values for one of device scalars of one kind and plain values; None for others."""
+
+
+_PLAIN_TYPES = PLAIN.issuperset
+_NAME_TYPES = frozenset({str}).issuperset
+_MOST_NAMES = 10_000
+_names: set[str] = set()
+_ARE_NAMES = _names.issuperset
+"""Whether these names were checked before. A loop logs the same ones at each step, and this is faster than a check."""
+
+
+class MetricsRow(dict[str, Any]):
+    """Metrics whose values may still be on their way from a device: reading one waits for it, and only then.
+
+    It may grow while somebody iterates over it: a subscriber that goes through the metrics of a step
+    and logs something for each would otherwise change the dict under its own feet.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if type(value) is Deferred:
+            value = value.get()
+            super().__setitem__(key, value)
+        return value
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"{key}: there is no such metric. {closest(str(key), map(str, dict.keys(self)))}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(super().__iter__()))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a name, or the default."""
+        return self[key] if key in self else default  # noqa: SIM401 - this is what get is
+
+    def keys(self) -> Any:
+        """The names as they are now."""
+        return dict.fromkeys(super().keys()).keys()
+
+    def values(self) -> Any:
+        """The values as they are now."""
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        """The names and values as they are now."""
+        return {key: self[key] for key in self}.items()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take a name out and return its value."""
+        return plain(super().pop(key, *default))
+
+    def popitem(self) -> tuple[str, Any]:
+        """Take the last name out and return it with its value."""
+        key, value = super().popitem()
+        return key, plain(value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The value of a name, which is the default from now on if there was none."""
+        super().setdefault(key, default)
+        return self[key]
+
+    def update(self, *others: Any, **values: Any) -> None:
+        """Take over names and values; those on their way stay so."""
+        if not values and len(others) == 1 and type(others[0]) is dict:
+            super().update(others[0])  # the usual case
+            return
+        for other in others:
+            super().update(dict.items(other) if isinstance(other, MetricsRow) else other)
+        super().update(values)
+
+    def copy(self) -> "MetricsRow":
+        """The same names and values; those on their way stay so."""
+        row = MetricsRow()
+        row.update(self)
+        return row
+
+    def is_waiting(self) -> bool:
+        """Whether a value is still on its way."""
+        return any(type(value) is Deferred for value in super().values())
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | dict(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return dict(other) | dict(self)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override]
+        self.update(other)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == (dict(other) if isinstance(other, MetricsRow) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a dict has one of its own
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+_DICTS = (dict, MetricsRow)
+
+
+def copied(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics as they are now, without waiting for one."""
+    return metrics.copy() if isinstance(metrics, MetricsRow) else dict(metrics)
+
+
+def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the metrics that can be read without waiting for a device."""
+    if not isinstance(metrics, MetricsRow):
+        return dict(metrics)
+    there = [key for key, value in dict.items(metrics) if type(value) is not Deferred or value.source.ready()]
+    return {key: metrics[key] for key in there}
+
+
+def collect(
+    args: tuple[Any, ...],
+    values: dict[str, Any],
+    defer: Defer | None = None,
+    defer_alike: DeferAlike | None = None,
+    *,
+    as_dict: bool = False,
+) -> dict[str, Any]:
+    """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
+
+    What comes back may be the very dict that was given: copy it to keep it.
+
+    Args:
+        defer: Fetches values from devices later; without it they are waited for.
+        defer_alike: Tried before ``defer``.
+        as_dict: Values may be `Deferred` in a plain dict, for callers that merge them into a `MetricsRow`.
+
+    >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
+    {'loss': 0.5, 'grad/norm': 1.0}
+    """
+    if not args:
+        given = values
+    elif len(args) == 1 and not values and type(args[0]) in _DICTS:
+        given = args[0]
+    elif len(args) == 2 and not values and type(args[0]) is str:
+        given = {args[0]: args[1]}
+    else:
+        given = copied(_positional(args))
+        given.update(values)
+    if _PLAIN_TYPES(map(type, dict.values(given))) and (_ARE_NAMES(given) or _check_names(given)):
+        return given  # the usual case, without a second look at anything
+    if defer_alike is not None and type(given) is dict and (_ARE_NAMES(given) or _check_names(given)):
+        row = defer_alike(given)
+        if row is not None:  # the usual case of a loop on a device
+            return row if as_dict else MetricsRow(row)
+    flat: dict[str, Any] = {}
+    on_device: dict[str, Any] = {}
+    _flatten(flat, "", given, None if defer is None else on_device)
+    if defer is None or not on_device:
+        return flat
+    defer(on_device)
+    flat.update(on_device)
+    return MetricsRow(flat)
+
+
+def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that `collect` takes, without the others; those inside mappings are looked at one by one.
+
+    >>> recordable({"a": 1, "b": [1, 2], "c": {"d": 2.0, "e": b"no"}})
+    {'a': 1, 'c': {'d': 2.0}}
+    """
+    kept: dict[str, Any] = {}
+    for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
+        part = recordable(value) if isinstance(value, Mapping) else value
+        try:
+            collect(({key: part},), {}, lambda on_device: None)  # nothing on a device is waited for
+        except OptionError:
+            continue
+        if part is value or part:
+            kept[key] = part
+    return kept
+
+
+def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
+    match args:
+        case ():
+            return {}
+        case (Mapping() as values,):
+            return values
+        case (str() as name, value):
+            return {name: value}
+    raise OptionError(f"log{args!r}: give log(name, value), log({{name: value}}) or log(name=value).")
+
+
+def _check_names(given: Mapping[Any, Any]) -> bool:
+    """Whether these are names that can be recorded as they are."""
+    if not _NAME_TYPES(map(type, given)) or "" in given:
+        return False
+    if len(_names) > _MOST_NAMES:  # a program that makes up names
+        _names.clear()
+    _names.update(given)
+    return True
+
+
+def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:
+    """Gather values under their joined names; those on a device, where they are not to be waited for, apart."""
+    for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
+        if not isinstance(key, str) or not key:
+            raise OptionError(f"log(): the name {key!r} is not a non-empty string.")
+        name = prefix + key
+        if type(value) in PLAIN:
+            flat[name] = value
+            if on_device:
+                on_device.pop(name, None)  # one on a device had the same name
+        elif isinstance(value, Mapping):
+            _flatten(flat, f"{name}/", value, on_device)
+        elif on_device is not None and (type(value) is Deferred or (is_on_device(value) and size_of(value) == 1)):
+            flat[name] = on_device[name] = value  # in its place among the others
+        else:
+            flat[name] = _scalar(name, value)
+
+
+def size_of(value: Any) -> Any:
+    """How many elements an array or a tensor has, whichever way it tells."""
+    count = getattr(value, "numel", None)
+    return count() if callable(count) else getattr(value, "size", None)
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if size_of(value) == 1 and callable(getattr(value, "item", None)):
+        scalar = value.item()
+    else:  # a list is none, whatever is in it: looking into one would wait for the tensors there
+        scalar = value if isinstance(value, list | tuple) else plain(value)
+    if scalar is None or isinstance(scalar, bool | int | float | str):
+        return scalar
+    raise OptionError(
+        f"log(): {name!r} is a {type(value).__name__}; give a number, a string, a bool, "
+        "an array or tensor with one element, or a dict of these."
+    )

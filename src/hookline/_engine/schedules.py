@@ -1,0 +1,352 @@
+"""When a subscriber is due, in completed counts of the moment's axis.
+
+A schedule answers two questions: `due()` (now?) and `next()` (from which count on is it worth
+asking again?). The second lets the engine skip a subscriber that is not due without calling
+anything. Schedules combine with ``&``, ``|`` and ``~``.
+
+>>> schedule = Every(10) & ~At(20)
+>>> [count for count in range(1, 41) if schedule.due(count)]
+[10, 30, 40]
+"""
+
+import copy
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import whole
+
+NEVER = 2**63
+_UNASKED = object()
+
+
+class Schedule(ABC):
+    """Decides at which counts a subscriber is due. Subclasses give `due` and, if they can, `next`."""
+
+    @abstractmethod
+    def due(self, count: int, subject: Any = None) -> bool:
+        """Whether ``count`` is one; ``subject`` is the moment's first argument."""
+
+    def next(self, count: int) -> int:
+        """The first count after ``count`` that may be due."""
+        return count + 1
+
+    def settle(self, count: int, subject: Any = None) -> bool:
+        """Decide, and remember a count that was due."""
+        answer = self.due(count, subject)
+        if answer:
+            self.fired(count)
+        return answer
+
+    def _weigh(self, count: int, subject: Any = None) -> "list[Schedule] | None":
+        """Who is to be told if this count is taken; None where it is not due."""
+        return [self] if self.due(count, subject) else None
+
+    def _begin(self) -> None:  # noqa: B027 - most schedules count, and have no clock to start
+        """Told before the first question, so that `Seconds` can start its clock; may be told again."""
+
+    def fired(self, count: int) -> None:  # noqa: B027 - most schedules have nothing to remember
+        """Told once for each count that was due, so that `Once` and `Seconds` can remember."""
+
+    def copy(self) -> "Schedule":
+        """The same schedule with a memory of its own."""
+        return copy.copy(self)
+
+    @staticmethod
+    def together(schedules: "Sequence[Schedule]") -> "Schedule":
+        """The schedule that is due when all of them are."""
+        return functools.reduce(_All, schedules)
+
+    def __and__(self, other: "Schedule") -> "Schedule":
+        return _All(self, other)
+
+    def __or__(self, other: "Schedule") -> "Schedule":
+        return _Any(self, other)
+
+    def __invert__(self) -> "Schedule":
+        return _Not(self)
+
+
+class Every(Schedule):
+    """Every ``n`` completed steps, after the first ``start`` of them.
+
+    >>> [count for count in range(1, 50) if Every(10, start=20).due(count)]
+    [30, 40]
+    """
+
+    def __init__(self, n: int, start: int = 0) -> None:
+        self.n = _whole("every", n, least=1)
+        self.start = _whole("start", start, least=0)
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return count > self.start and count % self.n == 0
+
+    def next(self, count: int) -> int:
+        passed = max(count, self.start)
+        return passed + self.n - passed % self.n
+
+    def __repr__(self) -> str:
+        return f"Every({self.n})" if not self.start else f"Every({self.n}, start={self.start})"
+
+
+class At(Schedule):
+    """At these counts and no others."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = frozenset(_whole("at", count, least=0) for count in counts)
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return count in self.counts
+
+    def next(self, count: int) -> int:
+        return min((at for at in self.counts if at > count), default=NEVER)
+
+    def __repr__(self) -> str:
+        return f"At({', '.join(map(str, sorted(self.counts)))})"
+
+
+class Once(Schedule):
+    """The first time that it is asked, and never again in this process."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return not self.done
+
+    def next(self, count: int) -> int:
+        return NEVER if self.done else count + 1
+
+    def fired(self, count: int) -> None:
+        self.done = True
+
+    def __repr__(self) -> str:
+        return "Once()"
+
+
+class Seconds(Schedule):
+    """At the first opportunity after each ``interval`` seconds, counted from the first moment that it governs."""
+
+    def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
+            raise OptionError(f"Seconds({interval!r}): give a number of seconds above 0.")
+        self.interval = interval
+        self.clock = clock
+        self.last: float | None = None
+
+    def _begin(self) -> None:
+        if self.last is None:
+            self.last = self.clock()
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        now = self.clock()
+        if self.last is None:
+            self.last = now
+        return now - self.last >= self.interval
+
+    def fired(self, count: int) -> None:
+        self.last = self.clock()
+
+    def __repr__(self) -> str:
+        return f"Seconds({self.interval})"
+
+
+class When(Schedule):
+    """Whenever ``predicate(loop)`` is true; asked right before the subscriber would be called."""
+
+    def __init__(self, predicate: Callable[[Any], object]) -> None:
+        if not callable(predicate):
+            raise OptionError(f"when={predicate!r}: give a function that takes the loop and returns a bool.")
+        self.predicate = predicate
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return bool(self.predicate(subject))
+
+    def __repr__(self) -> str:
+        return f"When({getattr(self.predicate, '__name__', self.predicate)})"
+
+
+class _Pair(Schedule):
+    sign = ""
+
+    def __init__(self, left: Schedule, right: Schedule) -> None:
+        for side in (left, right):
+            if not isinstance(side, Schedule):
+                raise OptionError(f"{side!r} cannot be combined with a schedule; give Every, At, Seconds, When, ...")
+        self.left, self.right = left, right
+
+    def settle(self, count: int, subject: Any = None) -> bool:
+        told = self._weigh(count, subject)
+        for schedule in told or ():
+            schedule.fired(count)
+        return told is not None
+
+    def _begin(self) -> None:
+        self.left._begin()
+        self.right._begin()
+
+    def fired(self, count: int) -> None:
+        self.left.fired(count)
+        self.right.fired(count)
+
+    def copy(self) -> Schedule:
+        return type(self)(self.left.copy(), self.right.copy())
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} {self.sign} {self.right!r})"
+
+
+class _All(_Pair):
+    sign = "&"
+
+    def __init__(self, left: Schedule, right: Schedule) -> None:
+        super().__init__(left, right)
+        # What is negated decides last, however deep it stands: only then may it remember that its inside was due.
+        parts = [part for side in (left, right) for part in (side.parts if isinstance(side, _All) else [side])]
+        self.parts: list[Schedule] = sorted(parts, key=_negates)
+
+    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        told: list[Schedule] = []
+        for part in self.parts:
+            due = part._weigh(count, subject)
+            if due is None:
+                return None
+            told += due
+        return told
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return self.left.due(count, subject) and self.right.due(count, subject)
+
+    def next(self, count: int) -> int:
+        return max(self.left.next(count), self.right.next(count))
+
+
+class _Any(_Pair):
+    sign = "|"
+
+    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        left, right = self.left._weigh(count, subject), self.right._weigh(count, subject)
+        return None if left is None and right is None else (left or []) + (right or [])
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return self.left.due(count, subject) or self.right.due(count, subject)
+
+    def next(self, count: int) -> int:
+        return min(self.left.next(count), self.right.next(count))
+
+
+class _Not(Schedule):
+    def __init__(self, inner: Schedule) -> None:
+        self.inner = inner
+
+    def due(self, count: int, subject: Any = None) -> bool:
+        return not self.inner.due(count, subject)
+
+    def settle(self, count: int, subject: Any = None) -> bool:
+        return not self.inner.settle(count, subject)
+
+    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        return [] if self.settle(count, subject) else None
+
+    def _begin(self) -> None:
+        self.inner._begin()
+
+    def copy(self) -> Schedule:
+        return _Not(self.inner.copy())
+
+    def __repr__(self) -> str:
+        return f"~{self.inner!r}"
+
+
+def _negates(schedule: Schedule) -> bool:
+    """Whether something in it remembers already while it is asked."""
+    if isinstance(schedule, _Pair):
+        return _negates(schedule.left) or _negates(schedule.right)
+    return isinstance(schedule, _Not)
+
+
+def cadence(
+    every: "int | Schedule | None", start: int = 0, when: Callable[[Any], object] | None = None
+) -> Schedule | None:
+    """The schedule that the options ``every``, ``start`` and ``when`` describe together; None if always due."""
+    parts: list[Schedule] = [every] if isinstance(every, Schedule) else [] if every is None else [Every(every, start)]
+    if _whole("start", start, least=0) and (every is None or isinstance(every, Schedule)):
+        parts.append(Every(1, start))
+    if when is not None:
+        parts.append(When(when))
+    return Schedule.together(parts) if parts else None
+
+
+class Gate:
+    """A schedule's decision for one subscriber on one axis, made once per count.
+
+    All moments of a step (its start, its batches, its end) get the same answer, so that a
+    subscriber never sees an end without its start.
+    """
+
+    __slots__ = ("answer", "axis", "key", "schedule")
+
+    def __init__(self, schedule: Schedule, axis: str) -> None:
+        self.schedule, self.axis = schedule, axis
+        self.key: object = _UNASKED
+        self.answer = False
+
+    def __call__(self, count: int, subject: Any) -> bool:
+        key = self._key(count, subject)
+        if key is None or key != self.key:
+            if self.key is _UNASKED:
+                self.schedule._begin()
+            self.key, self.answer = key, False
+            self.answer = self.schedule.settle(count, subject)
+        return self.answer
+
+    def next(self, count: int) -> int:
+        """The first count after ``count`` at which it is worth asking again."""
+        return self.schedule.next(count)
+
+    def forget(self) -> None:
+        """Ask the schedule again even at the count that was the last: its step is done anew."""
+        self.key, self.answer = _UNASKED, False
+
+    def _key(self, count: int, subject: Any) -> object:
+        """What an answer holds for; None where each question is a new one."""
+        if self.axis == "validation":  # counted from zero in each validation: the step tells those apart
+            return count, getattr(subject, "step", None)
+        return None if self.axis == "hook" else count
+
+
+class RowGate(Gate):
+    """The gate of `on_log`: a row of the step under way gets that step's answer, and leaves it as it is otherwise.
+
+    Args:
+        step: The gate of the other moments on the axis.
+    """
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: Gate) -> None:
+        super().__init__(step.schedule, step.axis)
+        self.step = step
+
+    def __call__(self, count: int, subject: Any) -> bool:
+        if count == self.step.key:
+            return self.step.answer
+        if count == getattr(subject, "step", count) + bool(getattr(subject, "in_step", False)):
+            return self.step(count, subject)
+        return super().__call__(count, subject)
+
+    def next(self, count: int) -> int:
+        following, under_way = self.schedule.next(count), self.step.key
+        if self.step.answer and isinstance(under_way, int) and under_way > count:  # its own row is still to come
+            return min(following, under_way)
+        return following
+
+
+def _whole(what: str, value: object, *, least: int) -> int:
+    number = whole(value)
+    if number is None or number < least:
+        raise OptionError(f"{what}={value!r}: give a whole number of at least {least}.")
+    return number

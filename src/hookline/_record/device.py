@@ -1,0 +1,390 @@
+"""Values on a device, fetched without the training thread ever waiting for it.
+
+`defer` copies the device values of a row by one launch for each kind of number, behind everything the
+current stream has been given so far, so a later change in place (an optimizer, the replay of a CUDA
+graph) does not change what is recorded. On CUDA the copies go into a `Ring` of preallocated slots, from
+which many rows at a time are copied to pinned memory, usually by the thread that writes them. A slot is
+used again once its number is on the host; a ring without a free slot is replaced by a larger one.
+
+Arrays of JAX cannot change, but a later step may donate them: they are gathered as well, and fetched by
+JAX's own asynchronous copy. On devices without such copies (MPS) a row stays there until it is read.
+"""
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hookline._engine.errors import OptionError
+from hookline._engine.metrics import PLAIN, Deferred, Source, is_on_device
+
+
+def defer_alike(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901 - after a step a call costs 2 us
+    """Do what `defer` does, at two thirds of its price, for the usual row of a loop on a GPU.
+
+    That is one of CUDA scalars of one kind, and otherwise plain values.
+
+    Returns:
+        The row with its `Deferred` values, or None where it is not such a one.
+    """
+    torch = sys.modules.get("torch")
+    kind: Any = next((kind for kind in map(type, values.values()) if kind not in PLAIN), None)
+    if torch is None or kind is None or not issubclass(kind, torch.Tensor) or hasattr(kind, "to_local"):
+        return None
+    found: list[Any] = []
+    dtype = device = None
+    for value in values.values():
+        if type(value) is kind:
+            if value.dtype is not dtype or value.get_device() != device:
+                if found or not value.is_cuda:
+                    return None
+                dtype, device = value.dtype, value.get_device()
+            found.append(value)
+        elif type(value) not in PLAIN:
+            return None
+    ring = _RINGS.get((torch._C._cuda_getCurrentRawStream(device), device, dtype))
+    if ring is None or torch._C._cuda_isCurrentStreamCapturing():  # `defer` makes a ring, or refuses the row
+        return None
+    try:
+        source = ring.add(found)
+    except RuntimeError:  # not all are 0-d: torch refuses to copy them
+        return None
+    if source is None:
+        return None
+    if len(found) == len(values):
+        return dict(zip(values, [Deferred(source, index) for index in range(len(found))], strict=True))
+    indices = itertools.count()
+    return {n: Deferred(source, next(indices)) if type(v) is kind else v for n, v in values.items()}
+
+
+def defer(*dicts: dict[Any, Any]) -> None:
+    """Replace, in these dicts, what is on a device by `Deferred` values, and start fetching all of it."""
+    # By dtype and device: the dicts and keys that the values stand at, and the values.
+    tensors: dict[Any, tuple[list[tuple[dict[Any, Any], Any]], list[Any]]] = {}
+    arrays: dict[Any, tuple[list[tuple[dict[Any, Any], Any]], list[Any]]] = {}
+    places: list[tuple[dict[Any, Any], Any]] = []
+    found: list[Any] = []
+    kind = dtype = device = None
+    for values in dicts:
+        for key, value in values.items():
+            # Each look at a tensor costs, so most are only compared with the one before. A CPU's device is -1.
+            if type(value) is not kind or value.dtype is not dtype or value.get_device() != device:
+                if type(value) in PLAIN or type(value) is Deferred or not is_on_device(value):
+                    continue
+                if getattr(value, "is_cpu", True):
+                    places, found = arrays.setdefault(_kind(value), ([], []))
+                    kind = None
+                else:
+                    kind, dtype, device = type(value), value.dtype, value.get_device()
+                    places, found = tensors.setdefault((dtype, device), ([], []))
+            places.append((values, key))
+            found.append(value)
+    for places, found in tensors.values():
+        _replace(places, _gather(found))
+    for places, found in arrays.values():
+        for begin, end in _parts(len(found)):
+            _replace(places[begin:end], _gather_arrays(found[begin:end]))
+
+
+def _replace(places: list[tuple[dict[Any, Any], Any]], source: Source) -> None:
+    for index, (values, key) in enumerate(places):
+        values[key] = Deferred(source, index)
+
+
+def _gather(tensors: list[Any]) -> Source:
+    """Tensors of one device and one kind, gathered by one operation."""
+    torch = sys.modules["torch"]
+    if not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
+        tensors = [_local(tensor) for tensor in tensors]
+    if tensors[0].is_cuda:
+        return _add_to_ring(torch, [tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors])
+    return LateCopy(_stacked(torch, tensors))
+
+
+def _stacked(torch: Any, tensors: list[Any]) -> Any:
+    return torch.stack([tensor.detach().reshape(()) for tensor in tensors])
+
+
+def _local(tensor: Any) -> Any:
+    """This process's part of a distributed tensor, where that is all of it; nobody here runs a collective."""
+    if not callable(getattr(tensor, "to_local", None)):
+        return tensor
+    if all(placement.is_replicate() for placement in tensor.placements):
+        return tensor.to_local()
+    raise OptionError(f"log(): a tensor is spread over processes ({tensor.placements}); give its full_tensor().")
+
+
+def _kind(array: Any) -> Any:
+    """What arrays of JAX have in common that can be gathered by one operation."""
+    return (array.dtype, array.shape, array.sharding) if hasattr(array, "sharding") else id(array)
+
+
+def _parts(count: int) -> Iterator[tuple[int, int]]:
+    """So many arrays in pieces of 32, 16, 8, ...: JAX compiles for each number of arrays."""
+    begin = 0
+    while begin < count:
+        end = begin + min(32, 1 << ((count - begin).bit_length() - 1))
+        yield begin, end
+        begin = end
+
+
+def _gather_arrays(arrays: list[Any]) -> "ArrayCopy | ArrayRow":
+    """Arrays of JAX as one that nobody else can donate or delete; no process waits for another."""
+    jax = sys.modules.get("jax")
+    if jax is None or not all(isinstance(array, jax.Array) for array in arrays):
+        return ArrayCopy(arrays[0])
+    return ArrayRow(_stack()([a if a.is_fully_addressable else a.addressable_data(0) for a in arrays]))
+
+
+@functools.cache
+def _stack() -> Callable[[list[Any]], Any]:
+    jax = sys.modules["jax"]
+    stack: Callable[[list[Any]], Any] = jax.jit(lambda arrays: jax.numpy.stack([a.reshape(()) for a in arrays]))
+    return stack
+
+
+class LateCopy:
+    """Numbers that are copied when they are asked for, by whoever asks."""
+
+    arrives = False
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self._numbers: Sequence[Any] | None = None
+
+    def number(self, index: int) -> Any:
+        """One of them, waiting for the device if need be."""
+        if self._numbers is None:
+            self._numbers = self._tensor.tolist()
+        return self._numbers[index]
+
+    def ready(self) -> bool:
+        """Whether `number` would not wait."""
+        return self._numbers is not None
+
+
+class Ring:
+    """Slots for numbers of one kind on a CUDA device, filled by one stream and read by any thread.
+
+    Positions count on over all laps: slots are filled up to ``_head``, their copies to the host are launched up to
+    ``_copied``, and their numbers are handed to the rows up to ``_arrived``. A slot is free once it has arrived.
+    """
+
+    SLOTS = 2048
+    """How many numbers a ring has room for, at least. Few, so that their views stay in the processor's cache."""
+
+    def __init__(self, torch: Any, like: Any, slots: int, stream: Any) -> None:
+        with torch.inference_mode(False):  # else it could not be written to outside of it
+            self._table = torch.zeros(slots, dtype=like.dtype, device=like.device)
+            # The device is said because torch.set_default_device() would be asked for it.
+            self._host = torch.empty(slots, dtype=like.dtype, device="cpu", pin_memory=True)
+            self._views = self._table.unbind(0)
+        self.slots = slots
+        self._torch, self._stream = torch, stream
+        self._event = torch.cuda.Event()
+        self._head = self._copied = self._arrived = 0
+        self._advance_at = slots // 2
+        self._pending: deque[RingRow] = deque()
+        self.is_adding = False
+        self._lock = threading.RLock()  # re-entrant: a signal handler may log, or read, in the middle of anything
+
+    def add(self, tensors: list[Any]) -> "RingRow | None":
+        """Copy 0-d tensors into the next slots; None where there are too few, or interrupted in this very place."""
+        with self._lock:
+            if self.is_adding:
+                return None
+            self.is_adding, torch = True, self._torch
+            try:
+                start, width = self._head, len(tensors)
+                offset = start % self.slots
+                if offset + width > self.slots:  # a row does not go over the ring's end
+                    start, offset = start + self.slots - offset, 0
+                end = start + width
+                if end > self._advance_at:  # so that slots become free even where nobody reads the numbers
+                    self._advance()
+                if end - self._arrived > self.slots:
+                    self._advance()
+                    if end - self._arrived > self.slots:
+                        return None
+                views = self._views[offset : offset + width]
+                if torch.is_grad_enabled():  # as torch.no_grad() does, at a fifth of its price
+                    torch._C._set_grad_enabled(False)
+                    try:
+                        torch._foreach_copy_(views, tensors)
+                    finally:
+                        torch._C._set_grad_enabled(True)
+                else:
+                    torch._foreach_copy_(views, tensors)
+                row = RingRow(self, start, end)
+                self._pending.append(row)
+                self._head = end
+                return row
+            finally:
+                self.is_adding = False
+
+    def advance(self) -> None:
+        """Hand over the numbers that have arrived, and send those that came since. Never waits for the device."""
+        with self._lock:
+            self._advance()
+
+    def wait_for(self, row: "RingRow") -> None:
+        """Wait until a row has its numbers."""
+        while True:
+            self.advance()
+            if row.numbers is not None:
+                return
+            with beside_captures():
+                self._event.synchronize()  # without the lock: who logs meanwhile must not wait for the device
+
+    def _advance(self) -> None:
+        # A signal handler that logs or reads may run this whole method in the middle of it, and nothing between
+        # two calls can be interrupted. So positions only move on from where they were found, and numbers are read
+        # before a row gets them: what is done twice gives the same.
+        arrived, copied = self._arrived, self._copied
+        self._advance_at = self._head + self.slots // 2
+        with beside_captures():
+            if copied > arrived:
+                if not self._event.query():
+                    return
+                begin = arrived % self.slots
+                numbers = self._host[begin : begin + copied - arrived].tolist()
+                while self._pending and self._pending[0].end <= copied:
+                    row = self._pending[0]
+                    if row.numbers is None:
+                        row.numbers = numbers[row.start - arrived : row.end - arrived]
+                    row.ring = None  # the row may be kept for long, and its ring replaced
+                    if self._pending and self._pending[0] is row:
+                        self._pending.popleft()
+                if self._arrived == arrived:
+                    self._arrived = copied
+            copied, head = self._copied, self._head
+            if head > copied:
+                begin = copied % self.slots
+                count = min(head - copied, self.slots - begin)  # in one piece: the rest goes next time
+                with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
+                    sent = self._table[begin : begin + count]
+                    self._host[begin : begin + count].copy_(sent, non_blocking=True)
+                    self._event.record(self._stream)
+                if self._copied == copied:
+                    self._copied = copied + count
+
+
+@contextlib.contextmanager
+def beside_captures() -> Iterator[None]:
+    """Ask a device how far it is without breaking the capture of a CUDA graph on another thread."""
+    exchange = _exchange_capture_mode()
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(2)  # cudaStreamCaptureModeRelaxed
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@functools.cache
+def _exchange_capture_mode() -> Any:
+    """The function of the CUDA runtime that torch has loaded, or None."""
+    version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    if version is None:
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return library.cudaThreadExchangeStreamCaptureMode
+    return None
+
+
+class RingRow:
+    """The numbers of one row, in a ring until they have arrived."""
+
+    __slots__ = ("end", "numbers", "ring", "start")
+    arrives = True
+
+    def __init__(self, ring: Ring, start: int, end: int) -> None:
+        self.ring: Ring | None = ring
+        self.start, self.end = start, end
+        self.numbers: list[Any] | None = None
+
+    def number(self, index: int) -> Any:
+        """One of them, waiting for the device if need be."""
+        while (numbers := self.numbers) is None:
+            if (ring := self.ring) is not None:
+                ring.wait_for(self)
+        return numbers[index]
+
+    def ready(self) -> bool:
+        """Whether they have arrived; if they are not even on their way, they are sent."""
+        if self.numbers is None and (ring := self.ring) is not None:
+            ring.advance()
+        return self.numbers is not None
+
+
+_RINGS: dict[Any, Ring] = {}
+"""The ring in use for each stream, device and kind of number."""
+_MOST_RINGS = 64
+_WITHOUT_SLOTS = frozenset({"torch.uint16", "torch.uint32", "torch.uint64"})
+"""Kinds of numbers that torch cannot copy many of by one launch."""
+
+
+def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
+    if torch._C._cuda_isCurrentStreamCapturing():  # each replay would write into slots that others have by then
+        raise OptionError("log() while a CUDA graph is captured: log what the graph gives, after its replay.")
+    first = tensors[0]
+    device = first.get_device()
+    # The number of the stream is had in a fraction of the time that its object takes.
+    key = (torch._C._cuda_getCurrentRawStream(device), device, first.dtype)
+    ring = _RINGS.get(key)
+    row = ring.add(tensors) if ring is not None else None
+    if ring is None and str(first.dtype) in _WITHOUT_SLOTS:
+        return LateCopy(_stacked(torch, tensors))
+    while row is None:
+        stream, width = torch.cuda.current_stream(device), len(tensors)
+        if ring is not None and ring.is_adding:  # in a signal handler: a ring for this row alone
+            ring = Ring(torch, first, width, stream)
+        else:
+            if len(_RINGS) >= _MOST_RINGS:
+                _RINGS.clear()  # ever other streams; what is on its way keeps its ring
+            slots = max(Ring.SLOTS if ring is None else 2 * ring.slots, 4 * width)
+            ring = _RINGS[key] = Ring(torch, first, slots, stream)
+        row = ring.add(tensors)
+    return row
+
+
+class ArrayCopy:
+    """The number in an array of JAX, copied by JAX."""
+
+    arrives = True
+
+    def __init__(self, array: Any) -> None:
+        array.copy_to_host_async()
+        self._array = array
+
+    def number(self, index: int) -> Any:
+        """The number, waiting for the device if need be."""
+        return self._array.item()
+
+    def ready(self) -> bool:
+        """Whether it is there."""
+        return bool(self._array.is_ready())
+
+
+class ArrayRow(LateCopy):
+    """Numbers in one array of JAX, copied by JAX."""
+
+    arrives = True
+
+    def __init__(self, array: Any) -> None:
+        array.copy_to_host_async()
+        super().__init__(array)
+
+    def ready(self) -> bool:
+        """Whether they are there."""
+        return self._numbers is not None or bool(self._tensor.is_ready())

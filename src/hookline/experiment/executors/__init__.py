@@ -1,1 +1,0 @@
-"""Where runs are made: in this process, in several, on Ray."""

@@ -1,0 +1,179 @@
+"""An experiment from a YAML, TOML or JSON file.
+
+    name: learning-rates
+    repeats: 3
+    base:
+      sft: {model: {tiny: {}}, data: {train: rows.jsonl}, train: {max_steps: 100}}
+    arms:
+      low: {train.learning_rate: 1e-4}
+      high: {train: {learning_rate: 1e-3}}
+
+Everything in the file is checked before anything runs: every key at every level, every name of a benchmark, callback,
+sink and executor, and every function is imported. An error says the file and the line, or the command line; the path;
+what was given and what is accepted. Modules beside the file can be imported, as those beside a script can.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, closest
+from hookline.config.layers import ExperimentSource, expanded, expanded_each, first_missing
+from hookline.config.overrides import overridden, parse_overrides, read_config_source
+from hookline.config.sources import Source
+from hookline.config.structs import COMMAND_LINE, to_struct
+from hookline.experiment.arms import Stage, checked_stages
+from hookline.experiment.benchmark import make_benchmarks
+from hookline.experiment.file_arms import (
+    STAGES,
+    ExperimentFile,
+    FileArm,
+    FileArms,
+    StageChanges,
+    check_callbacks,
+    check_keys,
+    check_sinks,
+    is_whole,
+)
+from hookline.experiment.scheduler import make_executor
+
+
+def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The arguments of the `Experiment` that a file describes, with overrides of a command line on top.
+
+    Raises:
+        ConfigError: Something in it does not fit.
+    """
+    source = _read(path, overrides)
+    file = to_struct(source.data, ExperimentFile, source=source, overridden=source.overrides)
+    make_importable(Path(path).resolve().parent)
+    benchmarks = make_benchmarks(file.benchmarks, source=source)
+    check_callbacks(file.callbacks or [], source, "callbacks")
+    check_sinks(file.sinks or [], source, "sinks")
+    arms = list(FileArms(file, source))
+    stages = _stages(file, source, arms)
+    _check_arms(arms, stages, source, benchmarked=bool(benchmarks))
+    return {
+        "name": file.name or Path(path).stem,
+        "arms": arms,
+        "repeats": file.repeats,
+        "stages": stages or None,
+        "benchmarks": benchmarks,
+        "callbacks": file.callbacks or [],
+        "output_dir": file.output_dir,
+        "executor": _executor(file, source),
+        "sinks": file.sinks or [],
+        "retries": file.retries,
+        "metric": file.metric,
+        "mode": file.mode,
+        "strict": file.strict,
+    }
+
+
+def make_importable(directory: Path) -> None:
+    """Let modules of a directory be imported, in this process and in those that it starts."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
+def _read(path: str | Path, overrides: Sequence[str]) -> ExperimentSource:
+    read = read_config_source(path)
+    before = _normal(read.data, read)
+    paths = [path for path, _ in parse_overrides(overrides)]
+    _check_overridden_arms(before, paths)
+    after = _normal(overridden(before, overrides), COMMAND_LINE)
+    made = [first_missing(before, path) for path in paths]
+    return ExperimentSource(after, read.file, read.lines, overrides=made)
+
+
+def _normal(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The data with settings by dotted paths as nested mappings, so that there is one way to say each thing."""
+    made = dict(data)
+    base = made.get("base")
+    if isinstance(base, Mapping):
+        made["base"] = _normal_whole(base, source, "base")
+    if isinstance(made.get("arms"), Mapping):
+        made["arms"] = {name: _normal_arm(arm, base, source, f"arms.{name}") for name, arm in made["arms"].items()}
+    if isinstance(made.get("grid"), Mapping):
+        made["grid"] = expanded(made["grid"], source, "grid")
+    if isinstance(made.get("stages"), list):
+        made["stages"] = [
+            expanded(stage, source, f"stages[{index}]") if isinstance(stage, Mapping) else stage
+            for index, stage in enumerate(made["stages"])
+        ]
+    return made
+
+
+def _normal_arm(arm: Any, base: Any, source: Source, path: str) -> Any:
+    if not isinstance(arm, Mapping):
+        return arm
+    if is_whole(arm, base):
+        return _normal_whole(arm, source, path)
+    return expanded(arm, source, path, names=(STAGES,))
+
+
+def _normal_whole(given: Mapping[str, Any], source: Source, path: str) -> dict[str, Any]:
+    stages = {STAGES: expanded_each(given[STAGES], source, f"{path}.{STAGES}")} if STAGES in given else {}
+    return {**given, **stages}
+
+
+def _check_overridden_arms(values: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """A setting of an arm that is not there would make another arm."""
+    arms = values.get("arms")
+    known = [str(name) for name in arms] if isinstance(arms, Mapping) else []
+    for path in paths:
+        first, _, rest = path.partition(".")
+        name, _, setting = rest.partition(".")
+        if first == "arms" and setting and name not in known:
+            raise COMMAND_LINE.error(path, f"there is no arm {name!r}. {closest(name, known)}")
+
+
+def _stages(file: ExperimentFile, source: ExperimentSource, arms: Sequence[FileArm]) -> list[Stage]:
+    stages: list[Stage] = []
+    for index, given in enumerate(file.stages or ()):
+        path = f"stages[{index}]"
+        try:
+            stages.append(_stage({"name": given} if isinstance(given, str) else given, path, source, arms))
+            checked_stages(stages)
+        except ConfigError:
+            raise
+        except HooklineError as error:
+            raise source.error(path, str(error)) from error
+    if file.stages == []:
+        raise source.error("stages", "[] was given, a list of at least one stage is accepted.")
+    return stages
+
+
+def _stage(given: Mapping[str, Any], path: str, source: ExperimentSource, arms: Sequence[FileArm]) -> Stage:
+    changes = {key: value for key, value in given.items() if key not in ("name", "start_from")}
+    if not isinstance(given.get("name"), str):
+        raise source.error(path, "name is missing: give the stage a name.")
+    stage = Stage(given["name"], given.get("start_from"))
+    kinds = {arm.in_stage(stage).trained.kind for arm in arms}
+    check_keys(changes, kinds, path, source, besides=("name", "start_from"))
+    stage.changes = StageChanges(changes, path) if changes else {}
+    return stage
+
+
+def _check_arms(
+    arms: Sequence[FileArm], stages: Sequence[Stage], source: ExperimentSource, *, benchmarked: bool
+) -> None:
+    """Find out whether each arm can be trained, in each stage."""
+    for arm in arms:
+        for stage in stages or [Stage("only")]:
+            made = arm.in_stage(stage)
+            try:
+                made.required_recipe().check(benchmarked=benchmarked)
+            except HooklineError as error:
+                where = f" in stage {stage.name!r}" if stages else ""
+                raise source.error(made.path, f"arm {arm.name!r}{where}: {error}") from error
+
+
+def _executor(file: ExperimentFile, source: ExperimentSource) -> Any:
+    try:
+        return make_executor(file.executor)
+    except MissingExtraError:
+        raise
+    except HooklineError as error:
+        raise source.error("executor", str(error).removeprefix(f"executor={file.executor!r}: ")) from error

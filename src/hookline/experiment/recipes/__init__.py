@@ -1,1 +1,0 @@
-"""What trains in an arm, a file for each kind."""

@@ -1,0 +1,197 @@
+"""What a report is made of, whichever way it is written: plain text everywhere, no markup in it.
+
+A report as one HTML page: nothing is fetched from anywhere, no script runs, and every name is escaped.
+
+A report in Markdown, as GitHub and editors show it. Names are shown as they are: their signs are no markup.
+"""
+
+import base64
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A title: of the report (1), a section (2) or a part of one (3)."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Some sentences."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list; what stands before a colon in ``(head, rest)`` is set off."""
+
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Attributes:
+        numbers: The columns that are aligned to the right, by their places.
+        strong: The row that stands out, by its place.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Collection[int] = ()
+    strong: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines as a computer wrote them, with a line that says what they are."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG: its bytes, the file beside the report that holds them, and what it shows."""
+
+    png: bytes
+    file: str
+    shows: str
+
+
+Block: TypeAlias = Heading | Paragraph | Items | Table | Code | Picture
+
+
+_STRONG = ' class="strong"'
+_NUMBER = ' class="number"'
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --soft: #57606a; --line: #d8dee4; --tint: #f3f6f9; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --paper: #0f1419; --soft: #9aa7b3; --line: #2c343d; --tint: #1a2129; }
+}
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.25rem; margin: 2.25rem 0 .5rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
+h3 { font-size: 1.05rem; margin: 1.5rem 0 .5rem; }
+p, li { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .75rem 0; font-size: .94rem; font-variant-numeric: tabular-nums; }
+th { color: var(--soft); font-weight: 600; text-align: left; border-bottom: 2px solid var(--line); }
+th, td { padding: .35rem .9rem .35rem 0; vertical-align: top; }
+td { border-bottom: 1px solid var(--line); }
+.number { text-align: right; white-space: nowrap; }
+tr.strong td { font-weight: 650; background: var(--tint); }
+img { max-width: 100%; height: auto; border-radius: 6px; background: #ffffff; }
+details { margin: .6rem 0; border: 1px solid var(--line); border-radius: 6px; padding: .4rem .8rem; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
+pre { overflow-x: auto; padding: .75rem; border-radius: 4px; background: var(--tint);
+  font: 13px/1.45 ui-monospace, monospace; }
+"""
+
+
+def html(title: str, blocks: Iterable[Block]) -> str:
+    """The blocks as a page of their own."""
+    body = "\n".join(map(_html_block, blocks))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _html_block(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"<h{level}>{escape(text)}</h{level}>"
+        case Paragraph(text):
+            return f"<p>{escape(text)}</p>"
+        case Items(items):
+            return f"<ul>\n{''.join(_item(head, rest) for head, rest in items)}</ul>"
+        case Table():
+            return _html_table(block)
+        case Code(title, text):
+            return f"<details><summary>{escape(title)}</summary>\n<pre>{escape(text)}</pre></details>"
+        case Picture(png, _, shows):
+            data = base64.b64encode(png).decode()
+            return f'<p><img alt="{escape(shows)}" src="data:image/png;base64,{data}"></p>'
+
+
+def _item(head: str, rest: str) -> str:
+    return f"<li>{f'<strong>{escape(head)}</strong>: ' if head else ''}{escape(rest)}</li>\n"
+
+
+def _html_table(table: Table) -> str:
+    heads = "".join(_cell("th", index in table.numbers, text) for index, text in enumerate(table.columns))
+    rows = "\n".join(
+        f"<tr{_STRONG if place == table.strong else ''}>"
+        f"{''.join(_cell('td', index in table.numbers, text) for index, text in enumerate(row))}</tr>"
+        for place, row in enumerate(table.rows)
+    )
+    return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>'
+
+
+def _cell(tag: str, is_number: bool, text: str) -> str:
+    return f"<{tag}{_NUMBER if is_number else ''}>{escape(text)}</{tag}>"
+
+
+_SIGNS = re.compile(r"[\\`*|<>\[\]~$]|(?<!\w)_|_(?!\w)")
+_BEGINNING = re.compile(r"^(?=[#+=-])")
+_SPACE = re.compile(r"\s+")
+_FENCES = re.compile(r"`{3,}")
+
+
+def markdown(blocks: Iterable[Block]) -> str:
+    """The blocks as one text, which ends with a newline."""
+    return "\n\n".join(map(_markdown_block, blocks)) + "\n"
+
+
+def _markdown_block(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {_literal(text)}"
+        case Paragraph(text):
+            return _opening(text)
+        case Items(items):
+            return "\n".join(
+                f"- **{_literal(head)}**: {_literal(rest)}" if head else f"- {_opening(rest)}" for head, rest in items
+            )
+        case Table():
+            return _markdown_table(block)
+        case Code(title, text):
+            fence = "`" * max(3, 1 + max(map(len, _FENCES.findall(text)), default=0))
+            return f"{_opening(title)}\n\n{fence}text\n{text.rstrip()}\n{fence}"
+        case Picture(_, file, shows):
+            return f"![{_literal(shows)}]({file})"
+
+
+def _markdown_table(table: Table) -> str:
+    rules = ["---:" if index in table.numbers else "---" for index in range(len(table.columns))]
+    rows = [
+        [f"**{_literal(cell)}**" if index == table.strong and cell else _literal(cell) for cell in row]
+        for index, row in enumerate(table.rows)
+    ]
+    return "\n".join(map(_row, ([*map(_literal, table.columns)], rules, *rows)))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _opening(text: str) -> str:
+    """The text where a line begins: a sign there is no heading and no list either."""
+    return _BEGINNING.sub(r"\\", _literal(text))
+
+
+def _literal(text: str) -> str:
+    """The text on one line, without a meaning for its signs."""
+    line = _SPACE.sub(" ", text).strip().replace("&", "&amp;")
+    return _SIGNS.sub(lambda sign: "\\" + sign.group(), line)

@@ -1,0 +1,267 @@
+"""Loops in JAX: `hl.run` that keeps the training state, a pytree, and saves and restores it.
+
+    from hookline.integrations.jax import run
+
+    with run({"params": params, "opt": opt_state}, "warmup", key=jax.random.key(0), resume="auto") as loop:
+        for batch in loop.steps(batches, epochs=3):
+            loop.train_state, loss = train_step(loop.train_state, batch, loop.next_key())
+            loop.log(loss=loss)
+
+`log` never waits for a device: an array is fetched by JAX's own asynchronous copy, and recorded when it is there.
+
+A pytree as two files: the arrays in ``.npz``, and in ``.json`` the path of each leaf and what it is.
+
+The structure is not saved but taken from the tree that is filled: no class is looked up by a name in a file, nothing is
+unpickled. Both have to have the same leaves, by path, shape and kind of number. Arrays go back to where those of the
+tree that is filled are.
+
+`JaxRun`: `hl.run` for a loop in JAX.
+
+The training state is a pytree that the loop assigns in each step, as ``loop.train_state``.
+Checkpoints hold it, the random key, and the random states of Python and NumPy that the order of the data comes from, so
+that a resume goes on as if there had been no interruption. Nothing in them is code.
+
+It is for one process. Of several (`jax.distributed`) each has a part of the state only, which is not saved here.
+"""
+
+from hookline._engine.optional import require
+
+require("jax", ">=0.4.30", extra="jax", what=__name__)
+require("jaxlib", None, extra="jax", what=__name__)
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, Unpack
+from zipfile import BadZipFile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline.loops.data_position import Replay
+from hookline.loops.options import LoopOptions
+from hookline.loops.run import Run
+
+__all__ = ["JaxRun", "run"]
+
+
+PLAIN = (bool, int, float, str)
+
+
+class Leaf(NamedTuple):
+    """What is known of a leaf without its numbers.
+
+    Attributes:
+        kind: ``array``, ``key`` (a random key of JAX), or ``plain``.
+        dtype: The kind of number; of a key, how it draws; of a plain value, its type.
+        value: That of a plain one.
+    """
+
+    path: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    value: Any = None
+
+    def described(self) -> str:
+        """It in words, without its path and value.
+
+        A state that begins as NumPy's float64 becomes float32 in the first step, unless JAX was set to 64 bits. Both
+        are what JAX makes of it.
+        """
+        if self.kind == "plain":
+            return f"plain of {self.dtype}"
+        dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(self.dtype)) if self.kind == "array" else self.dtype
+        return f"{self.kind} of {dtype} {list(self.shape)}"
+
+
+def write(tree: Any, path: Path) -> None:
+    """Write a tree beside each other to ``<path>.npz`` and ``<path>.json``.
+
+    Raises:
+        CheckpointError: A leaf cannot be saved, or the files cannot be written.
+    """
+    leaves, values = _leaves(tree)
+    arrays = {str(index): _numbers(leaf, value) for index, (leaf, value) in enumerate(zip(leaves, values, strict=True))}
+    try:
+        np.savez(path.with_suffix(".npz"), **{name: array for name, array in arrays.items() if array is not None})
+        path.with_suffix(".json").write_text(json.dumps([leaf._asdict() for leaf in leaves]), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
+
+
+def read(tree: Any, path: Path) -> Any:
+    """A tree of the same structure, with what was written.
+
+    Raises:
+        CheckpointError: It was one of other leaves, or cannot be read.
+    """
+    here, places = _leaves(tree)
+    try:
+        text = path.with_suffix(".json").read_text(encoding="utf-8")
+        there = [Leaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in json.loads(text)]
+        _require_fitting(path, there, here)
+        with path.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as saved:
+            arrays = {int(name): saved[name] for name in saved.files}
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} is missing: that checkpoint was saved by another kind of run."
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, BadZipFile) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    values = [_put_back(leaf, arrays.get(index), places[index]) for index, leaf in enumerate(there)]
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), values)
+
+
+def _leaves(tree: Any) -> tuple[list[Leaf], list[Any]]:
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [_leaf(jax.tree_util.keystr(path) or "it", value) for path, value in found], [value for _, value in found]
+
+
+def _leaf(path: str, value: Any) -> Leaf:
+    if _is_key(value):
+        return Leaf(path, "key", str(jax.random.key_impl(value)), tuple(value.shape))
+    if isinstance(value, jax.Array | np.ndarray | np.generic) and not np.dtype(value.dtype).hasobject:
+        return Leaf(path, "array", str(value.dtype), tuple(value.shape))
+    if type(value) in PLAIN:
+        return Leaf(path, "plain", type(value).__name__, value=value)
+    raise CheckpointError(
+        f"The leaf {path} of the state is a {type(value).__name__}, which cannot be saved: keep arrays, numbers, texts "
+        "and random keys in the state, and other things elsewhere."
+    )
+
+
+def _numbers(leaf: Leaf, value: Any) -> Any:
+    """The numbers of a leaf as NumPy can save them; None for a plain one."""
+    if leaf.kind == "plain":
+        return None
+    try:
+        array = np.asarray(jax.random.key_data(value) if leaf.kind == "key" else value)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"The leaf {leaf.path} of the state cannot be fetched: {error} A step that its arrays were donated to has "
+            "to assign a new state before a checkpoint is saved."
+        ) from error
+    return array if array.dtype.isbuiltin == 1 else np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+
+
+def _put_back(leaf: Leaf, array: Any, place: Any) -> Any:
+    """A leaf with its numbers, where that of the tree to be filled is."""
+    if leaf.kind == "plain":
+        return leaf.value
+    if leaf.kind == "key":
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.dtype)
+    dtype = jnp.dtype(leaf.dtype)
+    if array.dtype != dtype:  # one that NumPy does not know: its bytes
+        array = np.frombuffer(array.tobytes(), dtype).reshape(leaf.shape).copy()
+    if isinstance(place, np.generic):
+        return array[()]
+    if isinstance(place, np.ndarray):
+        return array
+    alone = isinstance(place.sharding, jax.sharding.SingleDeviceSharding) and place.devices() == {jax.devices()[0]}
+    return jnp.asarray(array) if alone else jax.device_put(array, place.sharding)
+
+
+def _require_fitting(path: Path, there: list[Leaf], here: list[Leaf]) -> None:
+    saved, own = ({leaf.path: leaf.described() for leaf in leaves} for leaves in (there, here))
+    wrong = [f"{name} is not in this state" for name in saved.keys() - own.keys()]
+    wrong += [f"{name} is not in the checkpoint" for name in own.keys() - saved.keys()]
+    both = saved.keys() & own.keys()
+    wrong += [f"{name} is {saved[name]} there and {own[name]} here" for name in both if saved[name] != own[name]]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise CheckpointError(f"{path} is one of another state: {shown}. Nothing was changed.")
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+B = TypeVar("B")
+STATE = "train_state"
+KEY = "key"
+
+
+class JaxRun(Run):
+    """Drives a loop of your own over a training state.
+
+    Args:
+        train_state: The pytree that training changes: parameters, the optimizer's state, counters. A resume wants one
+            of the same structure, which it fills with what was saved.
+        name: What the run is called.
+        model: Picks out of the state what callbacks find as ``loop.model``; all of it by default.
+        key: A random key that `next_key` splits.
+        options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
+    """
+
+    restores_itself = True
+    no_gradients = "in JAX an update is a function of the state, and shows no gradients"
+
+    def __init__(
+        self,
+        train_state: Any,
+        name: str | None = None,
+        *,
+        model: Callable[[Any], Any] | None = None,
+        key: Any = None,
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        if model is not None and not callable(model):
+            raise OptionError(f"model={model!r}: give a function of the state, such as lambda state: state['params'].")
+        if jax.process_count() > 1:
+            raise OptionError(
+                f"{jax.process_count()} processes of JAX train together, and none has the whole state to save. "
+                "Use hl.run() on process 0, hl.run(root=None) on the others, and a checkpointer of your own."
+            )
+        super().__init__(name, **options)
+        self.train_state, self.key = train_state, key
+        self._pick = model
+        self._replay = Replay()
+
+    @property
+    def model(self) -> Any:
+        """What ``model`` picks out of the state."""
+        return self.train_state if self._pick is None else self._pick(self.train_state)
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        if model is not None:  # which every loop begins with
+            raise OptionError("loop.model is a part of loop.train_state: assign that, and say which part with model=.")
+
+    def next_key(self) -> Any:
+        """A new random key; what it was split off is kept, and part of every checkpoint."""
+        if self.key is None:
+            raise OptionError(
+                "next_key(): there is no key to split. Give one: run(train_state, key=jax.random.key(0))."
+            )
+        self.key, new = jax.random.split(self.key)
+        return new
+
+    def _fetch(self, batches: Iterable[B], total: int | None) -> Iterator[tuple[int, B]]:
+        return super()._fetch(self._replay.epoch(batches, self.epoch, self._to_skip), total)
+
+    def _save_files(self, directory: Path) -> None:
+        write(self.train_state, directory / STATE)
+        write(self.key, directory / KEY)
+        super()._save_files(directory)
+
+    def _load_files(self, directory: Path) -> None:
+        train_state = read(self.train_state, directory / STATE)
+        key = read(self.key, directory / KEY)
+        super()._load_files(directory)
+        self.train_state, self.key = train_state, key
+
+    def _state(self, step: int) -> dict[str, Any]:
+        state = super()._state(step)
+        nothing_done = self._epoch_state == "open" and state["batches_done"] == 0
+        return state | {"has_files": True, "replay": self._replay.state(nothing_done=nothing_done)}
+
+    def _place_at(self, state: dict[str, Any]) -> None:
+        super()._place_at(state)
+        if "replay" in state:
+            self._replay.load_state(state["replay"])
+
+
+run = JaxRun

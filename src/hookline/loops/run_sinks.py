@@ -1,0 +1,111 @@
+"""A run's sinks and the courier that feeds them; nothing of it is loaded where there are none."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from hookline._engine.errors import HooklineError, OptionError
+from hookline.config.sources import Entries
+
+if TYPE_CHECKING:
+    from hookline._record.delivery import Pace, SinkState
+    from hookline._record.delivery_manager import DeliveryManager, DeliveryProcess
+    from hookline._record.sink import Sink
+    from hookline.config.sources import Source
+
+
+logger = logging.getLogger("hookline")
+
+DeliveryMode: TypeAlias = Literal["thread", "process"]
+DRAIN_SECONDS = 10.0
+
+
+class RunSinks:
+    """Where a run's record is delivered to.
+
+    Args:
+        sinks: What `make_sinks` takes.
+        delivery: Whether from threads of this process or from a process of its own.
+        drain_seconds: How long `close` waits for what is left to be delivered.
+    """
+
+    def __init__(self, sinks: Iterable[Any], *, delivery: DeliveryMode, drain_seconds: float) -> None:
+        if delivery not in ("thread", "process"):
+            raise OptionError(f"delivery={delivery!r}: give 'thread' or 'process'.")
+        if not isinstance(drain_seconds, int | float) or not drain_seconds >= 0:
+            raise OptionError(f"drain_seconds={drain_seconds!r}: give a number of seconds.")
+        self._sinks = _made(sinks)
+        for sink in self._sinks.values():
+            sink.check()  # before anything is made
+        self._delivery, self._drain_seconds = delivery, drain_seconds
+        self.pace: Pace | None = None
+        self._courier: DeliveryManager | DeliveryProcess | None = None
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def open(self, run_dir: Path) -> None:
+        """Begin to deliver."""
+        if not self._sinks:
+            return
+        if self._delivery == "thread":
+            from hookline._record.delivery_manager import DeliveryManager
+
+            self._courier = DeliveryManager(run_dir, self._sinks, pace=self.pace)
+        else:
+            from hookline._record.delivery_manager import DeliveryProcess
+
+            self._courier = DeliveryProcess(run_dir, self._sinks, pace=self.pace)
+        self._courier.start()
+
+    def close(self) -> None:
+        """Deliver what is left, within the time for it."""
+        if self._courier is not None:
+            self._courier.close(self._drain_seconds)
+
+    def states(self) -> list["SinkState"]:
+        """How each sink stands."""
+        return [] if self._courier is None else self._courier.states()
+
+    def ids(self) -> dict[str, str]:
+        """What the destinations call the run, as ``<sink>_<id>``, say ``wandb_run_id``: of the sinks opened so far."""
+        if self._courier is None:
+            return {}
+        from hookline._record.delivery import SINKS_FOLDER, Progress
+        from hookline._record.records import clean
+
+        found: dict[str, str] = {}
+        for name, sink in self._sinks.items():
+            saved = Progress.load(self._courier.run_dir / SINKS_FOLDER / f"{name}.json", clean(sink.spec()))
+            found |= {f"{name}_{key}": value for key, value in _ids(name, sink, saved.state).items()}
+        return found
+
+
+def _ids(name: str, sink: "Sink", state: Any) -> dict[str, str]:
+    try:
+        return {} if state is None else sink.ids(state)
+    except Exception:  # a sink that is wrong stops nothing
+        logger.warning("%s cannot tell its ids.", name, exc_info=True)
+        return {}
+
+
+def _made(sinks: Iterable[Any]) -> "dict[str, Sink]":
+    if isinstance(sinks, list | tuple) and not sinks:
+        return {}
+    from hookline._record.sink import make_sinks
+
+    return make_sinks(_found(sinks, sinks.source) if isinstance(sinks, Entries) and sinks.source else sinks)
+
+
+def _found(entries: Entries, source: "Source") -> "list[Sink]":
+    """The sinks that entries of a file describe; errors say where in the file."""
+    from hookline._record.sink import make_sink
+
+    found = []
+    for index, entry in enumerate(entries):
+        try:
+            found.append(make_sink(entry))
+        except HooklineError as error:
+            raise source.error(f"{entries.path}[{index}]", str(error).removeprefix("sinks: ")) from error
+    return found

@@ -1,0 +1,299 @@
+"""Plain torch: nothing between the training loop and the model.
+
+One process on one device; or several processes whose model is sharded already (`fully_shard`), and communicates by
+itself.
+
+Several processes, sharded models and mixed precision: all of it Accelerate's.
+
+How many processes there are, and whether the model is sharded, is the launcher's business (``torchrun``,
+``accelerate launch``).
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._engine.torch_models import is_sharded
+from hookline.loops import distributed
+from hookline.loops.backend import (
+    Backend,
+    Precision,
+    check_device,
+    is_launched_with,
+    is_sharding_asked_for,
+    moved,
+    other_parameters,
+)
+from hookline.loops.sharded import load_optimizer_state, load_weights_into, moved_parameters
+from hookline.loops.training_step import StepFunction, checked_outputs
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class PlainBackend:
+    """Computes on one device, the first GPU where there is one."""
+
+    def __init__(self, device: str | None) -> None:
+        self.device = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model: Any = None
+        self.optimizer: Any = None
+        self._moved: list[Any] = []
+        self._others: list[Any] = []
+        self._is_sharded = False
+        if self.device.type == "cpu":
+            self.place = _as_it_is  # type: ignore[method-assign]  # a call less for each batch
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        """Take over the model and its optimizer."""
+        self._is_sharded = is_sharded(model)
+        self.model, self.optimizer = model if self._is_sharded else model.to(self.device), optimizer
+        self._moved = moved_parameters(optimizer)
+        self._others = other_parameters(model, self._moved)
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+        return moved(batch, self.device)
+
+    def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
+        """Forward and backward; gradients travel between processes with the last part only."""
+        if self._is_sharded:
+            self.model.set_requires_gradient_sync(last)
+        outputs = checked_outputs(step(self.model, batch))
+        loss = outputs["loss"]
+        (loss if share == 1 else loss * share).backward()
+        return outputs
+
+    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
+        """Forward only."""
+        return checked_outputs(self.predict(step, batch), trains=False)
+
+    def predict(self, step: StepFunction, batch: Any) -> Any:
+        """Forward only, whatever it gives."""
+        return step(self.model, batch)
+
+    def clip(self, max_norm: float) -> Any:
+        """Scale the gradients down to a norm, and return what it was."""
+        norm: Any = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
+        return norm.full_tensor() if self._is_sharded else norm
+
+    def update(self) -> None:
+        """Move the weights and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for parameter in self._others:
+            parameter.grad = None
+
+    def release(self) -> None:
+        """Nothing: the model is as it was given."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Restore both."""
+        load_weights_into(self.model, model)
+        load_optimizer_state(self.optimizer, optimizer["optimizer"])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+logger = logging.getLogger("hookline")
+
+PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+class AccelerateBackend:
+    """Computes through an `accelerate.Accelerator`."""
+
+    def __init__(self, precision: Precision, device: str | None) -> None:
+        on_cpu = (check_device(device).type if device else "") == "cpu" or not torch.cuda.is_available()
+        self._accelerator = _accelerator(PRECISIONS[precision], on_cpu)
+        self.device = self._accelerator.device
+        self.model: Any = None
+        self.optimizer: Any = None
+        self._wrapped: Any = None
+        self._is_sharded = False
+        self._moved: list[Any] = []
+        self._others: list[Any] = []
+        _require_device(device, self.device)
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        """Take over the model and its optimizer."""
+        if self._accelerator.distributed_type == "MULTI_CPU" and is_sharding_asked_for():
+            logger.warning("Accelerate shards no model on CPUs: each process holds and trains all of it.")
+        self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
+        self.model = self._accelerator.unwrap_model(self._wrapped)
+        self._is_sharded = is_sharded(self._wrapped)
+        self._moved = moved_parameters(self.optimizer)
+        self._others = other_parameters(self.model, self._moved)
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+        return moved(batch, self.device)
+
+    def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
+        """Forward and backward; gradients travel between processes with the last part only."""
+        is_all = isinstance(share, float) and share == 1  # one on a device is not looked at, which would wait for it
+        with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
+            with self._accelerator.autocast():
+                outputs = checked_outputs(step(self._wrapped, batch))
+            self._accelerator.backward(outputs["loss"] if is_all else outputs["loss"] * share)
+        if last:
+            self._accelerator.unscale_gradients()
+        return outputs
+
+    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
+        """Forward only."""
+        return checked_outputs(self.predict(step, batch), trains=False)
+
+    def predict(self, step: StepFunction, batch: Any) -> Any:
+        """Forward only; a model that is whole here is called without its wrapper, which would communicate."""
+        model = self._wrapped if self._is_sharded else self.model
+        with self._accelerator.autocast():
+            return step(model, batch)
+
+    def clip(self, max_norm: float) -> Any:
+        """Scale the gradients down to a norm, and return what it was."""
+        norm = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def update(self) -> None:
+        """Move the weights and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for parameter in self._others:
+            parameter.grad = None
+
+    def release(self) -> None:
+        """Take away what Accelerate put around the model's forward."""
+        self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state, and the loss scale."""
+        scaler = self._accelerator.scaler
+        scale = {} if scaler is None else {"scaler": scaler.state_dict()}
+        return {"optimizer": self._inner.state_dict(), **scale}
+
+    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Restore both."""
+        if self._accelerator.scaler is not None and "scaler" in optimizer:
+            self._accelerator.scaler.load_state_dict(optimizer["scaler"])
+        load_weights_into(self.model, model)
+        load_optimizer_state(self._inner, optimizer["optimizer"])
+
+    @property
+    def _inner(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+
+def _require_device(asked: str | None, given: Any) -> None:
+    """Refuse a device that is not the one Accelerate chose."""
+    device = None if asked is None else check_device(asked)
+    if device is None:
+        return
+    if device.type != given.type or (device.index is not None and device.index != (given.index or 0)):
+        raise OptionError(
+            f"device={asked!r}: with several processes or in mixed precision Accelerate chooses the device, and chose "
+            f"{str(given)!r}. Set CUDA_VISIBLE_DEVICES to choose among several."
+        )
+
+
+def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
+    try:
+        from accelerate import Accelerator
+        from accelerate.utils import GradientAccumulationPlugin
+    except ImportError:
+        raise MissingExtraError("Training on several processes or in mixed precision", "torch") from None
+    try:
+        with _launched():
+            accelerator = Accelerator(
+                mixed_precision=precision,
+                cpu=on_cpu,
+                step_scheduler_with_optimizer=False,
+                # Given, so that none is taken from the environment: backward() would divide by its number once more.
+                gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            )
+    except ValueError as error:
+        if "already been initialized" not in str(error):
+            raise
+        raise OptionError(
+            f"Accelerate computes in one precision and on one kind of device in a process, and here it has another "
+            f"already ({error}). Train in another process, or with the same precision."
+        ) from None
+    if accelerator.num_processes != distributed.world_size():
+        raise OptionError(
+            f"Accelerate was set up for {accelerator.num_processes} processes, and here are "
+            f"{distributed.world_size()}: "
+            "connect them, with torchrun or init_process_group(), before anything makes an Accelerator."
+        )
+    return accelerator
+
+
+@contextmanager
+def _launched() -> Iterator[None]:
+    """Tell Accelerate who this process is, as a launcher does: it does not look at a group that is there already."""
+    rank, count = distributed.rank(), distributed.world_size()
+    local = rank % max(1, torch.cuda.device_count()) if torch.cuda.is_available() else rank
+    facts = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count}
+    missing = {name: str(value) for name, value in facts.items() if count > 1 and name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def choose_backend(precision: Precision, device: str | None, model: Any) -> Backend:
+    """Plain torch for one process in full precision, and for a model that is sharded already; otherwise Accelerate."""
+    if is_sharded(model):
+        from hookline.loops.torch_backends import PlainBackend
+
+        return PlainBackend(_device_of_shards(model, precision, device))
+    if distributed.world_size() == 1 and precision == "fp32" and not is_sharding_asked_for():
+        from hookline.loops.torch_backends import PlainBackend
+
+        return PlainBackend(device)
+    _require_known_sharding()
+    from hookline.loops.torch_backends import AccelerateBackend
+
+    return AccelerateBackend(precision, device)
+
+
+def _device_of_shards(model: Any, precision: Precision, device: str | None) -> str:
+    """Where a sharded model computes."""
+    kind = next(parameter.device_mesh.device_type for parameter in model.parameters() if hasattr(parameter, "to_local"))
+    if not hasattr(model, "set_requires_gradient_sync"):
+        raise OptionError(
+            "The model's parameters are sharded, but not by fully_shard(model): the Trainer does not know how its "
+            "processes share batches. Call torch.distributed.fsdp.fully_shard on the whole model, or write the loop "
+            "with hookline.integrations.torch."
+        )
+    if precision != "fp32":
+        raise OptionError(
+            f"precision={precision!r} with a model that is sharded already: give fully_shard() a MixedPrecisionPolicy."
+        )
+    if device is not None and check_device(device).type != kind:
+        raise OptionError(f"device={device!r}: the model is sharded over devices of the kind {kind!r}.")
+    if kind == "cuda":
+        import torch
+
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(kind)
+
+
+def _require_known_sharding() -> None:
+    """Refuse what would train, and save a part of the weights as if it were all of them."""
+    if is_launched_with("DEEPSPEED"):
+        raise OptionError("accelerate launch --use_deepspeed is not supported: give --use_fsdp --fsdp_version 2.")
+    if is_launched_with("FSDP") and os.environ.get("FSDP_VERSION", "1") != "2":
+        raise OptionError("accelerate launch --use_fsdp without --fsdp_version 2: only version 2 is supported.")
