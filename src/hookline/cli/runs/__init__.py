@@ -8,27 +8,24 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from hookline.cli.import_runs import import_command
-from hookline.cli.output import AsJson, console, print_json, table
-from hookline.cli.plain_help import CommandGroup
-from hookline.cli.run_reference import OptionalRun, Root, all_places, locate
-from hookline.cli.run_words import bytes_text
-from hookline.cli.runs_compare import compare_command
-from hookline.cli.runs_delete import delete_command
-from hookline.cli.runs_export import export_command
-from hookline.cli.runs_list import list_command
-from hookline.cli.runs_show import show_command
-from hookline.cli.runs_tail import tail_command
-from hookline.cli.runs_verify import verify_command
-from hookline.cli.wrong_input import wrong_input
-from hookline.core.errors import HooklineError
-from hookline.logging import leftovers
-from hookline.record import run_directory
-from hookline.record.courier import lost_outputs
-from hookline.record.courier import sync as deliver
-from hookline.record.delivery import SinkState, sink_states
-from hookline.record.terminal import one_line, terminal_console
-from hookline.store.catalogue import Place
+from hookline._engine.errors import HooklineError
+from hookline._record import run_directory
+from hookline._record.delivery import SinkState, sink_states
+from hookline._record.delivery_manager import lost_outputs
+from hookline._record.delivery_manager import sync as deliver
+from hookline._record.terminal import one_line, terminal_console
+from hookline.cli.output import AsJson, CommandGroup, console, print_json, table, wrong_input
+from hookline.cli.runs.compare import compare_command
+from hookline.cli.runs.delete import delete_command
+from hookline.cli.runs.listing import list_command
+from hookline.cli.runs.reference import OptionalRun, Root, all_places, locate
+from hookline.cli.runs.show import show_command
+from hookline.cli.runs.tail import tail_command
+from hookline.cli.runs.text import bytes_text
+from hookline.cli.runs.transfer import export_command, import_command
+from hookline.cli.runs.verify import verify_command
+from hookline.logging import setup
+from hookline.store.run_info import Place
 
 app = CommandGroup(help="Look at recorded runs, and look after them.")
 app.command("list")(list_command)
@@ -92,16 +89,16 @@ def sync(
         raise typer.Exit(1)
 
 
-def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[leftovers.LeftOver]]:
+def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[setup.LeftOver]]:
     """The runs and the journals of logging to deliver from.
 
     Raises:
         HooklineError: There is no such run, and nothing else that is called so; or there is no such root.
     """
     if run is None:
-        logged = leftovers.find(root.resolve().parent)
+        logged = setup.find(root.resolve().parent)
         return [place for place in all_places(root) if _waits(place)] if root.is_dir() or not logged else [], logged
-    logged = leftovers.find(Path(run)) if not (Path(run) / run_directory.FACTS).is_file() else []
+    logged = setup.find(Path(run)) if not (Path(run) / run_directory.FACTS).is_file() else []
     if logged:
         return [], logged
     try:

@@ -1,0 +1,178 @@
+"""``hookline runs list``: which runs there are, the latest first, and how each is."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hookline._record.terminal import one_line
+from hookline.cli.output import (
+    AsJson,
+    console,
+    cut_end,
+    cut_front,
+    print_footer,
+    print_json,
+    table,
+    width_of,
+    wrong_input,
+)
+from hookline.cli.runs.reference import Root
+from hookline.cli.runs.text import belongs_to, how_long, metrics_text, run_document, status_text, steps_text
+from hookline.store.run_info import RunInfo
+from hookline.store.runs import Runs, runs
+
+_METRICS = 3
+"""How many metrics are shown of a run."""
+_WIDE = 120
+"""Below so many columns a run is shown in fewer words."""
+_LEAST = 12
+"""So many columns an id and a metric need to say something."""
+_LONGEST = 40
+"""So many columns are shown of an experiment or of tags."""
+_GAP = 3
+"""How many columns lie between two of a table."""
+_UNLIMITED = 100_000
+
+Status = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these: running, stalled, finished, stopped, failed, killed.", show_default=False),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(help="Only runs with one of these tags; * stands for anything.", show_default=False),
+]
+Latest = Annotated[int, typer.Option(min=1, metavar="N", help="Show so many.")]
+
+
+def list_command(
+    *,
+    root: Root = Path("runs"),
+    status: Status = None,
+    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment; * stands for anything.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
+    tag: Tags = None,
+    latest: Latest = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the latest first: status, steps, last metrics, and how long ago something was heard of them."""
+    with wrong_input(as_json=as_json):
+        found = runs(root).filter(status=status, experiment=experiment, project=project, name=name, tag=tag)
+    shown = found[:latest]
+    more = len(found) - len(shown)
+    if as_json:
+        print_json({"root": str(found.root), "runs": [run_document(info) for info in shown], "more": more})
+    elif shown:
+        _print(shown, more)
+    else:
+        _print_none(found, is_filtered=any((status, experiment, project, name, tag)))
+
+
+def _print(shown: list[RunInfo], more: int) -> None:
+    out = console()
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:  # a pipe has no width
+        out = console(width=_UNLIMITED)
+    listing = _fitting(out, shown)
+    if not sys.stdout.isatty():
+        out = console(width=max(out.width, width_of(out, listing)))
+    out.print(listing)
+    if more:
+        print_footer(f"{more:,} more; --latest {len(shown) + more} shows all.")
+    if any(info.problems for info in shown):
+        print_footer("! something is missing or damaged: hookline runs verify RUN")
+
+
+def _fitting(out: Console, shown: list[RunInfo]) -> Table:
+    """A line a run: as many columns and metrics as there is room for, and what programs read (ids in a pipe) whole."""
+    ids = [one_line(info.id) for info in shown]
+    for optional in _optional(out, shown):
+        room = out.width - width_of(out, _listing(shown, ids, optional, None))
+        if room >= _GAP + _LEAST:
+            return _listing(shown, ids, optional, [_metrics(out, info, room - _GAP) for info in shown])
+    return _narrow(out, shown, ids) if sys.stdout.isatty() else _listing(shown, ids, {}, None)
+
+
+def _optional(out: Console, shown: list[RunInfo]) -> Iterator[dict[str, list[str]]]:
+    """Columns that not every run needs: all of them, fewer, none."""
+    columns = {}
+    if out.width >= _WIDE:
+        if any(info.experiment is not None for info in shown):  # its directory is called like it
+            columns["experiment"] = [cut_front(out, belongs_to(info), _LONGEST) for info in shown]
+        if any(info.tags for info in shown):
+            columns["tags"] = [cut_end(out, one_line(", ".join(info.tags)), _LONGEST) for info in shown]
+    while columns:
+        yield dict(columns)
+        columns.popitem()
+    yield {}
+
+
+def _narrow(out: Console, shown: list[RunInfo], ids: list[str]) -> Table:
+    """Fewer words: ids without the project where all have the same, or cut; one metric, or none if there is no room."""
+    room = out.width - width_of(out, _listing(shown, ids, {}, None))
+    if len({info.project for info in shown}) == 1:
+        ids = [one_line(info.directory.name) for info in shown]
+        room = out.width - width_of(out, _listing(shown, ids, {}, None))
+    if room >= _GAP + _LEAST:
+        return _listing(shown, ids, {}, [_metrics(out, info, room - _GAP) for info in shown])
+    longest = max(_LEAST, max(map(cell_len, ids)) + min(room, 0))
+    short = [cut_front(out, text, longest) for text in ids]
+    listing = _listing(shown, short, {}, None)
+    return listing if width_of(out, listing) <= out.width else _listing(shown, short, {}, None, aged=False)
+
+
+def _listing(
+    shown: list[RunInfo],
+    ids: list[str],
+    optional: dict[str, list[str]],
+    metrics: list[str] | None,
+    *,
+    aged: bool = True,
+) -> Table:
+    now = time.time()
+    named = any(info.name != info.id.rpartition("/")[2] for info in shown)
+    columns = {
+        "run": ids,
+        **({"name": [one_line(info.name) for info in shown]} if named else {}),
+        **optional,
+        "status": [_status(info) for info in shown],
+        "step": [steps_text(info) for info in shown],
+        **({"age": [_age(info, now) for info in shown]} if aged else {}),
+        **({} if metrics is None else {"last metrics": metrics}),
+    }
+    listing = table(*columns, whole=columns, numbers=("step",))
+    for row in zip(*columns.values(), strict=True):
+        listing.add_row(*row)
+    return listing
+
+
+def _status(info: RunInfo) -> Text:
+    status = status_text(info.status)
+    return status.append(" !", style="yellow") if info.problems else status
+
+
+def _age(info: RunInfo, now: float) -> str:
+    seen = info.last_seen or info.started
+    return how_long(None if seen is None else now - seen)
+
+
+def _metrics(out: Console, info: RunInfo, room: int) -> str:
+    """As many of the first metrics as there is room for; of one long name only the end, so that the value is whole."""
+    for count in range(_METRICS, 0, -1):
+        if cell_len(shown := metrics_text(info.metrics, count)) <= room:
+            return shown
+    name, _, value = metrics_text(info.metrics, 1).rpartition(" ")
+    return f"{cut_front(out, name, room - cell_len(value) - 1)} {value}".strip()
+
+
+def _print_none(found: Runs, *, is_filtered: bool) -> None:
+    which = "no such runs" if is_filtered else "no runs"
+    print_footer(f"There are {which} in {found.root}.")

@@ -1,0 +1,131 @@
+"""Which run a command is about: its id, its name, a part of its id, its directory, or ``latest``.
+
+A name or a part counts where it means one run; where it means several, none is chosen, and they are named.
+
+Only names and ``run.json`` are looked at, so this is cheap enough to complete ids in a shell.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hookline._engine.errors import UnknownNameError, closest
+from hookline._record.run_directory import FACTS
+from hookline.store.run_info import Place, places, read_facts
+from hookline.store.runs import Runs, runs
+from hookline.store.store import no_runs_yet
+
+LATEST = "latest"
+_SHOWN = 8
+"""How many runs are named where several are meant."""
+
+
+def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The ids that begin as given, or the names of the runs' directories that do."""
+    known = list(places(Path(ctx.params.get("root") or "runs").resolve()))
+    ids = [name for name in (LATEST, *(place.id for place in known)) if name.startswith(incomplete)]
+    return ids or [place.directory.name for place in known if place.directory.name.startswith(incomplete)]
+
+
+_HELP = "An id, a name or a part of an id that no other run has, a directory, or 'latest'."
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_HELP, show_default=False, autocompletion=complete)]
+OptionalRuns = Annotated[
+    list[str] | None, typer.Argument(metavar="[RUN]...", help=_HELP, show_default=False, autocompletion=complete)
+]
+OptionalRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help=_HELP, show_default=False, autocompletion=complete)
+]
+Root = Annotated[Path, typer.Option(help="Where runs are recorded.")]
+
+
+def locate(root: Path, reference: str) -> Place:
+    """The run that is meant.
+
+    Raises:
+        ConfigError: There is no such root.
+        UnknownNameError: There is no such run, or several are meant.
+    """
+    directory = Path(reference)
+    if (directory / FACTS).is_file():
+        directory = directory.resolve()
+        return Place(directory.parent.name, directory)
+    return among(all_places(root), reference, root)
+
+
+def all_places(root: Path) -> list[Place]:
+    """All runs below a root.
+
+    Raises:
+        ConfigError: There is no such root.
+    """
+    if not root.is_dir():
+        raise no_runs_yet(root.resolve())
+    return list(places(root.resolve()))
+
+
+def among(known: Sequence[Place], reference: str, root: Path) -> Place:
+    """The one of some runs that is meant.
+
+    Raises:
+        UnknownNameError: There is none, or there are several.
+    """
+    if reference == LATEST:
+        return latest(known, root)
+    exact = [place for place in known if reference in (place.id, place.directory.name)]
+    if len(exact) == 1:
+        return exact[0]
+    names = [] if exact else [_name(place) for place in known]
+    found = exact or [place for place, name in zip(known, names, strict=True) if name == reference]
+    found = found or [place for place in known if reference and reference in place.id]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        ids = ", ".join(place.id for place in found[:_SHOWN])
+        raise UnknownNameError(f"{reference!r} may be several runs: {ids}{more}. Give more of the id.")
+    raise UnknownNameError(f"There is no run {reference!r} in {root.resolve()}. {_hint(reference, known, names)}")
+
+
+def latest(known: Iterable[Place], root: Path) -> Place:
+    """The run that was started last.
+
+    Raises:
+        UnknownNameError: There are none.
+    """
+    started = [(_started(place), place.id, place) for place in known]
+    if not started:
+        raise UnknownNameError(f"There are no runs in {root.resolve()}.")
+    return max(started, key=lambda entry: entry[:2])[2]
+
+
+def root_of(place: Place) -> Path:
+    """The root that a run lies below."""
+    return place.directory.parent.parent
+
+
+def opened(chosen: Sequence[Place]) -> Runs:
+    """Some runs of one root in the store."""
+    wanted = {place.id for place in chosen}
+    return runs(root_of(chosen[0])).filter(lambda info: info.id in wanted)
+
+
+def _started(place: Place) -> float:
+    started: Any = read_facts(place.facts)[0].get("started")
+    return float(started) if isinstance(started, int | float) else 0.0
+
+
+def _name(place: Place) -> str:
+    """What a run was called by who started it."""
+    name: Any = read_facts(place.facts)[0].get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _hint(reference: str, known: Sequence[Place], names: Iterable[str]) -> str:
+    """The closest name; not all of a thousand."""
+    if not known:
+        return "There are none."
+    ids = [name for place in known for name in (place.id, place.directory.name)]
+    said = closest(reference, {LATEST, *ids, *filter(None, names)})
+    return said if said.startswith("Did") else "See them with: hookline runs list"

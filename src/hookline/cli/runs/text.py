@@ -1,0 +1,223 @@
+"""How runs, values, times and sizes are put in words for a terminal.
+
+What was recorded is never trusted with the terminal: control characters are shown, not obeyed.
+
+What runs came to: of each metric the last value, the least and the largest, and which of those is the best.
+
+A line of a chart in one line of text: one character a value, eight heights.
+"""
+
+import math
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from rich.text import Text
+
+from hookline._record.records import clean
+from hookline._record.terminal import one_line
+from hookline.callbacks.monitoring import direction
+from hookline.store.run_info import RunInfo
+from hookline.store.runs import Runs
+
+STATUS_STYLES = {
+    "running": "cyan",
+    "stalled": "yellow",
+    "finished": "green",
+    "stopped": "yellow",
+    "failed": "bold red",
+    "killed": "bold red",
+}
+_HIDDEN = re.compile(r"^([a-z_]+\d+/)?(hooks|system|memory)/")
+"""What is about the machine, of the main writer or of another one, e.g. ``rank1``."""
+_FIRST = ("loss", "reward", "accuracy", "acc", "score", "return", "perplexity")
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
+
+
+def status_text(status: str) -> Text:
+    """A status in its colour."""
+    return Text(one_line(status), style=STATUS_STYLES.get(status, ""))
+
+
+def number(value: Any) -> str:
+    """A metric's value: four digits are enough to look at."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value).replace("nan", "NaN")
+    return one_line(value)
+
+
+def how_long(seconds: float | None) -> str:
+    """A length of time, in the two largest units that matter.
+
+    >>> how_long(5), how_long(200), how_long(90000)
+    ('5 s', '3 min 20 s', '1 d 1 h')
+    """
+    if seconds is None:
+        return "-"
+    rest, parts = max(0, round(seconds)), []
+    for unit, size in _UNITS:
+        if rest >= size:
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
+    parts += [f"{rest} s"] if rest or not parts else []
+    return " ".join(parts[:2])
+
+
+def bytes_text(count: int) -> str:
+    """A size.
+
+    >>> bytes_text(900), bytes_text(2_500_000)
+    ('900 B', '2.5 MB')
+    """
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def clock_text(at: float | None) -> str:
+    """A time, as the clock on the wall shows it."""
+    if at is None:
+        return "-"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, OSError, ValueError):
+        return str(at)
+
+
+def steps_text(info: RunInfo) -> str:
+    """How far a run is."""
+    return f"{info.step:,}" if info.num_steps is None else f"{info.step:,}/{info.num_steps:,}"
+
+
+def seconds_of(info: RunInfo, now: float) -> float | None:
+    """How long a run took, or takes up to now."""
+    return None if info.started is None else (info.ended or now) - info.started
+
+
+def belongs_to(info: RunInfo) -> str:
+    """The experiment and the arm of a run."""
+    return "/".join(one_line(part) for part in (info.experiment, info.arm or info.group) if part)
+
+
+def main_metrics(names: Iterable[str]) -> list[str]:
+    """Names of metrics, those that people look at first in front, without what is only about the machine."""
+    shown = [name for name in names if not _HIDDEN.search(name)]
+    return sorted(shown, key=lambda name: (_rank(name), name.count("/"), name))
+
+
+def _rank(name: str) -> int:
+    words = re.split(r"[/_.-]", name.lower())
+    return next((place for place, word in enumerate(_FIRST) if word in words or f"{word}s" in words), len(_FIRST))
+
+
+def metrics_text(metrics: dict[str, Any], count: int) -> str:
+    """The first few metrics with their values."""
+    names = main_metrics(name for name, value in metrics.items() if isinstance(value, int | float))[:count]
+    return "  ".join(f"{one_line(name)} {number(metrics[name])}" for name in names)
+
+
+def run_document(info: RunInfo) -> dict[str, Any]:
+    """What is known about a run, as JSON can hold it."""
+    fields = {name: getattr(info, name) for name in info.__slots__ if name not in ("facts", "directory")}
+    document: dict[str, Any] = clean(fields | {"directory": str(info.directory)})
+    return document
+
+
+_SMALLER = re.compile(r"(^|[/_.-])(loss|error|perplexity|ppl|nll|mse|mae|rmse|wer|cer|kl)([/_.-]|$)", re.IGNORECASE)
+_QUERY = """
+SELECT run, name, axis, last(value ORDER BY step, recorded) AS last, max(step) AS step,
+    min(value) FILTER (isfinite(value)) AS least, max(value) FILTER (isfinite(value)) AS largest, count(*) AS points
+FROM metrics_in_order WHERE value IS NOT NULL GROUP BY ALL ORDER BY run, name, axis
+"""
+
+
+class Metric(NamedTuple):
+    """A metric on its axis."""
+
+    name: str
+    axis: str
+
+    @property
+    def label(self) -> str:
+        """What it is called where those of all axes are shown."""
+        return self.name if self.axis == "train" else f"{self.name} ({self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a metric of a run came to; the least and the largest are of those values that are finite."""
+
+    last: float
+    step: int
+    least: float | None
+    largest: float | None
+    points: int
+
+    def best(self, better: Literal["min", "max"]) -> float | None:
+        """The value that counts as the best."""
+        return self.least if better == "min" else self.largest
+
+
+def outcomes(found: Runs) -> dict[str, dict[Metric, Outcome]]:
+    """What each metric of some runs came to, by run."""
+    made: dict[str, dict[Metric, Outcome]] = {info.id: {} for info in found}
+    for row in found.sql(_QUERY, timeout_seconds=None):
+        values = row["last"], row["step"], row["least"], row["largest"], row["points"]
+        made[row["run"]][Metric(row["name"], row["axis"])] = Outcome(*values)
+    return made
+
+
+def better_way(name: str) -> Literal["min", "max"] | None:
+    """Whether less or more of a metric is better; None where its name does not say.
+
+    >>> better_way("val/loss"), better_way("reward"), better_way("learning_rate")
+    ('min', 'max', None)
+    """
+    way = direction(name, None)
+    return way if way == "max" or _SMALLER.search(name) else None
+
+
+def best_by(found: Runs, name: str, way: Literal["min", "max"]) -> Mapping[str, float]:
+    """The best value of a metric in each run that has it, on whatever axis."""
+    pick = min if way == "min" else max
+    best: dict[str, float] = {}
+    for run, own in outcomes(found).items():
+        values = [value for metric, it in own.items() if metric.name == name and (value := it.best(way)) is not None]
+        if values:
+            best[run] = pick(values)
+    return best
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.-=+*#@"
+
+
+def sparkline(values: Sequence[float], marks: str = BLOCKS) -> str:
+    """The values, each as high as it lies between the least and the largest.
+
+    >>> sparkline([0, 1, 2, 4, 8])
+    '▁▂▃▅█'
+    >>> sparkline([3, 3], ASCII)
+    '++'
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = high - low
+    if not 0 < span < float("inf"):  # all the same, or too far apart for a float
+        return marks[len(marks) // 2] * len(values)
+    return "".join(marks[min(len(marks) - 1, int((value - low) / span * len(marks)))] for value in values)
+
+
+def marks_for(encoding: str | None = None) -> str:
+    """The characters that an output can show: blocks, or ASCII where those cannot be encoded."""
+    try:
+        BLOCKS.encode(encoding or getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BLOCKS

@@ -1,1 +1,0 @@
-"""What an experiment shows in a terminal."""
