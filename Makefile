@@ -3,6 +3,7 @@
 # make fast    the part of the tests that takes a minute; make repeat runs it twenty times
 # make check   lint, formatting, types
 # make docs    build the documentation into build/site
+# make pages   write the pages that are generated from the code
 # make bench   side-by-side measurements
 # make soak    ten minutes of abuse, and an audit of what is left
 PYTHON ?= python3
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 FAST := tests/engine tests/callbacks tests/logging tests/record tests/store
 
-.PHONY: demo test fast repeat check format bench docs soak system clean
+.PHONY: demo test fast repeat check format bench docs pages soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hookline demo
@@ -41,6 +42,9 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
+
+pages: $(VENV)/.dev
+	for page in api cli configuration moments; do $(BIN)/python scripts/$${page}_reference.py || exit; done
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/dispatch.py

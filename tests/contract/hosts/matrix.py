@@ -3,7 +3,7 @@
 The tests compare what they find with the file. With ``UPDATE_MATRIX=1`` in the environment they write it instead::
 
     UPDATE_MATRIX=1 python -m pytest -n 0 tests/contract/test_{hosts,steering,builtins_in_hosts}.py
-    python docs/generate.py
+    python scripts/moments_reference.py
 """
 
 import json

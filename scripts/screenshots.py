@@ -1,4 +1,4 @@
-"""Writes the pictures of the page in docs/images: python docs/screenshots.py [FOLDER].
+"""Writes the pictures of the page in docs/images: python scripts/screenshots.py [FOLDER].
 
 Makes runs in a temporary directory, serves them, and has Debian's Chromium look at each view while one of them goes on.
 """
@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 import hookline as hl
 from hookline.server import WebServer
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WIDE, NARROW = {"width": 1360, "height": 860}, {"width": 360, "height": 740}
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),

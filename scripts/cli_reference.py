@@ -1,4 +1,4 @@
-"""Writes the reference in ``cli.md`` from the commands themselves: ``python docs/cli_reference.py``."""
+"""Writes the reference in ``cli.md`` from the commands themselves: ``python scripts/cli_reference.py``."""
 
 import inspect
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import typer.main
 
 from hookline.cli import app
 
-PAGE = Path(__file__).with_name("cli.md")
-BEGIN, END = "<!-- made by docs/cli_reference.py -->", "<!-- to here -->"
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+BEGIN, END = "<!-- made by scripts/cli_reference.py -->", "<!-- to here -->"
 
 
 def with_reference(page: str) -> str:

@@ -1,4 +1,4 @@
-"""Writes docs/images/terminal.png, what the demo prints at its end: python docs/terminal_picture.py [FOLDER].
+"""Writes docs/images/terminal.png, what the demo prints at its end: python scripts/terminal_picture.py [FOLDER].
 
 Runs `hookline demo` in a temporary directory, and has Debian's Chromium draw its last screen.
 """

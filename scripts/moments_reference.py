@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: ``python docs/generate.py``."""
+"""Writes the pages that are made from the code: ``python scripts/moments_reference.py``."""
 
 import inspect
 import json
@@ -8,10 +8,10 @@ from typing import Any
 
 from hookline import MOMENTS, Callback
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 MATRIX = DOCS.parent / "tests" / "contract" / "hosts" / "matrix.json"
 """What the tests found out about each host."""
-BEGIN, END = "<!-- made by docs/generate.py -->", "<!-- to here -->"
+BEGIN, END = "<!-- made by scripts/moments_reference.py -->", "<!-- to here -->"
 HOSTS = {
     "trainer": "`hl.Trainer`",
     "bare_loop": "`hl.run`",
@@ -44,7 +44,8 @@ def moments_page() -> str:
         [
             "# Moments",
             "",
-            "Made from the class `Callback` by `docs/generate.py`. `loop` is a `LoopState`, `ctx` a `LogContext`.",
+            "This page is generated from the class `Callback` by `scripts/moments_reference.py`. `loop` is a `LoopState`, `ctx`",
+            "a `LogContext`.",
             "`step_idx` counts from 0; `loop.step` is the number of completed steps, so in `on_step_end` it is",
             "`step_idx + 1`. A cadence (`every=`) governs the moments that have an axis.",
             "",

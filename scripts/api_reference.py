@@ -1,4 +1,4 @@
-"""Writes the pages of ``reference/`` from what each namespace makes public: ``python docs/api_reference.py``.
+"""Writes the pages of ``reference/`` from what each namespace makes public: ``python scripts/api_reference.py``.
 
 A page names the objects; their text is taken from the docstrings when the site is built.
 """
@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-PAGES = Path(__file__).parent / "reference"
+PAGES = Path(__file__).parents[1] / "docs" / "reference"
 NAMESPACES = {
     "hookline": "The names that most people need: `import hookline as hl`.",
     "hookline.callbacks": "The built-in callbacks, which `callbacks=` also takes by name.",
