@@ -71,10 +71,13 @@ ifneq ($(strip $(SYSTEM_PACKAGES)),)
 	else echo "not root: tests that need $(SYSTEM_PACKAGES) will be skipped"; fi
 endif
 
-$(VENV)/bin/python:
+# Dependency groups need a recent pip.
+$(VENV)/.pip: constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) pip
+	touch $@
 
-$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.core: $(VENV)/.pip pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
@@ -86,11 +89,11 @@ $(VENV)/.demo: $(VENV)/.core
 
 $(VENV)/.dev: $(VENV)/.core
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[all]' --group dev
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP) -e '.[bench]'
+	$(PIP) --group bench
 	touch $@
 
 clean:

@@ -44,8 +44,8 @@ def moments_page() -> str:
         [
             "# Moments",
             "",
-            "This page is generated from the class `Callback` by `scripts/moments_reference.py`. `loop` is a `LoopState`,",
-            "`ctx` a `LogContext`.",
+            "This page is generated from the class `Callback` by `scripts/moments_reference.py`. `loop` is a",
+            "`LoopState`, `ctx` a `LogContext`.",
             "`step_idx` counts from 0; `loop.step` is the number of completed steps, so in `on_step_end` it is",
             "`step_idx + 1`. A cadence (`every=`) governs the moments that have an axis.",
             "",
