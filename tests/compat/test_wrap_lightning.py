@@ -352,7 +352,7 @@ def test_strategy_settles_with_the_other_processes():
     found = []
     loop = FakeLoop(callbacks=[wrap(theirs.LambdaCallback(on_train_start=lambda trainer, _: found.append(trainer)))])
     loop.world_size, loop.rank = 2, 1
-    loop.agreement = SimpleNamespace(share=lambda mine: "of rank zero", gather=lambda mine: [False, mine])
+    loop.processes = SimpleNamespace(share=lambda mine: "of rank zero", gather=lambda mine: [False, mine])
     loop.callbacks.on_train_start(loop)
     strategy = found[0].strategy
     assert strategy.broadcast("mine") == "of rank zero"

@@ -8,7 +8,7 @@ import hookline as hl
 from hookline._record.recorder import Recorder
 from hookline._record.records import BOOKKEEPING, Event
 from hookline.integrations.host_loop import HostLoop
-from hookline.loops.run_record import AT_ONCE, CHANGE_SECONDS, MOST_COSTS, PLAN_CHARACTERS, HookRecord
+from hookline.loops.recording import AT_ONCE, CHANGE_SECONDS, MOST_COSTS, PLAN_CHARACTERS, HookRecord
 
 
 class Busy(hl.Callback):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 
-from hookline.loops.distributed import Agreement, rank, world_size
+from hookline.loops.distributed import ProcessGroup, rank, world_size
 
 TRAIN = """
     import sys
@@ -42,8 +42,8 @@ def test_stop_asked_for_on_one_rank_stops_all_at_the_same_step(tmp_path):
 
 
 def test_alone_a_request_is_taken_as_it_is():
-    agreement = Agreement()
-    assert (agreement.agree(None), agreement.agree("enough")) == ((None, {}, ()), ("enough", {}, ()))
+    alone = ProcessGroup()
+    assert (alone.agree(None), alone.agree("enough")) == ((None, {}, ()), ("enough", {}, ()))
 
 
 def test_rank_and_world_size_come_from_the_launcher(monkeypatch):

@@ -452,7 +452,7 @@ def accelerate():
 @pytest.mark.usefixtures("accelerate")
 @pytest.mark.parametrize("settings", [{}, {"accumulation": 2, "gradient_clip_norm": 0.5, "schedule": "cosine"}])
 def test_trainer_on_accelerate_gives_the_results_of_plain_torch_bit_for_bit(settings):
-    from hookline.loops.torch_backends import AccelerateBackend
+    from hookline.loops.backends import AccelerateBackend
 
     models, runs = (dropping_out(), dropping_out()), []
     for model in models:

@@ -394,10 +394,10 @@ class CheckpointCallback(FreshStart):
     def _shared_value(self, loop: LoopState) -> float | None:
         """The monitored metric of this step, whichever process has it."""
         value = self._take_value(loop, loop.step)
-        agreement = getattr(loop, "agreement", None)
-        if self.monitor is None or loop.world_size == 1 or agreement is None:
+        processes = getattr(loop, "processes", None)
+        if self.monitor is None or loop.world_size == 1 or processes is None:
             return value
-        return next((each for each in agreement.gather(value) if each is not None), None)
+        return next((each for each in processes.gather(value) if each is not None), None)
 
     def _take_value(self, loop: LoopState, step: int) -> float | None:
         """The monitored metric, if it is one of this step and a finite number."""

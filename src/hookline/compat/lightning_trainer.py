@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hookline._engine.errors import OptionError
 from hookline.compat.base import LoopFacts, StandIn
 from hookline.loops import checkpoint
-from hookline.loops.trainer_parts import is_plateau
+from hookline.loops.trainer_setup import is_plateau
 
 if TYPE_CHECKING:
     from hookline.compat.base import ForeignCallback
@@ -110,24 +110,24 @@ class Strategy(StandIn):
         """Rank zero's object."""
         if src != 0:
             raise self._not_offered(f"for trainer.strategy.broadcast(src={src})", "broadcast")
-        return obj if self._loop.world_size == 1 else self._loop.agreement.share(obj)
+        return obj if self._loop.world_size == 1 else self._loop.processes.share(obj)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - Lightning's name
         """What all processes, or any of them, decided."""
-        decisions = [decision] if self._loop.world_size == 1 else self._loop.agreement.gather(bool(decision))
+        decisions = [decision] if self._loop.world_size == 1 else self._loop.processes.gather(bool(decision))
         return bool(min(decisions) if all else max(decisions))
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for the other processes."""
         if self._loop.world_size > 1:
-            self._loop.agreement.gather(None)
+            self._loop.processes.gather(None)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Delete a checkpoint of hookline's."""
         path = Path(filepath)
         if self._loop.rank != 0 or not path.exists():
             return
-        if not checkpoint.is_one(path):
+        if not checkpoint.is_checkpoint(path):
             raise OptionError(f"{path} is not deleted: it is no checkpoint of hookline's.")
         shutil.rmtree(path)
 

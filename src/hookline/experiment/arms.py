@@ -73,7 +73,7 @@ def _check_start(stage: Stage, earlier: list[str]) -> None:
     if stage.start_from is None or stage.start_from in earlier:
         return
     path = Path(stage.start_from)
-    if not checkpoint.is_one(path):
+    if not checkpoint.is_checkpoint(path):
         raise OptionError(
             f"Stage {stage.name!r} starts from {str(stage.start_from)!r}, which is neither a stage before it nor the "
             f"directory of a checkpoint. {closest(str(stage.start_from), earlier)}"

@@ -36,7 +36,7 @@ from hookline.experiment.results.tables import error_line
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
 from hookline.loops.loop import EVALUATIONS
-from hookline.loops.run_record import BENCHMARK_AXIS
+from hookline.loops.recording import BENCHMARK_AXIS
 from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.trainer_config import TrainerConfig
@@ -307,7 +307,7 @@ class Job:
         source = self._assignment.start_from
         if source is None or checkpoint.last(self.directory) is not None:
             return None
-        if checkpoint.is_one(source):
+        if checkpoint.is_checkpoint(source):
             return source
         saved = checkpoint.last(source)
         if saved is None:

@@ -211,7 +211,7 @@ def _forget_what_cannot_be_taken_up(directory: Path) -> None:
     saved = checkpoint.last(directory)
     if saved is not None and not checkpoint.load(saved).get("has_files", True):
         for path in (directory / "checkpoints").iterdir():
-            if checkpoint.is_one(path):  # anything else there is the user's own
+            if checkpoint.is_checkpoint(path):  # anything else there is the user's own
                 shutil.rmtree(path)
 
 

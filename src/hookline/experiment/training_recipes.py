@@ -20,7 +20,7 @@ from hookline._engine.errors import OptionError
 from hookline.experiment.recipes import Recipe
 from hookline.loops.trainer import Trainer
 from hookline.loops.trainer_config import TrainerConfig
-from hookline.loops.trainer_parts import checked_config, step_function
+from hookline.loops.trainer_setup import checked_config, step_function
 from hookline.loops.training_state import load_weights
 from hookline.loops.worker import SFTPolicyWorker
 from hookline.loops.worker_config import WorkerConfig

@@ -347,7 +347,7 @@ class HostLoop(Session):
         self.resume_from = place
         try:
             super().begin()
-            self.agreement.gather(None)  # all have read it
+            self.processes.gather(None)  # all have read it
         finally:
             self.resume_from = None
             if self.rank == 0:
@@ -404,7 +404,7 @@ def load(directory: str | Path) -> dict[str, Any] | None:
     """The state in a host's checkpoint; None where there is none, or none that can be read."""
     place = Path(directory) / FOLDER
     checkpoint.recover(place)
-    if not checkpoint.is_one(place):
+    if not checkpoint.is_checkpoint(place):
         logger.warning("%s holds no state of callbacks: they start anew.", directory)
         return None
     try:

@@ -12,7 +12,7 @@ from hookline._engine.errors import OptionError
 from hookline._engine.metrics import collect
 from hookline._engine.state import ManifestRow
 from hookline.integrations.host_loop import HostLoop
-from hookline.loops.distributed import Agreement
+from hookline.loops.distributed import ProcessGroup
 from hookline.loops.options import RunOptions
 
 logger = logging.getLogger("hookline")
@@ -26,7 +26,7 @@ class PassiveRun(HostLoop):
     ) -> None:
         super().__init__(name, native=native, callbacks=callbacks, **options)
         self.rank, self.world_size = 0, 1
-        self.agreement = _Alone()
+        self.processes = _Alone()
         self._left_out: set[str] = set()
 
     def begin(
@@ -52,7 +52,7 @@ class PassiveRun(HostLoop):
         return True
 
 
-class _Alone(Agreement):
+class _Alone(ProcessGroup):
     """Agrees with itself, whatever processes train together."""
 
     def gather(self, value: Any) -> list[Any]:

@@ -6,6 +6,12 @@ every file with its size and its SHA-256. A crash while saving leaves the previo
 directory that the next save removes. One of which a file is missing, cut short or changed is never loaded.
 
 Manifests of version 0.1 have no digests: of those checkpoints only the sizes are compared.
+
+A checkpoint as one file, for paths such as ``x.pt``: the files of its directory in a dict that `torch.load` reads.
+
+What a checkpoint has as files of torch stands in the dict under the name of the file, so that
+``torch.load("x.pt")["model"]`` are the weights; all other files are bytes, as tensors. The file is replaced as a whole.
+To be loaded, it is unpacked into a temporary directory.
 """
 
 import contextlib
@@ -14,9 +20,12 @@ import json
 import logging
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +33,118 @@ from hookline._engine.encoding import TENSOR, decode, encode
 from hookline._engine.errors import CheckpointError
 from hookline._engine.metrics import plain
 from hookline._engine.state import ManifestRow
-from hookline._record.files import replace_file, sync_directory, sync_file
+from hookline._record.files import replace_file, sync_descriptor, sync_directory, sync_file
 from hookline._record.records import DamagedLineError, line_number, sealed
-from hookline.loops.checkpoint_file import damage_of_file, is_file_path, is_packed, pack, require_torch
+
+SUFFIXES = (".pt", ".pth")
+_PACKED, _PACKED_FILES = "hookline_checkpoint", "hookline_files"
+
+
+def is_file_path(path: Path) -> bool:
+    """Whether a checkpoint at this path is one file."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def pack(directory: Path, path: Path) -> int:
+    """Write a checkpoint's directory as a file, in place of what was there; returns its size in bytes."""
+    torch = require_torch(path)
+    packed: dict[str, Any] = {_PACKED: 1, _PACKED_FILES: {}}
+    for file in sorted(each for each in directory.rglob("*") if each.is_file()):
+        name = file.relative_to(directory).as_posix()
+        content = _read(torch, file) if "/" not in name and file.suffix == ".pt" else None
+        if content is None or file.stem in packed:
+            packed[_PACKED_FILES][name] = torch.frombuffer(bytearray(file.read_bytes() or b"\0"), dtype=torch.uint8)
+            packed[_PACKED_FILES][name] = packed[_PACKED_FILES][name][: file.stat().st_size]
+        else:
+            packed[file.stem] = content
+    aside = path.with_name(f".{path.name}.file")
+    with aside.open("wb") as file_:
+        torch.save(packed, file_)
+        file_.flush()
+        sync_descriptor(file_.fileno())
+    aside.replace(path)
+    return path.stat().st_size
+
+
+def is_packed(path: Path) -> bool:
+    """Whether there is a file at that path that `pack` wrote."""
+    if not is_file_path(path) or not path.is_file():
+        return False
+    content = _read(require_torch(path), path, mmap=True)
+    return isinstance(content, dict) and _PACKED in content
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The directory of a checkpoint, which for a file is a temporary one."""
+    if not is_packed(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hookline-checkpoint-") as place:
+        directory = Path(place) / path.stem
+        _unpack(path, directory)
+        yield directory
+
+
+def _unpack(path: Path, directory: Path) -> None:
+    torch = require_torch(path)
+    damage = damage_of_file(path)
+    if damage is not None:
+        raise CheckpointError(f"The checkpoint {path} is damaged: {damage}.")
+    packed = _read(torch, path)
+    directory.mkdir()
+    for name, content in packed[_PACKED_FILES].items():
+        file = directory / name
+        if directory.resolve() not in file.resolve().parents:
+            raise CheckpointError(f"The checkpoint {path} is damaged: it has a file {name!r} outside of itself.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.numpy().tobytes())
+    for name, content in packed.items():
+        if name not in (_PACKED, _PACKED_FILES):
+            torch.save(content, directory / f"{Path(name).name}.pt")
+    # Files of torch that are written again need not have their size and digest; the archive itself was checked above.
+    manifest = directory / "manifest.json"
+    facts = json.loads(manifest.read_text(encoding="utf-8"))
+    noted = facts.get("sha256", {})
+    facts["sha256"] = {name: digest for name, digest in noted.items() if name in packed[_PACKED_FILES]}
+    facts["files"] = {name: (directory / name).stat().st_size for name in facts["files"]}
+    manifest.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def damage_of_file(path: Path) -> str | None:
+    """What is wrong with a file of torch by the checksums in it, which torch writes and does not check; or None."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        # A flipped bit in its table of contents can ask for a compression that does not exist, or a password.
+        return f"it is not a file of torch any more ({error})"
+    return None if damaged is None else f"the content of {damaged} in it changed since it was saved"
+
+
+def _read(torch: Any, path: Path, **options: Any) -> Any:
+    """What a file of torch holds, without running code of it; None for one that cannot be read so."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, **options)
+    except Exception:
+        return None
+
+
+def require_torch(path: Path) -> Any:
+    """The module torch, which a checkpoint in one file needs.
+
+    Raises:
+        CheckpointError: It is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise CheckpointError(
+            f"The checkpoint {path} would be a file of torch, which is not installed: give a path without "
+            f"{path.suffix!r}, for a directory."
+        ) from None
+    return torch
+
 
 logger = logging.getLogger("hookline")
 
@@ -46,7 +164,7 @@ Save = Callable[[Path], object]
 
 def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, kind: str = "step") -> ManifestRow:
     """Write a checkpoint at ``path``, replacing what was there only once the new one is complete."""
-    aside = make_aside(path)
+    aside = make_partial(path)
     try:
         save_more(aside)
     except OSError as error:
@@ -55,7 +173,7 @@ def save(path: Path, state: Mapping[str, Any], save_more: Save, *, step: int, ki
     return complete(aside, path, state, step=step, kind=kind)
 
 
-def make_aside(path: Path, *, name: str | None = None) -> Path:
+def make_partial(path: Path, *, name: str | None = None) -> Path:
     """An empty directory beside a checkpoint's place, to write it in.
 
     Args:
@@ -69,7 +187,7 @@ def make_aside(path: Path, *, name: str | None = None) -> Path:
         require_torch(path)
     recover(path)
     # The name says nothing: a directory called step-00000010 may be the user's own.
-    if not path.name or (path.exists() and not (is_one(path) or _is_empty(path))):
+    if not path.name or (path.exists() and not (is_checkpoint(path) or _is_empty(path))):
         raise CheckpointError(
             f"The checkpoint {path} is not saved: what lies there is no checkpoint, and would be replaced by one. "
             "Give a path that does not exist yet."
@@ -142,7 +260,7 @@ def load(path: Path) -> dict[str, Any]:
         damage = damage_of_file(path)
         said = "is not a checkpoint: it was not saved by hookline" if damage is None else f"is damaged: {damage}"
         raise CheckpointError(f"{path} {said}.")
-    if not is_one(path):
+    if not is_checkpoint(path):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.")
     damage = damage_of(path, digests=True)
     if damage is not None:
@@ -155,7 +273,7 @@ def load(path: Path) -> dict[str, Any]:
     return restored
 
 
-def is_one(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
     """Whether there is a checkpoint at that place, whole or damaged."""
     return any((path / name).is_file() for name in (STATE_FILE, MANIFEST_FILE)) or is_packed(path)
 

@@ -111,7 +111,7 @@ class Agreed(NamedTuple):
     wishes: tuple[bool, ...]
 
 
-class Agreement:
+class ProcessGroup:
     """Settles stop requests across processes; alone, it takes a request as it is."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hookline._engine.metrics import Deferred, MetricsRow, plain
-from hookline.loops.distributed import Agreement
+from hookline.loops.distributed import ProcessGroup
 
 READY = 4
 """How many steps whose device values have arrived are exchanged at once: more than one, so that none pile up."""
@@ -64,12 +64,12 @@ class RankMeans:
     """Exchanges what the processes of a run log; every method but `take_rows` and `keep` is called by all of them.
 
     Args:
-        agreement: How the processes meet.
+        processes: How the processes meet.
         record: Writes a row that all processes have, at a step.
     """
 
-    def __init__(self, agreement: Agreement, record: Callable[[int, dict[str, Any]], None]) -> None:
-        self._agreement, self._record = agreement, record
+    def __init__(self, processes: ProcessGroup, record: Callable[[int, dict[str, Any]], None]) -> None:
+        self._processes, self._record = processes, record
         self._names: list[str] = []
         self._known: set[str] = set()
         self._waiting: deque[WaitingStep] = deque()
@@ -90,7 +90,7 @@ class RankMeans:
         found: dict[str, Any] = {**means, **{name: Deferred(number) for name, number in late.items()}}
         dict.update(row, found)
         shared = {name: found[name] for name in dict.keys(row) if name in found}  # in the order of this process
-        size = self._agreement.size()
+        size = self._processes.size()
         everywhere = next((place for place, count in enumerate(arrived) if count < size), READY)
         if everywhere:
             self._exchange_waiting(everywhere)
@@ -121,7 +121,7 @@ class RankMeans:
         """The rows that the processes keep, merged: those of one step and axis are one, with the means."""
         own = [row._replace(metrics=plain(dict(row.metrics))) for row in self.take_rows()]
         merged: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
-        for rows in self._agreement.gather(own):
+        for rows in self._processes.gather(own):
             seen: dict[tuple[int, str], int] = {}
             for row in rows:
                 place = seen[row.step, row.axis] = seen.get((row.step, row.axis), -1) + 1
@@ -158,10 +158,10 @@ class RankMeans:
             for row in rows:
                 numbers += [row.get(name, 0.0) for name in self._names]
                 numbers += [1.0 if name in row else 0.0 for name in self._names]
-            sums = self._agreement.add_up(numbers)
+            sums = self._processes.add_up(numbers)
             if not sums[0]:
                 break
-            new = {name for names in self._agreement.gather(unknown) for name in names}
+            new = {name for names in self._processes.gather(unknown) for name in names}
             self._names += sorted(new - self._known)
             self._known |= new
         found, start, width = [], 1 + len(flags), len(self._names)

@@ -28,11 +28,11 @@ from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import collect, copied
 from hookline._record.device import defer
-from hookline.loops.checkpoint_file import opened
+from hookline.loops.checkpoint import unpacked
 from hookline.loops.data_position import DataPosition, length_of
-from hookline.loops.logged_steps import LoggedSteps, check_resumed_body
 from hookline.loops.options import LoopOptions, RunOptions
 from hookline.loops.session import Session
+from hookline.loops.step import LoggedSteps, check_resumed_body
 from hookline.loops.validation import Validation
 
 logger = logging.getLogger("hookline")
@@ -176,7 +176,7 @@ class Run(Session):
         self._save, self._load = save, load
         begins_with = self.start_from if self.resumed_from is None else self.resumed_from
         if begins_with is not None:
-            with opened(begins_with) as directory:
+            with unpacked(begins_with) as directory:
                 load(directory)
 
     def start(self) -> None:

@@ -31,25 +31,25 @@ from hookline._record.recorder import whole_step
 from hookline._record.records import HYPERPARAMETERS, NOTES, SUMMARY, finite_back
 from hookline._record.run_directory import checked_notes, checked_tags
 from hookline._record.settings import is_open, plain_settings, settings
-from hookline.loops import checkpoint, run_record
-from hookline.loops.checkpoint_file import opened
-from hookline.loops.distributed import NOT_REDUCED, Agreement, Peers
+from hookline.loops import checkpoint, recording
+from hookline.loops.checkpoint import unpacked
+from hookline.loops.distributed import NOT_REDUCED, Peers, ProcessGroup
 from hookline.loops.loop import Commit, Loop
 from hookline.loops.rank_means import LooseRow, RankMeans, is_number, is_waiting
-from hookline.loops.run_record import HookRecord, RecordedDict
+from hookline.loops.recording import HookRecord, RecordedDict
 from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode, RunSinks
 from hookline.loops.signals import StopSignals, is_signal
 
 if TYPE_CHECKING:
     from hookline._record.delivery import SinkState
-    from hookline.loops.logged_steps import LoggedSteps
+    from hookline.loops.step import LoggedSteps
 
 
-def flat(callbacks: CallbackCollection) -> Iterator[Any]:
+def all_callbacks(callbacks: CallbackCollection) -> Iterator[Any]:
     """Go through them in their order."""
     for callback in callbacks:
         if isinstance(callback, CallbackCollection):
-            yield from flat(callback)
+            yield from all_callbacks(callback)
         else:
             yield callback
 
@@ -125,7 +125,7 @@ class Session(Loop):
     ) -> None:
         super().__init__(callbacks, strict=strict)
         if resume is not None:
-            run_record.checked_resume(resume)
+            recording.checked_resume(resume)
         if resume is not None and root is None:
             raise OptionError(f"resume={resume!r} with root=None: what was not recorded cannot be taken up.")
         self.outlets = RunSinks(sinks, delivery=delivery, drain_seconds=drain_seconds)
@@ -151,8 +151,8 @@ class Session(Loop):
         self._signals = StopSignals(self._heard_signal)
         self.signal: str | None = None
         """The signal that asked for a stop, if one did; there may have been another reason before."""
-        self.agreement = Agreement()
-        self.means = RankMeans(self.agreement, lambda step, row: self._write(step, row, common=True))
+        self.processes = ProcessGroup()
+        self.means = RankMeans(self.processes, lambda step, row: self._write(step, row, common=True))
         self.peers: Peers | None = None
         self.hook_record: HookRecord | None = None
         self._secured: dict[str, Any] = {}
@@ -246,7 +246,7 @@ class Session(Loop):
         self._train_started = self._closed = self._ended = self._interrupted = self._agreed_to_stop = False
         self.ctx.status, self.ctx.error = "running", None
         self.stop_reason = self.signal = None
-        run_record.begin(self)
+        recording.begin(self)
         self.state = "running"
         self._began = time.perf_counter()
         self._signals.install()
@@ -338,8 +338,8 @@ class Session(Loop):
             self._log_own(collect(args, values, defer), step)
         elif reduce is not None and step is not None:
             raise OptionError(f"log(step={step}, reduce={reduce!r}): what is reduced belongs to the step under way.")
-        elif reduce is not None and self.agreement.reductions.takes(reduce, self.world_size):
-            self.agreement.reductions.add(collect(args, values, defer), reduce)
+        elif reduce is not None and self.processes.reductions.takes(reduce, self.world_size):
+            self.processes.reductions.add(collect(args, values, defer), reduce)
         elif self._train_started or self.state != "running":
             super().log(*args, step=step, **values)
         else:
@@ -421,7 +421,7 @@ class Session(Loop):
     def load_checkpoint(self, path: str | Path) -> ManifestRow:
         """Take up a checkpoint: counters, metrics, the callbacks' states, and what else belongs to this loop."""
         path = Path(path)
-        with opened(path) as directory:
+        with unpacked(path) as directory:
             state = checkpoint.load(directory)
             self.callbacks.check_state_dict(_callback_states(state))  # before anything is changed
             if (directory / checkpoint.CALLBACK_SHARDS).is_dir():
@@ -461,7 +461,7 @@ class Session(Loop):
             self.save_checkpoint()
 
     def _checkpoint_rules(self) -> list[CheckpointRule]:
-        return [callback for callback in flat(self.callbacks) if isinstance(callback, CheckpointRule)]
+        return [callback for callback in all_callbacks(self.callbacks) if isinstance(callback, CheckpointRule)]
 
     def _share_checkpoint_requests(self, step: int) -> None:
         """Let the rules of all processes agree on the checkpoint of a step that is about to be saved on all of them.
@@ -471,7 +471,7 @@ class Session(Loop):
         if self.world_size == 1:
             return
         rules = self._checkpoint_rules()
-        everyones = self.agreement.gather([rule.checkpoint_request() for rule in rules])
+        everyones = self.processes.gather([rule.checkpoint_request() for rule in rules])
         for index, rule in enumerate(rules):
             rule.agree_on_checkpoint(step, [requests[index] for requests in everyones if len(requests) == len(rules)])
 
@@ -484,7 +484,7 @@ class Session(Loop):
         if self.world_size == 1:
             self._agreed_to_stop = self._stops(self.stop_reason)
             return wishes
-        agreed = self.agreement.agree(self.stop_reason, self.means.has_rows, *wishes)
+        agreed = self.processes.agree(self.stop_reason, self.means.has_rows, *wishes)
         has_rows, *granted = agreed.wishes
         if has_rows:
             for step, axis, metrics in self.means.shared_rows():
@@ -510,7 +510,7 @@ class Session(Loop):
             and self.world_size > 1
             and self._logged_steps is None
             and self.state == "running"
-            and self.agreement.is_connected()
+            and self.processes.is_connected()
         )
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
@@ -580,7 +580,7 @@ class Session(Loop):
             self.callbacks.on_exception(self, error)
         finally:
             self._close()
-            self.agreement.close()
+            self.processes.close()
 
     def _leave_step(self) -> None:
         """Forget the step that was under way."""
@@ -606,10 +606,10 @@ class Session(Loop):
                 self.commit_held_back()
                 for step, axis, metrics in self.means.take_rows():
                     super()._write(step, metrics, axis)  # the processes do not meet any more
-                if self.agreement.reductions:
+                if self.processes.reductions:
                     logger.warning("log(reduce=...) after the last step: the processes do not meet any more.")
                 self._ended = True
-                run_record.end(self, self.ending)
+                recording.end(self, self.ending)
 
     def _state(self, step: int) -> dict[str, Any]:
         """What a checkpoint holds of the loop itself."""
@@ -629,7 +629,7 @@ class Session(Loop):
         """Write what this process has of the sharded tensors in callbacks' states."""
         from hookline.loops.sharded import write_callback_shards
 
-        write_callback_shards(self.callbacks.state_dict(), directory, self.agreement.group())
+        write_callback_shards(self.callbacks.state_dict(), directory, self.processes.group())
 
     def artifacts(self) -> LoopArtifacts:
         """What the loop leaves behind, as it is now."""

@@ -33,15 +33,14 @@ from hookline._engine.state import LoopArtifacts, ManifestRow
 from hookline._record.device import defer
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.callbacks.nan_guard import NaNGuard
-from hookline.loops import checkpoint, rng, run_record
-from hookline.loops.backend import moved
+from hookline.loops import checkpoint, recording, rng
+from hookline.loops.backends import choose_backend, moved
 from hookline.loops.batches import Batches
-from hookline.loops.session import Session, flat
+from hookline.loops.session import Session, all_callbacks
 from hookline.loops.sharded import require_supported
 from hookline.loops.signals import is_signal
-from hookline.loops.torch_backends import choose_backend
-from hookline.loops.trainer_config import Plan, TrainerConfig, say_what_changed
-from hookline.loops.trainer_parts import (
+from hookline.loops.trainer_config import Plan, TrainerConfig, warn_of_changes
+from hookline.loops.trainer_setup import (
     ProcessShares,
     batch_size_for,
     checked_config,
@@ -181,7 +180,7 @@ class Trainer(Session):
     @property
     def best_checkpoint(self) -> Path | None:
         """Where the best checkpoint lies, by the metric that a `CheckpointCallback` monitors."""
-        keepers = (callback for callback in flat(self.callbacks) if isinstance(callback, CheckpointCallback))
+        keepers = (callback for callback in all_callbacks(self.callbacks) if isinstance(callback, CheckpointCallback))
         return next((keeper.best_path for keeper in keepers if keeper.monitor is not None), None)
 
     def training_step(self, model: Any, batch: Any) -> Any:
@@ -217,7 +216,7 @@ class Trainer(Session):
         """
         if self.state == "running":
             raise OptionError("resume(): this training is running.")
-        run_record.checked_resume(path)
+        recording.checked_resume(path)
         if self.root is None:
             raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
         self.resume_from = path
@@ -301,7 +300,7 @@ class Trainer(Session):
         """
         self._prepared()
         metrics: dict[str, Any] = {}
-        with run_record.reopened(self):
+        with recording.reopened(self):
             for own, batches in sets.items():
                 validation = Validation(self, _joined(name, own), counts=COUNTS, everywhere=True)
                 with self._evaluating(batches), validation:
@@ -367,7 +366,7 @@ class Trainer(Session):
                 rank=self.rank,
                 world_size=self.world_size,
                 seed=self.config.seed or 0,
-                agreement=self.agreement,
+                processes=self.processes,
             )
         return self._training
 
@@ -375,9 +374,11 @@ class Trainer(Session):
         self.lifecycle.abandon()
         self._epoch_open = self._epoch_complete = False
         self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
-        guarded = self.config.nan_loss == "pass" or any(isinstance(one, NaNGuard) for one in flat(self.callbacks))
+        guarded = self.config.nan_loss == "pass" or any(
+            isinstance(one, NaNGuard) for one in all_callbacks(self.callbacks)
+        )
         self._finite_loss = None if guarded else FiniteLoss()
-        self._process_shares = None if self.world_size == 1 else ProcessShares(self.agreement, self.backend.device)
+        self._process_shares = None if self.world_size == 1 else ProcessShares(self.processes, self.backend.device)
         self.optimizer.zero_grad()  # a step that failed left gradients behind
         if self.config.seed is not None:  # what is taken up brings its own random states
             rng.seed(self.config.seed)
@@ -514,7 +515,7 @@ class Trainer(Session):
             self.checkpoint_requested = False
             waiting.append((None, "step"))
         kinds: dict[Path | None, str] = {}
-        for own in self.agreement.gather(waiting):
+        for own in self.processes.gather(waiting):
             for path, kind in own:
                 kinds.setdefault(path, kind)
         for path, kind in kinds.items():
@@ -552,7 +553,10 @@ class Trainer(Session):
 
     def _is_saved(self) -> bool:
         """Whether what there is now is saved, or will be by a callback when training ends."""
-        if any(isinstance(callback, CheckpointCallback) and callback.save_last for callback in flat(self.callbacks)):
+        if any(
+            isinstance(callback, CheckpointCallback) and callback.save_last
+            for callback in all_callbacks(self.callbacks)
+        ):
             return True
         return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
 
@@ -603,15 +607,15 @@ class Trainer(Session):
         self._batches_done, self._epoch_complete = state["batches_done"], state["epoch_complete"]
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
-        say_what_changed(state["plan"], self._shape(), "the place in the epoch is not the same")
+        warn_of_changes(state["plan"], self._shape(), "the place in the epoch is not the same")
         then, now = state["settings"], self._settings()
-        say_what_changed({"learning_rate": then["learning_rate"]}, now, "that of the checkpoint is used")
+        warn_of_changes({"learning_rate": then["learning_rate"]}, now, "that of the checkpoint is used")
         if self.config.schedule != "constant":
-            say_what_changed({"num_steps": then["num_steps"]}, now, "the learning rate follows the new schedule")
+            warn_of_changes({"num_steps": then["num_steps"]}, now, "the learning rate follows the new schedule")
 
     def secure_record(self) -> None:
         """Have what each rank recorded where a resume finds it; where one rank fails, all do."""
-        self.agreement.all_do(super().secure_record)
+        self.processes.all_do(super().secure_record)
 
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         """All ranks write their part, and rank zero puts it in its place once they have."""
@@ -619,16 +623,16 @@ class Trainer(Session):
         if self._finite_loss is not None:
             self._finite_loss.settle()
         self.callbacks.drain()
-        aside = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
+        aside = self.processes.from_rank_zero(lambda: checkpoint.make_partial(place))
         try:
             begins = self._epoch_open and self._batches_done == 0
             if self._is_sharded():
-                self.agreement.all_do(lambda: self._write_callback_shards(aside))
-            self.agreement.all_do(lambda: training.save(aside, epoch_begins=begins))
+                self.processes.all_do(lambda: self._write_callback_shards(aside))
+            self.processes.all_do(lambda: training.save(aside, epoch_begins=begins))
         except Exception:
             checkpoint.discard(aside)
             raise
-        row: ManifestRow = self.agreement.from_rank_zero(
+        row: ManifestRow = self.processes.from_rank_zero(
             lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
         )
         return row

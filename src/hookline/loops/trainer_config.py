@@ -14,10 +14,10 @@ from hookline._engine.errors import OptionError
 from hookline._record.journal import Durability
 from hookline._record.run_directory import checked_tags
 from hookline.config.structs import CheckedStruct
-from hookline.loops.backend import Precision
 from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode
 
 Schedule = Literal["constant", "linear", "cosine"]
+Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 8
@@ -185,7 +185,7 @@ class Plan:
 logger = logging.getLogger("hookline")
 
 
-def say_what_changed(then: Mapping[str, Any], now: Mapping[str, Any], consequence: str) -> None:
+def warn_of_changes(then: Mapping[str, Any], now: Mapping[str, Any], consequence: str) -> None:
     """Warn about each of the settings of then that is another one now."""
     for name, before in then.items():
         if before != now[name]:

@@ -18,10 +18,10 @@ import torch
 from hookline._engine.errors import CheckpointError
 from hookline._engine.torch_models import plain_state, state_named_for
 from hookline.loops import rng
-from hookline.loops.backend import Backend
+from hookline.loops.backends import Backend
 from hookline.loops.batches import Batches
 from hookline.loops.checkpoint import read_tensors
-from hookline.loops.distributed import Agreement
+from hookline.loops.distributed import ProcessGroup
 from hookline.loops.sharded import (
     layouts_of,
     load_weights_into,
@@ -31,7 +31,7 @@ from hookline.loops.sharded import (
     write_sharded,
     write_tensors,
 )
-from hookline.loops.trainer_parts import follow_schedule
+from hookline.loops.trainer_setup import follow_schedule
 
 MODEL_FILE = "model.pt"
 OPTIMIZER_FILE = "optimizer.pt"
@@ -47,7 +47,7 @@ class TrainingState:
         scheduler: The learning-rate schedule, or None.
         validation: The data of each validation set, which may be shuffled too.
         seed: What the order of the data is drawn from where several processes share it.
-        agreement: How the processes meet.
+        processes: How the processes meet.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class TrainingState:
         rank: int,
         world_size: int,
         seed: int,
-        agreement: Agreement,
+        processes: ProcessGroup,
     ) -> None:
-        self._agreement = agreement
+        self._processes = processes
         self._backend, self._scheduler = backend, scheduler
         self._batches, self._validation = batches, validation
         self._rank, self._world_size, self._seed = rank, world_size, seed
@@ -117,7 +117,7 @@ class TrainingState:
         """
         schedule = None if self._scheduler is None else self._scheduler.state_dict()
         states = {**self._backend.optimizer_state(), "scheduler": schedule, "kinds": self._kinds()}
-        write_parts(directory, self._backend.model, states, self._agreement, rank=self._rank)
+        write_parts(directory, self._backend.model, states, self._processes, rank=self._rank)
         order = [batches.state() for batches in self._validation]
         now, place = self._to_go_on_from(epoch_begins)
         states = {"now": now, "epoch_began": self._epoch_began, "validation_order": order, "place": place}
@@ -192,7 +192,7 @@ def load_weights(model: torch.nn.Module, directory: Path) -> None:
 
 
 def write_parts(
-    directory: Path, model: torch.nn.Module, states: dict[str, Any], agreement: Agreement, *, rank: int
+    directory: Path, model: torch.nn.Module, states: dict[str, Any], processes: ProcessGroup, *, rank: int
 ) -> None:
     """Write a model and the states that belong to it; rank zero writes, and every rank the shards that it has.
 
@@ -203,7 +203,7 @@ def write_parts(
     weights = taken_from(plain_state(model), "model", shards)
     states = {name: taken_from(state, name, shards) for name, state in states.items()}
     if shards:  # first, because all have to take part: a failure of one is raised on all
-        write_sharded(shards, directory / SHARDED_FOLDER, agreement.group())
+        write_sharded(shards, directory / SHARDED_FOLDER, processes.group())
     if rank == 0:
         write_tensors(weights, directory / MODEL_FILE)
         write_tensors(states, directory / OPTIMIZER_FILE)

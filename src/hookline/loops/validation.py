@@ -167,7 +167,7 @@ class Validation:
         own = {key: (plain(values), self._weights[key]) for key, values in self._values.items()}
         self._values.clear()
         self._weights.clear()
-        for of_rank in self.run.agreement.gather(own):
+        for of_rank in self.run.processes.gather(own):
             for key, (values, weights) in of_rank.items():
                 self._values[key] += values
                 self._weights[key] += weights

@@ -137,7 +137,7 @@ def _over_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[
 
     groups: dict[tuple[Key, str], list[RawLine]] = {}
     by_id = {info.id: _key(info, keys) for info in runs}
-    for line in raw_lines(store, runs, chart, is_one=True):
+    for line in raw_lines(store, runs, chart, is_checkpoint=True):
         if not line.rises:
             return Bands(
                 problem=f"{chart.x} does not only grow in {line.run}, so its values are no places to compare at"

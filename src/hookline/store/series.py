@@ -93,14 +93,14 @@ class RawLine:
     rises: bool
 
 
-def raw_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, *, is_one: bool = False) -> Iterator[RawLine]:
+def raw_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, *, is_checkpoint: bool = False) -> Iterator[RawLine]:
     """All points of some runs, run by run.
 
     Args:
-        is_one: The names are that of one metric, in which ``*`` is a letter as any other.
+        is_checkpoint: The names are that of one metric, in which ``*`` is a letter as any other.
     """
     wanted = Conditions()
-    if is_one:
+    if is_checkpoint:
         wanted.equal("name", chart.names)
     else:
         wanted.names("name", chart.names)

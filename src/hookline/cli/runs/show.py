@@ -81,7 +81,7 @@ def _is_ours(path: Path) -> bool:
         return False
     if path.is_file():
         return is_file_path(path)
-    return path.is_dir() and (checkpoint.is_one(path) or path.name.startswith("step-"))
+    return path.is_dir() and (checkpoint.is_checkpoint(path) or path.name.startswith("step-"))
 
 
 def _described(path: Path, *, digests: bool) -> SavedCheckpoint:

@@ -30,7 +30,7 @@ from hookline.cli.output import AsJson, console, indented, print_json, wrong_inp
 from hookline.cli.runs.reference import OptionalRuns, Root, all_places, locate
 from hookline.cli.runs.show import FOLDER, saved_checkpoints
 from hookline.cli.runs.text import bytes_text
-from hookline.loops.checkpoint import damage_of, is_one, recorded_lines
+from hookline.loops.checkpoint import damage_of, is_checkpoint, recorded_lines
 from hookline.loops.checkpoint_file import is_file_path
 from hookline.store.journal_files import behind, byte_at, own_files
 from hookline.store.run_info import Place, read_facts
@@ -419,7 +419,7 @@ def _about_checkpoints_elsewhere(run_dir: Path, files: Iterable[_JournalFile]) -
     """Checkpoints that lie outside the run's directory, where their files are still there."""
     own = (run_dir / FOLDER).resolve()
     for path in dict.fromkeys(path for seen in files for path in seen.saved):
-        is_ours = is_file_path(path) if path.is_file() else path.is_dir() and is_one(path)
+        is_ours = is_file_path(path) if path.is_file() else path.is_dir() and is_checkpoint(path)
         damage = damage_of(path, digests=True) if is_ours and path.resolve().parent != own else None
         if damage is not None:
             yield Finding(

@@ -21,7 +21,7 @@ from hookline._engine.errors import CheckpointError, OptionError
 from hookline._record import run_directory
 from hookline._record.settings import settings
 from hookline.integrations.passive_run import PassiveRun
-from hookline.loops import run_record
+from hookline.loops import recording
 from hookline.loops.options import RecordOptions
 
 logger = logging.getLogger("hookline")
@@ -123,7 +123,7 @@ class HooklineTuneCallback(TuneCallback):
     def _begin_new(self, trial: Any) -> None:
         experiment = trial.experiment_dir_name
         run = self._made(trial)
-        facts = run_record.facts(run.name, run.config, run.tags, run.notes) | {
+        facts = recording.facts(run.name, run.config, run.tags, run.notes) | {
             "project": run.project,
             "parents": {"experiment_id": experiment, "trial_id": trial.trial_id},
             "experiment": {"id": experiment, "name": experiment, "arm": _arm(trial), "run_key": run.name},

@@ -173,7 +173,7 @@ class TorchRun(JointRun):
 
     def _write_parts(self, directory: Path) -> None:
         states = {name: part.state_dict() for name, part in self._parts().items()} | {"kinds": self._kinds()}
-        write_parts(directory, self.model, states, self.agreement, rank=self.rank)
+        write_parts(directory, self.model, states, self.processes, rank=self.rank)
 
     def _load_files(self, directory: Path) -> None:
         states = read_tensors(directory / OPTIMIZER_FILE)

@@ -156,7 +156,7 @@ class JointRun(Run):
 
     def _prepare(self) -> "PreparedCheckpoint":
         place = self._checkpoint_path(None, self.step)
-        aside = checkpoint.make_aside(place, name=f".evaluated-{place.name}")
+        aside = checkpoint.make_partial(place, name=f".evaluated-{place.name}")
         self.callbacks.drain()
         self._save_common_files(aside)
         state = self._state(self.step)
@@ -173,7 +173,7 @@ class JointRun(Run):
 
     def _save_prepared(self) -> None:
         own, self._unfinished = self._unfinished, None
-        prepared: PreparedCheckpoint | None = self.agreement.share(own)
+        prepared: PreparedCheckpoint | None = self.processes.share(own)
         if prepared is None:
             if own is not None:
                 logger.warning(
@@ -186,11 +186,11 @@ class JointRun(Run):
         self.secure_record()
         aside = prepared.aside
         try:
-            self.agreement.all_do(lambda: self._save_random_states(aside, goes_back=True))
+            self.processes.all_do(lambda: self._save_random_states(aside, goes_back=True))
         except BaseException:
             checkpoint.discard(aside)
             raise
-        row: ManifestRow = self.agreement.from_rank_zero(
+        row: ManifestRow = self.processes.from_rank_zero(
             lambda: checkpoint.seal(aside, prepared.path, prepared.metrics, step=prepared.step, kind="step")
         )
         self._saved(row)
@@ -221,19 +221,19 @@ class JointRun(Run):
 
     def secure_record(self) -> None:
         """Have what each rank recorded where a resume finds it; where one rank fails, all do."""
-        self.agreement.all_do(super().secure_record)
+        self.processes.all_do(super().secure_record)
 
     def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
         self.callbacks.drain()  # so that the states are those of all moments so far
-        aside: Path = self.agreement.from_rank_zero(lambda: checkpoint.make_aside(place))
+        aside: Path = self.processes.from_rank_zero(lambda: checkpoint.make_partial(place))
         try:
             if self._is_sharded():
-                self.agreement.all_do(lambda: self._write_callback_shards(aside))
-            self.agreement.all_do(lambda: self._save_files(aside))
+                self.processes.all_do(lambda: self._write_callback_shards(aside))
+            self.processes.all_do(lambda: self._save_files(aside))
         except BaseException:
             checkpoint.discard(aside)
             raise
-        row: ManifestRow = self.agreement.from_rank_zero(
+        row: ManifestRow = self.processes.from_rank_zero(
             lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
         )
         return row

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hookline._engine.errors import MissingExtraError, OptionError
-from hookline.loops.backend import check_device
+from hookline.loops.backends import check_device
 from hookline.loops.training_step import set_to_evaluate
 from hookline.rl.policies.base import StopTexts, check_request, check_version, derived_seed
 from hookline.rl.policies.decoding import Decoding, Row, Rules, device_of

@@ -23,7 +23,7 @@ from hookline._engine.hooks import Hook
 from hookline._engine.metrics import plain
 from hookline._record.recorder import Recorder
 from hookline.loops.loop import EVALUATIONS
-from hookline.loops.run_record import HookRecord, record_failure
+from hookline.loops.recording import HookRecord, record_failure
 from hookline.rl.policies.hf import HFPolicy
 from hookline.rl.rollouts.config import Lesson, RolloutWorkerConfig
 from hookline.rl.rollouts.worker import RolloutWorker

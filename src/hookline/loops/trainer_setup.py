@@ -30,8 +30,8 @@ from hookline._engine.errors import OptionError
 from hookline._engine.moments import Callback
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.loops.batches import is_data_set
-from hookline.loops.distributed import Agreement
-from hookline.loops.session import flat
+from hookline.loops.distributed import ProcessGroup
+from hookline.loops.session import all_callbacks
 from hookline.loops.trainer_config import BATCH_SIZE, LEARNING_RATE, CheckpointRules, TrainerConfig
 from hookline.loops.training_step import StepFunction, step_of_model, step_with, tokens_of
 
@@ -140,7 +140,9 @@ def _often_enough(config: TrainerConfig) -> CheckpointRules:
 
 def _saves(collections: list[CallbackCollection]) -> bool:
     """Whether a callback that saves is among them."""
-    return any(isinstance(callback, CheckpointCallback) for collection in collections for callback in flat(collection))
+    return any(
+        isinstance(callback, CheckpointCallback) for collection in collections for callback in all_callbacks(collection)
+    )
 
 
 def _collected(callbacks: Any) -> CallbackCollection:
@@ -155,19 +157,19 @@ class ProcessShares:
     """Weighs the batches of this process in the steps of all.
 
     Args:
-        agreement: How the processes settle whether there is something to weigh by.
+        processes: How the processes settle whether there is something to weigh by.
         device: Where the model is trained.
     """
 
-    def __init__(self, agreement: Agreement, device: Any) -> None:
-        self._agreement, self._device = agreement, device
+    def __init__(self, processes: ProcessGroup, device: Any) -> None:
+        self._processes, self._device = processes, device
         self._counts: bool | None = None
 
     def weighed(self, shares: list[float], batches: list[Any]) -> list[Any]:
         """The shares of batches among this process's, made those among the batches of all; called on every rank."""
         counts = tokens_of(batches)
         if self._counts is None:  # settled once: whoever left out an all-reduce would keep the others waiting
-            self._counts = any(self._agreement.gather(counts is not None))
+            self._counts = any(self._processes.gather(counts is not None))
         if not self._counts:
             return list(shares)
         factor = self._factor(counts)

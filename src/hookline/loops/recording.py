@@ -233,7 +233,7 @@ def begin(run: "Session") -> None:
     """Find or make the run's directory, begin to record, and take up what is to be resumed."""
     if run.root is None:
         return
-    shared = run.agreement.share(_find_or_make(run, run.root) if run.rank == 0 else None)
+    shared = run.processes.share(_find_or_make(run, run.root) if run.rank == 0 else None)
     if isinstance(shared, Exception):
         raise shared
     if shared is None:
@@ -301,7 +301,7 @@ def reopened(run: "Session") -> Iterator[None]:
         yield
         return
     directory = run.output_dir
-    if not run.agreement.from_rank_zero(lambda: run_directory.hold(directory)):
+    if not run.processes.from_rank_zero(lambda: run_directory.hold(directory)):
         raise run_directory.still_running(directory)
     recorder = run.recorder = _recorder(run, directory)
     run.hook_record = run.peers = None  # those of the training have said what they had to say
@@ -340,7 +340,7 @@ def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
     """What ``resume`` means: a checkpoint, whose run is taken up if it lies in one, or a run."""
     reference = Path(run.resume_from or "")
     checkpoint.recover(reference)
-    if checkpoint.is_one(reference) and not (reference / run_directory.FACTS).is_file():
+    if checkpoint.is_checkpoint(reference) and not (reference / run_directory.FACTS).is_file():
         homes = (parent for parent in reference.resolve().parents if (parent / run_directory.FACTS).is_file())
         home = next(homes, None)
         return None if home is None else run_directory.taken_up(home), reference
