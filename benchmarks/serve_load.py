@@ -20,7 +20,7 @@ import httpx
 
 from hookline._record import run_directory
 from hookline._record.delivery import Delivery
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.recorder import Recorder
 from hookline.sinks import HooklineSink
 
@@ -48,7 +48,7 @@ class TimedSink(HooklineSink):
         self.opened += 1
         return super().open(run_dir, state)
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         """Send a batch, and note what it took."""
         start = time.perf_counter()
         state = super().write(parcels)

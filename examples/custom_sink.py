@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hookline as hl
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.records import Metrics
 from hookline._record.sink import register_sink
 
@@ -35,7 +35,7 @@ class SqliteSink(hl.Sink):
         )
         return state
 
-    def write(self, parcels: Sequence[LineBatch]) -> Any:
+    def write(self, parcels: Sequence[JournalEntry]) -> Any:
         """Deliver a batch; what is returned is given to `open` the next time."""
         rows = [
             (str(parcel.id), parcel.record.step, name, value)

@@ -17,7 +17,7 @@ from wandb.errors import term
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
 from hookline._record.delivery import Delivery
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.recorder import Recorder
 from hookline._record.records import Metrics, Sample
 from hookline._record.segment import File
@@ -229,7 +229,7 @@ def test_disabled_wandb_takes_everything_and_writes_nothing(record, tmp_path):
 
 
 def parcel(writer, end, record=None):
-    return LineBatch(record or Metrics(step=end, values={}), File(None, writer, 1, f"{writer}-1", 1), end, 1)
+    return JournalEntry(record or Metrics(step=end, values={}), File(None, writer, 1, f"{writer}-1", 1), end, 1)
 
 
 def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path):

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from hookline._engine.errors import HooklineError, RefusedError
 from hookline._record import files, trust
-from hookline._record.reader import JOURNAL, Cursor, LineBatch, Reader, is_resume
+from hookline._record.reader import JOURNAL, Cursor, JournalEntry, Reader, is_resume
 from hookline._record.records import clean
 from hookline._record.sink import Sink
 
@@ -180,8 +180,8 @@ class Delivery:
             with contextlib.suppress(OSError):  # tried again when the sink is opened
                 self._save()
         self._reader: Reader | None = None
-        self._news: Iterator[LineBatch] = iter(())
-        self._held: LineBatch | None = None
+        self._news: Iterator[JournalEntry] = iter(())
+        self._held: JournalEntry | None = None
         self._faults = 0
         self._said: Word | None = None
         self._holds = False
@@ -297,9 +297,9 @@ class Delivery:
             self.progress.cursor.places.update(self._reader.cursor.places)
             self._save()
 
-    def _batch(self) -> list[LineBatch]:
+    def _batch(self) -> list[JournalEntry]:
         """The next records; a resume mark alone, so that a sink can cut back without losing count."""
-        parcels: list[LineBatch] = []
+        parcels: list[JournalEntry] = []
         size = 0
         while len(parcels) < self.sink.batch_records and size < BATCH_BYTES:
             parcel = self._held or next(self._news, None)
@@ -315,7 +315,7 @@ class Delivery:
                 break
         return parcels
 
-    def _write(self, parcels: list[LineBatch]) -> None:
+    def _write(self, parcels: list[JournalEntry]) -> None:
         with _in_sink():
             state = clean(self.sink.write(parcels))
         progress = self.progress

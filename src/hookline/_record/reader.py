@@ -48,7 +48,7 @@ _MOST_REPORTED = 3
 """How many lines of a file are reported one by one."""
 
 
-class LineBatch(NamedTuple):
+class JournalEntry(NamedTuple):
     """A record and where it lies: in which file, up to which byte, and how many bytes it takes."""
 
     record: AnyRecord
@@ -128,7 +128,7 @@ class Reader:
     _sequences: dict[str, Sequence] = field(default_factory=dict)
     _reported: Counter[Path] = field(default_factory=Counter)
 
-    def new(self, found: Iterable[File] | None = None) -> Iterator[LineBatch]:
+    def new(self, found: Iterable[File] | None = None) -> Iterator[JournalEntry]:
         """The records since the last time, each writer's in order; the cursor stands behind the one given last.
 
         Args:
@@ -140,7 +140,7 @@ class Reader:
             if offset is not None:
                 yield from self._new_in(file, offset)
 
-    def _new_in(self, file: File, offset: int) -> Iterator[LineBatch]:
+    def _new_in(self, file: File, offset: int) -> Iterator[JournalEntry]:
         sequence = self._sequences.get(file.writer)
         for line, end in lines(file.path, offset):
             if sequence is None:
@@ -155,7 +155,7 @@ class Reader:
                 self.skipped += 1
                 _report(file.path, end - len(line) - 1, wrong, self._reported)
             else:
-                yield LineBatch(record, file, end, len(line) + 1)
+                yield JournalEntry(record, file, end, len(line) + 1)
 
 
 def _report(path: Path, offset: int, wrong: str, reported: Counter[Path]) -> None:
@@ -327,7 +327,7 @@ class _Ending:
     has_come: bool = False
     since: float = 0.0
 
-    def note(self, parcel: LineBatch) -> None:
+    def note(self, parcel: JournalEntry) -> None:
         """Take a record into account. Those of the courier come behind what the main writer said after them."""
         record, name = parcel.record, parcel.file.name
         speaks = name == MAIN or (name == COURIER and record.time >= self.since)

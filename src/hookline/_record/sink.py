@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, UnknownNameError
 from hookline._engine.registry import Registry
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline.config.factories import checked_arguments, import_object
 from hookline.config.sources import Source
 
@@ -106,7 +106,7 @@ class Sink(ABC):
         return False
 
     @abstractmethod
-    def write(self, parcels: Sequence[LineBatch]) -> Any:
+    def write(self, parcels: Sequence[JournalEntry]) -> Any:
         """Deliver a batch, and return the state to go on from behind it: anything that JSON can hold."""
 
     def beat(self) -> None:  # noqa: B027 - few sinks have a heartbeat

@@ -40,7 +40,7 @@ from typing import Any, ClassVar
 
 from hookline._engine.errors import OptionError
 from hookline._record.delivery import is_in_sink
-from hookline._record.reader import MAIN, LineBatch
+from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.recorder import Recorder, whole_step
 from hookline._record.records import clean
 from hookline._record.sink import Sink
@@ -301,12 +301,12 @@ class RowsSink(CsvSink):
         """What the rows are delivered to: the file. Other columns do not make it another one."""
         return {"use": f"{__name__}:{type(self).__qualname__}", "with": {"path": str(self.path)}}
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._table is not None
         return self._table.append([_row(parcel) for parcel in parcels if parcel.kind == "metrics"])
 
 
-def _row(parcel: LineBatch) -> dict[str, Any]:
+def _row(parcel: JournalEntry) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for key, value in parcel.record.values.items():  # type: ignore[union-attr]  # only metrics come here
         _add(row, "extra_" if key == EXTRA else key, value)
@@ -382,7 +382,7 @@ class LogDirectorySink(TensorboardSink):
     def _file_name(self, run_dir: Path) -> str:
         return super()._file_name(run_dir / life_of(run_dir))
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         return super().write([by_rank(parcel) for parcel in parcels])
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from hookline._record import files, trust
 from hookline._record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
-from hookline._record.reader import JOURNAL, MAIN, LineBatch, lines
+from hookline._record.reader import JOURNAL, MAIN, JournalEntry, lines
 from hookline._record.recorder import Recorder
 from hookline._record.records import clean
 from hookline._record.segment import journal_files
@@ -252,7 +252,7 @@ def _name_life(directory: Path) -> None:
         path.write_text(f"{time.time_ns()}.{secrets.token_hex(3)}", encoding="ascii")
 
 
-def by_rank(parcel: LineBatch) -> LineBatch:
+def by_rank(parcel: JournalEntry) -> JournalEntry:
     """A parcel as if the processes of one rank, one after the other, had one journal, as they do in a run."""
     return parcel._replace(file=parcel.file._replace(name=parcel.file.name.partition("_")[0]))
 

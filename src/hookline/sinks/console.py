@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from hookline._engine.errors import OptionError
-from hookline._record.reader import MAIN, LineBatch
+from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import BOOKKEEPING, Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline._record.sink import Sink, register_sink
 from hookline._record.terminal import one_line
@@ -84,7 +84,7 @@ class ConsoleSink(Sink):
         self._passed = Passed(run_dir, state["token"])
         return state
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._passed is not None
         before = copy.copy(self._rows), copy.copy(self._samples)
         lines = [line for parcel in parcels if not self._passed.has(parcel) for line in self._lines(parcel)]
@@ -104,7 +104,7 @@ class ConsoleSink(Sink):
         if self._passed is not None:
             self._passed.close()
 
-    def _lines(self, parcel: LineBatch) -> Iterable[Line]:
+    def _lines(self, parcel: JournalEntry) -> Iterable[Line]:
         record = parcel.record
         match record:
             case Metrics() | Sample() | Rewards() if parcel.file.name != MAIN:
@@ -127,7 +127,7 @@ class ConsoleSink(Sink):
                 return [_log(parcel, record)]
         return []
 
-    def _row(self, parcel: LineBatch, record: Metrics) -> Line:
+    def _row(self, parcel: JournalEntry, record: Metrics) -> Line:
         shown = [(name, value) for name, value in record.values.items() if self._shows(name)]
         line = _begin(parcel)
         if record.axis != "train":
@@ -188,7 +188,7 @@ class Thinned:
         return [line]
 
 
-def _begin(parcel: LineBatch) -> Line:
+def _begin(parcel: JournalEntry) -> Line:
     line = [(time.strftime("%H:%M:%S", time.localtime(parcel.record.time)), "dim")]
     if parcel.file.name != MAIN:
         line.append((f"  {parcel.file.name}", "dim"))
@@ -202,25 +202,25 @@ def _value(value: Any, style: str) -> tuple[str, str]:
     return _cut(str(value)), style
 
 
-def _sample(parcel: LineBatch, record: Sample) -> Line:
+def _sample(parcel: JournalEntry, record: Sample) -> Line:
     texts = [("  sample ", ""), (_cut(record.prompt), "dim"), (" -> ", ""), (_cut(record.completion), "")]
     reward = [] if record.total is None else [("  reward ", ""), _value(record.total, "bold")]
     return [*_begin(parcel), *texts, *reward]
 
 
-def _status(parcel: LineBatch, record: Status) -> Line:
+def _status(parcel: JournalEntry, record: Status) -> Line:
     word = (f"  {one_line(record.status)}", _STATUS_STYLES.get(record.status, "bold"))
     message = [(f": {one_line(record.message)}", "")] if record.message else []
     return [*_begin(parcel), word, *message]
 
 
-def _event(parcel: LineBatch, record: Event) -> Line:
+def _event(parcel: JournalEntry, record: Event) -> Line:
     facts = "".join(f"  {one_line(name)}={_value(value, '')[0]}" for name, value in record.data.items())
     style = "bold red" if "error" in record.name else "magenta"
     return [*_begin(parcel), (f"  {one_line(record.name)}", style), (facts, "")]
 
 
-def _log(parcel: LineBatch, record: LogLine) -> Line:
+def _log(parcel: JournalEntry, record: LogLine) -> Line:
     level = (f"  {one_line(record.level)}", _LEVEL_STYLES.get(record.level, ""))
     return [*_begin(parcel), level, (f" {one_line(record.logger)}: {one_line(record.message)}", "")]
 

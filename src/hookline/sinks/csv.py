@@ -24,7 +24,7 @@ from typing import Any
 from hookline._engine.errors import OptionError
 from hookline._record.delivery import SINKS_FOLDER
 from hookline._record.files import sync_descriptor
-from hookline._record.reader import EVERY_AXIS, MAIN, LineBatch, is_resume, resumed_steps
+from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, is_resume, resumed_steps
 from hookline._record.records import clean
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.output_files import AppendedFile, has_zeros, loss_of, require_kinds, row, set_aside
@@ -97,7 +97,7 @@ class CsvSink(Sink):
         self._table.note = self._note(run_dir)
         return self._table.open(state)
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._table is not None
         if is_resume(parcels[0].record) and self.kind in DONE_AGAIN:
             return self._table.keep(_not_done_again(parcels[0]))
@@ -115,7 +115,7 @@ class CsvSink(Sink):
         return run_dir / SINKS_FOLDER / f"{path.stem}-{zlib.crc32(os.fsencode(path)):08x}.rewritten"
 
 
-def _not_done_again(mark: LineBatch) -> Callable[[Mapping[str, str]], bool]:
+def _not_done_again(mark: JournalEntry) -> Callable[[Mapping[str, str]], bool]:
     steps = resumed_steps(mark.record)
 
     def keeps(kept: Mapping[str, str]) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import OptionError
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.records import clean
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.output_files import AppendedFile, loss_of, require_kinds, row, set_aside
@@ -89,7 +89,7 @@ class FileSink(Sink):
         self._begin = before.get("begin") or self._log.state()
         return self._state(self._log)
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._log is not None
         wanted = [parcel for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
         self._log.append("".join(map(_line, wanted)).encode("utf-8", "replace"))
@@ -177,7 +177,7 @@ def numbers_of(path: Path) -> list[int]:
     return [int(match[1]) for match in found if match]
 
 
-def _line(parcel: LineBatch) -> str:
+def _line(parcel: JournalEntry) -> str:
     fields = row(parcel)
     seconds = fields.pop("time")
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -23,7 +23,7 @@ from hookline._engine.background import SLOW_CALLS
 from hookline._engine.binding import is_async
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, RefusedError, UnknownNameError
 from hookline._engine.functions import require_two
-from hookline._record.reader import MAIN, LineBatch
+from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import Metrics
 from hookline._record.sink import Sink, place_of, register_sink
 from hookline.config.factories import import_object
@@ -86,9 +86,9 @@ class FunctionSink(Sink):
         self._passed = Passed(run_dir, state["token"], self._passed)
         return state
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._passed is not None
-        failing: list[tuple[LineBatch, BaseException]] = []
+        failing: list[tuple[JournalEntry, BaseException]] = []
         for parcel in parcels:
             if not _is_row(parcel) or self._passed.has(parcel):
                 continue
@@ -137,7 +137,7 @@ class FunctionSink(Sink):
             SLOW_CALLS.end(self)
         return None
 
-    def _judge(self, failing: list[tuple[LineBatch, BaseException]]) -> None:
+    def _judge(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
         """Raise unless the rows behind those that fail are to be tried."""
         parcel, error = failing[0]
         if len(failing) == 1:
@@ -147,7 +147,7 @@ class FunctionSink(Sink):
         if self._first[1] < ATTEMPTS:
             raise RowError(parcel, error) from error
 
-    def _judge_last(self, failing: list[tuple[LineBatch, BaseException]]) -> None:
+    def _judge_last(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
         """Decide on rows that fail and have none behind them."""
         if not failing:
             return
@@ -156,7 +156,7 @@ class FunctionSink(Sink):
         self._given_up_in_a_row += len(failing)
         self._give_up(failing)
 
-    def _give_up(self, failing: list[tuple[LineBatch, BaseException]]) -> None:
+    def _give_up(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
         assert self._passed is not None
         for parcel, error in failing:
             self.failed += 1
@@ -168,12 +168,12 @@ class FunctionSink(Sink):
 class RowError(HooklineError, RuntimeError):
     """A logger function raised."""
 
-    def __init__(self, parcel: LineBatch, error: BaseException) -> None:
+    def __init__(self, parcel: JournalEntry, error: BaseException) -> None:
         step = getattr(parcel.record, "step", None)
         super().__init__(f"The logger function failed at step {step}: {_last_line(error)}.")
 
 
-def _is_row(parcel: LineBatch) -> bool:
+def _is_row(parcel: JournalEntry) -> bool:
     record = parcel.record
     return isinstance(record, Metrics) and record.axis in AXES and parcel.file.name == MAIN
 

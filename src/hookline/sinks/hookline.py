@@ -34,7 +34,7 @@ from urllib.parse import quote
 import msgspec
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
-from hookline._record.reader import JOURNAL, Cursor, LineBatch, lines
+from hookline._record.reader import JOURNAL, Cursor, JournalEntry, lines
 from hookline._record.records import DESCRIPTION, Event
 from hookline._record.run_directory import FACTS
 from hookline._record.segment import File, journal_files
@@ -148,7 +148,7 @@ class HooklineSink(Sink):
         self._mend(run_dir / JOURNAL)
         return self._saved()
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         for file, end in {parcel.file: parcel.end for parcel in parcels}.items():
             self._send(file, end)
             if self._held.get(file.path.name, 0) < end:

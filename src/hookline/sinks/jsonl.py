@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.recorder import cleaned
 from hookline._record.records import encode
 from hookline._record.sink import Sink, register_sink
@@ -64,7 +64,7 @@ class JsonlSink(Sink):
         self._begin = self._file.size if known is None else known["begin"]
         return self._state(self._file)
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._file is not None
         wanted = [parcel.record for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
         self._file.append(b"".join(encode(cleaned(record)) + b"\n" for record in wanted))

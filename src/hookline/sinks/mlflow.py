@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
-from hookline._record.reader import MAIN, LineBatch
+from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.recorder import cleaned
 from hookline._record.records import Metrics, Sample, Status, encode
 from hookline._record.sink import Sink, register_sink
@@ -132,7 +132,7 @@ class MlflowSink(Sink):
         }
         return dict(self._state)
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._connection is not None
         with self._connection:
             self._log(metrics=_metrics(parcels), tags=_tags(parcels))
@@ -243,9 +243,9 @@ class MlflowSink(Sink):
         for batch in _batches((Param(key, _text(v, _PARAM_LENGTH)) for key, v in (params or {}).items()), _BATCH_TEXTS):
             log(params=batch)
 
-    def _log_samples(self, parcels: Sequence[LineBatch]) -> None:
+    def _log_samples(self, parcels: Sequence[JournalEntry]) -> None:
         """A file for each writer, named after its first sample: the same one when the batch comes again."""
-        by_writer: dict[str, list[LineBatch]] = {}
+        by_writer: dict[str, list[JournalEntry]] = {}
         for parcel in parcels:
             if isinstance(parcel.record, Sample):
                 by_writer.setdefault(parcel.file.writer, []).append(parcel)
@@ -253,7 +253,7 @@ class MlflowSink(Sink):
             lines = b"".join(encode(cleaned(parcel.record)) + b"\n" for parcel in own)
             self._client.log_text(self._state["run_id"], lines.decode(), f"samples/{own[0].id}.jsonl")
 
-    def _note_status(self, parcels: Sequence[LineBatch]) -> None:
+    def _note_status(self, parcels: Sequence[JournalEntry]) -> None:
         """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
         spoken = [parcel.record for parcel in parcels if parcel.file.name in SPEAKERS]
         told = (record for record in spoken if isinstance(record, Status) and record.status != "heartbeat")
@@ -292,7 +292,7 @@ def entity_name(name: str) -> str:
     return f"{plain[: _NAME_LENGTH - 9]}-{digest}"
 
 
-def _metrics(parcels: Iterable[LineBatch]) -> Iterator[Any]:
+def _metrics(parcels: Iterable[JournalEntry]) -> Iterator[Any]:
     from mlflow.entities import Metric
 
     for parcel in parcels:
@@ -303,7 +303,7 @@ def _metrics(parcels: Iterable[LineBatch]) -> Iterator[Any]:
                     yield Metric(_name(parcel, name), _number(value), at, within_limits(record.step))
 
 
-def _tags(parcels: Iterable[LineBatch]) -> dict[str, Any]:
+def _tags(parcels: Iterable[JournalEntry]) -> dict[str, Any]:
     """The metrics that are no numbers, the latest of each."""
     tags: dict[str, Any] = {}
     for parcel in parcels:
@@ -313,7 +313,7 @@ def _tags(parcels: Iterable[LineBatch]) -> dict[str, Any]:
     return tags
 
 
-def _name(parcel: LineBatch, name: str) -> str:
+def _name(parcel: JournalEntry, name: str) -> str:
     return entity_name(name if parcel.file.name == MAIN else f"{parcel.file.name}/{name}")
 
 

@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 from hookline._engine.errors import OptionError, RefusedError, closest
 from hookline._record.delivery import SINKS_FOLDER
-from hookline._record.reader import MAIN, Cursor, LineBatch
+from hookline._record.reader import MAIN, Cursor, JournalEntry
 from hookline._record.records import AnyRecord
 
 _CHUNK = 1 << 20
@@ -200,12 +200,12 @@ class Passed:
         self._file: AppendedFile | None = None
         self._begin()
 
-    def has(self, parcel: LineBatch) -> bool:
+    def has(self, parcel: JournalEntry) -> bool:
         """Whether a parcel was served."""
         offset = self._cursor.offset(parcel.file)
         return offset is None or parcel.end <= offset
 
-    def note(self, *parcels: LineBatch) -> None:
+    def note(self, *parcels: JournalEntry) -> None:
         """Write down that parcels were served."""
         for parcel in parcels:
             self._cursor.pass_by(parcel.file, parcel.end)
@@ -266,7 +266,7 @@ _FIRST = ("step", "axis", "time")
 _OURS = (*_FIRST, "writer")
 
 
-def row(parcel: LineBatch) -> dict[str, Any]:
+def row(parcel: JournalEntry) -> dict[str, Any]:
     """The fields of a record, with what is nested in them joined by ``/``; metrics go by their own names.
 
     The writer stands in it where it is not the run's main one. A metric called like one of our own

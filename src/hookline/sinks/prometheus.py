@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline._engine.errors import HooklineError, MissingExtraError, OptionError
-from hookline._record.reader import FINAL, LineBatch
+from hookline._record.reader import FINAL, JournalEntry
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.run_progress import CREATED, RunFacts, RunProgress, read_facts
 
@@ -101,7 +101,7 @@ class PrometheusSink(Sink):
         self._write_file()
         return self._families.saved()
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._families is not None
         self._families.note(parcels)
         self._write_file()
@@ -150,7 +150,7 @@ class Families:
         self._lock = threading.Lock()
         self.heartbeat = time.time()
 
-    def note(self, parcels: Sequence[LineBatch]) -> None:
+    def note(self, parcels: Sequence[JournalEntry]) -> None:
         """Take records into account."""
         with self._lock:
             for parcel in parcels:

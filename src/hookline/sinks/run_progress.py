@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from hookline._record.reader import COURIER, EVERY_AXIS, FINAL, MAIN, LineBatch, is_resume, resumed_steps
+from hookline._record.reader import COURIER, EVERY_AXIS, FINAL, MAIN, JournalEntry, is_resume, resumed_steps
 from hookline._record.records import Event, Metrics, Status, clean, finite_back
 from hookline._record.run_directory import FACTS
 
@@ -63,7 +63,7 @@ class RunProgress(msgspec.Struct):
         """Everything in a form that JSON can hold."""
         return {name: clean(getattr(self, name)) for name in self.__struct_fields__}
 
-    def note(self, parcel: LineBatch) -> None:
+    def note(self, parcel: JournalEntry) -> None:
         """Take a record into account."""
         record, writer = parcel.record, parcel.file.name
         match record:

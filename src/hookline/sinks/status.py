@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from hookline._engine.errors import MissingExtraError, OptionError, closest
-from hookline._record.reader import MAIN, LineBatch
+from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import BOOKKEEPING, Event, Metrics, Status
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.http import HttpEndpoint, expanded, require_url, without_secrets
@@ -142,7 +142,7 @@ class StatusSink(Sink):
             self._to = self._http
         return self._state()
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._to is not None
         for parcel in parcels:
             self._standing.note(parcel)
@@ -174,7 +174,7 @@ class StatusSink(Sink):
         if self._to is not None:
             self._to.close()
 
-    def _is_told(self, parcel: LineBatch) -> bool:
+    def _is_told(self, parcel: JournalEntry) -> bool:
         match parcel.record:
             case Event() if parcel.record.name in BOOKKEEPING:
                 return False

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
-from hookline._record.reader import LineBatch, is_resume
+from hookline._record.reader import JournalEntry, is_resume
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.output_files import loss_of
 
@@ -84,7 +84,7 @@ class TensorboardSink(Sink):
         self._files = EventFiles(self._root(run_dir), self._file_name(run_dir), self.samples_per_step)
         return self._files.open(state or {})
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._files is not None
         if is_resume(parcels[0].record):
             return self._files.restart(parcels[0])

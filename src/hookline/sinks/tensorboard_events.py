@@ -27,7 +27,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hookline._engine.errors import RefusedError
-from hookline._record.reader import EVERY_AXIS, MAIN, LineBatch, resumed_steps
+from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, resumed_steps
 from hookline._record.records import Metrics, Rewards, Sample
 from hookline.sinks.output_files import AppendedFile, finite, histogram, mean
 
@@ -160,7 +160,7 @@ class EventFiles:
             self._file(folder)
         return self._state()
 
-    def append(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def append(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         """Write what can be shown of a batch."""
         shown = [parcel for parcel in parcels if isinstance(parcel.record, Metrics | Rewards | Sample)]
         for (writer, axis), group in groupby(sorted(shown, key=_writer_and_axis), key=_writer_and_axis):
@@ -169,7 +169,7 @@ class EventFiles:
             self._write(folder, list(stream.events(list(group), self.samples_per_step)))
         return self._state()
 
-    def restart(self, mark: LineBatch) -> dict[str, Any]:
+    def restart(self, mark: JournalEntry) -> dict[str, Any]:
         """Mark where a resumed writer does its steps again."""
         steps = resumed_steps(mark.record)
         for folder, stream in self._streams.items():
@@ -237,7 +237,7 @@ class Stream:
     rewards: dict[str, list[float]] = field(default_factory=dict)
     told: dict[str, list[float]] = field(default_factory=dict)
 
-    def events(self, parcels: Sequence[LineBatch], samples_per_step: int) -> Iterator[Event]:
+    def events(self, parcels: Sequence[JournalEntry], samples_per_step: int) -> Iterator[Event]:
         """What a batch adds to the file."""
         for (session, step), group in groupby(parcels, key=_session_and_step):
             records = [parcel.record for parcel in group]
@@ -289,11 +289,11 @@ class Stream:
                 kept += numbers
 
 
-def _writer_and_axis(parcel: LineBatch) -> tuple[str, str]:
+def _writer_and_axis(parcel: JournalEntry) -> tuple[str, str]:
     return parcel.file.name, getattr(parcel.record, "axis", "train")
 
 
-def _session_and_step(parcel: LineBatch) -> tuple[int, int]:
+def _session_and_step(parcel: JournalEntry) -> tuple[int, int]:
     return parcel.file.session, parcel.record.step  # type: ignore[return-value]
 
 

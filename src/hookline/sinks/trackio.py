@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hookline._engine.errors import MissingExtraError, RefusedError
-from hookline._record.reader import EVERY_AXIS, MAIN, LineBatch, is_resume, resumed_steps
+from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, is_resume, resumed_steps
 from hookline._record.records import Event, Metrics, Sample
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.output_files import loss_of
@@ -94,7 +94,7 @@ class TrackioSink(Sink):
         self._place = Place(storage, project, path, facts, _config(facts, self.group), path.stat().st_ino)
         return self._place.state()
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._place is not None
         if is_resume(parcels[0].record):
             self._place.forget(parcels[0])
@@ -122,7 +122,7 @@ class Place:
         place = {"directory": str(self.path.parent), "database": str(self.path), "inode": self.inode}
         return place | {"run_id": self.facts.key}
 
-    def add(self, parcels: Sequence[LineBatch]) -> None:
+    def add(self, parcels: Sequence[JournalEntry]) -> None:
         """Write what the table does not have yet, in one transaction."""
         rows = [(parcel, values) for parcel in parcels if (values := _values(parcel))]
         if not rows:
@@ -139,7 +139,7 @@ class Place:
         )
         self.config = None
 
-    def forget(self, mark: LineBatch) -> None:
+    def forget(self, mark: JournalEntry) -> None:
         """Take out what the mark's writer wrote past the steps from which it goes on."""
         assert isinstance(mark.record, Event)
         with closing(sqlite3.connect(self.path, timeout=30.0)) as connection, connection:
@@ -149,10 +149,10 @@ class Place:
                     query = f"DELETE FROM {table} WHERE run_id = ? AND step > ? AND substr(log_id, 1, ?) = ?"  # noqa: S608
                     connection.execute(query, (self.facts.key, within_limits(step), len(prefix), prefix))
 
-    def _prefix(self, parcel: LineBatch) -> str:
+    def _prefix(self, parcel: JournalEntry) -> str:
         return f"{self.facts.key}/{parcel.file.name}/"
 
-    def _log_id(self, parcel: LineBatch) -> str:
+    def _log_id(self, parcel: JournalEntry) -> str:
         axis = quote(getattr(parcel.record, "axis", "train"), safe="")
         return f"{self._prefix(parcel)}{axis}/{parcel.id}"
 
@@ -179,7 +179,7 @@ def storage_of(directory: Path | None) -> Any:
     return storage
 
 
-def _values(parcel: LineBatch) -> dict[str, Any]:
+def _values(parcel: JournalEntry) -> dict[str, Any]:
     record = parcel.record
     prefix = "" if parcel.file.name == MAIN else f"{parcel.file.name}/"
     if isinstance(record, Metrics):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError, closest
 from hookline._record.delivery import SINKS_FOLDER
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.run_progress import SPEAKERS, Membership, RunFacts, read_facts
@@ -108,7 +108,7 @@ class WandbSink(Sink):
         )
         return self._state(state["id"])
 
-    def write(self, parcels: Sequence[LineBatch]) -> dict[str, Any]:
+    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
         from hookline.sinks.wandb_run import row
 
         assert self._run is not None
@@ -139,7 +139,7 @@ class WandbSink(Sink):
         if record.status != "heartbeat" and record.time >= self._status_time:
             self._failed, self._status_time = record.status == "failed", record.time
 
-    def _wants(self, parcel: LineBatch) -> bool:
+    def _wants(self, parcel: JournalEntry) -> bool:
         wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
         return isinstance(parcel.record, wanted)
 

@@ -38,7 +38,7 @@ from wandb.sdk.lib import wbauth
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from hookline._engine.errors import RefusedError
-from hookline._record.reader import MAIN, LineBatch
+from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, finite_back
 from hookline.sinks.output_files import finite, histogram, mean
 
@@ -275,9 +275,9 @@ class Numbers:
         self.path, self.following = path, following
         self._begun = {record: number for record, number in _noted(path).items() if number >= following}
 
-    def give(self, parcels: Sequence[LineBatch]) -> list[tuple[int, list[LineBatch]]]:
+    def give(self, parcels: Sequence[JournalEntry]) -> list[tuple[int, list[JournalEntry]]]:
         """The rows of a batch by number; the samples of a writer and axis share one."""
-        rows: dict[int, list[LineBatch]] = {}
+        rows: dict[int, list[JournalEntry]] = {}
         new: dict[Any, int] = {}
         first = max([self.following, *(number + 1 for number in self._begun.values())])
         for parcel in parcels:
@@ -294,7 +294,7 @@ class Numbers:
         aside.replace(self.path)
 
 
-def row(parcels: Sequence[LineBatch], samples_per_step: int) -> tuple[str, dict[str, Any]]:
+def row(parcels: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, dict[str, Any]]:
     """The name that a row's step goes by, and its values by name."""
     parcel = parcels[-1]
     record = parcel.record
@@ -313,7 +313,7 @@ def row(parcels: Sequence[LineBatch], samples_per_step: int) -> tuple[str, dict[
     return step, values | {step: record.step, "_timestamp": record.time} if values else {}
 
 
-def _row_of(parcel: LineBatch) -> Any:
+def _row_of(parcel: JournalEntry) -> Any:
     return (parcel.file.name, parcel.record.axis) if isinstance(parcel.record, Sample) else parcel.id
 
 

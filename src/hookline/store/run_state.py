@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.records import Event, Metrics
 from hookline._record.segment import File
 from hookline.sinks.run_progress import within_limits
@@ -45,7 +45,7 @@ class ReadState(msgspec.Struct):
     clocks: dict[str, float] = {}
     replaced: int = 0
 
-    def note(self, parcel: LineBatch) -> None:
+    def note(self, parcel: JournalEntry) -> None:
         """Take note of what a record says besides its rows."""
         record, writer = parcel.record, parcel.file.writer
         before = self.times.get(writer)
@@ -58,7 +58,7 @@ class ReadState(msgspec.Struct):
             count = record.data.get("count")
             self.lost += within_limits(count) if isinstance(count, int) else 0
 
-    def order(self, parcel: LineBatch) -> float | None:
+    def order(self, parcel: JournalEntry) -> float | None:
         """The time by which a row of metrics comes behind what its writer recorded before; None where its own does so.
 
         Rows of one writer are in the order of its journal, its sessions one behind the other. Those of processes that

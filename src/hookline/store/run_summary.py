@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hookline._record import run_directory
-from hookline._record.reader import COURIER, FINAL, JOURNAL, MAIN, LineBatch
+from hookline._record.reader import COURIER, FINAL, JOURNAL, MAIN, JournalEntry
 from hookline._record.records import AnyRecord, Event, LogLine, Metrics, Status, clean, decode, finite_back
 from hookline._record.segment import File
 from hookline.sinks.run_progress import RunProgress
@@ -83,7 +83,7 @@ def summarize(found: list[File]) -> RunSummary:
     return RunSummary()
 
 
-def _glance(parcels: list[LineBatch], courier: list[LineBatch]) -> RunSummary:
+def _glance(parcels: list[JournalEntry], courier: list[JournalEntry]) -> RunSummary:
     standing, seen = RunProgress(), RunSummary()
     began = parcels[0].record.time
     _note(parcels, standing, seen)
@@ -98,7 +98,7 @@ def _glance(parcels: list[LineBatch], courier: list[LineBatch]) -> RunSummary:
     return seen
 
 
-def _note(parcels: list[LineBatch], standing: RunProgress, seen: RunSummary) -> None:
+def _note(parcels: list[JournalEntry], standing: RunProgress, seen: RunSummary) -> None:
     for parcel in parcels:
         record = parcel.record
         seen.last_seen = record.time
@@ -114,7 +114,7 @@ def _note(parcels: list[LineBatch], standing: RunProgress, seen: RunSummary) -> 
         standing.note(parcel)
 
 
-def _main_parcels(found: list[File]) -> Iterator[LineBatch]:
+def _main_parcels(found: list[File]) -> Iterator[JournalEntry]:
     """The ends of what one session wrote; forked children, which write little, come first."""
     writers: dict[str, list[File]] = {}
     for file in found:
@@ -123,17 +123,17 @@ def _main_parcels(found: list[File]) -> Iterator[LineBatch]:
         yield from _ends(own[0], own[-1])
 
 
-def _courier_parcels(found: list[File]) -> list[LineBatch]:
+def _courier_parcels(found: list[File]) -> list[JournalEntry]:
     own = [file for file in found if file.name == COURIER]
     return list(_ends(own[0], own[-1])) if own else []
 
 
-def _ends(first: File, last: File) -> Iterator[LineBatch]:
+def _ends(first: File, last: File) -> Iterator[JournalEntry]:
     tail, begin = _tail(last)
     head_end = _HEAD if first.path != last.path else min(_HEAD, begin)
     for file, lines in ((first, _head(first.path, head_end)), (last, tail)):
         for record in lines:
-            yield LineBatch(record, file, 0, 0)
+            yield JournalEntry(record, file, 0, 0)
 
 
 def _head(path: Path, limit: int) -> list[AnyRecord]:

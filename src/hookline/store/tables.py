@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from hookline._record.reader import LineBatch
+from hookline._record.reader import JournalEntry
 from hookline._record.records import HOOKS_COST, HOOKS_PLAN, Event, LogLine, Metrics, Rewards, Sample, Status, clean
 from hookline.store.run_info import RunInfo
 
@@ -223,7 +223,7 @@ class Rows:
         self.tables: dict[str, list[Row]] = {name: [] for name in TABLES}
         self.count = 0
 
-    def add(self, parcel: LineBatch, order: float | None = None) -> None:
+    def add(self, parcel: JournalEntry, order: float | None = None) -> None:
         """Take a record in.
 
         Args:

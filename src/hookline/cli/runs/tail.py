@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from hookline._record.reader import MAIN, LineBatch, Reader, journal_directory, label
+from hookline._record.reader import MAIN, JournalEntry, Reader, journal_directory, label
 from hookline._record.recorder import cleaned
 from hookline._record.records import Event, LogLine, Metrics, Sample, Status
 from hookline._record.terminal import one_line, printable_json
@@ -72,10 +72,10 @@ def tail_command(
 
 def _follow(place: Place, printer: "_Printer", lines: int) -> str:
     """Print until the run is over, and say how it is."""
-    earlier: deque[LineBatch] | None = deque(maxlen=lines)
+    earlier: deque[JournalEntry] | None = deque(maxlen=lines)
     word = ""
     for news in following(place):
-        if isinstance(news, LineBatch):
+        if isinstance(news, JournalEntry):
             if not printer.choice.shows(news):
                 continue
             if earlier is not None:
@@ -97,7 +97,7 @@ def following(
     *,
     liveness: Liveness | None = None,
     sleep: Callable[[float], object] = time.sleep,
-) -> Iterator[LineBatch | str]:
+) -> Iterator[JournalEntry | str]:
     """A run's records as they are written; and whenever all are given, the word that says how it is.
 
     It ends when the run is over. One that said so in an earlier session and was taken up again is not.
@@ -129,7 +129,7 @@ class _Choice:
     def __init__(self, metrics: list[str], *, samples: bool, events: bool) -> None:
         self._metrics, self._samples, self._events = metrics, samples, events
 
-    def shows(self, parcel: LineBatch) -> bool:
+    def shows(self, parcel: JournalEntry) -> bool:
         """Whether a record is shown."""
         match parcel.record:
             case Metrics(values=values):
@@ -158,7 +158,7 @@ class _Printer:
         self.choice, self._as_json = choice, as_json
         self._out = console()
 
-    def print_record(self, parcel: LineBatch) -> None:
+    def print_record(self, parcel: JournalEntry) -> None:
         """Print a record."""
         if self._as_json:
             document = {"writer": parcel.file.name, **msgspec.to_builtins(cleaned(parcel.record))}
@@ -182,7 +182,7 @@ class _Printer:
             self._print(msgspec.json.encode(document).decode() if self._as_json else text)
 
 
-def _text(parcel: LineBatch, choice: _Choice) -> Text:
+def _text(parcel: JournalEntry, choice: _Choice) -> Text:
     record = parcel.record
     text = Text(time.strftime("%H:%M:%S", time.localtime(record.time)), style="dim")
     line = Text.assemble(text, f"  {parcel.file.name}" if parcel.file.name != MAIN else "")
