@@ -61,7 +61,7 @@ class Options:
     @property
     def bridge(self) -> set[str]:
         """The framework that it is for, which a file that means it mentions; several call theirs the same."""
-        return set(re.findall(r"^hookline\.integrations\.(\w+)", self.place)) - {"foreign", "ingest"}
+        return set(re.findall(r"^hookline\.integrations\.(\w+)", self.place))
 
 
 def public_options(package: Package) -> list[Options]:

@@ -1,4 +1,4 @@
-"""What ``hookline runs export`` wrote comes back as the runs that it was written of."""
+"""Importing the tables that ``hookline runs export`` wrote."""
 
 import json
 import math
@@ -66,14 +66,14 @@ def rows(run, what, root):
 
 @pytest.mark.parametrize("what", TABLES)
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_exported_table_comes_back_with_the_same_rows(tmp_path, what, notation):
+def test_exported_table_round_trips(tmp_path, what, notation):
     directory = record()
     (run,) = import_runs(export(directory, what, tmp_path / f"out.{notation}"), root="again")
     assert (run.name, run.format, run.skipped_count) == (f"default/{directory.name}", "hookline", 0)
     assert rows(run.directory, what, "again") == rows(directory, what, "runs") != []
 
 
-def test_values_of_one_moment_are_one_row_by_time_and_writers_stay(tmp_path):
+def test_values_logged_together_become_one_row_of_their_writer(tmp_path):
     directory = record()
     (run,) = import_runs(export(directory, "metrics", tmp_path / "out.csv"), root="again")
     kept = [
@@ -122,7 +122,7 @@ def test_tables_of_one_run_in_a_directory_become_one_run(tmp_path):
     assert {left.what.rpartition("/")[2] for left in run.left} == {"same.jsonl", "hooks.csv"}
 
 
-def test_run_that_failed_is_one_that_failed_when_its_events_come_back(tmp_path):
+def test_status_of_a_failed_run_is_restored_from_its_events(tmp_path):
     with pytest.raises(RuntimeError), hl.run("bad", summary=False) as run:
         raise RuntimeError("no luck")
     (made,) = import_runs(export(run.dir, "events", tmp_path / "out.jsonl"), root="again")
@@ -132,7 +132,7 @@ def test_run_that_failed_is_one_that_failed_when_its_events_come_back(tmp_path):
 
 @pytest.mark.parametrize("what", ["hooks", "rewards", "logs"])
 @pytest.mark.parametrize("notation", ["csv", "parquet"])
-def test_table_of_which_no_run_can_be_made_says_which_are_accepted(tmp_path, what, notation):
+def test_other_tables_are_refused_with_the_accepted_ones(tmp_path, what, notation):
     file = export(record(), what, tmp_path / f"out.{notation}")
     with pytest.raises(
         ConfigError, match=f"holds hookline's table '{what}'.*Accepted are whole tables of metrics, sam"
@@ -148,14 +148,14 @@ def test_table_of_which_no_run_can_be_made_says_which_are_accepted(tmp_path, wha
         ("run,writer,axis,step,time,name,value,text,rank", "table 'metrics', with 'rank' added"),
     ],
 )
-def test_result_of_a_query_is_refused_unless_taken_for_any_table(tmp_path, columns, said):
+def test_query_result_is_refused_unless_read_as_plain_csv(tmp_path, columns, said):
     (tmp_path / "out.csv").write_text(columns + "\n" + ",".join("1" for _ in columns.split(",")) + "\n")
     with pytest.raises(ConfigError, match=rf"{said}.*--format csv reads it like any other CSV file\.$"):
         import_runs(tmp_path / "out.csv")
     assert [each.format for each in detect(tmp_path / "out.csv", format="csv")] == ["csv"]
 
 
-def test_rows_that_are_broken_are_named_and_the_rest_is_read(tmp_path):
+def test_broken_rows_are_skipped_and_reported(tmp_path):
     good = {
         "run": "a",
         "writer": "main",
@@ -172,22 +172,22 @@ def test_rows_that_are_broken_are_named_and_the_rest_is_read(tmp_path):
     (tmp_path / "out.jsonl").write_text("\n".join([*lines, '{"run": "b']))
     first, second = import_runs(tmp_path / "out.jsonl")
     assert [(run.rows, run.skipped_count) for run in (first, second)] == [(1, 6), (1, 0)]
-    assert "step='soon' is no whole number" in [skip.reason for skip in first.skipped]
+    assert "step='soon' is not a whole number" in [skip.reason for skip in first.skipped]
 
 
-def test_table_without_rows_says_so(tmp_path):
+def test_table_without_rows_is_refused(tmp_path):
     (tmp_path / "out.csv").write_text("run,writer,axis,step,time,name,value,text\n")
-    with pytest.raises(ConfigError, match="the tables in it have no rows"):
+    with pytest.raises(ConfigError, match="the tables have no rows"):
         import_runs(tmp_path / "out.csv")
 
 
-def test_file_of_any_name_is_taken_where_the_format_is_given(tmp_path):
+def test_file_with_any_suffix_is_read_if_the_format_is_given(tmp_path):
     file = export(record(), "metrics", tmp_path / "out.csv").rename(tmp_path / "numbers [1]")
     parquet = export(record(), "metrics", tmp_path / "out [1].parquet")
     assert [run.rows for path in (file, parquet) for run in import_runs(path, format="hookline")] == [4, 4]
 
 
-def test_parquet_without_duckdb_says_what_to_install(tmp_path, monkeypatch):
+def test_parquet_without_duckdb_names_the_extra(tmp_path, monkeypatch):
     file = export(record(), "metrics", tmp_path / "out.parquet")
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[ui\]'"):

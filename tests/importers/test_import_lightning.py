@@ -1,4 +1,4 @@
-"""Lightning's `CSVLogger` as a run: its sparse table, and its settings without running what they name."""
+"""Importing Lightning's `CSVLogger` files: sparse metrics, and settings that must not run code."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def config(run):
     return json.loads((run.directory / "run.json").read_text())["config"]
 
 
-def test_metrics_table_gives_the_values_that_were_logged_and_the_settings(version):
+def test_metrics_and_settings_are_imported(version):
     (run,) = import_runs(version)
     assert (run.name, run.format, run.rows) == ("version_0", "lightning", 4)
     assert str(rows(run)) == str(
@@ -58,14 +58,14 @@ def test_metrics_table_gives_the_values_that_were_logged_and_the_settings(versio
     assert config(run) == {"lr": 0.1 + 0.2, "layers": 2, "name": "tiny"}
 
 
-def test_versions_of_a_logger_become_runs_of_their_own(version):
+def test_each_version_of_a_logger_becomes_a_run(version):
     logger = loggers.CSVLogger(str(version.parents[1]), name="lightning_logs")
     logger.log_metrics({"loss": 1.0}, step=1)
     logger.save()
     assert [run.name for run in import_runs(version.parent)] == ["version_0", "version_1"]
 
 
-def test_table_beside_event_files_of_the_same_training_takes_their_times_only(version):
+def test_metrics_beside_event_files_take_only_their_times(version):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     with tensorboard.SummaryWriter(str(version)) as writer:
         for step, loss in ((0, 1 / 3), (9, math.nan), (19, 1e-30)):
@@ -77,7 +77,7 @@ def test_table_beside_event_files_of_the_same_training_takes_their_times_only(ve
     assert found[0].values["train_loss"] == 1 / 3
 
 
-def test_settings_with_python_tags_are_taken_as_plain_data_and_nothing_is_run(version, tmp_path):
+def test_settings_with_python_tags_are_read_as_plain_data(version, tmp_path):
     (version / "hparams.yaml").write_text(DANGEROUS)
     (run,) = import_runs(version)
     assert config(run) == {
@@ -91,7 +91,7 @@ def test_settings_with_python_tags_are_taken_as_plain_data_and_nothing_is_run(ve
     assert not (tmp_path / "pwned").exists()
 
 
-def test_settings_that_real_objects_left_are_read(version):
+def test_settings_of_real_objects_are_read(version):
     (version / "hparams.yaml").write_text(yaml.dump({"range": (1, 2), "pi": math.pi, "none": None}))
     (run,) = import_runs(version)
     assert config(run) == {"range": [1, 2], "pi": math.pi, "none": None}
@@ -106,15 +106,15 @@ def test_settings_that_real_objects_left_are_read(version):
     ],
     ids=["torn", "endless", "exploding"],
 )
-def test_settings_that_cannot_be_read_are_named_and_the_metrics_imported(version, text):
+def test_unreadable_settings_are_reported_and_metrics_imported(version, text):
     (version / "hparams.yaml").write_text(text)
     (run,) = import_runs(version)
     assert (run.rows, config(run), [skip.place for skip in run.skipped]) == (4, {}, [str(version / "hparams.yaml")])
 
 
-def test_last_line_without_an_end_is_named_and_left_out(version):
+def test_unterminated_last_line_is_skipped(version):
     table = version / "metrics.csv"
     table.write_text(table.read_text().rstrip()[:-2])
     (run,) = import_runs(version)
     assert run.rows == 3
-    assert run.skipped == ((f"{table}, line 5", "the last line has no end: it is cut off"),)
+    assert run.skipped == ((f"{table}, line 5", "the last line is cut off"),)

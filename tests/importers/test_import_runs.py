@@ -1,4 +1,4 @@
-"""What every import promises: a run like any other, once, complete or not at all."""
+"""What every import guarantees: a readable run, imported once, complete or not at all."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def everything(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()) if root.exists() else None
 
 
-def test_imported_run_is_a_run_like_any_other(source, tmp_path):
+def test_imported_run_can_be_read_like_any_run(source, tmp_path):
     (run,) = import_runs(source, root=tmp_path / "runs", project="papers", name="baseline")
     assert run.directory.parent == tmp_path / "runs" / "papers"
     kinds = [(record.__class__.__name__, record.time) for record in hl.read(run.directory)]
@@ -46,7 +46,7 @@ def test_imported_run_is_a_run_like_any_other(source, tmp_path):
     assert list(hl.follow(run.directory))[-1].status == "finished"
 
 
-def test_run_json_says_where_the_run_came_from(source):
+def test_run_json_describes_the_origin(source):
     (run,) = import_runs(source, name="baseline")
     told = facts(run)
     assert (told["id"], told["name"], told["project"]) == (run.directory.name, "baseline", "imported")
@@ -69,7 +69,7 @@ def test_imported_run_is_delivered_to_sinks(source):
     ]
 
 
-def test_the_same_contents_are_imported_once_wherever_they_lie(source, tmp_path):
+def test_same_contents_are_imported_once_from_any_path(source, tmp_path):
     (first,) = import_runs(source, name="first name")
     moved = tmp_path / "elsewhere" / "exp.csv"
     moved.parent.mkdir()
@@ -79,13 +79,13 @@ def test_the_same_contents_are_imported_once_wherever_they_lie(source, tmp_path)
     assert len(list((tmp_path / "runs" / "imported").iterdir())) == 1
 
 
-def test_the_same_contents_are_imported_again_when_asked_for(source):
+def test_same_contents_are_imported_again_on_request(source):
     (first,) = import_runs(source)
     (second,) = import_runs(source, again=True)
     assert (second.already, second.directory != first.directory, second.rows) == (False, True, 3)
 
 
-def test_contents_that_grew_are_imported_anew(source):
+def test_grown_contents_are_imported_as_a_new_run(source):
     (first,) = import_runs(source)
     with source.open("a") as file:
         file.write("4,1003.0,0.1\n")
@@ -93,7 +93,7 @@ def test_contents_that_grew_are_imported_anew(source):
     assert (second.already, second.rows, second.directory != first.directory) == (False, 4, True)
 
 
-def test_trial_reads_everything_and_writes_nothing(source, tmp_path):
+def test_dry_run_reads_everything_and_writes_nothing(source, tmp_path):
     with source.open("a") as file:
         file.write("x,1003.0,0.1\n")
     (run,) = import_runs(source, dry_run=True)
@@ -101,7 +101,7 @@ def test_trial_reads_everything_and_writes_nothing(source, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_import_that_fails_halfway_leaves_nothing_behind(source, tmp_path):
+def test_failed_import_leaves_no_files(source, tmp_path):
     def fail(read, total):
         raise RuntimeError("out of patience")
 
@@ -110,7 +110,7 @@ def test_import_that_fails_halfway_leaves_nothing_behind(source, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_import_that_fails_leaves_other_runs_alone(source, tmp_path):
+def test_failed_import_keeps_other_runs(source, tmp_path):
     import_runs(source)
     before = everything(tmp_path / "runs")
     with pytest.raises(ConfigError, match=r"project='a/b': give a name without '/'"):
@@ -118,7 +118,7 @@ def test_import_that_fails_leaves_other_runs_alone(source, tmp_path):
     assert everything(tmp_path / "runs") == before
 
 
-def test_what_a_killed_import_left_is_taken_away_by_the_next(source, tmp_path):
+def test_leftovers_of_a_killed_import_are_removed_by_the_next(source, tmp_path):
     left = tmp_path / "runs" / ".import-dead" / "imported" / "2026-01-01-calm-owl-1"
     left.mkdir(parents=True)
     (tmp_path / "runs" / ".import-dead" / "lock").touch()
@@ -126,7 +126,7 @@ def test_what_a_killed_import_left_is_taken_away_by_the_next(source, tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["imported"]
 
 
-def test_import_that_is_still_going_on_is_left_alone(source, tmp_path):
+def test_import_in_progress_is_not_removed(source, tmp_path):
     other = tmp_path / "runs" / ".import-alive"
     other.mkdir(parents=True)
     run_directory.hold(other)
@@ -149,26 +149,26 @@ def test_several_runs_with_a_name_are_numbered(source, tmp_path):
     assert [run.name for run in import_runs(source.parent, name="try")] == ["try-1", "try-2"]
 
 
-def test_directory_with_nothing_in_it_says_what_was_found_and_what_is_accepted(tmp_path):
+def test_directory_without_importable_files_lists_found_and_accepted(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "notes.txt").write_text("hello")
-    with pytest.raises(ConfigError, match=r"There are notes\.txt") as caught:
+    with pytest.raises(ConfigError, match=r"It has notes\.txt") as caught:
         import_runs(tmp_path / "work")
     assert all(name in str(caught.value) for name in FORMATS)
 
 
-def test_file_of_an_unknown_format_says_what_is_accepted(tmp_path):
+def test_file_of_an_unknown_format_lists_the_accepted_ones(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"\0\1\2")
-    with pytest.raises(ConfigError, match="none of the formats that can be imported. Accepted are tensorboard: "):
+    with pytest.raises(ConfigError, match="not in a format that can be imported. Accepted are tensorboard: "):
         import_runs(tmp_path / "weights.bin")
 
 
-def test_path_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="there is no such file or directory"):
+def test_missing_path_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no such file or directory"):
         import_runs(tmp_path / "nowhere")
 
 
-def test_format_that_does_not_exist_names_the_closest(source):
+def test_unknown_format_suggests_the_closest(source):
     with pytest.raises(UnknownNameError, match="Did you mean 'tensorboard'"):
         import_runs(source, format="tensorbord")
 
@@ -176,45 +176,45 @@ def test_format_that_does_not_exist_names_the_closest(source):
 def test_run_of_hookline_is_not_imported(tmp_path):
     with hl.run("own", sinks=["csv"], summary=False) as made:
         made.log(loss=1.0)
-    with pytest.raises(ConfigError, match="is a run of hookline already"):
+    with pytest.raises(ConfigError, match="is already a hookline run"):
         import_runs(made.dir)
     with pytest.raises(ConfigError, match="holds nothing that can be imported"):
         import_runs(tmp_path / "runs")
 
 
-def test_files_in_which_nothing_can_be_read_are_an_error_that_says_why(tmp_path):
+def test_files_without_readable_rows_are_refused_with_reasons(tmp_path):
     (tmp_path / "exp.csv").write_text("step,loss\nx,1\n")
-    with pytest.raises(ConfigError, match=r"exp\.csv, line 2: step='x' is no whole number"):
+    with pytest.raises(ConfigError, match=r"exp\.csv, line 2: step='x' is not a whole number"):
         import_runs(tmp_path / "exp.csv")
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_of_several_that_cannot_be_read_does_not_keep_the_others(source):
+def test_unreadable_run_does_not_prevent_the_others(source):
     (source.parent / "broken.csv").write_text("step,loss\nx,1\n")
     broken, good = import_runs(source.parent)
     assert (broken.directory, broken.skipped_count, good.rows) == (None, 1, 3)
 
 
-def test_only_the_format_that_was_asked_for_is_taken(source):
+def test_only_the_given_format_is_imported(source):
     state = {"log_history": [{"loss": 1.0, "step": 1}], "global_step": 1}
     (source.parent / "trainer_state.json").write_text(json.dumps(state))
     assert [run.format for run in detect(source.parent)] == ["transformers"]
     assert [(run.format, run.name) for run in detect(source.parent, format="csv")] == [("csv", "exp")]
 
 
-def test_table_beside_a_training_is_left_and_said(source):
+def test_table_beside_a_training_is_reported_as_left(source):
     state = {"log_history": [{"loss": 1.0, "step": 1}], "global_step": 1}
     (source.parent / "trainer_state.json").write_text(json.dumps(state))
     (run,) = import_runs(source.parent)
-    assert (run.rows, run.left) == (1, ((str(source), "a table of its own: give it alone"),))
+    assert (run.rows, run.left) == (1, ((str(source), "a separate table: import it by itself"),))
 
 
-def test_broken_link_is_passed_over(source):
+def test_broken_link_is_ignored(source):
     (source.parent / "gone.csv").symlink_to(source.parent / "nowhere.csv")
     assert [run.name for run in import_runs(source.parent)] == ["exp"]
 
 
-def test_event_files_without_tensorboard_installed_say_what_to_install(tmp_path, monkeypatch):
+def test_event_files_without_tensorboard_name_the_extra(tmp_path, monkeypatch):
     (tmp_path / "events.out.tfevents.1").touch()
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[tensorboard\]'"):
@@ -222,7 +222,7 @@ def test_event_files_without_tensorboard_installed_say_what_to_install(tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
-def test_completions_without_pyarrow_are_left_beside_a_state_that_can_be_read(tmp_path, monkeypatch):
+def test_completions_without_pyarrow_are_left_beside_a_readable_state(tmp_path, monkeypatch):
     work = tmp_path / "grpo"
     (work / "completions").mkdir(parents=True)
     (work / "completions" / "completions_00001.parquet").touch()

@@ -1,4 +1,4 @@
-"""TensorBoard's event files as runs, written by torch's `SummaryWriter` and by hookline's own sink."""
+"""Importing TensorBoard event files of `SummaryWriter` and of hookline's sink."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def one_file(directory):
 
 
 @pytest.mark.parametrize("new_style", [False, True], ids=["simple_value", "tensor"])
-def test_event_files_give_every_scalar_with_its_step_and_time(tmp_path, new_style):
+def test_event_files_keep_every_scalar_with_step_and_time(tmp_path, new_style):
     write(tmp_path / "exp", [("loss", 0.5, 1), ("loss", math.inf, 2), ("loss", -math.inf, 3)], new_style=new_style)
     (run,) = import_runs(tmp_path / "exp")
     assert (run.name, run.format, run.rows, run.skipped) == ("exp", "tensorboard", 3, ())
@@ -51,7 +51,7 @@ def test_event_files_give_every_scalar_with_its_step_and_time(tmp_path, new_styl
     ]
 
 
-def test_event_file_with_nan_keeps_it(tmp_path):
+def test_event_file_keeps_nan(tmp_path):
     write(tmp_path / "exp", [("loss", math.nan, 1)])
     (run,) = import_runs(tmp_path / "exp")
     assert math.isnan(rows(run)[0][3]["loss"])
@@ -83,13 +83,13 @@ def test_train_and_validation_directories_become_one_run_with_prefixes(tmp_path)
     ]
 
 
-def test_other_directories_beside_each_other_become_runs_of_their_own(tmp_path):
+def test_sibling_directories_become_separate_runs(tmp_path):
     for name in ("a", "b"):
         write(tmp_path / "logs" / name, [("loss", 0.5, 1)])
     assert [run.name for run in import_runs(tmp_path / "logs")] == ["a", "b"]
 
 
-def test_directories_that_add_scalars_makes_belong_to_their_run(tmp_path):
+def test_directories_of_add_scalars_belong_to_their_run(tmp_path):
     with SummaryWriter(str(tmp_path / "exp")) as writer:
         writer.add_scalar("loss", 0.5, 1)
         writer.add_scalars("both", {"a": 1.0, "b": 2.0}, 1)
@@ -98,7 +98,7 @@ def test_directories_that_add_scalars_makes_belong_to_their_run(tmp_path):
     assert found == {"loss": 0.5, "both_a/both": 1.0, "both_b/both": 2.0}
 
 
-def test_texts_are_events_and_hyperparameters_the_configuration_and_pictures_are_left(tmp_path):
+def test_texts_become_events_hyperparameters_config_and_histograms_are_left(tmp_path):
     torch = pytest.importorskip("torch")
     with SummaryWriter(str(tmp_path / "exp")) as writer:
         writer.add_text("note", "it begins", 3)
@@ -111,7 +111,7 @@ def test_texts_are_events_and_hyperparameters_the_configuration_and_pictures_are
     assert [left.what for left in run.left] == ["histograms"]
 
 
-def test_steps_that_a_writer_did_again_count_once_as_on_tensorboards_page(tmp_path):
+def test_repeated_steps_replace_the_earlier_ones(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write(tmp_path / "exp", [("loss", float(step), step) for step in range(1, 6)])
@@ -126,7 +126,7 @@ def test_steps_that_a_writer_did_again_count_once_as_on_tensorboards_page(tmp_pa
     assert [step for step, _, _ in expected] == [1, 2, 3, 4, 5, 6]
 
 
-def test_event_file_with_a_torn_end_names_it_and_gives_the_rest(tmp_path):
+def test_event_file_with_a_torn_end_keeps_the_records_before_it(tmp_path):
     file = one_file(write(tmp_path / "exp", [("loss", float(step), step) for step in range(5)]))
     file.write_bytes(file.read_bytes()[:-7])
     (run,) = import_runs(tmp_path / "exp")
@@ -135,7 +135,7 @@ def test_event_file_with_a_torn_end_names_it_and_gives_the_rest(tmp_path):
     assert (place.startswith(f"{file}, byte "), reason) == (True, "the last record is cut off")
 
 
-def test_event_file_with_a_damaged_record_leaves_out_that_one(tmp_path):
+def test_event_file_with_a_damaged_record_skips_it(tmp_path):
     file = one_file(write(tmp_path / "exp", [("loss", float(step), step) for step in range(5)]))
     content = bytearray(file.read_bytes())
     content[-10] ^= 0xFF
@@ -143,11 +143,11 @@ def test_event_file_with_a_damaged_record_leaves_out_that_one(tmp_path):
     (run,) = import_runs(tmp_path / "exp")
     assert ([step for _, step, _, _ in rows(run)], run.skipped[0].reason) == (
         [0, 1, 2, 3],
-        "a record is damaged; it is left out",
+        "a record is damaged; it is skipped",
     )
 
 
-def test_event_file_with_a_damaged_length_names_where_the_rest_is_lost(tmp_path):
+def test_event_file_with_a_damaged_length_skips_the_rest(tmp_path):
     file = one_file(write(tmp_path / "exp", [("loss", float(step), step) for step in range(5)]))
     good = file.read_bytes()
     file.write_bytes(good + b"\x01" * 40)
@@ -155,7 +155,7 @@ def test_event_file_with_a_damaged_length_names_where_the_rest_is_lost(tmp_path)
     assert (run.rows, run.skipped[0].place) == (5, f"{file}, byte {len(good)}")
 
 
-def test_what_hooklines_own_sink_wrote_comes_back_with_its_axes(tmp_path):
+def test_files_of_the_tensorboard_sink_round_trip_with_axes(tmp_path):
     with hl.run("own", sinks=["tensorboard"], summary=False) as made:
         for step in made.steps(3):
             made.log(loss=float(step), note="ok")
@@ -165,20 +165,20 @@ def test_what_hooklines_own_sink_wrote_comes_back_with_its_axes(tmp_path):
     assert sorted(rows(run), key=str) == sorted(recorded, key=str)
 
 
-def test_a_single_event_file_is_a_run_named_after_its_directory(tmp_path):
+def test_single_event_file_becomes_a_run_named_after_its_directory(tmp_path):
     file = one_file(write(tmp_path / "exp", [("loss", 0.5, 1)]))
     (found,) = detect(file)
     assert (found.name, found.format, found.files) == ("exp", "tensorboard", [file])
 
 
-def test_hparams_of_lightnings_tensorboard_logger_are_the_configuration(tmp_path):
+def test_hparams_of_lightnings_tensorboard_logger_become_the_config(tmp_path):
     write(tmp_path / "version_0", [("loss", 0.5, 1)])
     (tmp_path / "version_0" / "hparams.yaml").write_text("lr: 0.5\n")
     (run,) = import_runs(tmp_path / "version_0")
     assert facts(run)["config"] == {"lr": 0.5}
 
 
-def test_event_file_cut_off_anywhere_gives_the_values_before_the_cut(tmp_path):
+def test_event_file_cut_off_anywhere_keeps_the_values_before_the_cut(tmp_path):
     whole = one_file(write(tmp_path / "exp", [("loss", float(step), step) for step in range(6)])).read_bytes()
     for size in range(len(whole) // 2, len(whole), 7):
         cut = tmp_path / f"cut-{size}" / "events.out.tfevents.1"

@@ -1,4 +1,4 @@
-"""Hugging Face's trainer state as a run, alone and with the event files and completions of the same training."""
+"""Importing Hugging Face's trainer state, alone and with event files and completions of the same training."""
 
 import json
 import math
@@ -73,7 +73,7 @@ def as_logged(row):
     return {**row.values, "step": row.step}
 
 
-def test_trainer_state_gives_its_history_with_evaluations_on_their_axis(training):
+def test_trainer_state_history_puts_evaluations_on_the_eval_axis(training):
     (run,) = import_runs(training / "trainer_state.json")
     logged = history(training / "trainer_state.json")
     assert (run.format, run.rows, [as_logged(row) for row in rows(run)]) == ("transformers", len(logged), logged)
@@ -81,7 +81,7 @@ def test_trainer_state_gives_its_history_with_evaluations_on_their_axis(training
     assert {row.time for row in rows(run)} == {(training / "trainer_state.json").stat().st_mtime}
 
 
-def test_trainer_state_tells_the_best_evaluation_and_the_settings(training):
+def test_trainer_state_gives_best_evaluation_and_settings(training):
     (run,) = import_runs(training / "trainer_state.json")
     state = json.loads((training / "trainer_state.json").read_text())
     facts = json.loads((run.directory / "run.json").read_text())
@@ -103,7 +103,7 @@ def test_output_directory_becomes_one_run_with_full_values_and_the_event_files_t
     assert any("trainer_state.json has them as well" in left.reason for left in run.left)
 
 
-def test_output_directory_without_a_state_of_its_own_takes_the_latest_checkpoint_and_later_events(training):
+def test_output_directory_without_state_uses_the_latest_checkpoint_and_later_events(training):
     (training / "trainer_state.json").unlink()
     shutil.rmtree(training / "checkpoint-6")
     (run,) = import_runs(training)
@@ -115,7 +115,7 @@ def test_output_directory_without_a_state_of_its_own_takes_the_latest_checkpoint
     assert "states of other checkpoints" in [left.what for left in run.left]
 
 
-def test_state_that_is_torn_is_named_and_the_checkpoint_before_it_is_taken(training):
+def test_torn_state_is_reported_and_the_previous_checkpoint_used(training):
     shutil.rmtree(training / "runs")
     (training / "trainer_state.json").unlink()
     torn = training / "checkpoint-6" / "trainer_state.json"
@@ -125,13 +125,13 @@ def test_state_that_is_torn_is_named_and_the_checkpoint_before_it_is_taken(train
     assert run.skipped[0].place.startswith(f"{torn}, line ")
 
 
-def test_state_older_than_a_checkpoint_gives_way_to_it(training):
+def test_checkpoint_newer_than_the_state_wins(training):
     shutil.copy(training / "checkpoint-2" / "trainer_state.json", training / "trainer_state.json")
     (run,) = import_runs(training, format="transformers")
     assert [as_logged(row) for row in rows(run)] == history(training / "checkpoint-6" / "trainer_state.json")
 
 
-def test_state_with_odd_rows_names_them_and_keeps_what_is_not_finite(tmp_path):
+def test_state_with_invalid_rows_skips_them_and_keeps_non_finite_values(tmp_path):
     odd = [{"loss": math.nan, "step": 1}, {"loss": 1.0}, "text", {"loss": math.inf, "table": [1, 2], "step": 2}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": odd, "global_step": 2}))
     (run,) = import_runs(tmp_path / "trainer_state.json")
@@ -143,7 +143,7 @@ def test_state_with_odd_rows_names_them_and_keeps_what_is_not_finite(tmp_path):
     ]
 
 
-def test_evaluation_with_a_prefix_of_its_own_is_on_the_axis_eval(tmp_path):
+def test_evaluation_with_a_custom_prefix_is_on_the_eval_axis(tmp_path):
     logged = [{"heldout_loss": 0.5, "heldout_runtime": 1.0, "heldout_samples_per_second": 2.0, "epoch": 1, "step": 4}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": logged}))
     (run,) = import_runs(tmp_path / "trainer_state.json")

@@ -1,4 +1,4 @@
-"""TRL's tables of completions as samples, of a real training and written as TRL writes them."""
+"""Importing TRL's completion tables, from a real training and written as TRL writes them."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def grpo(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_grpo_training_becomes_one_run_of_its_state_its_event_files_and_its_completions(grpo):
+def test_grpo_training_becomes_one_run_of_state_events_and_completions(grpo):
     (run,) = import_runs(grpo)
     logged = json.loads((grpo / "trainer_state.json").read_text())["log_history"]
     metrics = [record for record in hl.read(run.directory) if record.__class__.__name__ == "Metrics"]
@@ -91,7 +91,7 @@ def test_grpo_training_becomes_one_run_of_its_state_its_event_files_and_its_comp
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_samples_stand_between_the_rows_of_their_steps_with_their_times(grpo):
+def test_samples_are_merged_with_rows_by_step_with_their_times(grpo):
     (run,) = import_runs(grpo)
     kinds = [(r.__class__.__name__, r.step) for r in hl.read(run.directory) if hasattr(r, "axis")]
     assert kinds.index(("Sample", 1)) < kinds.index(("Metrics", 2)) < kinds.index(("Sample", 3))
@@ -99,7 +99,7 @@ def test_samples_stand_between_the_rows_of_their_steps_with_their_times(grpo):
     assert times["Sample", 2] == times["Metrics", 2]
 
 
-def test_completions_alone_become_samples_with_columns_of_floats_as_rewards(tmp_path):
+def test_completions_alone_use_float_columns_as_rewards(tmp_path):
     file = write(tmp_path / "completions", 7, simple(7) | {"note": ["x"]})
     (run,) = import_runs(tmp_path / "completions")
     (sample,) = samples(run)
@@ -108,7 +108,7 @@ def test_completions_alone_become_samples_with_columns_of_floats_as_rewards(tmp_
     assert sample.time == file.stat().st_mtime
 
 
-def test_completions_that_are_chats_become_text_and_stay_as_they_are_in_extra(tmp_path):
+def test_chat_completions_become_text_and_stay_in_extra(tmp_path):
     prompt = [{"role": "system", "content": "Count."}, {"role": "user", "content": "2+2?"}]
     answer = [{"role": "assistant", "content": "4"}]
     write(tmp_path, 1, {"prompt": [prompt], "completion": [answer], "exact": [1.0], "advantage": [0.0]})
@@ -118,21 +118,21 @@ def test_completions_that_are_chats_become_text_and_stay_as_they_are_in_extra(tm
     assert sample.extra == {"prompt": prompt, "completion": answer}
 
 
-def test_completions_are_read_in_the_order_of_their_steps(tmp_path):
+def test_completions_are_read_in_step_order(tmp_path):
     for step in (99_999, 100_000, 3):
         write(tmp_path, step, simple(step))
     (run,) = import_runs(tmp_path)
     assert [sample.step for sample in samples(run)] == [3, 99_999, 100_000]
 
 
-def test_completions_with_a_long_text_keep_all_of_it(tmp_path):
+def test_long_completions_are_not_truncated(tmp_path):
     write(tmp_path, 1, simple(1) | {"completion": ["x" * 300_000]})
     (run,) = import_runs(tmp_path)
     (sample,) = samples(run)
     assert (len(sample.completion), sample.truncated) == (300_000, {})
 
 
-def test_table_that_is_torn_is_named_and_the_others_are_read(tmp_path):
+def test_torn_table_is_reported_and_the_others_are_read(tmp_path):
     torn = write(tmp_path, 1, simple(1))
     shutil.copy(write(tmp_path, 2, simple(2)), tmp_path / "completions_00003.parquet")
     torn.write_bytes(torn.read_bytes()[:100])
@@ -141,7 +141,7 @@ def test_table_that_is_torn_is_named_and_the_others_are_read(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_training_that_died_before_its_first_checkpoint_is_one_run_of_event_files_and_completions(grpo, tmp_path):
+def test_training_without_checkpoints_becomes_one_run_of_events_and_completions(grpo, tmp_path):
     died = tmp_path / "died"
     for part in ("runs", "completions"):
         shutil.copytree(grpo / part, died / part)

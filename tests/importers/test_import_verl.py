@@ -1,4 +1,4 @@
-"""verl's rollouts and metrics as a run."""
+"""Importing verl's rollouts and metrics."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def records(run, kind):
     return [record for record in hl.read(run.directory) if record.__class__.__name__ == kind]
 
 
-def test_rollouts_become_samples_with_what_the_reward_function_returned(tmp_path):
+def test_rollouts_become_samples_with_the_reward_functions_values(tmp_path):
     file = write(tmp_path / "rollouts" / "7.jsonl", [rollout(7, acc=True, pred="4", uid="u1", overlong=-0.5)])
     (run,) = import_runs(tmp_path / "rollouts")
     (sample,) = records(run, "Sample")
@@ -35,26 +35,26 @@ def test_rollouts_become_samples_with_what_the_reward_function_returned(tmp_path
     assert sample.time == file.stat().st_mtime
 
 
-def test_rollouts_of_older_versions_without_ground_truth_are_read(tmp_path):
+def test_rollouts_without_ground_truth_are_read(tmp_path):
     line = {"input": "a", "output": "b", "score": math.nan, "step": 1}
     (run,) = import_runs(write(tmp_path / "1.jsonl", [line]))
     (sample,) = records(run, "Sample")
     assert (sample.expected, math.isnan(sample.total), math.isnan(sample.rewards["score"])) == (None, True, True)
 
 
-def test_ground_truth_that_is_no_text_is_kept_as_json(tmp_path):
+def test_structured_ground_truth_is_kept_as_json(tmp_path):
     (run,) = import_runs(write(tmp_path / "1.jsonl", [rollout(1) | {"gts": ["4", "vier"]}, rollout(1) | {"gts": None}]))
     assert [sample.expected for sample in records(run, "Sample")] == ['["4", "vier"]', None]
 
 
-def test_rollouts_are_read_in_the_order_of_their_steps(tmp_path):
+def test_rollouts_are_read_in_step_order(tmp_path):
     for step in (10, 9, 100):
         write(tmp_path / f"{step}.jsonl", [rollout(step)])
     (run,) = import_runs(tmp_path)
     assert [sample.step for sample in records(run, "Sample")] == [9, 10, 100]
 
 
-def test_metrics_become_rows_with_validations_on_the_axis_eval(tmp_path):
+def test_metrics_become_rows_with_validations_on_the_eval_axis(tmp_path):
     data = {"actor/pg_loss": math.nan, "critic/score/mean": 0.5, "val-core/gsm8k/acc/mean@1": 0.25}
     (run,) = import_runs(write(tmp_path / "exp1.jsonl", [{"step": 0, "data": {"a": 1}}, {"step": 5, "data": data}]))
     assert run.name == "exp1"
@@ -100,13 +100,13 @@ def test_metrics_beside_event_files_take_their_times_and_what_they_lack(tmp_path
     ]
 
 
-def test_several_files_of_metrics_in_a_directory_are_runs_of_their_own(tmp_path):
+def test_several_metrics_files_in_a_directory_become_separate_runs(tmp_path):
     for name in ("first", "second"):
         write(tmp_path / "project" / f"{name}.jsonl", [{"step": 1, "data": {"loss": 1.0}}])
     assert [run.name for run in import_runs(tmp_path / "project")] == ["first", "second"]
 
 
-def test_lines_that_are_torn_or_wrong_are_named_and_the_rest_is_read(tmp_path):
+def test_torn_or_invalid_lines_are_skipped_and_reported(tmp_path):
     file = write(tmp_path / "metrics.jsonl", [{"step": 1, "data": {"a": 1, "b": [1]}}, {"step": "2", "data": {}}, [3]])
     with file.open("a") as opened:
         opened.write('nonsense\n{"step": 4, "data": {"a": 4}}\n{"step": 5, "da')
@@ -122,13 +122,13 @@ def test_lines_that_are_torn_or_wrong_are_named_and_the_rest_is_read(tmp_path):
     assert run.skipped[-1].reason == "the last line is cut off"
 
 
-def test_rollouts_that_are_wrong_are_named_and_the_rest_is_read(tmp_path):
+def test_invalid_rollouts_are_skipped_and_reported(tmp_path):
     file = write(tmp_path / "1.jsonl", [rollout(1), rollout(None), rollout(1, output=3)])
     (run,) = import_runs(file)
     assert (run.samples, [skip.place for skip in run.skipped]) == (1, [f"{file}, line 2", f"{file}, line 3"])
 
 
-def test_rollouts_beside_the_only_event_files_are_one_run_with_them(tmp_path):
+def test_rollouts_join_the_only_event_files_beside_them(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     write(tmp_path / "exp" / "rollouts" / "1.jsonl", [rollout(1)])
     with tensorboard.SummaryWriter(str(tmp_path / "exp" / "tensorboard_log" / "p" / "e")) as writer:
@@ -138,7 +138,7 @@ def test_rollouts_beside_the_only_event_files_are_one_run_with_them(tmp_path):
     assert [sample.time for sample in records(run, "Sample")] == [1000.0]
 
 
-def test_rollouts_beside_event_files_of_several_trainings_are_a_run_of_their_own(tmp_path):
+def test_rollouts_beside_event_files_of_several_trainings_become_a_separate_run(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     write(tmp_path / "work" / "rollouts" / "1.jsonl", [rollout(1)])
     for name in ("a", "b"):

@@ -1,12 +1,12 @@
-"""What other tools wrote, made into runs: `import_runs`, and `detect`, which only looks."""
+"""Imports runs that other tools recorded: `import_runs`, and `detect`, which only looks."""
 
-from hookline.importers.detect import FORMATS, Candidate, detect
+from hookline.importers.detect import FORMATS, DetectedRun, detect
 from hookline.importers.importer import ImportedRun, import_runs
-from hookline.importers.source import Left, Skipped
+from hookline.importers.sources import Left, Skipped
 
 __all__ = [
     "FORMATS",
-    "Candidate",
+    "DetectedRun",
     "ImportedRun",
     "Left",
     "Skipped",

@@ -1,14 +1,12 @@
-"""CSV files with a column of steps: what hookline's own sink writes, and anybody else's.
+"""Reads CSV files with a step column: those of hookline's own sink, of Lightning's `CSVLogger`, and any other.
 
-A column of times (``time``, ``timestamp``, ``wall time``; seconds or ISO dates) gives the rows' times. Empty
-cells are no values. Numbers are read as numbers, NaN and infinities included, everything else stays text.
-A file with the columns ``prompt`` and ``completion`` holds samples. A line whose cells do not fit the header is
-named and left out, and so is a last line without an end where the writer is known to end its lines.
+A time column (``time``, ``timestamp``, ``wall time``; seconds or ISO dates) gives the rows' times. Empty cells are no
+values. Numbers are parsed, NaN and infinities included; everything else stays text. A file with the columns ``prompt``
+and ``completion`` holds samples. A line that does not fit the header is skipped and reported, and so is an unterminated
+last line where the writer is known to terminate its lines.
 
-Lightning's ``metrics.csv`` and ``hparams.yaml``.
-
-The settings may hold tags that ask for Python objects to be made. None is: a tag is ignored, and what
-stands behind it is taken as the plain mapping, list or text that it is.
+Lightning's ``hparams.yaml`` may contain tags that ask for Python objects. None is constructed: the tag is ignored and
+its value is read as a plain mapping, list or string.
 """
 
 import csv
@@ -21,16 +19,19 @@ from typing import Any, ClassVar
 
 from hookline._engine.errors import OptionError, closest
 from hookline._record.records import finite_back
-from hookline.importers.source import Item, Reading, Row, SampleRow, Source, rows, written
-from hookline.sinks.csv import EXTRA  # its module also lifts the standard library's limit of a cell's length
+from hookline.importers.sources import Item, ReadReport, Row, SampleRow, Source, modification_time, split_by_axis
+from hookline.sinks.csv import EXTRA  # its module also lifts the standard library's limit on the length of a cell
 
 STEP_COLUMNS = ("step", "global_step", "trainer/global_step", "_step", "iteration", "iter", "it", "epoch")
-"""The columns that are taken for the steps, the first that is there."""
+"""Columns that can hold the steps; the first one that exists is used."""
+METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
 _TIME_COLUMNS = ("time", "timestamp", "wall_time", "wall time", "_timestamp", "datetime", "date")
-_OURS = ("step", "axis", "time")
+_OWN_COLUMNS = ("step", "axis", "time")
 _TEXTS = ("prompt", "completion", "expected", "reasoning", "answer", "group", "lesson", "axis")
 _NUMBERS = ("total", "advantage")
 _ADVANCE_LINES = 1000
+_MAX_NODES = 100_000
 
 
 class CsvFile(Source):
@@ -38,100 +39,84 @@ class CsvFile(Source):
 
     Args:
         file: The file.
-        step_column: The column of steps, where it is none of the usual ones.
+        step_column: The step column, if it is not one of `STEP_COLUMNS`.
     """
 
     format = "csv"
-    ends_lines: ClassVar[bool] = False
-    """Whether a line without an end is surely torn."""
+    terminates_lines: ClassVar[bool] = False
+    """Whether an unterminated last line is certainly torn."""
 
     def __init__(self, file: Path, *, step_column: str | None = None) -> None:
         super().__init__([file])
         self._header = read_header(file)
-        self._step = _step_place(self._header, file, step_column)
-        self._is_ours = tuple(self._header[:3]) == _OURS
+        self._step = _step_index(self._header, file, step_column)
+        self._is_own = tuple(self._header[:3]) == _OWN_COLUMNS
         lower = [name.strip().lower() for name in self._header]
         self._time = next((lower.index(name) for name in _TIME_COLUMNS if name in lower), None)
         self._holds_samples = {"prompt", "completion"} <= set(self._header)
         self.has_times = self._time is not None
 
-    def items(self, reading: Reading) -> Iterator[Item]:
+    def items(self, report: ReadReport) -> Iterator[Item]:
         file = self.files[0]
-        modified = written(file)
-        make = self._sample if self._holds_samples else self._rows
-        for place, cells in lines(file, reading, must_end=self.ends_lines or self._is_ours):
+        modified = modification_time(file)
+        for place, cells in data_lines(file, report, terminated=self.terminates_lines or self._is_own):
             if len(cells) != len(self._header):
-                reading.skip(place, f"it has {len(cells)} cells for {len(self._header)} columns")
+                report.skip(place, f"{len(cells)} cells for {len(self._header)} columns")
                 continue
-            step = whole(cells[self._step])
+            step = parse_step(cells[self._step])
             if step is None:
-                reading.skip(place, f"{self._header[self._step]}={cells[self._step]!r} is no whole number")
+                report.skip(place, f"{self._header[self._step]}={cells[self._step]!r} is not a whole number")
                 continue
             time = modified if self._time is None else _seconds(cells[self._time])
             if time is None and self._time is not None:
-                reading.skip(f"{place}, {self._header[self._time]}={cells[self._time]!r}", "it is no time")
-            yield from make(step, modified if time is None else time, cells)
+                report.skip(f"{place}, {self._header[self._time]}={cells[self._time]!r}", "not a time")
+            at = modified if time is None else time
+            values = {
+                name: parse_cell(cell)
+                for index, (name, cell) in enumerate(zip(self._header, cells, strict=True))
+                if cell and index not in (self._step, self._time)
+            }
+            if self._holds_samples:
+                yield _sample(step, at, values, dict(zip(self._header, cells, strict=True)))
+            elif self._is_own:
+                yield _own_row(step, at, values)
+            else:
+                yield from split_by_axis(step, at, values)
 
-    def _values(self, cells: list[str]) -> dict[str, Any]:
-        """What stands in the cells besides step and time, by column."""
-        return {
-            name: parsed(cell)
-            for place, (name, cell) in enumerate(zip(self._header, cells, strict=True))
-            if cell and place not in (self._step, self._time)
-        }
 
-    def _rows(self, step: int, time: float, cells: list[str]) -> Iterator[Item]:
-        values = self._values(cells)
-        if not self._is_ours:
-            yield from rows(step, time, values)
-            return
-        axis, values = _as_recorded(values)
-        yield Row(step, time, values, axis)
+class LightningMetrics(CsvFile):
+    """The file of Lightning's `CSVLogger`: sparse rows with ``step`` and ``epoch``."""
 
-    def _sample(self, step: int, time: float, cells: list[str]) -> Iterator[Item]:
-        texts = dict(zip(self._header, cells, strict=True))
-        values = self._values(cells)
-        if EXTRA in values:
-            values = {name: value for name, value in values.items() if name != EXTRA} | _unpacked(texts[EXTRA])
-        fields: dict[str, Any] = {"prompt": "", "completion": "", "rewards": {}, "extra": {}}
-        for name, value in values.items():
-            if name.startswith("rewards/"):
-                fields["rewards"][name.removeprefix("rewards/")] = value
-            elif name in _TEXTS:
-                fields[name] = texts.get(name, str(value))  # also those that look like numbers
-            elif name in _NUMBERS:
-                fields[name] = value
-            elif not name.startswith("truncated/"):
-                fields["extra"][name.removeprefix("extra/")] = value
-        yield SampleRow(step, time, fields, fields.pop("axis", "train"))
+    format = "lightning"
+    terminates_lines = True
 
 
 def read_header(file: Path) -> list[str]:
-    """The names of a file's columns; one that stands twice is numbered."""
+    """Return the names of a file's columns; repeated names are numbered."""
     with file.open(newline="", encoding="utf-8-sig", errors="replace") as opened:
         names = next(csv.reader(opened, delimiter=_delimiter(file)), [])
     seen: dict[str, int] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         count = seen[name] = seen.get(name, -1) + 1
-        names[place] = f"{name}.{count}" if count else name
+        names[index] = f"{name}.{count}" if count else name
     return names
 
 
 def has_steps(header: list[str], step_column: str | None = None) -> bool:
-    """Whether a header names a column of steps."""
+    """Check whether a header has a step column."""
     lower = [name.strip().lower() for name in header]
     return step_column in header if step_column is not None else any(name in lower for name in STEP_COLUMNS)
 
 
-def parsed(cell: str) -> Any:
-    """A cell as the number or bool that it says, or as the text that it is.
+def parse_cell(cell: str) -> Any:
+    """Parse a cell as a number or a boolean; anything else stays text.
 
-    >>> [parsed(cell) for cell in ("3", "0.5", "nan", "True", "1_000", "ok")]
+    >>> [parse_cell(cell) for cell in ("3", "0.5", "nan", "True", "1_000", "ok")]
     [3, 0.5, nan, True, '1_000', 'ok']
     """
     if cell in ("True", "False"):
         return cell == "True"
-    if "_" in cell or not cell.isascii():  # what Python takes for a number and nobody else does
+    if "_" in cell or not cell.isascii():  # Python accepts these as numbers, other tools do not
         return cell
     try:
         return int(cell) if cell.lstrip("-").isdigit() else float(cell)
@@ -139,68 +124,120 @@ def parsed(cell: str) -> Any:
         return cell
 
 
-def whole(cell: str) -> int | None:
-    """A step: a whole number, also one written as a float."""
-    value = parsed(cell)
+def parse_step(cell: str) -> int | None:
+    """Parse a whole number, also one written as a float; None if it is not one."""
+    value = parse_cell(cell)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if type(value) is int else None
 
 
-def _step_place(header: list[str], file: Path, step_column: str | None) -> int:
+def data_lines(file: Path, report: ReadReport, *, terminated: bool) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines after the header, each with its location.
+
+    Args:
+        terminated: Whether the writer terminates its lines, so that an unterminated last line is torn.
+    """
+    with file.open("rb") as opened:
+        size = opened.seek(0, io.SEEK_END)
+        opened.seek(max(0, size - 1))
+        torn = terminated and size > 0 and opened.read(1) not in (b"\n", b"\r")
+        opened.seek(0)
+        text = io.TextIOWrapper(opened, newline="", encoding="utf-8-sig", errors="replace")
+        lines = csv.reader(text, delimiter=_delimiter(file))
+        next(lines, None)
+        # Each line is held back until the next one is read: only then is it known not to be the last.
+        held: tuple[str, list[str]] | None = None
+        done = 0
+        while True:
+            try:
+                cells = next(lines, None)
+            except csv.Error as error:
+                report.skip(f"{file}, line {lines.line_num}", error)
+                continue
+            if cells is None:
+                break
+            if held is not None:
+                yield held
+            held = (f"{file}, line {lines.line_num}", cells) if cells else None
+            if lines.line_num % _ADVANCE_LINES == 0:
+                position = opened.tell()
+                report.advance(position - done)
+                done = position
+        report.advance(opened.tell() - done)
+        if held is not None and torn:
+            report.skip(held[0], "the last line is cut off")
+        elif held is not None:
+            yield held
+
+
+def read_hparams(file: Path, report: ReadReport) -> dict[str, Any]:
+    """Read the settings in a file without running any code that it names."""
+    import yaml
+
+    class PlainLoader(yaml.SafeLoader):
+        """Ignores custom tags."""
+
+    PlainLoader.add_multi_constructor("", _plain_node)
+    try:
+        # The loader is a safe one: it makes only mappings, lists and scalars.
+        found = yaml.load(file.read_text(encoding="utf-8"), Loader=PlainLoader)  # noqa: S506
+        return _copied(found or {}, [_MAX_NODES]) if isinstance(found or {}, dict) else {"hparams": found}
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        report.skip(str(file), error)
+        return {}
+
+
+def _step_index(header: list[str], file: Path, step_column: str | None) -> int:
     if step_column is not None:
         if step_column not in header:
-            raise OptionError(f"step_column={step_column!r}: {file} has none. {closest(step_column, header)}")
+            raise OptionError(f"step_column={step_column!r}: {file} has no such column. {closest(step_column, header)}")
         return header.index(step_column)
     lower = [name.strip().lower() for name in header]
     for name in STEP_COLUMNS:
         if name in lower:
             return lower.index(name)
     raise OptionError(
-        f"{file} has no column of steps ({', '.join(STEP_COLUMNS)}) among {', '.join(map(repr, header))}: "
+        f"{file} has no step column ({', '.join(STEP_COLUMNS)}) among {', '.join(map(repr, header))}: "
         "name it with step_column= (--step-column)."
     )
 
 
-def lines(file: Path, reading: Reading, *, must_end: bool) -> Iterator[tuple[str, list[str]]]:
-    """The lines behind the header, each with its place."""
-    torn = must_end and not _ends_with_newline(file)
-    with file.open("rb") as opened:
-        text = io.TextIOWrapper(opened, newline="", encoding="utf-8-sig", errors="replace")
-        lines = csv.reader(text, delimiter=_delimiter(file))
-        next(lines, None)
-        before: tuple[str, list[str]] | None = None
-        done = 0
-        while (cells := _next(lines, file, reading)) is not None:
-            if before is not None:
-                yield before
-            before = (f"{file}, line {lines.line_num}", cells) if cells else None
-            if lines.line_num % _ADVANCE_LINES == 0:
-                position = opened.tell()
-                reading.advance(position - done)
-                done = position
-        reading.advance(file.stat().st_size - done)
-        if before is not None and torn:
-            reading.skip(before[0], "the last line has no end: it is cut off")
-        elif before is not None:
-            yield before
+def _own_row(step: int, time: float, values: dict[str, Any]) -> Row:
+    """Restore a row of hookline's sink with the names under which it was recorded."""
+    axis, writer, extra = values.pop("axis", "train"), values.pop("writer", None), values.pop(EXTRA, None)
+    if extra is not None:
+        values |= _unpack_extra(str(extra))
+    prefix = "" if writer is None else f"{writer}/"
+    return Row(step, time, {prefix + name.removeprefix("values/"): value for name, value in values.items()}, str(axis))
 
 
-def _next(lines: Any, file: Path, reading: Reading) -> list[str] | None:
-    while True:
-        try:
-            cells: list[str] | None = next(lines, None)
-        except csv.Error as error:
-            reading.skip(f"{file}, line {lines.line_num}", error)
-        else:
-            return cells
+def _sample(step: int, time: float, values: dict[str, Any], texts: dict[str, str]) -> SampleRow:
+    if EXTRA in values:
+        del values[EXTRA]
+        values |= _unpack_extra(texts[EXTRA])
+    fields: dict[str, Any] = {"prompt": "", "completion": "", "rewards": {}, "extra": {}}
+    for name, value in values.items():
+        if name.startswith("rewards/"):
+            fields["rewards"][name.removeprefix("rewards/")] = value
+        elif name in _TEXTS:
+            fields[name] = texts.get(name, str(value))  # also texts that look like numbers
+        elif name in _NUMBERS:
+            fields[name] = value
+        elif not name.startswith("truncated/"):
+            fields["extra"][name.removeprefix("extra/")] = value
+    return SampleRow(step, time, fields, fields.pop("axis", "train"))
 
 
-def _ends_with_newline(file: Path) -> bool:
-    with file.open("rb") as opened:
-        size = opened.seek(0, 2)
-        opened.seek(max(0, size - 1))
-        return size == 0 or opened.read(1) in (b"\n", b"\r")
+def _unpack_extra(extra: str) -> dict[str, Any]:
+    """Decode the values that hookline's sink stores as JSON because they have no column."""
+    try:
+        found = json.loads(extra)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return {"extra_text": extra}
+    return {name: finite_back(value) for name, value in found.items()}
 
 
 def _delimiter(file: Path) -> str:
@@ -210,64 +247,13 @@ def _delimiter(file: Path) -> str:
 
 
 def _seconds(cell: str) -> float | None:
-    value = parsed(cell)
+    value = parse_cell(cell)
     if type(value) in (int, float):
         return float(value)
     try:
         return datetime.fromisoformat(cell).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _as_recorded(values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A row of our own sink with the names that it was recorded under."""
-    axis, writer, extra = values.pop("axis", "train"), values.pop("writer", None), values.pop(EXTRA, None)
-    if extra is not None:
-        values |= _unpacked(str(extra))
-    named = {name.removeprefix("values/"): value for name, value in values.items()}
-    return str(axis), named if writer is None else {f"{writer}/{name}": value for name, value in named.items()}
-
-
-def _unpacked(extra: str) -> dict[str, Any]:
-    """What our own sink keeps as JSON, because it has no column."""
-    try:
-        found = json.loads(extra)
-    except ValueError:
-        found = None
-    return (
-        {name: finite_back(value) for name, value in found.items()}
-        if isinstance(found, dict)
-        else {"extra_text": extra}
-    )
-
-
-METRICS = "metrics.csv"
-HPARAMS = "hparams.yaml"
-_MOST_NODES = 100_000
-
-
-class LightningMetrics(CsvFile):
-    """What `CSVLogger` wrote: sparse rows with ``step`` and ``epoch``."""
-
-    format = "lightning"
-    ends_lines = True
-
-
-def read_hparams(file: Path, reading: Reading) -> dict[str, Any]:
-    """The settings in a file, without running anything that it names."""
-    import yaml
-
-    class PlainLoader(yaml.SafeLoader):
-        """Takes what has a tag of its own as if it had none."""
-
-    PlainLoader.add_multi_constructor("", _plain_node)
-    try:
-        # the loader is a safe one: nothing but mappings, lists and scalars comes out of it
-        found = yaml.load(file.read_text(encoding="utf-8"), Loader=PlainLoader)  # noqa: S506
-        return _copied(found or {}, [_MOST_NODES]) if isinstance(found or {}, dict) else {"hparams": found}
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        reading.skip(str(file), error)
-        return {}
 
 
 def _plain_node(loader: Any, suffix: str, node: Any) -> Any:
@@ -281,10 +267,10 @@ def _plain_node(loader: Any, suffix: str, node: Any) -> Any:
 
 
 def _copied(value: Any, room: list[int]) -> Any:
-    """A value without shared parts; one that aliases blow up, or that contains itself, is refused."""
+    """Copy a value without shared parts; aliases that expand without limit, or cycles, are refused."""
     room[0] -= 1
     if room[0] < 0:
-        raise ValueError(f"it has more than {_MOST_NODES} values")
+        raise ValueError(f"more than {_MAX_NODES} values")
     if isinstance(value, dict):
         return {str(key): _copied(item, room) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

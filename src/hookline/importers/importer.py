@@ -1,186 +1,72 @@
-"""`import_runs`: what other tools wrote, as runs.
+"""Imports runs that other tools recorded.
 
-- Values, steps and times are those of the source; a time that the source does not have is that of its file.
-- The same contents are imported once, unless asked for again.
-- A broken line or file is named with its place, and the rest is imported.
-- A run is there complete or not at all.
-
-Several sources of one run as one stream without duplicates.
-
-Where a training has a history of its own (a trainer's state, a table of metrics) beside TensorBoard's event
-files, the history counts: it has the numbers in full precision and each once. From the event files come
-the times, and what the history does not have: names that it lacks, and steps behind its end. Samples are
-put between the rows by their steps.
-
-What tells whether the same thing was imported before: the contents of its files, wherever they lie.
+- Values, steps and times are those of the source; if it has no times, the file's modification time is used.
+- The same contents are imported once, unless asked otherwise.
+- A broken line or file is reported with its location, and the rest is imported.
+- A run appears complete or not at all: it is written to a hidden, locked directory below the root, and renamed at the
+  end. The next import removes the directories that killed imports left.
 """
 
+import contextlib
 import hashlib
-import heapq
 import json
+import secrets
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, Self
 
 from hookline._engine.errors import ConfigError, MissingExtraError
+from hookline._record import run_directory
+from hookline._record.reader import MAIN
+from hookline._record.recorder import Recorder, cleaned
+from hookline._record.records import Sample, clean, encode
 from hookline._record.run_directory import FACTS
 from hookline.importers.csv import HPARAMS, read_hparams
-from hookline.importers.detect import Candidate, detect
-from hookline.importers.run_writer import RunWriter
-from hookline.importers.source import (
+from hookline.importers.detect import DetectedRun, detect
+from hookline.importers.sources import (
+    EventRow,
     Item,
     Left,
-    Occurrence,
-    Reading,
+    ReadReport,
     Restart,
     Row,
     SampleRow,
     Skipped,
     Source,
     StatusRow,
+    combine,
+    share_metric_names,
 )
-from hookline.importers.transformers import Completions
-
-_Times = dict[tuple[str, int], float]
-
-
-def combined(sources: list[Source], reading: Reading) -> Iterator[Item]:
-    """Everything that the sources of a run have, each thing once."""
-    secondary = [source for source in sources if source.is_secondary]
-    primary = [source for source in sources if source.has_metrics and not source.is_secondary]
-    samples = [source for source in sources if not source.has_metrics]
-    reading.renamed = primary[0].renamed if primary else None
-    times = _times(secondary, reading) if primary or samples else {}
-    streams = [_timed(source, reading, times) for source in [*primary, *samples]]
-    if not primary:
-        yield from heapq.merge(*(source.items(reading) for source in secondary), *streams, key=_step)
-        return
-    last: dict[str, int] = {}
-    for item in heapq.merge(*streams, key=_step):
-        if isinstance(item, Row):
-            for name in item.values:
-                last[name] = max(item.step, last.get(name, item.step))
-        yield item
-    for source in secondary:
-        yield from _not_there(source, reading, last, primary[0])
-
-
-def metric_names(sources: list[Source]) -> set[str]:
-    """The names in the histories of a run, or else in its event files, for those who have to know them beforehand."""
-    metrics = [source for source in sources if source.has_metrics]
-    histories = [source for source in metrics if not source.is_secondary] or metrics
-    found: set[str] = set()
-    for source in histories:
-        for item in source.items(Reading()):
-            found.update(item.values if isinstance(item, Row) else ())
-    return found
-
-
-def tell_rewards(sources: list[Source]) -> None:
-    """Tell tables of completions which of their columns are rewards, where the metrics say it."""
-    tables = [source for source in sources if isinstance(source, Completions)]
-    if tables and len(sources) > len(tables):
-        names = metric_names(sources)
-        for table in tables:
-            table.know(names)
-
-
-def _step(item: Item) -> int:
-    return 0 if item.step is None else item.step
-
-
-def _times(secondary: list[Source], reading: Reading) -> _Times:
-    """When each step was first written, by axis."""
-    silent = Reading(renamed=reading.renamed)
-    times: _Times = {}
-    for source in secondary:
-        for item in source.items(silent):
-            if isinstance(item, Row):
-                times.setdefault((item.axis, item.step), item.time)
-    return times
-
-
-def _timed(source: Source, reading: Reading, times: _Times) -> Iterator[Item]:
-    """A source's items with the times of the event files; where those have none, the time of what came before."""
-    if source.has_times or not times:
-        yield from source.items(reading)
-        return
-    now = min(times.values())
-    for item in source.items(reading):
-        axis = "train" if isinstance(item, Occurrence | StatusRow) else item.axis
-        now = times.get((axis, _step(item))) or times.get(("train", _step(item))) or now
-        yield item._replace(time=now)
-
-
-def _not_there(source: Source, reading: Reading, last: dict[str, int], history: Source) -> Iterator[Item]:
-    left = 0
-    for item in source.items(reading):
-        if isinstance(item, Restart):
-            continue  # the history has each step once, and what lies behind its end was done once so far
-        if not isinstance(item, Row):
-            yield item
-            continue
-        values = {name: value for name, value in item.values.items() if item.step > last.get(name, item.step - 1)}
-        left += len(item.values) - len(values)
-        if values:
-            yield item._replace(values=values)
-    if left:
-        files = ", ".join(str(file) for file in source.files[:3]) + (", ..." if len(source.files) > 3 else "")
-        reading.leave(f"values in {files}", f"{history.files[0].name} has them as well", left)
-
-
-def fingerprint(home: Path, files: Iterable[Path], part: str = "") -> str:
-    """A digest of files' contents and of their names below a directory.
-
-    Args:
-        part: Which of several runs in them is meant.
-    """
-    whole = hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=16)
-    for file in sorted(files):
-        name = str(file.relative_to(home)) if file.is_relative_to(home) else file.name
-        with file.open("rb") as opened:
-            content = hashlib.file_digest(opened, hashlib.blake2b)
-        whole.update(f"{name}\0{content.hexdigest()}\n".encode())
-    return whole.hexdigest()
-
-
-def imported_as(root: Path, digest: str) -> Path | None:
-    """The run that was made of the same contents, if there is one."""
-    for path in sorted(root.resolve().glob(f"*/*/{FACTS}")):
-        try:
-            content = path.read_bytes()
-            if digest.encode() in content and json.loads(content)["imported"]["fingerprint"] == digest:
-                return path.parent
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
-
 
 PROJECT = "imported"
-"""The project of imported runs where none is given."""
-
+"""The default project of imported runs."""
 Progress = Callable[[int, int], None]
 _PROGRESS_BYTES = 256 << 10
+_TEMPORARY = ".import-"
+_TEXT_BYTES = 64 << 20
+"""Imported texts are not truncated unless they are unreasonably long."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """What became of one run of another tool.
+    """The outcome of importing one run.
 
     Args:
-        directory: The run's directory; None where nothing was written, because it was a trial or nothing could be read.
+        directory: The run's directory; None if nothing was written (a dry run, or nothing could be read).
         name: The run's name.
-        format: What it was read from, e.g. ``transformers+tensorboard+trl``.
-        source: Where that lies.
-        rows: How many rows of metrics it has.
-        samples: How many samples it has.
-        events: How many events and statuses of the source it has.
-        skipped: Places in the source that could not be read, and why; the first hundred of them.
-        skipped_count: How many there are.
+        format: The formats it was read from, e.g. ``transformers+tensorboard+trl``.
+        source: The file or directory it was read from.
+        rows: The number of metric rows.
+        samples: The number of samples.
+        events: The number of events and statuses.
+        skipped: Locations in the source that could not be read, and why; the first hundred.
+        skipped_count: The number of such locations.
         taken: The files that were read.
-        left: What was found and not taken, and why.
+        left: What was found but not imported, and why.
         already: Whether the directory is that of an earlier import of the same contents.
     """
 
@@ -203,191 +89,321 @@ class ImportedRun:
         return not (self.rows or self.samples or self.events or self.already)
 
 
-class _Counts(NamedTuple):
-    rows: int = 0
-    samples: int = 0
-    events: int = 0
-
-
 def import_runs(
     path: str | Path,
     *,
     root: str | Path = "runs",
     project: str | None = None,
     name: str | None = None,
-    format: str | None = None,  # noqa: A002 - what it is called on the command line, too
+    format: str | None = None,  # noqa: A002 - the name of the command line option
     step_column: str | None = None,
     again: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> list[ImportedRun]:
-    """Make runs of what other tools wrote under a path: one for each training that is found there.
+    """Import the runs that other tools recorded under a path.
 
     Args:
         path: A file or a directory.
-        root: Where runs are recorded.
+        root: The directory of the new runs.
         project: The project of the new runs.
-        name: What the run is called, in place of its directory's name; several are numbered.
-        format: Take only this format, see `FORMATS`.
-        step_column: The column of steps of a CSV file, where it is none of the usual ones.
-        again: Import also what was imported before.
+        name: The run's name instead of its directory's; several runs are numbered.
+        format: Import only this format, see `FORMATS`.
+        step_column: The step column of a CSV file, if it is not one of the usual ones.
+        again: Import contents that were imported before again.
         dry_run: Read everything and write nothing.
-        progress: Called now and then with the bytes that were read and those that there are.
+        progress: Called from time to time with the number of bytes read and their total.
 
     Raises:
         ConfigError: There is nothing that can be read.
     """
     try:
-        candidates = detect(path, format=format, step_column=step_column)
+        runs = detect(path, format=format, step_column=step_column)
         if name is not None:
-            for number, candidate in enumerate(candidates, 1):
-                candidate.name = name if len(candidates) == 1 else f"{name}-{number}"
-        total = sum(file.stat().st_size for candidate in candidates for file in candidate.files)
-        passed = None if progress is None else _Passed(progress, total).add
-        options = {"again": again, "dry_run": dry_run}
-        made = [_imported(each, Path(root), project or PROJECT, passed=passed, **options) for each in candidates]
+            for number, run in enumerate(runs, 1):
+                run.name = name if len(runs) == 1 else f"{name}-{number}"
+        total = sum(file.stat().st_size for run in runs for file in run.files)
+        advance = None if progress is None else _ProgressCounter(progress, total).add
+        made = [
+            _import_run(run, Path(root), project or PROJECT, again=again, dry_run=dry_run, advance=advance)
+            for run in runs
+        ]
     except OSError as error:
         raise ConfigError(f"{path} cannot be imported into {root}: {error}") from error
     if all(run.is_empty for run in made):
-        raise ConfigError(f"{path}: nothing in it could be read. {_reasons(made)}")
+        skipped = [skip for run in made for skip in run.skipped][:5]
+        reasons = " ".join(f"{skip.place}: {skip.reason}." for skip in skipped)
+        raise ConfigError(f"{path}: nothing in it could be read. {reasons or 'The files are empty.'}")
     return made
 
 
 @dataclass
-class _Passed:
-    """Adds up what was read, and tells it now and then."""
-
+class _ProgressCounter:
     progress: Progress
     total: int
     read: int = 0
-    told: int = 0
+    reported: int = 0
 
     def add(self, size: int) -> None:
-        self.read = min(self.read + size, self.total)
-        if self.read - self.told >= _PROGRESS_BYTES or self.read == self.total:
-            self.told = self.read
+        self.read = min(self.read + size, self.total)  # event files are read twice
+        if self.read - self.reported >= _PROGRESS_BYTES or self.read == self.total:
+            self.reported = self.read
             self.progress(self.read, self.total)
 
 
-def _imported(
-    candidate: Candidate,
-    root: Path,
-    project: str,
-    *,
-    again: bool,
-    dry_run: bool,
-    passed: Callable[[int], None] | None,
+def _import_run(
+    run: DetectedRun, root: Path, project: str, *, again: bool, dry_run: bool, advance: Callable[[int], None] | None
 ) -> ImportedRun:
-    reading = Reading(passed=passed)
-    _leave_unreadable(candidate, reading)
-    digest = fingerprint(candidate.home, candidate.files, candidate.part)
-    earlier = None if again else imported_as(root, digest)
+    report = ReadReport(on_progress=advance)
+    _drop_unreadable(run, report)
+    digest = _fingerprint(run)
+    earlier = None if again else _find_import(root, digest)
     if earlier is not None:
-        if passed is not None:
-            passed(sum(file.stat().st_size for file in candidate.files))
-        return ImportedRun(earlier, _name(earlier), candidate.format, candidate.path, already=True)
-    items = _items(candidate, reading)
+        report.advance(sum(file.stat().st_size for file in run.files))
+        name = str(json.loads((earlier / FACTS).read_text(encoding="utf-8"))["name"])
+        return ImportedRun(earlier, name, run.format, run.path, already=True)
+    for left in run.left:
+        report.leave(*left)
+    if (hparams := run.home / HPARAMS) in run.files:
+        report.config |= read_hparams(hparams, report)
+    share_metric_names(run.sources)
+    items = combine(run.sources, report)
+    counts = {"rows": 0, "samples": 0, "events": 0}
+    directory: Path | None = None
     if dry_run:
-        return _told(candidate, reading, None, _counted(items))
-    known = {"name": candidate.name, "project": project, "config": {}, "parents": {}}
-    says_finished = not any(source.has_statuses for source in candidate.sources)
-    with RunWriter(root, project, known, says_finished=says_finished) as writer:
         for item in items:
-            _write(writer, item, reading)
-        counts = _Counts(writer.rows, writer.samples, writer.events)
-        if not any(counts):
-            return _told(candidate, reading, None, counts)
-        facts = {"config": reading.config, "imported": _provenance(candidate, reading, digest)}
-        return _told(candidate, reading, writer.finish(facts), counts)
+            counts[_COUNTED_AS.get(type(item), "events")] += type(item) in _COUNTED_AS
+    else:
+        known = {"name": run.name, "project": project, "config": {}, "parents": {}}
+        has_statuses = any(source.has_statuses for source in run.sources)
+        with RunWriter(root, project, known, adds_statuses=not has_statuses) as writer:
+            for item in items:
+                try:
+                    writer.write(item)
+                except ConfigError:  # the disk is full
+                    raise
+                except (TypeError, ValueError) as error:  # a value that no record can hold
+                    report.skip(f"step {item.step}", error)
+            counts = writer.counts
+            if any(counts.values()):
+                facts = {"config": report.config, "imported": _provenance(run, report, digest)}
+                directory = writer.finish(facts)
+    unused = {file for source in run.sources for file in source.unused}
+    return ImportedRun(
+        directory,
+        run.name,
+        run.format,
+        run.path,
+        rows=counts["rows"],
+        samples=counts["samples"],
+        events=counts["events"],
+        skipped=tuple(report.skipped),
+        skipped_count=report.skipped_count,
+        taken=tuple(file for file in run.files if file not in unused),
+        left=_left(report),
+    )
 
 
-def _leave_unreadable(candidate: Candidate, reading: Reading) -> None:
-    """Leave out what needs a package that is not there, as long as something remains.
+def _drop_unreadable(run: DetectedRun, report: ReadReport) -> None:
+    """Drop sources that need a missing package, as long as others remain.
 
     Raises:
-        MissingExtraError: Nothing does.
+        MissingExtraError: None remains.
     """
     missing: dict[Source, MissingExtraError] = {}
-    for source in candidate.sources:
+    for source in run.sources:
         try:
             source.check()
         except MissingExtraError as error:
             missing[source] = error
-    if missing.keys() >= set(candidate.sources):
+    if missing.keys() >= set(run.sources):
         raise next(iter(missing.values()))
-    candidate.sources = [source for source in candidate.sources if source not in missing]
+    run.sources = [source for source in run.sources if source not in missing]
     for source, reason in missing.items():
-        reading.leave(", ".join(str(file) for file in source.files), str(reason))
+        report.leave(", ".join(str(file) for file in source.files), str(reason))
 
 
-def _items(candidate: Candidate, reading: Reading) -> Iterator[Item]:
-    for left in candidate.left:
-        reading.leave(*left)
-    settings = candidate.home / HPARAMS
-    if settings in candidate.files:
-        reading.config |= read_hparams(settings, reading)
-    tell_rewards(candidate.sources)
-    yield from combined(candidate.sources, reading)
+def _fingerprint(run: DetectedRun) -> str:
+    """Return a digest of the files' contents and relative names, to recognise the same run elsewhere."""
+    whole = hashlib.blake2b(run.part.encode("utf-8", "replace"), digest_size=16)
+    for file in sorted(run.files):
+        name = str(file.relative_to(run.home)) if file.is_relative_to(run.home) else file.name
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, hashlib.blake2b)
+        whole.update(f"{name}\0{content.hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
-def _write(writer: RunWriter, item: Item, reading: Reading) -> None:
-    try:
-        writer.write(item)
-    except ConfigError:  # there is no room
-        raise
-    except (TypeError, ValueError) as error:  # a value that no record can hold
-        reading.skip(f"step {item.step}", error)
+def _find_import(root: Path, digest: str) -> Path | None:
+    """Return the run that was imported from the same contents, if there is one."""
+    for path in sorted(root.resolve().glob(f"*/*/{FACTS}")):
+        try:
+            content = path.read_bytes()
+            if digest.encode() in content and json.loads(content)["imported"]["fingerprint"] == digest:
+                return path.parent
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
 
 
-def _counted(items: Iterator[Item]) -> _Counts:
-    rows = samples = events = 0
-    for item in items:
-        rows += isinstance(item, Row)
-        samples += isinstance(item, SampleRow)
-        events += isinstance(item, Occurrence | StatusRow)
-    return _Counts(rows, samples, events)
-
-
-def _told(candidate: Candidate, reading: Reading, directory: Path | None, counts: _Counts) -> ImportedRun:
-    unused = {file for source in candidate.sources for file in source.unused}
-    return ImportedRun(
-        directory,
-        candidate.name,
-        candidate.format,
-        candidate.path,
-        **counts._asdict(),
-        skipped=tuple(reading.skipped),
-        skipped_count=reading.skipped_count,
-        taken=tuple(file for file in candidate.files if file not in unused),
-        left=tuple(_left(reading)),
+def _left(report: ReadReport) -> tuple[Left, ...]:
+    return tuple(
+        Left(f"{count:,} {what}" if count > 1 else what, reason) for (what, reason), count in report.left.items()
     )
 
 
-def _left(reading: Reading) -> Iterator[Left]:
-    for (what, reason), count in reading.left.items():
-        yield Left(f"{count:,} {what}" if count > 1 else what, reason)
-
-
-def _provenance(candidate: Candidate, reading: Reading, digest: str) -> dict[str, Any]:
-    """Where a run came from, for its ``run.json``."""
+def _provenance(run: DetectedRun, report: ReadReport, digest: str) -> dict[str, Any]:
+    """Describe the origin of a run, for its ``run.json``."""
     return {
-        "path": str(candidate.path.resolve()),
-        "format": candidate.format,
-        "files": [str(file.resolve()) for file in candidate.files],
+        "path": str(run.path.resolve()),
+        "format": run.format,
+        "files": [str(file.resolve()) for file in run.files],
         "fingerprint": digest,
         "at": time.time(),
-        "times": "source" if any(source.has_times for source in candidate.sources) else "file",
-        "skipped": reading.skipped_count,
-        "left": [f"{left.what}: {left.reason}" for left in _left(reading)],
-        **({"facts": reading.facts} if reading.facts else {}),
+        "times": "source" if any(source.has_times for source in run.sources) else "file",
+        "skipped": report.skipped_count,
+        "left": [f"{left.what}: {left.reason}" for left in _left(report)],
+        **({"facts": report.facts} if report.facts else {}),
     }
 
 
-def _name(run_dir: Path) -> str:
-    return str(json.loads((run_dir / FACTS).read_text(encoding="utf-8"))["name"])
+_COUNTED_AS: dict[type, str] = {Row: "rows", SampleRow: "samples", EventRow: "events", StatusRow: "events"}
 
 
-def _reasons(made: list[ImportedRun]) -> str:
-    skipped = [skip for run in made for skip in run.skipped][:5]
-    told = " ".join(f"{skip.place}: {skip.reason}." for skip in skipped)
-    return told or "The files are empty."
+class RunWriter:
+    """Writes an imported run to a temporary directory and moves it to its place when it is complete.
+
+    Args:
+        root: The directory of runs.
+        project: The project.
+        facts: The run's facts, as far as they are known before reading.
+        adds_statuses: Whether to record that the run started and finished; otherwise the source has its statuses.
+    """
+
+    def __init__(self, root: Path, project: str, facts: Mapping[str, Any], *, adds_statuses: bool = True) -> None:
+        self._root = root.resolve()
+        self._home = self._root / project
+        self._temporary = self._root / f"{_TEMPORARY}{secrets.token_hex(4)}"
+        self._made_root = not self._root.exists()
+        self._time = 0.0
+        self._first: float | None = None
+        self._step = 0
+        self._adds_statuses = adds_statuses
+        self._recorders: dict[str, Recorder] = {}
+        self.counts = {"rows": 0, "samples": 0, "events": 0}
+        unknown = {"git": {"commit": None, "changed": False}, "packages": {}}  # those of the import are not the run's
+        try:
+            for left in self._root.glob(f"{_TEMPORARY}*"):
+                if (left / run_directory.LOCK).exists() and not run_directory.is_alive(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            self._temporary.mkdir(parents=True)
+            run_directory.hold(self._temporary)
+            self._directory = run_directory.create(self._temporary, project, unknown | dict(facts))
+            self._recorder(MAIN)
+        except BaseException:
+            self._discard()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        self._discard()
+
+    def write(self, item: Item) -> None:
+        """Record one item.
+
+        Raises:
+            ConfigError: The disk is full.
+        """
+        self._time = item.time
+        if self._first is None:
+            self._first = item.time
+            if self._adds_statuses:
+                self._recorder(MAIN).status("running", step=0)
+        self._first = min(self._first, item.time)
+        match item:
+            case Row():
+                self._recorder(item.writer).metrics(item.values, item.step, item.axis)
+                self._step = max(self._step, item.step)
+            case SampleRow():
+                self._write_sample(item)
+                self._step = max(self._step, item.step)
+            case EventRow():
+                self._recorder(item.writer).event(item.name, step=item.step, **item.data)
+            case StatusRow():
+                self._recorder(item.writer).status(item.status, item.message, step=item.step, **item.data)
+            case Restart():
+                # A new session makes the rows of earlier ones after its start obsolete.
+                self._recorders.pop(MAIN).close()
+                self._recorder(MAIN).resume(**{item.axis: item.step - 1})
+        if type(item) in _COUNTED_AS:
+            self.counts[_COUNTED_AS[type(item)]] += 1
+        self._check_room()
+
+    def finish(self, facts: Mapping[str, Any]) -> Path:
+        """Complete the run and move it to its place."""
+        if self._adds_statuses:
+            self._recorder(MAIN).status("finished", "imported", step=self._step)
+        self._close()
+        self._check_room()
+        known = json.loads((self._directory / FACTS).read_text(encoding="utf-8"))
+        place = self._reserve(known["id"])
+        complete = known | {"id": place.name, "started": self._first} | dict(facts)
+        try:
+            content = json.dumps(clean(complete), indent=2) + "\n"
+            (self._directory / FACTS).write_text(content, encoding="utf-8")
+            self._directory.rename(place)
+        except BaseException:
+            place.rmdir()
+            raise
+        return place
+
+    def _reserve(self, run_id: str) -> Path:
+        """Make an empty directory with an unused id; its number counts the runs of the day."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        words, _, _ = run_id.rpartition("-")
+        day = run_id[: len("2026-11-15")]
+        number = 1 + sum(1 for _ in self._home.glob(f"{day}-*"))
+        while True:
+            place = self._home / f"{words}-{number}"
+            try:
+                place.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return place
+
+    def _recorder(self, writer: str) -> Recorder:
+        recorder = self._recorders.get(writer)
+        if recorder is None:
+            recorder = Recorder(self._directory, name=writer, text_bytes=_TEXT_BYTES, clock=lambda: self._time)
+            self._recorders[writer] = recorder
+        return recorder
+
+    def _write_sample(self, item: SampleRow) -> None:
+        recorder = self._recorder(item.writer)
+        if item.truncated is None:
+            recorder.samples([item.fields], item.step, item.axis)
+            return
+        # A recorder computes the lengths of truncated texts itself; here they are those of the source.
+        sample = Sample(time=item.time, step=item.step, axis=item.axis, truncated=item.truncated, **item.fields)
+        recorder.journal.append(encode(cleaned(sample)))
+
+    def _close(self) -> None:
+        for recorder in self._recorders.values():
+            recorder.close()
+
+    def _check_room(self) -> None:
+        if any(recorder.journal.lost for recorder in self._recorders.values()):
+            raise ConfigError(f"{self._home}: the disk is full. Free some space, or give another root.")
+
+    def _discard(self) -> None:
+        run_directory.let_go(self._temporary)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._made_root:
+            with contextlib.suppress(OSError):  # it is not empty
+                self._root.rmdir()

@@ -1,16 +1,13 @@
-"""TensorBoard's event files: every scalar, of the old and of the new encoding, with its time; texts as events.
+"""Reads TensorBoard's event files: scalars in the old and the new encoding, with their times; texts become events.
 
-A directory's values that follow each other within a second at one step make a row, with the time of
-the first. Values of a sub-directory (``train``, ``validation``, one made by ``add_scalars``) carry its name:
-``validation/epoch_loss``. Where a writer said that it does steps again, which TensorBoard's page then
-drops, so does the run's view. What hookline's own sink wrote gets its axes back. Pictures, sound and
-histograms are counted as left out.
+Values of one directory and step that were written within a second form a row with the time of the first. Values of a
+subdirectory (``train``, ``validation``, one made by ``add_scalars``) carry its name: ``validation/epoch_loss``. Where a
+writer announced that it repeats steps, the earlier values are obsolete, as on TensorBoard's page. Files of hookline's
+own sink get their axes back. Images, audio and histograms are counted as not imported.
 
-The records of an event file: each with its length, and checksums of both, as TFRecord files have them.
-
-A record whose content is damaged is named and left out; where the length itself is, nothing behind it
-can be found, and the rest of the file is named. A record that is cut off is the end: the writer was
-killed, or is still writing.
+A file is a sequence of TFRecords: length, content, and a checksum of each. A record with damaged content is reported
+and skipped. If the length is damaged, nothing after it can be located, so the rest of the file is skipped. A record
+that is cut off is the end: the writer was killed, or is still writing.
 """
 
 import functools
@@ -23,88 +20,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hookline._engine.errors import MissingExtraError
-from hookline.importers.source import EVAL_WORDS, Item, Occurrence, Reading, Restart, Row, Source, axis_of, rows
-
-_HEADER = struct.Struct("<QI")
-_CHECKSUM = struct.Struct("<I")
-_FRAME = _HEADER.size + _CHECKSUM.size
-
-
-def records(path: Path, reading: Reading) -> Iterator[bytes]:
-    """The contents of a file's whole records."""
-    try:
-        with path.open("rb") as file:
-            yield from _whole(file, path, reading)
-    except OSError as error:
-        reading.skip(str(path), error)
-
-
-def _whole(file: BinaryIO, path: Path, reading: Reading) -> Iterator[bytes]:
-    size, begin = path.stat().st_size, 0
-    while begin < size:
-        try:
-            content = _next(file, size - begin)
-        except _DamagedError as damaged:
-            reading.skip(f"{path}, byte {begin}", damaged)
-            passed = damaged.size or size - begin
-        else:
-            yield content
-            passed = len(content) + _FRAME
-        reading.advance(passed)
-        begin += passed
-
-
-class _DamagedError(Exception):
-    """A record that is no good; without a size nothing behind it can be found."""
-
-    def __init__(self, reason: str, size: int = 0) -> None:
-        super().__init__(reason)
-        self.size = size
-
-
-def _next(file: BinaryIO, room: int) -> bytes:
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        raise _DamagedError("the last record is cut off")
-    length, checksum = _HEADER.unpack(header)
-    if _length_checksum(header[:8]) != checksum:
-        raise _DamagedError("the length of a record is damaged; the rest of the file is left out")
-    if length + _FRAME > room:
-        raise _DamagedError("the last record is cut off")
-    content = file.read(length)
-    if _checksum(content) != _CHECKSUM.unpack(file.read(_CHECKSUM.size))[0]:
-        raise _DamagedError("a record is damaged; it is left out", length + _FRAME)
-    return content
-
-
-def _checksum(content: bytes) -> int:
-    """TensorBoard's own checksum, which is written in Python: it takes most of the time of an import."""
-    return int(_masked_crc32c()(content))
-
-
-_length_checksum = functools.lru_cache(maxsize=1 << 12)(_checksum)
-"""Most records have one of a few lengths."""
-
-
-@functools.cache
-def _masked_crc32c() -> Any:
-    return import_module("tensorboard.compat.tensorflow_stub.pywrap_tensorflow").masked_crc32c
-
+from hookline.importers.sources import (
+    EVAL_WORDS,
+    EventRow,
+    Item,
+    ReadReport,
+    Restart,
+    Row,
+    Source,
+    axis_of,
+    split_by_axis,
+)
 
 ROW_SECONDS = 1.0
 """How far apart in time two values of a row may have been written."""
+_HEADER = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_FRAME = _HEADER.size + _CHECKSUM.size
 _OPEN_DIRECTORIES = 200
-"""How many directories are read side by side, in the order of time; more would take too many open files."""
-_OURS = "events.out.tfevents.hookline."
+"""How many directories are merged in the order of time; more would exceed the limit on open files."""
+_OWN_FILES = "events.out.tfevents.hookline."
 _TEXT = "/text_summary"
 _CONFIGS = {"args/text_summary": "args", "model_config/text_summary": "model"}
-"""Texts in which Hugging Face's trainer writes down what it was started with."""
-
+"""Texts in which Hugging Face's trainer stores its settings."""
 _OTHERS = {"histo": "histograms", "image": "images", "audio": "sounds"}
-_NO_NUMBERS = "they are no numbers over steps"
+_NOT_NUMBERS = "only numbers over steps are imported"
 
 
 class EventFiles(Source):
@@ -112,7 +55,7 @@ class EventFiles(Source):
 
     Args:
         files: The files.
-        homes: The directories that sub-directories count from.
+        homes: The directories to which subdirectory names are relative.
     """
 
     format = "tensorboard"
@@ -129,22 +72,25 @@ class EventFiles(Source):
         except ImportError:
             raise MissingExtraError("Reading TensorBoard's event files", "tensorboard") from None
 
-    def items(self, reading: Reading) -> Iterator[Item]:
+    def items(self, report: ReadReport) -> Iterator[Item]:
         self.check()
         directories: dict[Path, list[Path]] = {}
         for file in self.files:
             directories.setdefault(file.parent, []).append(file)
-        streams = [_Stream(reading, *self._place(files[0])).items(files) for files in directories.values()]
+        streams = [
+            _DirectoryReader(report, *self._prefix_and_axis(files[0])).items(files) for files in directories.values()
+        ]
         if len(streams) > _OPEN_DIRECTORIES:
             return itertools.chain.from_iterable(streams)
         return heapq.merge(*streams, key=lambda item: item.time)
 
-    def _place(self, file: Path) -> tuple[str, str | None]:
-        """The prefix of the names in a file's directory, and the axis of all of them where there is one."""
+    def _prefix_and_axis(self, file: Path) -> tuple[str, str | None]:
+        """Return the prefix of the names in a file's directory, and their axis if the directory determines it."""
         directory = file.parent
         home = max((home for home in self._homes if directory.is_relative_to(home)), key=lambda home: len(home.parts))
-        parts = [part for part in directory.relative_to(home).parts if not _is_number(part)]
-        if file.name.startswith(_OURS):
+        # add_hparams() names directories after a time, which is no part of a metric's name.
+        parts = [part for part in directory.relative_to(home).parts if not part.replace(".", "", 1).isdigit()]
+        if file.name.startswith(_OWN_FILES):
             writer = parts[:1] if parts and re.fullmatch(r"rank\d+", parts[0]) else []
             return "".join(f"{part}/" for part in writer), "/".join(parts[len(writer) :]) or "train"
         prefix = "".join(f"{part}/" for part in parts)
@@ -152,10 +98,10 @@ class EventFiles(Source):
 
 
 @dataclass
-class _Stream:
-    """The events of one directory as rows."""
+class _DirectoryReader:
+    """Turns the events of one directory into rows."""
 
-    reading: Reading
+    report: ReadReport
     prefix: str
     axis: str | None
     step: int = 0
@@ -166,57 +112,65 @@ class _Stream:
     plugins: dict[str, str] = field(default_factory=dict)
 
     def items(self, files: list[Path]) -> Iterator[Item]:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        decode_error = import_module("google.protobuf.message").DecodeError
         for file in files:
-            for event in _events(file, self.reading):
-                yield from self._take(event)
+            for number, content in enumerate(_records(file, self.report)):
+                try:
+                    event = Event.FromString(content)
+                except decode_error as error:
+                    self.report.skip(f"{file}, record {number + 1}", error)
+                else:
+                    yield from self._event(event)
         yield from self._flush()
 
-    def _take(self, event: Any) -> Iterator[Item]:
+    def _event(self, event: Any) -> Iterator[Item]:
         if event.HasField("summary"):
             if event.step != self.step or event.wall_time - self.time > ROW_SECONDS:
                 yield from self._flush()
             for value in event.summary.value:
-                yield from self._take_value(event, value)
+                yield from self._value(event, value)
         elif event.HasField("session_log") and event.session_log.status == event.session_log.START:
             yield from self._flush()
             yield from (Restart(event.step, event.wall_time, axis) for axis in sorted(self.axes))
 
-    def _take_value(self, event: Any, value: Any) -> Iterator[Item]:
+    def _value(self, event: Any, value: Any) -> Iterator[Item]:
         kind = value.WhichOneof("value")
         if kind == "simple_value":
-            yield from self._add(event, value.tag, value.simple_value)
+            yield from self._scalar(event, value.tag, value.simple_value)
             return
         plugin = self.plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
         if plugin == "hparams":
-            self.reading.config |= _hyperparameters(value)
+            self.report.config |= _hyperparameters(value)
         elif kind == "tensor" and plugin in ("", "scalars", "text"):
-            yield from self._take_tensor(event, value)
+            yield from self._tensor(event, value)
         else:
-            self.reading.leave(_OTHERS.get(plugin or kind or "", f"values of {plugin or kind!r}"), _NO_NUMBERS)
+            self.report.leave(_OTHERS.get(plugin or kind or "", f"values of {plugin or kind!r}"), _NOT_NUMBERS)
 
-    def _take_tensor(self, event: Any, value: Any) -> Iterator[Item]:
+    def _tensor(self, event: Any, value: Any) -> Iterator[Item]:
         from tensorboard.util.tensor_util import make_ndarray
 
         array = make_ndarray(value.tensor)
         if array.dtype.kind in "OSU":
-            text = "\n".join(_text(each) for each in array.ravel())
-            yield from self._take_text(event, value.tag, text)
+            texts = (each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each) for each in array.flat)
+            yield from self._text(event, value.tag, "\n".join(texts))
         elif array.size == 1:
-            yield from self._add(event, value.tag, array.item())
+            yield from self._scalar(event, value.tag, array.item())
         else:
-            self.reading.leave("tensors of several values", _NO_NUMBERS)
+            self.report.leave("tensors of several values", _NOT_NUMBERS)
 
-    def _take_text(self, event: Any, tag: str, text: str) -> Iterator[Item]:
-        if tag in _CONFIGS and (config := _mapping(text)) is not None:
-            self.reading.config[_CONFIGS[tag]] = config
-        elif self.axis is not None and tag.endswith(_TEXT):  # a metric that is a string, as our own sink writes it
-            yield from self._add(event, tag.removesuffix(_TEXT), text)
+    def _text(self, event: Any, tag: str, text: str) -> Iterator[Item]:
+        if tag in _CONFIGS and (config := _json_mapping(text)) is not None:
+            self.report.config[_CONFIGS[tag]] = config
+        elif self.axis is not None and tag.endswith(_TEXT):  # hookline's sink writes string metrics like this
+            yield from self._scalar(event, tag.removesuffix(_TEXT), text)
         else:
             name = self.prefix + tag.removesuffix(_TEXT)
-            yield Occurrence(event.step, event.wall_time, "text", {"tag": name, "text": text})
+            yield EventRow(event.step, event.wall_time, "text", {"tag": name, "text": text})
 
-    def _add(self, event: Any, tag: str, value: Any) -> Iterator[Item]:
-        name = self.names.get(tag) or self.names.setdefault(tag, self.reading.name(self.prefix + tag))
+    def _scalar(self, event: Any, tag: str, value: Any) -> Iterator[Item]:
+        name = self.names.get(tag) or self.names.setdefault(tag, self.report.rename(self.prefix + tag))
         if name in self.values:
             yield from self._flush()
         if not self.values:
@@ -231,41 +185,66 @@ class _Stream:
             elif len(values) == 1:  # the usual case
                 made = [Row(self.step, self.time, values, axis_of(next(iter(values))))]
             else:
-                made = list(rows(self.step, self.time, values))
+                made = list(split_by_axis(self.step, self.time, values))
             self.axes.update(row.axis for row in made)
             yield from made
 
 
-def _events(file: Path, reading: Reading) -> Iterator[Any]:
-    from tensorboard.compat.proto.event_pb2 import Event
+def _records(path: Path, report: ReadReport) -> Iterator[bytes]:
+    """Yield the contents of a file's intact records."""
+    try:
+        with path.open("rb") as file:
+            size, start = path.stat().st_size, 0
+            while start < size:
+                problem, content, passed = "", b"", size - start
+                header = file.read(_HEADER.size)
+                if len(header) < _HEADER.size:
+                    problem = "the last record is cut off"
+                else:
+                    length, checksum = _HEADER.unpack(header)
+                    if _length_checksum(header[:8]) != checksum:
+                        problem = "the length of a record is damaged; the rest of the file is skipped"
+                    elif length + _FRAME > size - start:
+                        problem = "the last record is cut off"
+                    else:
+                        passed = length + _FRAME
+                        content = file.read(length)
+                        if _checksum(content) != _CHECKSUM.unpack(file.read(_CHECKSUM.size))[0]:
+                            problem = "a record is damaged; it is skipped"
+                if problem:
+                    report.skip(f"{path}, byte {start}", problem)
+                else:
+                    yield content
+                report.advance(passed)
+                start += passed
+    except OSError as error:
+        report.skip(str(path), error)
 
-    damaged = import_module("google.protobuf.message").DecodeError
-    for number, content in enumerate(records(file, reading)):
-        try:
-            yield Event.FromString(content)
-        except damaged as error:
-            reading.skip(f"{file}, record {number + 1}", error)
+
+def _checksum(content: bytes) -> int:
+    # TensorBoard's own function is pure Python: it takes most of the time of an import.
+    return int(_masked_crc32c()(content))
+
+
+_length_checksum = functools.lru_cache(maxsize=1 << 12)(_checksum)
+"""Cached: most records have one of a few lengths."""
+
+
+@functools.cache
+def _masked_crc32c() -> Any:
+    return import_module("tensorboard.compat.tensorflow_stub.pywrap_tensorflow").masked_crc32c
 
 
 def _hyperparameters(value: Any) -> dict[str, Any]:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    told = HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info.hparams
-    return {name: getattr(each, each.WhichOneof("kind") or "string_value") for name, each in told.items()}
+    hparams = HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info.hparams
+    return {name: getattr(each, each.WhichOneof("kind") or "string_value") for name, each in hparams.items()}
 
 
-def _mapping(text: str) -> dict[str, Any] | None:
+def _json_mapping(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _is_number(part: str) -> bool:
-    """Whether a directory is called after a time, as `add_hparams` does it."""
-    return part.replace(".", "", 1).isdigit()

@@ -1,9 +1,9 @@
-"""What verl writes: rollouts as ``<step>.jsonl``, and the metrics of its file logger.
+"""Reads the files of verl: rollouts as ``<step>.jsonl``, and the metrics of its file logger.
 
-A rollout has ``input``, ``output``, ``score`` and ``step``, ``gts`` since ground truths are dumped, and one key for
-whatever the reward function returned besides: its numbers are rewards here, the rest is kept in
-``extra``. Rollouts in a directory named for validation are on the axis ``eval``. A line of metrics is
-``{"step": 1, "data": {...}}``. Neither has times: those of the files stand in.
+A rollout has ``input``, ``output``, ``score``, ``step``, optionally ``gts`` (the ground truth), and the other values
+that the reward function returned: numbers become rewards, the rest goes to ``extra``. Rollouts in a directory named
+for validation are on the axis ``eval``. A metrics line is ``{"step": 1, "data": {...}}``. Neither has timestamps, so
+the files' modification times are used.
 """
 
 import json
@@ -12,9 +12,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.importers.source import EVAL_WORDS, Item, Reading, SampleRow, Source, flat, is_scalar, rows, written
+from hookline.importers.sources import (
+    EVAL_WORDS,
+    Item,
+    ReadReport,
+    SampleRow,
+    Source,
+    flatten,
+    json_lines,
+    modification_time,
+    split_by_axis,
+)
 
-_TAKEN = frozenset({"input", "output", "gts", "step", "uid"})
+_STANDARD_KEYS = frozenset({"input", "output", "gts", "step", "uid"})
 _EVALUATION = re.compile(rf"(^|[_.-])({'|'.join(EVAL_WORDS)})($|[_.-])", re.IGNORECASE)
 
 
@@ -27,75 +37,52 @@ class Rollouts(Source):
     def __init__(self, files: list[Path]) -> None:
         super().__init__(sorted(files, key=lambda file: (_step(file), file)))
 
-    def items(self, reading: Reading) -> Iterator[Item]:
+    def items(self, report: ReadReport) -> Iterator[Item]:
         for file in self.files:
-            axis, time = "eval" if is_evaluation(file.parent) else "train", written(file)
-            for place, line in json_lines(file, reading):
+            axis, time = "eval" if is_evaluation(file.parent) else "train", modification_time(file)
+            for place, line in json_lines(file, report):
                 step = line.get("step", _step(file))
                 if type(step) is not int:
-                    reading.skip(place, f"step={step!r} is no whole number")
+                    report.skip(place, f"step={step!r} is not a whole number")
                 elif not isinstance(line.get("output"), str):
-                    reading.skip(place, f"output={line.get('output')!r:.80} is no text")
+                    report.skip(place, f"output={line.get('output')!r:.80} is not a string")
                 else:
                     yield SampleRow(step, time, _fields(line), axis)
 
 
 class MetricLines(Source):
-    """What verl's logger ``file`` wrote."""
+    """The metrics that verl's logger ``file`` wrote."""
 
     format = "verl"
 
     def __init__(self, file: Path) -> None:
         super().__init__([file])
 
-    def items(self, reading: Reading) -> Iterator[Item]:
-        time = written(self.files[0])
-        for place, line in json_lines(self.files[0], reading):
-            step, data = line.get("step"), line.get("data")
-            if type(step) is not int or not isinstance(data, dict):
-                reading.skip(place, "it is no line with a whole number 'step' and a mapping 'data'")
+    def items(self, report: ReadReport) -> Iterator[Item]:
+        time = modification_time(self.files[0])
+        for place, line in json_lines(self.files[0], report):
+            if not is_metrics(line):
+                report.skip(place, "the line needs a whole number 'step' and a mapping 'data'")
                 continue
-            besides = {name: value for name, value in line.items() if name not in ("step", "data")}
-            values = dict(flat(besides | data))
-            for name in [name for name, value in values.items() if not is_scalar(value)]:
-                reading.skip(f"{place}, {name!r}", f"a {type(values.pop(name)).__name__} is no metric")
-            yield from rows(step, time, values)
+            others = {name: value for name, value in line.items() if name not in ("step", "data")}
+            values = dict(flatten(others | line["data"]))
+            report.leave_non_metrics(place, values)
+            yield from split_by_axis(line["step"], time, values)
 
 
 def is_rollout(line: Any) -> bool:
-    """Whether a line is a rollout."""
+    """Check whether a line is a rollout."""
     return isinstance(line, dict) and {"input", "output"} <= line.keys()
 
 
 def is_metrics(line: Any) -> bool:
-    """Whether a line is one of the file logger."""
+    """Check whether a line was written by the file logger."""
     return isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("data"), dict)
 
 
 def is_evaluation(directory: Path) -> bool:
-    """Whether a directory is named for rollouts of a validation."""
+    """Check whether a directory's name says that it holds rollouts of a validation."""
     return _EVALUATION.search(directory.name) is not None
-
-
-def json_lines(file: Path, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings in a file of JSON lines, each with its place."""
-    try:
-        with file.open("rb") as opened:
-            for number, content in enumerate(opened, 1):
-                reading.advance(len(content))
-                place = f"{file}, line {number}"
-                try:
-                    line = json.loads(content)
-                except (ValueError, RecursionError) as error:
-                    torn = not content.endswith(b"\n")
-                    reading.skip(place, "the last line is cut off" if torn else f"it is no JSON: {error}")
-                    continue
-                if isinstance(line, dict):
-                    yield place, line
-                else:
-                    reading.skip(place, f"a {type(line).__name__} is no record")
-    except OSError as error:
-        reading.skip(str(file), error)
 
 
 def _step(file: Path) -> int:
@@ -103,24 +90,20 @@ def _step(file: Path) -> int:
 
 
 def _fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: value for name, value in line.items() if name not in _TAKEN and _is_number(value)}
-    extra = {name: value for name, value in line.items() if name not in _TAKEN and name not in numbers}
+    others = {name: value for name, value in line.items() if name not in _STANDARD_KEYS}
+    rewards = {name: value for name, value in others.items() if isinstance(value, int | float)}
     truth = line.get("gts")
     fields = {
         "prompt": _text(line.get("input")),
         "completion": line["output"],
         "expected": None if truth is None else _text(truth),
         "group": line.get("uid"),
-        "rewards": numbers,
+        "rewards": rewards,
         "total": line.get("score"),
-        "extra": extra,
+        "extra": {name: value for name, value in others.items() if name not in rewards},
     }
     return {name: value for name, value in fields.items() if value is not None and value != {}}
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
