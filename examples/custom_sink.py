@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hookline as hl
-from hookline._record.reader import JournalEntry
-from hookline._record.records import Metrics
-from hookline._record.sink import register_sink
+from hookline.sinks import JournalEntry, Metrics, register_sink
 
 
 @register_sink("sqlite")
@@ -35,13 +33,13 @@ class SqliteSink(hl.Sink):
         )
         return state
 
-    def write(self, parcels: Sequence[JournalEntry]) -> Any:
+    def write(self, entries: Sequence[JournalEntry]) -> Any:
         """Deliver a batch; what is returned is given to `open` the next time."""
         rows = [
-            (str(parcel.id), parcel.record.step, name, value)
-            for parcel in parcels
-            if isinstance(parcel.record, Metrics)
-            for name, value in parcel.record.values.items()
+            (str(entry.id), entry.record.step, name, value)
+            for entry in entries
+            if isinstance(entry.record, Metrics)
+            for name, value in entry.record.values.items()
             if isinstance(value, int | float)
         ]
         with self._table:

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,13 @@ import hookline
 ROOT = Path(hookline.__file__).parent
 
 LAYERS = [
-    {"core"},
-    {"record"},
+    {"_engine"},
+    {"_record", "config"},
     {"sinks", "logging", "callbacks"},
     {"loops", "rl", "experiment"},
-    {"integrations", "store"},
-    {"server", "cli", "demo", "launcher", "tools"},
+    {"integrations", "compat", "importers", "store"},
+    {"server", "cli", "launcher", "tools"},
 ]
-FOR_CHECKERS = "_engine/moments.py imports hookline.loops.every_loop.EveryLoop"
-"""Which loops a callback may be written for is known above; only type checkers follow this one."""
 RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
 TOP = len(LAYERS)
 FACES = {"hookline", "__main__", "functions", "hooks", "main", "rewards", "status", "testing"}
@@ -46,12 +43,21 @@ def module_name(file, root):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def followed(node):
+    """All nodes of a file but those that only type checkers follow."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from followed(child)
+
+
 def imported(file, root):
     """Every module that a file imports, anywhere in it, as (line, dotted name)."""
     module = module_name(file, root)
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     found = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in followed(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -142,13 +148,13 @@ def test_import_hookline_loads_nothing_heavy():
     assert sorted(heavy & set(loaded_by("import hookline"))) == []
 
 
-def test_import_hookline_loads_the_core_only():
+def test_import_hookline_loads_the_engine_only():
     ours = [name for name in loaded_by("import hookline") if name.partition(".")[0] == "hookline"]
     assert [name for name in ours if name != "hookline" and not f"{name}.".startswith("hookline._engine.")] == []
 
 
-def test_import_core_loads_only_the_standard_library():
-    modules = [module_name(file, ROOT) for file in sorted((ROOT / "core").glob("*.py"))]
+def test_import_engine_loads_only_the_standard_library():
+    modules = [module_name(file, ROOT) for file in sorted((ROOT / "_engine").glob("*.py"))]
     loaded = loaded_by(f"import {', '.join(modules)}")
     allowed = {*sys.stdlib_module_names, "hookline"}
     assert [name for name in loaded if name.partition(".")[0] not in allowed] == []
@@ -163,26 +169,65 @@ def test_every_folder_and_module_has_its_place():
 
 
 def test_imports_point_one_way():
-    found = [re.sub(r":\d+ ", " ", each) for each in wrong_imports(ROOT)]
-    assert found == [FOR_CHECKERS]
-    assert "if TYPE_CHECKING:" in (ROOT / "core" / "callback.py").read_text().partition("every_loop")[0]
+    assert wrong_imports(ROOT) == []
+
+
+def cycles(root):
+    """Groups of modules that import each other, lazily or not, each group sorted."""
+    files = {module_name(file, root): file for file in root.rglob("*.py")}
+    graph = {name: set() for name in files}
+    for name, file in files.items():
+        for _, target in imported(file, root):
+            module = target if target in files else target.rpartition(".")[0]
+            if module in files and module != name:
+                graph[name].add(module)
+    reached = {name: reachable(graph, name) for name in graph}
+    found = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
+    return sorted(found)
+
+
+def reachable(graph, start):
+    found, waiting = set(), [start]
+    while waiting:
+        for module in graph[waiting.pop()] - found:
+            found.add(module)
+            waiting.append(module)
+    return found
+
+
+def test_imports_have_no_cycle():
+    assert cycles(ROOT) == []
+
+
+def test_imports_in_a_circle_are_noticed_where_one_is_lazy(tmp_path):
+    root = tmp_path / "hookline"
+    root.mkdir()
+    (root / "__init__.py").write_text("")
+    (root / "a.py").write_text("from hookline import b\n")
+    (root / "b.py").write_text("def f():\n    from hookline.c import g\n")
+    (root / "c.py").write_text("import hookline.a\n")
+    (root / "d.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hookline.e import x\n")
+    (root / "e.py").write_text("import hookline.d\n")
+    assert cycles(root) == [("hookline.a", "hookline.b", "hookline.c")]
 
 
 def test_imports_that_point_the_other_way_are_noticed(tmp_path):
     root = tmp_path / "hookline"
-    for folder in ("core", "loops", "cli"):
+    for folder in ("_engine", "loops", "cli"):
         (root / folder).mkdir(parents=True)
     (root / "__init__.py").write_text("from hookline.cli import main")
-    (root / "core" / "a.py").write_text("import json\nfrom hookline._engine import b\nfrom hookline import loops\n")
-    (root / "core" / "b.py").write_text("def f():\n    from ..loops.run import run\n\nTEXT = 'import hookline.cli'\n")
+    (root / "_engine" / "a.py").write_text("import json\nfrom hookline._engine import b\nfrom hookline import loops\n")
+    (root / "_engine" / "b.py").write_text(
+        "def f():\n    from ..loops.run import run\n\nTEXT = 'import hookline.cli'\n"
+    )
     (root / "loops" / "__init__.py").write_text(
         "from . import run\nfrom hookline._engine.a import x\nimport hookline.cli.main"
     )
     (root / "loops" / "run.py").write_text("from hookline import Callback")
     (root / "cli" / "main.py").write_text("import hookline\nfrom hookline.testing import FakeLoop")
     assert wrong_imports(root) == [
-        "core/a.py:3 imports hookline.loops",
-        "core/b.py:2 imports hookline.loops.run.run",
+        "_engine/a.py:3 imports hookline.loops",
+        "_engine/b.py:2 imports hookline.loops.run.run",
         "loops/__init__.py:3 imports hookline.cli.main",
         "loops/run.py:1 imports hookline.Callback",
     ]

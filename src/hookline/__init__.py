@@ -28,15 +28,19 @@ from hookline._engine.schedules import At, Every, Once, Schedule, Seconds, When
 if TYPE_CHECKING:
     from hookline import (
         callbacks,
+        compat,
         experiment,
         functions,
         hooks,
+        importers,
         integrations,
         logging,
         rewards,
         rl,
+        server,
         sinks,
         status,
+        store,
         testing,
     )
     from hookline._engine.state import (
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from hookline.experiment.benchmark import Benchmark
     from hookline.experiment.experiment import Experiment
     from hookline.experiment.results.result import ExperimentResult
+    from hookline.loops import sft
     from hookline.loops.run import Run, run, start
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer import Trainer as DreamTrainer
@@ -118,11 +123,13 @@ __all__ = [
     "UnknownNameError",
     "When",
     "callbacks",
+    "compat",
     "experiment",
     "follow",
     "functions",
     "grid",
     "hooks",
+    "importers",
     "integrations",
     "load_callbacks",
     "logging",
@@ -134,9 +141,12 @@ __all__ = [
     "rl",
     "run",
     "runs",
+    "server",
+    "sft",
     "sinks",
     "start",
     "status",
+    "store",
     "testing",
     "wrap",
 ]
@@ -164,21 +174,26 @@ _LAZY = {
     "Trainer": "hookline.loops.trainer:Trainer",
     "TrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "callbacks": "hookline.callbacks",
+    "compat": "hookline.compat",
     "experiment": "hookline.experiment",
     "follow": "hookline._record.reader:follow",
     "functions": "hookline.functions",
     "grid": "hookline.experiment.arms:grid",
     "hooks": "hookline.hooks",
+    "importers": "hookline.importers",
     "integrations": "hookline.integrations",
     "read": "hookline._record.reader:read",
     "rewards": "hookline.rewards",
     "rl": "hookline.rl",
     "run": "hookline.loops.run:run",
     "runs": "hookline.store.runs:runs",
+    "server": "hookline.server",
+    "sft": "hookline.loops.sft",
     "Sink": "hookline._record.sink:Sink",
     "sinks": "hookline.sinks",
     "start": "hookline.loops.run:start",
     "status": "hookline.status",
+    "store": "hookline.store",
     "logging": "hookline.logging",
     "main": "hookline.loops.worker:main",
     "testing": "hookline.testing",

@@ -10,10 +10,12 @@ _FRAMEWORKS = ("accelerate", "jax", "keras", "lightning", "ray", "torch", "trans
 
 
 def __getattr__(name: str) -> Any:
+    if name == "HostLoop":
+        return import_module("hookline.integrations.host_loop").HostLoop
     if name not in _FRAMEWORKS:
         raise AttributeError(f"module 'hookline.integrations' has no attribute {name!r}")
     return import_module(f"hookline.integrations.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FRAMEWORKS})
+    return sorted({*globals(), "HostLoop", *_FRAMEWORKS})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hookline.rl.policies.server import ServerPolicy
     from hookline.rl.rollouts.config import CurriculumConfig, Lesson, RolloutConfig, RolloutWorkerConfig
     from hookline.rl.rollouts.curriculum import Curriculum, CurriculumEvent
+    from hookline.rl.rollouts.fleet import RayCluster
     from hookline.rl.rollouts.worker import RolloutWorker
     from hookline.rl.types import Completion, Rollout, Sampling, Task
 
@@ -31,6 +32,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "RLConfig",
+    "RayCluster",
     "Rollout",
     "RolloutConfig",
     "RolloutWorker",
@@ -59,6 +61,7 @@ _HOMES = {
     "Policy": "policies.base",
     "PolicyError": "policies.base",
     "RLConfig": "learner.config",
+    "RayCluster": "rollouts.fleet",
     "Rollout": "types",
     "RolloutConfig": "rollouts.config",
     "RolloutWorker": "rollouts.worker",

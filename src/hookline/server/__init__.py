@@ -3,6 +3,7 @@
 It reads and never writes, unless it is given tokens: then it also takes the runs of other machines.
 """
 
+from hookline.server.tokens import Tokens
 from hookline.server.web_server import WebServer
 
-__all__ = ["WebServer"]
+__all__ = ["Tokens", "WebServer"]

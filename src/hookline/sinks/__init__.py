@@ -1,5 +1,7 @@
 """Destinations for records, one file each; what each needs is imported when it is opened."""
 
+from hookline._record.reader import JournalEntry
+from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.console import ConsoleSink
 from hookline.sinks.csv import CsvSink
@@ -17,13 +19,20 @@ from hookline.sinks.wandb import WandbSink
 __all__ = [
     "ConsoleSink",
     "CsvSink",
+    "Event",
     "FileSink",
     "FunctionSink",
     "HooklineSink",
+    "JournalEntry",
     "JsonlSink",
+    "LogLine",
+    "Metrics",
     "MlflowSink",
     "PrometheusSink",
+    "Rewards",
+    "Sample",
     "Sink",
+    "Status",
     "StatusSink",
     "TensorboardSink",
     "TrackioSink",
