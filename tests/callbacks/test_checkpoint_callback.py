@@ -205,7 +205,7 @@ def test_checkpoint_callback_leaves_directories_that_it_did_not_write(caplog):
                 place.mkdir()
                 (place / "mine.txt").write_text("mine")
     assert (place / "mine.txt").read_text() == "mine"
-    assert "is not a checkpoint of hookline, and is not deleted" in caplog.text
+    assert "is not a hookline checkpoint; not deleting it" in caplog.text
 
 
 def test_checkpoint_callback_metric_never_seen_is_warned_about_with_the_names_seen(caplog):

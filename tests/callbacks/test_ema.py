@@ -112,7 +112,7 @@ def test_ema_applied_puts_the_averages_in_for_a_while(torch):
 
 
 def test_ema_applied_before_anything_is_averaged_is_refused(torch):
-    with pytest.raises(hl.OptionError, match="nothing is averaged yet"), EMA().applied(model_at(torch)):
+    with pytest.raises(hl.OptionError, match="there is no average yet"), EMA().applied(model_at(torch)):
         pass
 
 
@@ -142,7 +142,7 @@ def test_ema_state_of_another_model_is_refused_by_name(torch):
     trained(torch, ema, [1.0])
     other.load_state_dict(ema.state_dict())
     loop = FakeLoop(model=torch.nn.Linear(2, 1, bias=False), callbacks=[other])
-    with pytest.raises(hl.OptionError, match="those of another model: 'weight' does not fit"):
+    with pytest.raises(hl.OptionError, match="belong to another model: 'weight' does not match"):
         loop.callbacks.on_train_start(loop)
 
 
@@ -154,7 +154,7 @@ def test_ema_of_a_model_whose_parameters_were_renamed_goes_by_their_order(torch,
     loop = FakeLoop(model=renamed, callbacks=[other])
     loop.callbacks.on_train_start(loop)
     assert list(other.averages) == ["0.weight"]
-    assert "their order counts" in caplog.text
+    assert "matching them by position" in caplog.text
 
 
 def test_ema_without_a_model_says_what_to_set(caplog):

@@ -89,7 +89,7 @@ def test_logger_without_metrics_logs_no_empty_lines(lines):
 def test_logger_level_that_is_switched_off_is_warned_about_with_what_to_do(caplog):
     train(LoggerCallback(), steps=1)
     (warning,) = caplog.messages
-    assert "'hookline.training' have level INFO, which is switched off" in warning
+    assert "'hookline.training' is disabled for level INFO" in warning
     assert "hookline.logging.initialize()" in warning
 
 

@@ -40,7 +40,7 @@ def test_nan_guard_skip_goes_on_as_if_the_step_had_not_been(torch, caplog):
     _, clean = trained(torch, NaNGuard("skip"), [1.0, 1.0])
     assert spoilt.weight.item() == clean.weight.item()
     assert [record.getMessage() for record in caplog.records] == [
-        "nan_guard: at step 2 the gradient of weight is not finite. The update was left out."
+        "nan_guard: at step 2 the gradient of weight is not finite. The update was skipped."
     ]
 
 
@@ -55,7 +55,7 @@ def test_nan_guard_skip_where_the_moment_never_fires_says_that_the_update_was_ma
     assert run.step == 3
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("nan_guard: at step 2 loss is nan; the first parameter that is not finite is weight. ")
-    assert message.endswith("The update was made: leaving it out takes a loop that fires on_before_optimizer_step.")
+    assert message.endswith("The update was made: skipping it takes a loop that fires on_before_optimizer_step.")
 
 
 def test_nan_guard_warn_says_it_once_and_leaves_the_update(torch, caplog):

@@ -90,7 +90,7 @@ def test_sample_logger_that_finds_nothing_says_so_at_the_end(caplog):
         for _ in val.batches([1, 2]):
             pass
     assert [record.getMessage() for record in caplog.records] == [
-        "sample_logger found no samples in the validation: say with make= what they are."
+        "sample_logger found no samples in the validation. Pass make= to extract them."
     ]
 
 

@@ -130,7 +130,7 @@ def test_throughput_monitor_mfu_is_what_is_known_of_the_peak(torch, arguments, m
     [
         ({"window": 0}, "window=0: give a whole number of at least 1."),
         ({"batch_size": "8"}, "batch_size='8': give a whole number of at least 1, or a function of the batch."),
-        ({"peak_flops": -1.0}, "peak_flops=-1.0: give a number above 0."),
+        ({"peak_flops": -1.0}, "peak_flops=-1.0: give a finite number greater than 0, or None."),
     ],
 )
 def test_throughput_monitor_refuses_what_makes_no_sense(arguments, message):

@@ -1,45 +1,50 @@
-"""Raises an alert when a metric breaks a rule: a line of logging, an event in the record, and what else is asked for.
+"""Raises an alert when a metric breaks a rule: a log line, an event in the record, and optionally a stop or a call.
 
-A rule is looked at whenever a row with the metric is written. A value that is still on its way from a
-device is not waited for: it is looked at when it is there, at the end of training at the latest. A metric that is
-not there after the first evaluation, or at the end, is warned about.
+A rule is checked for each logged row that has the metric. A value that is still on a device is checked when it arrives,
+at the end of training at the latest. A metric that is missing after the first evaluation, or at the end, is warned
+about.
 """
 
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline._engine.errors import OptionError, closest
-from hookline._engine.metrics import Deferred, find_metric, plain
+from hookline._engine.metrics import plain
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState
-from hookline.callbacks.monitoring import FreshStart, MonitorCheck
+from hookline.callbacks.monitoring import (
+    MonitorCheck,
+    PendingValues,
+    StatefulCallback,
+    pending_metric,
+    require_metric_name,
+)
 
 logger = logging.getLogger("hookline")
 
 SEVERITIES = ("debug", "info", "warning", "error", "critical")
-WAITING_VALUES = 64
-"""How many values may be on their way; the oldest of more is waited for."""
+MOST_PENDING = 64
+"""How many values may be on their way from a device: few, so that an alert is not late."""
 
 Action = Callable[[LoopState, dict[str, Any]], object]
 
 
 @register("alert")
-class Alert(FreshStart):
-    """Fires when a metric is above, below, or as a function says; without any of these, when it is not finite.
+class Alert(StatefulCallback):
+    """Fires when a metric is above or below a limit, or satisfies ``when``; without a rule, when it is not finite.
 
     Args:
         metric: The metric; ``val_loss`` and ``val/loss`` are the same.
         above: Fire when it is greater than this.
         below: Fire when it is less than this.
         when: A function of the value; fire when it returns something true.
-        severity: The level of the line: "debug", "info", "warning", "error" or "critical".
-        cooldown_seconds: Keep silent for so long after firing.
-        once: Fire once in the run, also after a resume.
-        stop: Ask for a stop, too.
+        severity: The level of the log line: "debug", "info", "warning", "error" or "critical".
+        cooldown_seconds: Do not fire again for this long.
+        once: Fire once per run, resumes included.
+        stop: Also request a stop.
         action: Called with the loop and the alert: ``metric``, ``value``, ``step``, ``severity``, ``message``.
     """
 
@@ -57,42 +62,49 @@ class Alert(FreshStart):
         action: Action | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _require(metric, severity, cooldown_seconds, {"when": when, "action": action})
+        require_metric_name("metric", metric)
+        if severity not in SEVERITIES:
+            raise OptionError(f"severity={severity!r}: {closest(str(severity), SEVERITIES)}")
+        if not cooldown_seconds >= 0:
+            raise OptionError(f"cooldown_seconds={cooldown_seconds!r}: give a number of at least 0.")
+        for name, function in {"when": when, "action": action}.items():
+            if function is not None and not callable(function):
+                raise OptionError(f"{name}={function!r}: give a function.")
         self.metric = metric
         self.severity = severity
         self.cooldown_seconds = cooldown_seconds
         self.once = once
         self.stop = stop
         self.action = action
-        self._rules = _rules(above, below, when)
+        self._above, self._below, self._when = above, below, when
         self._clock = clock
         self._check = MonitorCheck(metric)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.fired = 0
         self._silent_until = -math.inf
-        self._waiting: deque[tuple[int, Any]] = deque()
-        self._check.forget()
+        self._pending: PendingValues[int] = PendingValues(MOST_PENDING)
+        self._check.reset()
 
     def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
         self._check.evaluated(step_idx + 1)
 
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> None:
-        value = find_metric(dict(dict.items(metrics)), self.metric)  # as it is, also one on its way
+        value = pending_metric(metrics, self.metric)
         if value is not None:
-            self._waiting.append((step, value))
+            self._pending.append(value, step)
         self._check.after_row(loop, step, who=self.name)
-        self._look(loop, leave=WAITING_VALUES)
+        self._apply_rules(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         super().on_train_end(loop, artifacts)
-        self._look(loop, leave=0)
+        self._apply_rules(loop, wait=True)
         self._check.at_end(loop, who=self.name)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
         super().on_exception(loop, error)
-        self._look(loop, leave=0)
+        self._apply_rules(loop, wait=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"fired": self.fired}
@@ -101,17 +113,26 @@ class Alert(FreshStart):
         super().load_state_dict(state)
         self.fired = int(state["fired"])
 
-    def _look(self, loop: LoopState, *, leave: int) -> None:
-        """Look at the values that are there, and at the oldest of more than may be on their way."""
-        while self._waiting and (len(self._waiting) > leave or _is_there(self._waiting[0][1])):
-            step, given = self._waiting.popleft()
-            value = plain(given)
-            broken = next((words for words, rule in self._rules if rule(value)), None)
-            if broken is not None and not self._is_silent():
-                self._fire(loop, step, value, f"{self.metric} is {_shown(value)}{broken} at step {step}")
+    def _apply_rules(self, loop: LoopState, *, wait: bool = False) -> None:
+        for pending, step in self._pending.ready(wait=wait):
+            value = plain(pending)
+            broken = self._broken_rule(value)
+            is_silent = (self.once and self.fired > 0) or self._clock() < self._silent_until
+            if broken is not None and not is_silent:
+                shown = f"{value:g}" if isinstance(value, int | float) else repr(value)
+                self._fire(loop, step, value, f"{self.metric} is {shown}{broken} at step {step}")
 
-    def _is_silent(self) -> bool:
-        return (self.once and self.fired > 0) or self._clock() < self._silent_until
+    def _broken_rule(self, value: Any) -> str | None:
+        """The rule that the value breaks, as part of the message; None if it breaks none."""
+        is_number = isinstance(value, int | float)
+        if self._above is not None and is_number and value > self._above:
+            return f", above {self._above:g},"
+        if self._below is not None and is_number and value < self._below:
+            return f", below {self._below:g},"
+        if self._when is not None:
+            return "" if self._when(value) else None
+        has_rule = self._above is not None or self._below is not None
+        return "" if not has_rule and is_number and not math.isfinite(value) else None
 
     def _fire(self, loop: LoopState, step: int, value: Any, message: str) -> None:
         self.fired += 1
@@ -125,41 +146,3 @@ class Alert(FreshStart):
             loop.request_stop(f"alert: {message}")
         if self.action is not None:
             self.action(loop, {**alert, "step": step})
-
-
-def _require(metric: Any, severity: Any, cooldown_seconds: float, functions: Mapping[str, Any]) -> None:
-    if not isinstance(metric, str) or not metric:
-        raise OptionError(f"metric={metric!r}: give the name of a metric.")
-    if severity not in SEVERITIES:
-        raise OptionError(f"severity={severity!r}: {closest(str(severity), SEVERITIES)}")
-    if not cooldown_seconds >= 0:
-        raise OptionError(f"cooldown_seconds={cooldown_seconds!r}: give a number of at least 0.")
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise OptionError(f"{name}={function!r}: give a function.")
-
-
-def _rules(
-    above: float | None, below: float | None, when: Callable[[Any], object] | None
-) -> list[tuple[str, Callable[[Any], object]]]:
-    """The rules that were given, each with the words for a value that breaks it."""
-    rules: list[tuple[str, Callable[[Any], object]]] = []
-    if above is not None:
-        rules.append((f", above {above:g},", lambda value: _is_number(value) and value > above))
-    if below is not None:
-        rules.append((f", below {below:g},", lambda value: _is_number(value) and value < below))
-    if when is not None:
-        rules.append(("", when))
-    return rules or [("", lambda value: _is_number(value) and not math.isfinite(value))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if _is_number(value) else repr(value)
-
-
-def _is_there(value: Any) -> bool:
-    return not isinstance(value, Deferred) or value.source.ready()

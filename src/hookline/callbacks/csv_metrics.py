@@ -1,8 +1,8 @@
-"""Writes every row of metrics to a CSV file, for loops that keep no record; with a record, the sink ``csv`` does.
+"""Writes every row of metrics to a CSV file, for loops without a record. Loops with one can use the ``csv`` sink.
 
-The header is always complete, a file that is there is appended to, and a resume takes out the rows that are done
-again. Rows are written about once a second by a thread of its own, which also waits for values from devices; all
-are in the file at a checkpoint and at the end. Rows that cannot be written are kept and tried again.
+The header is always complete, an existing file is appended to, and a resume removes the rows that will be written
+again. A background thread writes about once per second and waits for values on devices; a checkpoint and the end of
+training write all rows. Rows that cannot be written are kept and retried.
 """
 
 import threading
@@ -20,20 +20,19 @@ from hookline._engine.state import LoopArtifacts, LoopState
 from hookline._engine.subscriber import WRITER_PRIORITY
 
 WRITE_SECONDS = 1.0
-"""How often the thread writes what there is."""
-_OURS = ("step", "epoch", "time")
+_RESERVED = ("step", "epoch", "time")
 
 Row = tuple[int, int, float, dict[str, Any]]
 
 
 @register("csv_metrics")
 class CsvMetrics(Callback):
-    """Columns ``step``, ``epoch``, ``time`` (seconds since 1970), and one for each metric.
+    """Writes the columns ``step``, ``epoch``, ``time`` (seconds since 1970), and one per metric.
 
-    A metric that is called like one of the first three is ``values/step``.
+    A metric named like one of the first three is written as ``values/<name>``.
 
     Args:
-        path: The file; a relative one lies in the loop's directory, or where the program runs if it has none.
+        path: The file, relative to the loop's directory, or to the working directory if it has none.
     """
 
     priority = WRITER_PRIORITY
@@ -71,7 +70,7 @@ class CsvMetrics(Callback):
         if self._writer is None:
             self._resumes_from = self._state
         elif self._state is not None:
-            self._writer.go_back(self._state)
+            self._writer.rewind(self._state)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
@@ -80,10 +79,10 @@ class CsvMetrics(Callback):
 
 
 class _Writer:
-    """The open file, the rows that wait for it, and the thread that writes them."""
+    """The open file, its queue of rows, and the thread that writes them."""
 
     def __init__(self, name: str, path: Path, state: Mapping[str, Any] | None) -> None:
-        from hookline.sinks.csv import Table  # which loads more than a list of callbacks should
+        from hookline.sinks.csv import Table  # here, to keep importing the callbacks cheap
 
         self.rows: deque[Row] = deque()
         self._lock = threading.Lock()
@@ -92,22 +91,22 @@ class _Writer:
         self._ticker = Ticker(name, WRITE_SECONDS, self.write)
 
     def write(self) -> dict[str, Any]:
-        """Write what waits, and return the state of the file then."""
+        """Write the queued rows and return the state of the file."""
         with self._lock:
-            waiting = list(self.rows)
-            state = self._table.append([_cells(row) for row in waiting])
-            for _ in waiting:
+            queued = list(self.rows)
+            state = self._table.append([_cells(row) for row in queued])
+            for _ in queued:  # not before: rows that could not be written stay in the queue
                 self.rows.popleft()
             return state
 
-    def go_back(self, state: Mapping[str, Any]) -> None:
-        """Take out what was written since a state."""
+    def rewind(self, state: Mapping[str, Any]) -> None:
+        """Remove the rows written since a state."""
         self.write()
         with self._lock:
             self._table.open(state)
 
     def close(self) -> dict[str, Any]:
-        """Write what waits and close the file."""
+        """Write the queued rows and close the file."""
         self._ticker.close()
         try:
             return self.write()
@@ -117,5 +116,5 @@ class _Writer:
 
 def _cells(row: Row) -> dict[str, Any]:
     step, epoch, when, metrics = row
-    values = {f"values/{name}" if name in _OURS else name: value for name, value in metrics.items()}
+    values = {f"values/{name}" if name in _RESERVED else name: value for name, value in metrics.items()}
     return {"step": step, "epoch": epoch, "time": when, **plain(values)}

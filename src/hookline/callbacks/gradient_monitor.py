@@ -1,25 +1,20 @@
-"""Logs gradient norms, of the whole model and of each layer, without waiting for a device.
+"""Logs gradient norms of the whole model and of each layer, and provides gradient norms to other callbacks.
 
-Norms of a model that is sharded over processes (FSDP2) are those of the whole model: the processes exchange theirs, so
-it has to be added on all ranks.
+Nothing here waits for a device. All norms are computed with a few operations, however many parameters there are. If the
+model is sharded over processes (FSDP2), the norms are those of the whole model: the processes combine theirs with one
+small all-reduce, so the callback has to be added on all ranks.
 
-The norms are those at `on_before_optimizer_step`: before clipping if the loop clips behind it, after
-it otherwise. A host that shows its gradients only when it has clipped them says so; then the norms are called
-``clipped_grad_norm``, because the ``grad_norm`` that such a host logs itself is the norm before clipping. Where several
-optimizers move in a step, the norms are those of all of them together.
+`GradientMonitor` reads the gradients at `on_before_optimizer_step`: before clipping if the loop clips after it,
+otherwise after clipping. If a host exposes its gradients only after clipping them, the norms are logged as
+``clipped_grad_norm``, because the ``grad_norm`` that such a host logs itself is the norm before clipping. If several
+optimizers step in one training step, the norms are those of all of them together.
 
-A bare loop does not know when its optimizer moves, unless it is told once, before the
-first step::
+A bare loop cannot see its optimizer step unless it registers this hook once, before the first step::
 
     optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
 
-or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, e.g. before it clips. Where no gradients are
-seen, that is logged: when training starts if the loop never shows any (JAX, Keras), else after the first step due.
-
-The gradients of a loop's model, and their norms by one operation for all of them.
-
-Nothing here waits for a device. The norm of a gradient that is sharded over processes (a `DTensor`) is that of the
-whole gradient: the processes add up theirs with one small all-reduce for all gradients, in which all have to take part.
+or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, for example before it clips. The monitor
+warns if it sees no gradients: at the start if the loop never exposes any (JAX, Keras), else after the first due step.
 """
 
 import logging
@@ -33,43 +28,41 @@ from hookline._engine.registry import register
 from hookline._engine.state import LoopState
 from hookline._engine.torch_models import is_sharded, local_part, named_parameters
 
-NONE = 2**31 - 1
-"""The index of a gradient where there is none that is not finite."""
+logger = logging.getLogger("hookline")
+
+ALL_FINITE = 2**31 - 1
+"""Stands for an index if no gradient is bad: larger than any, so that the minimum over processes is right."""
 
 
 def parameters_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
-    """The parameters that the optimizer moves, under the model's names for them; all of the model's without one.
+    """The optimizer's parameters by their names in the model; without an optimizer, all parameters of the model.
 
-    One that the model has no name for is numbered. An optimizer that holds copies of its own (in mixed
-    precision) shares none with the model, whose parameters then are the ones with gradients.
+    A parameter that is not in the model is numbered. An optimizer that holds its own copies (mixed precision) shares no
+    parameter with the model; then the model's parameters are the ones with gradients.
     """
-    of_model = named_parameters(loop.model)
-    names = {id(parameter): name for name, parameter in of_model.items()}
+    in_model = named_parameters(loop.model)
+    names = {id(parameter): name for name, parameter in in_model.items()}
     groups = getattr(loop.optimizer if optimizer is None else optimizer, "param_groups", ())
-    moved = [parameter for group in groups for parameter in group["params"]]
-    if of_model and not any(id(parameter) in names for parameter in moved):
-        return of_model
-    return {names.get(id(parameter), f"parameter {index}"): parameter for index, parameter in enumerate(moved)}
+    optimized = [parameter for group in groups for parameter in group["params"]]
+    if in_model and not any(id(parameter) in names for parameter in optimized):
+        return in_model
+    return {names.get(id(parameter), f"parameter {index}"): parameter for index, parameter in enumerate(optimized)}
 
 
 def gradients_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
-    """Those of the parameters' gradients that are there and have elements."""
-    parameters = parameters_by_name(loop, optimizer)
-    found = {name: _values(p.grad) for name, p in parameters.items() if getattr(p, "grad", None) is not None}
-    return {name: gradient for name, gradient in found.items() if gradient.numel()}
-
-
-def _values(gradient: Any) -> Any:
-    is_whole = not is_sharded(gradient)
-    return gradient.coalesce().values() if is_whole and gradient.is_sparse else gradient
+    """The gradients that exist and are not empty; of a sparse one, its values."""
+    found = {}
+    for name, parameter in parameters_by_name(loop, optimizer).items():
+        gradient = getattr(parameter, "grad", None)
+        if gradient is not None and not is_sharded(gradient) and gradient.is_sparse:
+            gradient = gradient.coalesce().values()
+        if gradient is not None and gradient.numel():
+            found[name] = gradient
+    return found
 
 
 def require_on_all_ranks(loop: LoopState, callback: Callback) -> None:
-    """Refuse to begin something together with processes on which the callback does not run.
-
-    Raises:
-        OptionError: The callback runs on rank zero only.
-    """
+    """Check that a callback that communicates with other processes runs on all of them; otherwise it would hang."""
     leaves: Iterable[Any] = getattr(getattr(loop, "callbacks", None), "leaves", tuple)()
     if loop.world_size > 1 and any(leaf.rank_zero for leaf in leaves if leaf.entry.is_for(callback)):
         raise OptionError(
@@ -79,9 +72,9 @@ def require_on_all_ranks(loop: LoopState, callback: Callback) -> None:
 
 
 def norms(gradients: list[Any], order: float) -> Any:
-    """The norm of each gradient, as one tensor on the device of the first, wide enough for half precision's.
+    """The norm of each gradient, as one tensor on the device of the first, at least in float32.
 
-    Where gradients are sharded, every process has to call it.
+    If gradients are sharded, every process has to call it.
     """
     torch = sys.modules["torch"]
     with torch.no_grad():
@@ -92,11 +85,7 @@ def norms(gradients: list[Any], order: float) -> Any:
 
 
 class StepNorms:
-    """Combines the norms of several optimizers that move in one step, such as one for matrices and one for the rest.
-
-    Args:
-        order: Which norm it is.
-    """
+    """Combines the norms of several optimizers in one step, such as one for matrices and one for the rest."""
 
     def __init__(self, order: float = 2.0) -> None:
         self._order = order
@@ -104,12 +93,12 @@ class StepNorms:
         self._parts: dict[Any, dict[str, Any]] = {}
 
     def add(self, values: dict[str, Any], *, step: int, key: Any) -> dict[str, Any]:
-        """The norms of all optimizers of the step so far, those that were just computed included.
+        """Add one optimizer's norms and return those of all optimizers of the step so far.
 
         Args:
             values: The norms by name.
-            step: The step they belong to; those of an earlier one are forgotten.
-            key: What the norms are of: an optimizer that moves again in the step replaces its own.
+            step: The step they belong to; those of an earlier step are dropped.
+            key: Identifies the optimizer: if it steps again within the step, it replaces its norms.
         """
         if step != self._step:
             self._step, self._parts = step, {}
@@ -125,7 +114,7 @@ class StepNorms:
 
 
 def _own_norms(gradients: list[Any], order: float) -> list[Any]:
-    """The norm of what this process has of each gradient."""
+    """The norm of this process's part of each gradient."""
     torch = sys.modules["torch"]
     wide = torch.float64 if any(gradient.dtype == torch.float64 for gradient in gradients) else torch.float32
     own = [local_part(gradient) for gradient in gradients]
@@ -134,17 +123,17 @@ def _own_norms(gradients: list[Any], order: float) -> list[Any]:
 
 
 def _combined(each: list[Any], gradients: list[Any], order: float) -> list[Any]:
-    """The norms of whole gradients from those of the parts; one all-reduce where all are sharded in one way."""
+    """The norms of whole gradients from those of their parts: one all-reduce for each kind of sharding."""
     torch, distributed = sys.modules["torch"], sys.modules["torch.distributed"]
     is_largest = order == float("inf")
-    ways: dict[Any, list[int]] = {}
+    shardings: dict[Any, list[int]] = {}
     for index, gradient in enumerate(gradients):
         if is_sharded(gradient):
             dims = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
-            ways.setdefault((gradient.device_mesh, dims), []).append(index)
+            shardings.setdefault((gradient.device_mesh, dims), []).append(index)
     each = list(each)
-    for (mesh, dims), indices in ways.items():
-        # A maximum over processes need not notice a NaN.
+    for (mesh, dims), indices in shardings.items():
+        # An all-reduce to the maximum may lose a NaN, so it becomes infinite first.
         part = torch.stack([each[index] for index in indices])
         part = part.nan_to_num(nan=float("inf"), posinf=float("inf")) if is_largest else part.pow(order)
         for dim in dims:
@@ -157,35 +146,33 @@ def _combined(each: list[Any], gradients: list[Any], order: float) -> list[Any]:
 
 
 def first_not_finite(gradients: list[Any], *, together: bool = False) -> Any:
-    """The index of the first gradient with a NaN or an infinity in it, as a tensor; -1 where there is none.
+    """The index of the first gradient that has a NaN or an infinity, as a tensor; -1 if there is none.
 
     Args:
-        together: Agree on the first one that some process has, with one all-reduce; every process has to call it.
+        together: Agree with all other processes, with one all-reduce; every process has to call it.
     """
     torch = sys.modules["torch"]
     with torch.no_grad():
-        own = _own_norms(gradients, float("inf"))  # the largest element: no sum that could overflow
+        own = _own_norms(gradients, float("inf"))  # the largest element, because a sum could overflow
         bad = ~torch.stack([norm.to(own[0].device, non_blocking=True) for norm in own]).isfinite()
-        first = torch.where(bad.any(), bad.int().argmax(), NONE)
+        first = torch.where(bad.any(), bad.int().argmax(), ALL_FINITE)
         if together:
             distributed = sys.modules["torch.distributed"]
             distributed.all_reduce(first, op=distributed.ReduceOp.MIN)
-        return torch.where(first == NONE, -1, first)
-
-
-logger = logging.getLogger("hookline")
+        return torch.where(first == ALL_FINITE, -1, first)
 
 
 @register("gradient_monitor")
 class GradientMonitor(Callback):
     """Logs ``grad_norm``, and ``grad_norm/<layer>`` for each module that has parameters of its own.
 
-    Where the host has clipped the gradients already, they are ``clipped_grad_norm`` and ``clipped_grad_norm/<layer>``.
+    If the host has clipped the gradients already, the names are ``clipped_grad_norm`` and
+    ``clipped_grad_norm/<layer>``.
 
     Args:
-        every: Look every so many steps.
-        by_layer: Log the layers as well; they are known where the loop has a model.
-        norm_type: Which norm: 2 is the usual one, ``float("inf")`` the largest element.
+        every: Log every so many steps.
+        by_layer: Also log the layers, if the loop has a model.
+        norm_type: The order of the norm: 2 is the usual one, ``float("inf")`` the largest element.
     """
 
     def __init__(self, every: int = 10, by_layer: bool = True, *, norm_type: float = 2.0) -> None:
@@ -194,8 +181,8 @@ class GradientMonitor(Callback):
         self.configure(every=every)
         self.by_layer = by_layer
         self.norm_type = float(norm_type)
-        self._looked = self._has_warned = False
-        self._of_step = StepNorms(self.norm_type)
+        self._has_fired = self._has_warned = False
+        self._step_norms = StepNorms(self.norm_type)
 
     def on_train_start(self, loop: LoopState, /) -> None:
         self._has_warned = False
@@ -204,25 +191,25 @@ class GradientMonitor(Callback):
             logger.warning("gradient_monitor logs nothing: %s.", reason)
         elif loop.model is None and loop.optimizer is None:
             logger.warning(
-                "gradient_monitor logs only what it is handed: the loop has no model and no optimizer. "
-                "Set one before the first step: run.model = model."
+                "gradient_monitor sees only the gradients of on_before_optimizer_step: the loop has no model and no "
+                "optimizer. Set one before the first step: run.model = model."
             )
 
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> None:
-        self._looked = True
+        self._has_fired = True
         gradients = gradients_by_name(loop, optimizer)
         if any(map(is_sharded, gradients.values())):
             require_on_all_ranks(loop, self)
         if gradients:
             values = self._norms(gradients, by_layer=self.by_layer and loop.model is not None)
             key = id(optimizer) if loop.model is None else tuple(gradients)
-            values = self._of_step.add(values, step=loop.step, key=key)
+            values = self._step_norms.add(values, step=loop.step, key=key)
             if getattr(loop, "gradients_clipped", False):
                 values = {f"clipped_{name}": norm for name, norm in values.items()}
             loop.log(values)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
-        if not self._looked and not self._has_warned and loop.optimizer is not None:
+        if not self._has_fired and not self._has_warned and loop.optimizer is not None:
             self._has_warned = True
             logger.warning(
                 "gradient_monitor saw no gradients: on_before_optimizer_step never fired. In a loop of your own, "
@@ -230,7 +217,7 @@ class GradientMonitor(Callback):
             )
 
     def _norms(self, gradients: dict[str, Any], *, by_layer: bool) -> dict[str, Any]:
-        """Three operations on the device, however many layers there are."""
+        """The norms by metric name: three operations on the device, however many layers there are."""
         vector_norm = sys.modules["torch"].linalg.vector_norm
         layers: dict[str, list[Any]] = {}
         for name, gradient in gradients.items():

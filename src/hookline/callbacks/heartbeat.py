@@ -1,12 +1,13 @@
-"""Records that a training is alive and how far it is, at a steady pace, also while one step or a validation takes long.
+"""Records at regular intervals that a training is alive and how far it is, even during a long step or validation.
 
-A heartbeat is a status like any other, so every sink and monitor that is told of statuses is told of it. A
-thread of its own records it; it ends with the run. Where nothing is recorded there is nothing to do.
+A heartbeat is an ordinary status, so all sinks that handle statuses receive it. A background thread records it until
+the run ends. A loop without a record gets none.
 """
 
 from typing import Any
 
-from hookline._engine.background import Ticker, require_seconds
+from hookline._engine.background import Ticker
+from hookline._engine.checks import require_number
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState
@@ -16,7 +17,7 @@ from hookline._engine.state import LoopArtifacts, LoopState
 class Heartbeat(Callback):
     """Records the status ``heartbeat`` with ``phase``, ``total_steps``, ``epoch`` and ``total_epochs``.
 
-    The phase is "training" or "validation". On rank zero, unless configured with ``ranks="all"``.
+    The phase is "training" or "validation". Runs on rank zero unless configured with ``ranks="all"``.
 
     Args:
         every_seconds: The time between two heartbeats.
@@ -25,7 +26,7 @@ class Heartbeat(Callback):
     ranks = "zero"
 
     def __init__(self, every_seconds: float = 10.0) -> None:
-        self.every_seconds = require_seconds("every_seconds", every_seconds)
+        self.every_seconds = require_number("every_seconds", every_seconds, above=0)
         self._loop: LoopState | None = None
         self._phase = "training"
         self._ticker: Ticker | None = None
@@ -55,7 +56,7 @@ class Heartbeat(Callback):
         self._ticker = self._loop = None
 
     def beat(self) -> None:
-        """Record one now, as the thread does."""
+        """Record one heartbeat; the background thread calls this."""
         loop: Any = self._loop
         if loop is not None:
             progress = {"total_steps": loop.num_steps, "epoch": loop.epoch, "total_epochs": loop.num_epochs}

@@ -1,8 +1,7 @@
 """Logs the learning rate of each of the optimizer's parameter groups.
 
-The value logged is the one that the step was made with: as it stood at `on_before_optimizer_step`
-where the loop fires that, otherwise as it stood before the step if the loop has a scheduler (which
-moves on inside the step), and as it stands after the step if not.
+The logged value is the one that the step used: the value at `on_before_optimizer_step` if the loop fires it, otherwise
+the value before the step if the loop has a scheduler (which advances inside the step), and after the step if not.
 """
 
 import logging
@@ -22,12 +21,11 @@ INTERVALS = ("step", "epoch", None)
 
 @register("learning_rate_monitor")
 class LearningRateMonitor(Callback):
-    """Logs ``lr`` for one parameter group, ``lr/<name or index>`` for several, read off ``loop.optimizer``.
+    """Logs ``lr`` for one parameter group of ``loop.optimizer``, ``lr/<name or index>`` for several.
 
     Args:
-        logging_interval: "step" logs with every step, "epoch" when an epoch starts, None with the steps
-            at which a value changed.
-        log_momentum: Log ``momentum`` too: the group's momentum, or the first of its betas.
+        logging_interval: "step" logs at every step, "epoch" when an epoch starts, None at steps where a value changed.
+        log_momentum: Also log ``momentum``: the group's momentum, or the first of its betas.
     """
 
     def __init__(self, logging_interval: Literal["step", "epoch"] | None = "step", log_momentum: bool = False) -> None:
@@ -43,7 +41,7 @@ class LearningRateMonitor(Callback):
         if not hasattr(loop.optimizer, "param_groups"):
             given = "no optimizer" if loop.optimizer is None else f"a {type(loop.optimizer).__name__} as optimizer"
             logger.warning(
-                "learning_rate_monitor logs nothing: the loop has %s. Set one that has param_groups "
+                "learning_rate_monitor logs nothing: the loop has %s. Set one with param_groups "
                 "before the first step: run.optimizer = optimizer.",
                 given,
             )
@@ -65,24 +63,23 @@ class LearningRateMonitor(Callback):
             return
         values = self._read(loop.optimizer) if self._of_step is None else self._of_step
         self._of_step = None
-        if self.logging_interval == "step" or self._changed(values):
+        # Values on a device count as changed: comparing them would wait for it.
+        if self.logging_interval == "step" or any(map(is_on_device, values.values())) or values != self._logged:
             loop.log(values)
         self._logged = values
 
-    def _changed(self, values: dict[str, Any]) -> bool:
-        """Whether a value is another than before; those on a device are not waited for, and count as changed."""
-        return any(map(is_on_device, values.values())) or values != self._logged
-
     def _read(self, optimizer: Any) -> dict[str, Any]:
         groups = getattr(optimizer, "param_groups", ())
-        values = {f"lr{suffix}": _kept(group["lr"]) for suffix, group in _named(groups) if "lr" in group}
+        values = {f"lr{suffix}": _copied(group["lr"]) for suffix, group in _with_suffixes(groups) if "lr" in group}
         if self.log_momentum:
-            values |= {f"momentum{suffix}": _kept(_momentum(group)) for suffix, group in _named(groups)}
+            for suffix, group in _with_suffixes(groups):
+                betas = group.get("betas") or (None,)
+                values[f"momentum{suffix}"] = _copied(group.get("momentum", betas[0]))
         return {name: value for name, value in values.items() if value is not None}
 
 
-def _named(groups: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Each group with what its metrics' names end in: nothing for one, names or indices for several."""
+def _with_suffixes(groups: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Each group with its suffix for metric names: empty for a single group, its name or index for several."""
     listed = list(groups)
     if len(listed) == 1:
         return [("", listed[0])]
@@ -91,11 +88,6 @@ def _named(groups: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]
     return [(f"/{names[index] if distinct else index}", group) for index, group in enumerate(listed)]
 
 
-def _momentum(group: dict[str, Any]) -> Any:
-    betas = group.get("betas") or (None,)
-    return group.get("momentum", betas[0])
-
-
-def _kept(value: Any) -> Any:
-    """The value as it is now: schedulers change tensors in place."""
+def _copied(value: Any) -> Any:
+    """A copy, because schedulers change tensors in place."""
     return value.clone() if is_on_device(value) and hasattr(value, "clone") else plain(value)

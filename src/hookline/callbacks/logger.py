@@ -1,10 +1,9 @@
-"""Logs a line of metrics every so many steps and epochs, and norms of gradients and parameters if asked.
+"""Logs a line of metrics every so many steps and epochs, and optionally norms of gradients and parameters.
 
-The metrics themselves are recorded by the loop. The lines go to the standard library's logger
-``hookline.training`` at level INFO, with the mean of each training metric over all values since the line before, not
-only the last one, and the latest value of each metric of an evaluation. Where nobody has set up logging, they are shown
-on the console (``sys.stderr``) for as long as the training takes. Values that are still on a device are not waited for:
-their line comes when they have arrived, in its place and with its step.
+The lines go to the standard library's logger ``hookline.training`` at level INFO. A line has the mean of each training
+metric over all values since the previous line, and the latest value of each evaluation metric. If logging is not set
+up, the lines are shown on ``sys.stderr`` for the duration of the training. Values that are still on a device are not
+waited for: their line is logged when they have arrived, in order and with its own step. The loop records the metrics.
 """
 
 import logging
@@ -14,20 +13,19 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
+from hookline._engine.checks import require_integer
 from hookline._engine.metrics import copied, readable
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState
 from hookline._engine.subscriber import WRITER_PRIORITY
+from hookline._engine.torch_models import local_part
 from hookline._record.terminal import printable
 from hookline.callbacks.gradient_monitor import StepNorms, gradients_by_name, norms, parameters_by_name
-from hookline.callbacks.monitoring import is_nth, require_cadence
+from hookline.callbacks.monitoring import MOST_PENDING, is_nth
 
 logger = logging.getLogger("hookline")
 training = logging.getLogger("hookline.training")
-
-MOST_WAITING = 256
-"""How many rows and lines may wait for a device before the oldest, by then long computed, is read."""
 
 
 @register("logger")
@@ -37,7 +35,7 @@ class LoggerCallback(Callback):
     Args:
         log_every_n_steps: A line, and norms, every so many steps; None for never.
         log_every_n_epochs: A line at the end of every so many epochs, over all of their steps; None for never.
-        log_metrics: Whether there are lines at all.
+        log_metrics: Whether to log lines at all.
         log_gradients: Record ``gradients/norm`` and the norm of each parameter's gradient, ``gradients/<parameter>``.
         log_parameters: Record ``parameters/norm`` and the norm of each parameter, ``parameters/<parameter>``.
     """
@@ -53,41 +51,38 @@ class LoggerCallback(Callback):
         log_gradients: bool = False,
         log_parameters: bool = False,
     ) -> None:
-        require_cadence("log_every_n_steps", log_every_n_steps)
-        require_cadence("log_every_n_epochs", log_every_n_epochs)
-        self.log_every_n_steps = log_every_n_steps
-        self.log_every_n_epochs = log_every_n_epochs
+        self.log_every_n_steps = require_integer("log_every_n_steps", log_every_n_steps, optional=True)
+        self.log_every_n_epochs = require_integer("log_every_n_epochs", log_every_n_epochs, optional=True)
         self.log_metrics = log_metrics
         self.log_gradients = log_gradients
         self.log_parameters = log_parameters
         self._console: _Console | None = None
         self._is_set_up = False
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._evaluated: set[str] = set()  # metrics of evaluations
-        self._of_steps, self._of_epochs = _Interval(self._evaluated), _Interval(self._evaluated)
-        self._waiting: deque[dict[str, Any] | _Line] = deque()
+    def _reset(self) -> None:
+        self._evaluated: set[str] = set()  # the names of evaluation metrics
+        self._steps, self._epochs = _Averages(self._evaluated), _Averages(self._evaluated)
+        self._pending: deque[dict[str, Any] | tuple[str, _Averages]] = deque()  # rows, and lines to log after them
         self._line_due = False
         self._gradients_at: int | None = None
-        self._of_step = StepNorms()
+        self._step_norms = StepNorms()
 
     def on_train_start(self, loop: LoopState, /) -> None:
-        self._forget()
+        self._reset()
         self._set_up(loop)
 
     def _set_up(self, loop: LoopState) -> None:
-        """Have somewhere for the lines to go, and say what is missing."""
         self._is_set_up = True
         if self.log_metrics and not training.hasHandlers():
             self._console = _Console()
         if self.log_metrics and not training.isEnabledFor(logging.INFO):
             logger.warning(
-                "logger: the lines of 'hookline.training' have level INFO, which is switched off. "
+                "logger: the logger 'hookline.training' is disabled for level INFO, so no lines appear. "
                 "Call hookline.logging.initialize() or logging.basicConfig(level=logging.INFO) before the training."
             )
         if (self.log_gradients or self.log_parameters) and loop.model is None and loop.optimizer is None:
-            logger.warning("logger records no norms: the loop has no model. Set it first: run.model = model.")
+            logger.warning("logger logs no norms: the loop has no model. Set it first: run.model = model.")
 
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> None:
         if self.log_gradients and is_nth(loop.step + 1, self.log_every_n_steps):
@@ -99,10 +94,11 @@ class LoggerCallback(Callback):
         self._line_due = is_nth(step_idx + 1, self.log_every_n_steps)
         if not self._line_due:
             return
-        if self.log_gradients and self._gradients_at != step_idx + 1:  # a loop that does not say when it steps
+        if self.log_gradients and self._gradients_at != step_idx + 1:  # on_before_optimizer_step was not fired
             self._record_gradients(loop, None, step=step_idx + 1)
         if self.log_parameters:
-            tensors = {name: _local(p) for name, p in parameters_by_name(loop, None).items() if p.is_floating_point()}
+            parameters = parameters_by_name(loop, None)
+            tensors = {name: local_part(p.detach()) for name, p in parameters.items() if p.is_floating_point()}
             if tensors:
                 loop.log(_norms_of("parameters", tensors))
 
@@ -110,11 +106,11 @@ class LoggerCallback(Callback):
         if not self.log_metrics or not training.isEnabledFor(logging.INFO):
             return
         if metrics:
-            self._waiting.append(copied(metrics))
+            self._pending.append(copied(metrics))
         if self._line_due:
             self._line_due = False
-            self._waiting.append(_Line(_counted("step", step, loop.num_steps), self._of_steps))
-        self._work_off(at_most=MOST_WAITING)
+            self._pending.append((_counted("step", step, loop.num_steps), self._steps))
+        self._log_ready()
 
     def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None:
         self._evaluated.update(metrics)
@@ -122,8 +118,8 @@ class LoggerCallback(Callback):
     def on_train_epoch_end(self, loop: LoopState, /) -> None:
         if is_nth(loop.epoch + 1, self.log_every_n_epochs):
             text = f"{_counted('epoch', loop.epoch + 1, loop.num_epochs)}  {_counted('step', loop.step, None)}"
-            self._waiting.append(_Line(text, self._of_epochs))
-            self._work_off(at_most=MOST_WAITING)
+            self._pending.append((text, self._epochs))
+            self._log_ready()
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         self._log_rest(loop)
@@ -137,10 +133,9 @@ class LoggerCallback(Callback):
         self._log_rest(loop)
 
     def _log_rest(self, loop: LoopState) -> None:
-        """A line of what came since the last one; now is the time to wait for it."""
         if self.log_every_n_steps is not None:
-            self._waiting.append(_Line(_counted("step", loop.step, loop.num_steps), self._of_steps))
-        self._work_off(at_most=0)
+            self._pending.append((_counted("step", loop.step, loop.num_steps), self._steps))
+        self._log_ready(limit=0)
         self.close()
 
     def close(self) -> None:
@@ -154,25 +149,28 @@ class LoggerCallback(Callback):
         if gradients:
             self._gradients_at = step
             key = id(optimizer) if loop.model is None else tuple(gradients)
-            loop.log(self._of_step.add(_norms_of("gradients", gradients), step=step, key=key))
+            loop.log(self._step_norms.add(_norms_of("gradients", gradients), step=step, key=key))
 
-    def _work_off(self, *, at_most: int) -> None:
-        """Count the rows and log the lines that have arrived; all but ``at_most`` of them even if that waits."""
-        while self._waiting:
-            first = self._waiting[0]
-            if isinstance(first, _Line):
-                first.log()
+    def _log_ready(self, *, limit: int = MOST_PENDING) -> None:
+        """Log the lines whose rows have arrived; wait for rows only while more than ``limit`` are pending."""
+        while self._pending:
+            first = self._pending[0]
+            if isinstance(first, tuple):
+                text, averages = first
+                words = averages.take()
+                if words:
+                    training.info("%s", "  ".join([text, *words]))
             else:
-                row = readable(first) if len(self._waiting) <= at_most else dict(first.items())
+                row = readable(first) if len(self._pending) <= limit else dict(first.items())
                 if len(row) < len(first):
                     return
-                self._of_steps.add(row)
-                self._of_epochs.add(row)
-            self._waiting.popleft()
+                self._steps.add(row)
+                self._epochs.add(row)
+            self._pending.popleft()
 
 
 class _Console(logging.Handler):
-    """Shows the lines on the console of a program that has not set up logging, until it is closed."""
+    """Shows the lines on the console of a program that has not set up logging, until closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,10 +180,10 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            # As it is at the moment: a progress bar may stand in for it.
+            # Looked up for each line: a progress bar may have replaced it.
             sys.stderr.write(printable(self.format(record)) + "\n")
-        except Exception:  # the user's own lines come here as well, and logging raises nothing
-            with suppress(ValueError):  # of a console that is closed
+        except Exception:  # as in all handlers: logging must not raise
+            with suppress(ValueError):  # the console is closed
                 self.handleError(record)
 
     def close(self) -> None:
@@ -194,12 +192,12 @@ class _Console(logging.Handler):
         super().close()
 
 
-class _Interval:
-    """The mean of each metric over an interval; the last of what is no number, and of metrics of evaluations.
+class _Averages:
+    """The mean of each training metric over an interval, and the last value of each other metric.
 
     Args:
-        evaluated: The names of metrics of evaluations: each evaluation measures other weights, so a mean of two says
-            nothing about any.
+        evaluated: The names of evaluation metrics. Each evaluation measures different weights, so a mean of two would
+            describe neither.
     """
 
     def __init__(self, evaluated: Collection[str]) -> None:
@@ -218,7 +216,7 @@ class _Interval:
                 self._last[name] = value
 
     def take(self) -> list[str]:
-        """What there is, in words, and begin anew; what the hooks cost is for the summary."""
+        """Return the values as text and start a new interval. The costs of hooks are left to the summary."""
         numbers = {name: total / self._counts[name] for name, total in self._sums.items()}
         numbers |= {name: self._last[name] for name in numbers if name in self._evaluated}
         words = {name: f"{name} {number:.4g}" for name, number in numbers.items()}
@@ -227,28 +225,10 @@ class _Interval:
         return [text for name, text in words.items() if not name.startswith("hooks/")]
 
 
-class _Line:
-    """A line that is logged once the rows before it have arrived."""
-
-    def __init__(self, text: str, interval: _Interval) -> None:
-        self._text, self._interval = text, interval
-
-    def log(self) -> None:
-        words = self._interval.take()
-        if words:
-            training.info("%s", "  ".join([self._text, *words]))
-
-
 def _norms_of(topic: str, tensors: dict[str, Any]) -> dict[str, Any]:
-    """The norm of all of them, and of each."""
     each = norms(list(tensors.values()), 2.0)
     total = sys.modules["torch"].linalg.vector_norm(each)
     return {f"{topic}/norm": total} | {f"{topic}/{name}": n for name, n in zip(tensors, each, strict=True)}
-
-
-def _local(parameter: Any) -> Any:
-    """A parameter's values, or this process's part of them."""
-    return parameter.detach().to_local() if callable(getattr(parameter, "to_local", None)) else parameter.detach()
 
 
 def _counted(what: str, count: int, total: int | None) -> str:

@@ -99,9 +99,9 @@ class ProgressBar(Callback):
         self.configure(every=refresh_rate)
         self._clock = clock
         self._display: Display | None = None
-        self._forget(0)
+        self._reset(0)
 
-    def _forget(self, step: int) -> None:
+    def _reset(self, step: int) -> None:
         self._pace = Pace(step, self._clock)
         self._epochs = Epochs()
         self._seen: dict[str, Any] = {}  # the last that came from the device, which a bar does not wait for
@@ -112,7 +112,7 @@ class ProgressBar(Callback):
         from hookline.callbacks.progress_display import display_on, standard_error
 
         self.close()
-        self._forget(loop.step)
+        self._reset(loop.step)
         self._display = display_on(self.console or standard_error(), self._progress(loop), clock=self._clock)
 
     def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> None:

@@ -1,7 +1,7 @@
-"""Notices a training that hangs, and says where: the stacks of all threads, an event, and an exit if asked for.
+"""Detects a training that hangs and dumps the stacks of all threads; optionally ends the process.
 
-Progress is a step, a batch, a rollout, an evaluation or a checkpoint that is complete. Nothing is interrupted: a
-watchdog without an exit code only tells. A hang inside native code that never lets Python run is not noticed.
+Progress is a completed step, batch, rollout, evaluation or checkpoint. Without an exit code, the watchdog interrupts
+nothing. It does not detect a hang in native code that never releases the interpreter.
 """
 
 import faulthandler
@@ -15,30 +15,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.background import Ticker, require_seconds
-from hookline._engine.errors import OptionError
+from hookline._engine.background import Ticker
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 
 logger = logging.getLogger("hookline")
 
-LOOKS = 4
-"""How often the thread looks within the time limit."""
-TELL_SECONDS = 30.0
-"""How long telling may take before an exit that was asked for: the hanging thread may hold a lock that it needs."""
+CHECKS = 4
+"""How often the thread checks within the time limit."""
+REPORT_SECONDS = 30.0
+"""How long a report may take before the exit: the hanging thread may hold a lock that the report needs."""
 
 
 @register("progress_watchdog")
 class ProgressWatchdog(Callback):
-    """Dumps all stacks when nothing was completed for a time, once for each hang.
+    """Dumps all stacks when there was no progress for ``seconds``, once per hang.
 
-    They go to standard error and, where the loop has a directory, to ``stacks-rank<N>.txt`` in it.
+    The stacks go to standard error and to ``stacks-rank<N>.txt`` in the loop's directory, if it has one.
 
     Args:
-        seconds: How long there may be no progress; more than the longest step and the first, which may compile.
-        exit_code: End the process with this code then, e.g. 124; None lets it be.
-        exit_process: What ends it.
+        seconds: The time limit; longer than the longest step, and than the first, which may compile.
+        exit_code: End the process with this code, for example 124; None keeps it running.
+        exit_process: The function that ends it.
     """
 
     def __init__(
@@ -49,23 +49,21 @@ class ProgressWatchdog(Callback):
         clock: Callable[[], float] = time.monotonic,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
-        self.seconds = require_seconds("seconds", seconds)
-        if exit_code is not None and (isinstance(exit_code, bool) or exit_code not in range(256)):
-            raise OptionError(f"exit_code={exit_code!r}: give a whole number from 0 to 255, or None.")
-        self.exit_code = exit_code
+        self.seconds = require_number("seconds", seconds, above=0)
+        self.exit_code = require_integer("exit_code", exit_code, minimum=0, maximum=255, optional=True)
         self.hangs = 0
         self._clock = clock
         self._exit = exit_process
         self._loop: LoopState | None = None
         self._last = 0.0
-        self._has_told = False
+        self._has_reported = False
         self._ticker: Ticker | None = None
 
     def on_train_start(self, loop: LoopState, /) -> None:
         self.close()
         self._loop = loop
         self._progress()
-        self._ticker = Ticker(self.name, self.seconds / LOOKS, self.check)
+        self._ticker = Ticker(self.name, self.seconds / CHECKS, self.check)
 
     def on_rollout_end(self, loop: LoopState, step_idx: int, rollouts: Any, /) -> None:
         self._progress()
@@ -98,38 +96,38 @@ class ProgressWatchdog(Callback):
         self._loop = None
 
     def check(self) -> None:
-        """Look once, as the thread does: whether there was no progress for too long."""
+        """Report a hang if there was no progress for too long; the background thread calls this."""
         loop, idle = self._loop, self._clock() - self._last
-        if loop is None or self._has_told or idle < self.seconds:
+        if loop is None or self._has_reported or idle < self.seconds:
             return
-        self._has_told = True
+        self._has_reported = True
         self.hangs += 1
         if self.exit_code is None:
-            self._tell(loop, idle)
-        else:
-            self._tell_and_exit(loop, idle, self.exit_code)
-
-    def _progress(self) -> None:
-        self._last = self._clock()
-        self._has_told = False
-
-    def _tell_and_exit(self, loop: LoopState, idle: float, exit_code: int) -> None:
-        last_resort = threading.Timer(TELL_SECONDS, self._exit, [exit_code])
+            self._report(loop, idle)
+            return
+        last_resort = threading.Timer(REPORT_SECONDS, self._exit, [self.exit_code])
         last_resort.daemon = True
         last_resort.start()
         try:
-            self._tell(loop, idle)
+            self._report(loop, idle)
         finally:
             last_resort.cancel()
-            self._exit(exit_code)
+            self._exit(self.exit_code)
 
-    def _tell(self, loop: LoopState, idle: float) -> None:
-        """The stacks first: they need nothing that a hanging thread may hold."""
+    def _progress(self) -> None:
+        self._last = self._clock()
+        self._has_reported = False
+
+    def _report(self, loop: LoopState, idle: float) -> None:
         message = f"{self.name}: no progress for {idle:.0f} s after step {loop.step} on rank {loop.rank}"
-        text = f"{message}\n{_stacks()}\n"
+        # The stacks come first: unlike the record and logging, they need no lock that the hanging thread may hold.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            text = f"{message}\n{file.read()}\n"
         sys.stderr.write(text)
         sys.stderr.flush()
-        path = _keep(loop, text)
+        path = _append_to_file(loop, text)
         recorder = getattr(loop, "recorder", None)
         if recorder is not None:
             seconds, exit_code = round(idle, 3), self.exit_code
@@ -137,15 +135,7 @@ class ProgressWatchdog(Callback):
         logger.error("%s; the stacks are in %s", message, path or "standard error")
 
 
-def _stacks() -> str:
-    """What every thread is doing."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read()
-
-
-def _keep(loop: LoopState, text: str) -> Path | None:
+def _append_to_file(loop: LoopState, text: str) -> Path | None:
     if loop.output_dir is None:
         return None
     path = Path(loop.output_dir) / f"stacks-rank{loop.rank}.txt"
@@ -153,6 +143,6 @@ def _keep(loop: LoopState, text: str) -> Path | None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        logger.warning("The stacks cannot be written to %s: %s", path, error)
+        logger.warning("Cannot write the stacks to %s: %s", path, error)
         return None
     return path

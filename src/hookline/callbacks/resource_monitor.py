@@ -1,19 +1,19 @@
-"""Logs what the training uses of its machine: processor, memory, devices and disk, as ``system/...``.
+"""Logs the machine's CPU, memory, device and disk usage as ``system/...``.
 
-A thread of its own reads the sensors; the latest readings go into the row of the next step, so that training
-waits for none. Sensors that are not there are left out; psutil and pynvml are used where they are installed.
+A background thread reads the sensors; the latest readings are logged with the next step, so training never waits for
+them. Missing sensors are left out; psutil and pynvml are used if they are installed.
 
 | metric | meaning |
 |---|---|
-| ``system/process_cpu_percent`` | of the process, 100 for each core that is busy |
-| ``system/cpu_percent`` | of the whole machine, at most 100 |
-| ``system/memory_percent`` | of the machine's memory in use |
+| ``system/process_cpu_percent`` | CPU usage of the process, 100 per busy core |
+| ``system/cpu_percent`` | CPU usage of the machine, at most 100 |
+| ``system/memory_percent`` | share of the machine's memory in use |
 | ``system/rss_mib``, ``system/cuda<N>/...`` | memory of the process and its devices, see `hookline.logging.metrics` |
-| ``system/cuda<N>/utilization_percent`` | how busy a device is (with pynvml) |
-| ``system/disk_free_gib`` | what is left where the loop writes |
+| ``system/cuda<N>/utilization_percent`` | device utilization (with pynvml) |
+| ``system/disk_free_gib`` | free space on the disk that the loop writes to |
 """
 
-import importlib
+import importlib.util
 import shutil
 import sys
 import time
@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.background import Ticker, require_seconds
+from hookline._engine.background import Ticker
+from hookline._engine.checks import require_number
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState
@@ -32,18 +33,18 @@ Readings = dict[str, float]
 
 @register("resource_monitor")
 class ResourceMonitor(Callback):
-    """Logs the latest readings at the end of a step, once for each time that they were taken.
+    """Logs the latest readings at the end of a step, each reading once.
 
-    On rank zero, unless configured with ``ranks="all"``.
+    Runs on rank zero unless configured with ``ranks="all"``.
 
     Args:
-        every_seconds: How often the sensors are read.
+        every_seconds: The time between two readings.
     """
 
     ranks = "zero"
 
     def __init__(self, every_seconds: float = 10.0) -> None:
-        self.every_seconds = require_seconds("every_seconds", every_seconds)
+        self.every_seconds = require_number("every_seconds", every_seconds, above=0)
         self._sensors: _Sensors | None = None
         self._latest: Readings | None = None
         self._ticker: Ticker | None = None
@@ -70,26 +71,26 @@ class ResourceMonitor(Callback):
         self._ticker = self._sensors = self._latest = None
 
     def read(self) -> None:
-        """Read the sensors now, as the thread does, for the row of the next step."""
+        """Read the sensors for the row of the next step; the background thread calls this."""
         sensors = self._sensors
         if sensors is not None:
             self._latest = sensors.read()
 
 
 class _Sensors:
-    """What can be read here; the processor's load is that since the reading before."""
+    """Reads the sensors of this machine; CPU usage is measured since the previous reading."""
 
     def __init__(self, directory: Path) -> None:
-        from hookline.logging.metrics import memory_metrics  # which loads more than a list of callbacks should
+        from hookline.logging.metrics import memory_metrics  # here, to keep importing the callbacks cheap
 
         self._directory = directory
         self._memory = memory_metrics
-        self._psutil: Any = _module("psutil")
+        self._psutil: Any = importlib.import_module("psutil") if importlib.util.find_spec("psutil") else None
         self._has_utilization = True
         self._clocks = (time.monotonic(), time.process_time())
         self._ticks = _machine_ticks()
         if self._psutil is not None:
-            self._psutil.cpu_percent()  # the first answer means nothing
+            self._psutil.cpu_percent()  # the first result is meaningless
 
     def read(self) -> Readings:
         parts: list[Callable[[], Readings]] = [self._process, self._machine, self._memory, self._devices, self._disk]
@@ -109,14 +110,14 @@ class _Sensors:
         return ({"cpu_percent": 100 * busy / total} if total > 0 else {}) | _machine_memory()
 
     def _devices(self) -> Readings:
-        """Asked of torch where it already uses CUDA; not again once it could not tell."""
+        """Utilization according to torch, if it already uses CUDA; not tried again after a failure."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if not self._has_utilization or cuda is None or not cuda.is_initialized():
             return {}
         try:
             devices = range(cuda.device_count())
             return {f"cuda{device}/utilization_percent": float(cuda.utilization(device)) for device in devices}
-        except Exception:  # no pynvml, or a driver that does not say
+        except Exception:  # no pynvml, or a driver that does not support it
             self._has_utilization = False
             return {}
 
@@ -127,15 +128,8 @@ class _Sensors:
             return {}
 
 
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
-
-
 def _machine_ticks() -> tuple[int, int]:
-    """The busy and all ticks of all cores since the machine started; zeros where there is no ``/proc``."""
+    """The busy and the total ticks of all cores since the machine started; zeros without ``/proc``."""
     try:
         ticks = [int(part) for part in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):

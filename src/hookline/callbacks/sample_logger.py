@@ -1,8 +1,7 @@
-"""Records a few samples of what a model is given and gives: of each rollout, or of each validation.
+"""Records a few samples of a model's inputs and outputs from rollouts or validations.
 
-They go where `loop.log_samples` takes them: to the record and its sinks. What samples are made of is found in lists
-of mappings or objects, and in mappings of lists; where there are none, in arrays with few numbers for each sample. For
-anything else, ``make`` says it.
+The samples go through `loop.log_samples` to the record and its sinks. They are extracted from lists of mappings or
+objects and from mappings of lists, else from arrays with few numbers per sample. For other data, pass ``make``.
 """
 
 import logging
@@ -12,27 +11,28 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState
-from hookline.callbacks.monitoring import FreshStart
+from hookline.callbacks.monitoring import StatefulCallback
 
 logger = logging.getLogger("hookline")
 
 Row = Mapping[str, Any]
 MOST_NUMBERS = 32
-"""Arrays with more numbers for each sample, such as images and logits over a vocabulary, are left out."""
+"""Arrays with more numbers per sample, such as images or logits over a vocabulary, are skipped."""
 
 
 @register("sample_logger")
-class SampleLogger(FreshStart):
+class SampleLogger(StatefulCallback):
     """Records the first ``n`` samples of every so many rollouts or validations.
 
-    On rank zero, unless configured with ``ranks="all"``.
+    Runs on rank zero unless configured with ``ranks="all"``.
 
     Args:
-        n: How many at a time.
-        every: Of every so many rollout steps; or of the first validation and every so many after it.
+        n: How many samples to record at a time.
+        every: Record from every so many rollout steps, or from the first validation and every so many after it.
         source: "rollouts" or "validation".
         make: Called with the rollouts, or with the outputs and the batch of a validation batch; returns a mapping
             for each sample, with ``prompt``, ``completion``, ``expected``, ``rewards`` or any other names.
@@ -47,20 +47,17 @@ class SampleLogger(FreshStart):
         source: Literal["rollouts", "validation"] = "rollouts",
         make: Callable[..., Iterable[Row]] | None = None,
     ) -> None:
-        for name, value in (("n", n), ("every", every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name}={value!r}: give a whole number of at least 1.")
         if source not in ("rollouts", "validation"):
             raise OptionError(f"source={source!r}: give 'rollouts' or 'validation'.")
         if make is not None and not callable(make):
             raise OptionError(f"make={make!r}: give a function that returns a list of dicts.")
-        self.n = n
+        self.n = require_integer("n", n)
         self.source = source
-        self._every = every
+        self._every = require_integer("every", every)
         self._make = make
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._validations = 0
         self._wanted = 0
         self._found: bool | None = None
@@ -80,7 +77,7 @@ class SampleLogger(FreshStart):
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         super().on_train_end(loop, artifacts)
         if self._found is False:
-            logger.warning("%s found no samples in the %s: say with make= what they are.", self.name, self.source)
+            logger.warning("%s found no samples in the %s. Pass make= to extract them.", self.name, self.source)
 
     def state_dict(self) -> dict[str, Any]:
         return {"validations": self._validations}
@@ -98,12 +95,12 @@ class SampleLogger(FreshStart):
 
 
 def samples_in(*given: Any, most: int | None = None) -> list[Row]:
-    """The samples in lists of mappings or objects, or in mappings whose lists are their fields.
+    """Extracts samples from lists of mappings or objects, or from mappings of lists, one list per field.
 
-    Without any, the arrays in mappings are fields, and a pair of arrays is ``input`` and ``target``.
+    If there are none, the arrays in mappings are the fields, and a pair of arrays is ``input`` and ``target``.
 
     Args:
-        most: Return at most so many.
+        most: The maximum number of samples.
 
     >>> samples_in({"loss": 0.5}, {"prompt": ["1+1", "2+2"], "expected": ["2", "4"]})
     [{'prompt': '1+1', 'expected': '2'}, {'prompt': '2+2', 'expected': '4'}]
@@ -122,13 +119,12 @@ def samples_in(*given: Any, most: int | None = None) -> list[Row]:
             rows += filter(None, map(_fields_of, each))
     if rows:
         return rows[:most]
-    if not columns:  # only the first rows are fetched, if they are on a device
+    if not columns:  # slices before it fetches: the arrays may be on a device
         columns = {name: values[:most].tolist() for name, values in arrays.items()}
     return [dict(zip(columns, values, strict=False)) for values in islice(zip(*columns.values(), strict=False), most)]
 
 
 def _has_short_rows(values: Any) -> bool:
-    """Whether it is an array with a few numbers for each sample."""
     shape: Any = getattr(values, "shape", ())
     return bool(shape) and callable(getattr(values, "tolist", None)) and math.prod(shape[1:]) <= MOST_NUMBERS
 
@@ -136,7 +132,7 @@ def _has_short_rows(values: Any) -> bool:
 def _fields_of(sample: Any) -> Row:
     if isinstance(sample, Mapping):
         return sample
-    if hasattr(sample, "as_sample"):  # a rollout knows what of it is recorded
+    if hasattr(sample, "as_sample"):  # a rollout
         row: Row = sample.as_sample()
         return row
     if is_dataclass(sample):

@@ -1,13 +1,12 @@
-"""Logs how fast training is: steps, samples and tokens per second, and the share of the device's peak that it uses.
+"""Logs throughput: steps, samples and tokens per second, and the model FLOPs utilization (MFU).
 
-The rates are those of this process over the last steps, by the wall clock: loading of data counts,
-validations do not, and the first step, in which things are compiled, is left out. Nothing waits for a
-device; a device that lags makes the loop wait sooner or later, so the rates are right over a window.
+The rates are those of this process over the last steps in wall-clock time. Data loading counts, validations do not, and
+the first step, which may compile, is left out. Nothing waits for a device: a device that lags makes the loop wait
+sooner or later, so the rates are right over a window.
 
-How many samples and tokens a batch has, as far as it shows without waiting for a device.
-
-A batch of a mapping may bring its counts along, as those of `hookline.loops.sft` do: ``batch["counts"]`` with
-``examples`` and ``tokens``.
+`samples_of` and `tokens_of` determine the size of a batch without waiting for a device. A batch that is a mapping may
+carry its sizes in ``batch["counts"]``, with the attributes ``examples`` and ``tokens``, as those of supervised
+fine-tuning do.
 """
 
 import time
@@ -15,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, NamedTuple
 
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
@@ -22,39 +22,33 @@ from hookline._engine.state import LoopState, TrainingBatch
 
 
 def samples_of(batch: Any) -> int | None:
-    """What a `TrainingBatch` says, the first dimension of the first tensor, or the length; None where nothing tells."""
+    """The size of a `TrainingBatch`, else the first dimension of the first tensor, else the length; None if unknown."""
     if isinstance(batch, TrainingBatch):
         return samples_of(batch.data) if batch.size is None else batch.size
     if isinstance(batch, Mapping):
-        brought = _brought(batch, "examples")
-        return brought if brought is not None else samples_of(next(iter(batch.values()), None))
+        count = _carried_count(batch, "examples")
+        return count if count is not None else samples_of(next(iter(batch.values()), None))
     if getattr(batch, "shape", None):
         return int(batch.shape[0])
-    if isinstance(batch, list | tuple) and batch and _is_column(batch):
-        return samples_of(batch[0])
-    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, str) and not _is_scalar(batch) else None
+    if isinstance(batch, list | tuple) and batch:
+        # The parts of all samples, as in ``(inputs, targets)``, rather than samples.
+        has_parts = getattr(batch[0], "shape", None) or (isinstance(batch, tuple) and isinstance(batch[0], Mapping))
+        return samples_of(batch[0]) if has_parts else len(batch)
+    is_scalar = isinstance(batch, str) or getattr(batch, "ndim", 1) == 0
+    return len(batch) if isinstance(batch, Sized) and not is_scalar else None
 
 
-def _brought(batch: Any, name: str) -> int | None:
+def _carried_count(batch: Any, name: str) -> int | None:
     count = getattr(batch.get("counts"), name, None) if isinstance(batch, Mapping) else None
     return count if isinstance(count, int) else None
 
 
-def _is_scalar(value: Any) -> bool:
-    return getattr(value, "ndim", 1) == 0
-
-
-def _is_column(batch: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether the items are the parts of all samples, as in ``(inputs, targets)``, rather than samples."""
-    return bool(getattr(batch[0], "shape", None)) or (isinstance(batch, tuple) and isinstance(batch[0], Mapping))
-
-
 def tokens_of(batch: Any) -> int | None:
-    """What a `TrainingBatch` says, what it brings, or the elements of ``input_ids``: then padding counts."""
+    """The tokens of a `TrainingBatch`, else the count it carries, else the size of ``input_ids``, with padding."""
     if isinstance(batch, TrainingBatch):
         return tokens_of(batch.data) if batch.tokens is None else batch.tokens
-    if (brought := _brought(batch, "tokens")) is not None:
-        return brought
+    if (count := _carried_count(batch, "tokens")) is not None:
+        return count
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if ids is not None and callable(getattr(ids, "numel", None)):
         return int(ids.numel())
@@ -62,14 +56,14 @@ def tokens_of(batch: Any) -> int | None:
 
 
 Count = int | Callable[[Any], int | None] | None
-"""A number for every batch, a function of the batch, or None to look at the batch itself."""
+"""A number for every batch, a function of the batch, or None to inspect the batch."""
 
 FLOPS_PER_PARAMETER = 6.0
-"""What a token costs for each parameter by convention: two forward, four backward."""
+"""The FLOPs per token and parameter by convention: two forward, four backward."""
 
 
 class _Mark(NamedTuple):
-    """Where things stood at the end of a step; the counts are those of this step alone."""
+    """The end of a step; the counts are those of this step alone."""
 
     step: int
     seconds: float
@@ -81,19 +75,18 @@ class _Mark(NamedTuple):
 class ThroughputMonitor(Callback):
     """Logs ``throughput/steps_per_second``, ``samples_per_second``, ``tokens_per_second`` and ``mfu``.
 
-    Each is logged where it is known. Sizes are those of a `TrainingBatch` where the loop gives one;
-    otherwise samples are the first dimension of the first tensor, or the length of the batch, and
-    tokens the elements of ``input_ids``.
+    Each is logged if it is known. Sizes come from the `TrainingBatch` if the loop passes one; otherwise samples are the
+    first dimension of the first tensor, or the length of the batch, and tokens the number of ``input_ids``.
 
     Args:
-        window: Over how many steps to take the rates.
+        window: The number of steps to average over.
         batch_size: The samples of a batch: a number, or a function of the batch.
         tokens: The tokens of a batch: a number, or a function of the batch.
-        flops_per_step: What a step costs this process's device.
-        flops_per_token: What a token costs, where ``flops_per_step`` is not given; by default six for each
-            parameter of the loop's model.
-        peak_flops: What the device can do in a second; without it there is no ``mfu``.
-        clock: Seconds, for tests.
+        flops_per_step: The FLOPs of a step on this process's device.
+        flops_per_token: The FLOPs of a token, if ``flops_per_step`` is not given; by default six per parameter of the
+            loop's model.
+        peak_flops: The peak FLOPs per second of the device; without it there is no ``mfu``.
+        clock: Returns seconds, for tests.
     """
 
     def __init__(
@@ -107,54 +100,50 @@ class ThroughputMonitor(Callback):
         peak_flops: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        _require_count("window", window)
-        for name, count in (("batch_size", batch_size), ("tokens", tokens)):
-            if count is not None and not callable(count):
-                _require_count(name, count)
-        flops = {"flops_per_step": flops_per_step, "flops_per_token": flops_per_token, "peak_flops": peak_flops}
-        for name, value in flops.items():
-            _require_positive(name, value)
-        self.window = window
-        self.batch_size = batch_size
-        self.tokens = tokens
-        self.flops_per_step = flops_per_step
-        self.flops_per_token = flops_per_token
-        self.peak_flops = peak_flops
+        self.window = require_integer("window", window)
+        self.batch_size = batch_size if callable(batch_size) else _require_size("batch_size", batch_size)
+        self.tokens = tokens if callable(tokens) else _require_size("tokens", tokens)
+        self.flops_per_step = require_number("flops_per_step", flops_per_step, above=0, optional=True)
+        self.flops_per_token = require_number("flops_per_token", flops_per_token, above=0, optional=True)
+        self.peak_flops = require_number("peak_flops", peak_flops, above=0, optional=True)
         self.clock = clock
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._marks: deque[_Mark] = deque(maxlen=self.window + 1)
         self._samples: int | None = None
         self._tokens: int | None = None
-        self._left: float | None = None
-        self._away = 0.0
+        self._validation_began: float | None = None
+        self._validation_seconds = 0.0
         self._model_flops: float | None = None
 
     def on_train_start(self, loop: LoopState, /) -> None:
-        self._forget()
-        self._model_flops = _flops_per_token(loop.model)
+        self._reset()
+        parameters = getattr(loop.model, "parameters", None)
+        size = sum(p.numel() for p in parameters() if hasattr(p, "numel")) if callable(parameters) else 0
+        self._model_flops = FLOPS_PER_PARAMETER * size if size else None
 
     def on_train_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> None:
-        self._samples = _sum(self._samples, _ask(self.batch_size, batch, otherwise=samples_of))
-        self._tokens = _sum(self._tokens, _ask(self.tokens, batch, otherwise=tokens_of))
+        self._samples = _sum(self._samples, _size(self.batch_size, batch, default=samples_of))
+        self._tokens = _sum(self._tokens, _size(self.tokens, batch, default=tokens_of))
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
-        if self._marks and step_idx < self._marks[-1].step:  # back at an earlier checkpoint
+        if self._marks and step_idx < self._marks[-1].step:  # an earlier checkpoint was loaded
             self._marks.clear()
-        self._marks.append(_Mark(step_idx + 1, self.clock() - self._away, self._samples, self._tokens))
+        seconds = self.clock() - self._validation_seconds
+        self._marks.append(_Mark(step_idx + 1, seconds, self._samples, self._tokens))
         self._samples = self._tokens = None
         rates = self._rates()
         if rates:
             loop.log(rates)
 
     def on_validation_start(self, loop: LoopState, /) -> None:
-        self._left = self.clock()
+        self._validation_began = self.clock()
 
     def on_validation_end(self, loop: LoopState, /) -> None:
-        if self._left is not None:
-            self._away += self.clock() - self._left
-            self._left = None
+        if self._validation_began is not None:
+            self._validation_seconds += self.clock() - self._validation_began
+            self._validation_began = None
 
     def _rates(self) -> dict[str, float]:
         first, *marks = self._marks
@@ -165,22 +154,18 @@ class ThroughputMonitor(Callback):
         samples, tokens = _mean(mark.samples for mark in marks), _mean(mark.tokens for mark in marks)
         per_step = {"steps": 1.0, "samples": samples, "tokens": tokens}
         rates = {f"throughput/{what}_per_second": n * steps for what, n in per_step.items() if n is not None}
-        flops = self._flops_per_step(tokens)
+        flops, flops_per_token = self.flops_per_step, self.flops_per_token or self._model_flops
+        if flops is None and tokens is not None and flops_per_token is not None:
+            flops = flops_per_token * tokens
         if flops is not None and self.peak_flops is not None:
             rates["throughput/mfu"] = flops * steps / self.peak_flops
         return rates
 
-    def _flops_per_step(self, tokens: float | None) -> float | None:
-        per_token = self.flops_per_token or self._model_flops
-        if self.flops_per_step is not None or tokens is None or per_token is None:
-            return self.flops_per_step
-        return per_token * tokens
 
-
-def _ask(count: Count, batch: Any, *, otherwise: Callable[[Any], int | None]) -> int | None:
-    if count is None:
-        return otherwise(batch)
-    return count(batch) if callable(count) else count
+def _size(given: Count, batch: Any, *, default: Callable[[Any], int | None]) -> int | None:
+    if given is None:
+        return default(batch)
+    return given(batch) if callable(given) else given
 
 
 def _sum(so_far: int | None, more: int | None) -> int | None:
@@ -192,18 +177,7 @@ def _mean(counts: Iterable[int | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _flops_per_token(model: Any) -> float | None:
-    parameters = getattr(model, "parameters", None)
-    size = sum(p.numel() for p in parameters() if hasattr(p, "numel")) if callable(parameters) else 0
-    return FLOPS_PER_PARAMETER * size if size else None
-
-
-def _require_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        more = "" if name == "window" else ", or a function of the batch"
-        raise OptionError(f"{name}={value!r}: give a whole number of at least 1{more}.")
-
-
-def _require_positive(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-        raise OptionError(f"{name}={value!r}: give a number above 0.")
+def _require_size(name: str, value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise OptionError(f"{name}={value!r}: give a whole number of at least 1, or a function of the batch.")

@@ -1,6 +1,6 @@
-"""Stops training after a budget of wall-clock time, at a step boundary and with everything saved that a stop saves.
+"""Stops training after a budget of wall-clock time, at a step boundary, so that everything is saved.
 
-The clock starts with training. A resumed run starts anew, unless the time of its earlier sessions counts too.
+The clock starts with the training. A resumed run starts from zero unless the time of its earlier sessions counts too.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from hookline._engine.errors import OptionError
 from hookline._engine.registry import register
 from hookline._engine.state import LoopState
-from hookline.callbacks.monitoring import FreshStart
+from hookline.callbacks.monitoring import StatefulCallback
 
 Duration = float | str | timedelta
 
@@ -22,7 +22,7 @@ _COLONS = re.compile(r"(?:(\d+):)?(\d+):(\d+):(\d+)")
 
 
 def seconds_in(what: str, duration: Duration) -> float:
-    """A duration in seconds.
+    """Converts a duration to seconds.
 
     >>> seconds_in("duration", "1h30m"), seconds_in("duration", "1:00:00:30")
     (5400.0, 86430.0)
@@ -44,15 +44,15 @@ def seconds_in(what: str, duration: Duration) -> float:
 
 
 @register("timer")
-class Timer(FreshStart):
-    """Asks for a stop once the budget less the margin is used up. Without a budget it only measures.
+class Timer(StatefulCallback):
+    """Requests a stop when the budget less the margin is used up. Without a budget it only measures.
 
     Args:
         duration: The budget: seconds, ``"8h"``, ``"1h30m"``, ``"[days:]08:00:00"`` or a `timedelta`.
-        seconds: The same in seconds.
-        hours: The same in hours.
-        margin: How much earlier to stop, e.g. for a last validation and checkpoint; as ``duration``.
-        includes_earlier_sessions: Count the time of the sessions that a resumed run had before.
+        seconds: The budget in seconds.
+        hours: The budget in hours.
+        margin: How much earlier to stop, for example for a last validation and checkpoint; formats as ``duration``.
+        includes_earlier_sessions: Also count the earlier sessions of a resumed run.
     """
 
     def __init__(
@@ -72,22 +72,22 @@ class Timer(FreshStart):
         self.includes_earlier_sessions = includes_earlier_sessions
         self._clock = clock
         self._began: float | None = None
-        self._counted_from: float | None = None  # the same, or when a state was loaded since
+        self._counted_from: float | None = None  # the start of training, or a later load of a state
         self._earlier = 0.0
 
     @property
     def elapsed_seconds(self) -> float:
-        """The time of this session since training started."""
+        """The time since training started in this session."""
         return 0.0 if self._began is None else self._clock() - self._began
 
     @property
     def total_seconds(self) -> float:
-        """The same with that of the sessions before a resume."""
+        """The time of this session and, in a resumed run, of the earlier ones."""
         return self._earlier + (0.0 if self._counted_from is None else self._clock() - self._counted_from)
 
     @property
     def remaining_seconds(self) -> float | None:
-        """What is left until a stop is asked for, at least 0; None without a budget."""
+        """The time left before the stop, at least 0; None without a budget."""
         if self.budget_seconds is None:
             return None
         used = self.total_seconds if self.includes_earlier_sessions else self.elapsed_seconds
@@ -96,13 +96,13 @@ class Timer(FreshStart):
     def on_train_start(self, loop: LoopState, /) -> None:
         super().on_train_start(loop)
         self._began = self._counted_from = self._clock()
-        self._look(loop)
+        self._stop_if_over(loop)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
-        self._look(loop)
+        self._stop_if_over(loop)
 
     def on_validation_end(self, loop: LoopState, /) -> None:
-        self._look(loop)
+        self._stop_if_over(loop)
 
     def state_dict(self) -> dict[str, Any]:
         return {"total_seconds": self.total_seconds}
@@ -110,24 +110,21 @@ class Timer(FreshStart):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._earlier = float(state["total_seconds"])
-        if self._counted_from is not None:  # what was saved has the time up to then in it
+        if self._counted_from is not None:  # the saved total includes the time up to then
             self._counted_from = self._clock()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._earlier = 0.0
 
-    def _look(self, loop: LoopState) -> None:
+    def _stop_if_over(self, loop: LoopState) -> None:
         if self.remaining_seconds == 0.0 and not loop.stop_requested:
             margin = f" less a margin of {self.margin_seconds:g} s" if self.margin_seconds else ""
             loop.request_stop(f"timer: the budget of {self.budget_seconds:g} s{margin} is used up")
 
 
 def _budget(duration: Duration | None, seconds: float | None, hours: float | None) -> float | None:
-    given = {
-        name: value
-        for name, value in {"duration": duration, "seconds": seconds, "hours": hours}.items()
-        if value is not None
-    }
+    options = {"duration": duration, "seconds": seconds, "hours": hours}
+    given = {name: value for name, value in options.items() if value is not None}
     if len(given) > 1:
         raise OptionError(f"{', '.join(f'{name}={value!r}' for name, value in given.items())}: give one of them.")
     for name, value in given.items():

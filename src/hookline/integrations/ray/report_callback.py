@@ -12,12 +12,13 @@ from typing import Any
 
 import ray.train
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
 from hookline._engine.moments import Callback
 from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 from hookline._engine.subscriber import WRITER_PRIORITY
-from hookline.callbacks.monitoring import is_nth, require_cadence
+from hookline.callbacks.monitoring import is_nth
 
 HOME = "hookline_checkpoint"
 """In the metadata of Ray's checkpoint: where hookline's own lies."""
@@ -57,7 +58,7 @@ class ReportCallback(Callback):
     def __init__(
         self, every_n_steps: int | None = 1, *, metrics: Iterable[str] | None = None, checkpoints: bool = True
     ) -> None:
-        require_cadence("every_n_steps", every_n_steps)
+        require_integer("every_n_steps", every_n_steps, optional=True)
         self.every_n_steps = every_n_steps
         self.metrics = None if metrics is None else list(metrics)
         self.checkpoints = checkpoints
