@@ -50,7 +50,7 @@ from rich.table import Table
 
 import hookline as hl
 from hookline import rl
-from hookline.rl.rollouts.worker import rollout_metrics
+from hookline.rl.rollouts.metrics import rollout_metrics
 
 BARS = {"sampled": 0.90, "greedy": 0.93, "seconds": 60.0, "share": 0.03}
 """Accuracies of at least, seconds and a share of at most."""

@@ -25,7 +25,7 @@ cloudpickle = pytest.importorskip("cloudpickle")
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
 
-from hookline.rl.rollouts.fleet import RayCluster  # noqa: E402
+from hookline.rl.ray_cluster import RayCluster  # noqa: E402
 
 torch.set_num_threads(1)
 STEPS = 4

@@ -26,7 +26,7 @@ if importlib.util.find_spec("ray") is None:  # not imported here: that is done w
     pytest.skip("ray is not installed", allow_module_level=True)
 
 from hookline.experiment.ray_executor import RayRuns
-from hookline.rl.rollouts.fleet import RayCluster
+from hookline.rl.ray_cluster import RayCluster
 
 STEPS = 6
 PATIENCE_SECONDS = 60.0
@@ -262,7 +262,7 @@ DRIVER = """
 import json, random, sys, threading
 from pathlib import Path
 import hookline as hl
-import hookline.rl.rollouts.fleet
+import hookline.rl.ray_cluster
 
 home, executor = Path(sys.argv[1]), sys.argv[2]
 

@@ -24,7 +24,7 @@ if importlib.util.find_spec("ray") is None:  # not imported here: that is done w
 for needed in ("pandas", "pyarrow", "fsspec", "pydantic", "torch"):
     pytest.importorskip(needed)
 
-from hookline.rl.rollouts.fleet import RayCluster, import_ray  # noqa: E402
+from hookline.rl.ray_cluster import RayCluster, import_ray  # noqa: E402
 
 import_ray()
 

@@ -16,7 +16,7 @@ from hookline.rl.environments import Arithmetic, Copying, Reasoning, RewardDatas
 from hookline.rl.environments.base import ENVIRONMENTS, Faults, evaluation_tasks, make_environment, succeeded
 from hookline.rl.environments.reasoning import answer_of, follows_format
 from hookline.rl.environments.text_tasks import last_number
-from hookline.rl.rollouts.scoring import IN_A_ROW, MOST_LEFT_BEHIND, score_batch
+from hookline.rl.rollouts.scoring import MAX_ABANDONED_THREADS, MAX_CONSECUTIVE_TIMEOUTS, score_batch
 from hookline.rl.types import Task
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n), "topic": "sums"} for n in range(50)]
@@ -454,7 +454,7 @@ async def later(prompts, completions, **columns):
         (ROWS, ["correct"], "give 'package.module:function'"),
         (ROWS, ["nowhere:correct"], "cannot be imported"),
         (ROWS, [7], "7 is not a function"),
-        (ROWS, [later], "is not a function that can be called and gives rewards at once"),
+        (ROWS, [later], "is not a function that returns rewards"),
         (ROWS, [lambda prompts, completions: []], "got an unexpected keyword argument 'answer'. Take **columns"),
         (ROWS, [lambda prompts, completion_ids, **columns: []], "missing a required argument: 'completion_ids'"),
     ],
@@ -562,7 +562,7 @@ def test_score_batch_gives_up_the_rest_after_some_in_a_row(gate):
 
     faults = Faults()
     assert batch(Fixed(score), list("abcdefgh"), timeout_seconds=0.2, faults=faults) == [{}] * 8
-    assert (asked, faults) == (list("abcdefgh")[:IN_A_ROW], {"fixed": 8})
+    assert (asked, faults) == (list("abcdefgh")[:MAX_CONSECUTIVE_TIMEOUTS], {"fixed": 8})
 
 
 def test_score_batch_leaves_a_bounded_number_of_threads_behind_and_recovers(gate):
@@ -570,7 +570,7 @@ def test_score_batch_leaves_a_bounded_number_of_threads_behind_and_recovers(gate
     while batch(environment, ["a"], timeout_seconds=60) != [{}]:
         batch(environment, ["hang"], timeout_seconds=0.005)
     stuck = [thread for thread in threading.enumerate() if thread.name == "hookline-scorer"]
-    assert len(stuck) == MOST_LEFT_BEHIND
+    assert len(stuck) == MAX_ABANDONED_THREADS
     gate.set()
     for thread in stuck:
         thread.join(10)

@@ -9,7 +9,7 @@ import pytest
 
 from hookline import rl
 from hookline._engine.errors import OptionError
-from hookline.rl.rollouts.worker import EPSILON, group_advantages
+from hookline.rl.rollouts.metrics import EPSILON, group_advantages
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -27,13 +27,8 @@ if importlib.util.find_spec("ray") is None:  # not imported here: that is done w
 from hookline import rl  # noqa: E402
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
 from hookline.rl.learner.ray import LearnerLostError  # noqa: E402
-from hookline.rl.rollouts.fleet import (  # noqa: E402
-    MOST_DEATHS,
-    WATCH,
-    RayCluster,
-    RolloutFleet,
-    WorkerLostError,
-)
+from hookline.rl.ray_cluster import RayCluster  # noqa: E402
+from hookline.rl.rollouts.fleet import MAX_DEATHS, SUPERVISION_GROUP, RolloutFleet, WorkerLostError  # noqa: E402
 from hookline.rl.rollouts.remote import RemoteRollouts  # noqa: E402
 
 torch.set_num_threads(1)
@@ -313,22 +308,22 @@ class SmallActor:
         if is_open:
             self.gate.set()
 
-    def greet(self):
+    def start(self):
         if self.fault == "start":
             raise RuntimeError("no such device")
         return {"pid": os.getpid(), "rollout_step": self.steps}
 
-    def lifeline(self):
+    def wait_closed(self):
         self.ended.wait()
 
-    def roll_out(self, version, weights, order):
+    def roll_out(self, version, weights, assignment):
         self.asked_with = version if self.asked_with is None else self.asked_with
         self.gate.wait()
         if self.fault == "step":
             os._exit(3)
         self.steps += 1
         rollout = Rollout(Task("1>"), Completion("1", [1], [0.0], prompt_ids=[1]), version=version)
-        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps}, rows=[])
+        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps}, hook_metrics=[])
 
     def seen(self):
         return self.asked_with, self.steps
@@ -336,19 +331,19 @@ class SmallActor:
     def open(self):
         self.gate.set()
 
-    def leave(self):
+    def close(self):
         self.ended.set()
         return []
 
 
-def hiring(ray, actors, **options):
-    kind = ray.remote(concurrency_groups={WATCH: 1, GATE: 1})(SmallActor).options(num_cpus=0)
+def actor_factory(ray, actors, **options):
+    kind = ray.remote(concurrency_groups={SUPERVISION_GROUP: 1, GATE: 1})(SmallActor).options(num_cpus=0)
 
-    def hire(index, state):
+    def make_actor(index, state):
         actors[index] = kind.remote(index, state, **options.get(f"rollout{index}", {}))
         return actors[index]
 
-    return hire
+    return make_actor
 
 
 def seen_by(ray, actor):
@@ -370,13 +365,13 @@ class Learner:
 def rollouts_of(ray, actors, max_staleness, **options):
     learner = Learner()
     source = RemoteRollouts(
-        lambda run_dir: hiring(ray, actors, **options),
+        lambda run_dir: actor_factory(ray, actors, **options),
         workers=2,
         max_staleness=max_staleness,
         heartbeat_seconds=0.05,
-        alarm=lambda message: None,
+        alert=lambda message: None,
     )
-    source.work_for(learner)
+    source.attach_to(learner)
     return source, learner
 
 
@@ -430,7 +425,7 @@ def test_remote_rollouts_state_has_the_curriculum_of_all_workers(ray):
     def source():
         curriculum = rl.Curriculum({"lessons": [rl.Lesson("first", Sevens())], "min_results": 2})
         return curriculum, RemoteRollouts(
-            lambda run_dir: hiring(ray, {}), workers=2, max_staleness=1, curriculum=curriculum, alarm=print
+            lambda run_dir: actor_factory(ray, {}), workers=2, max_staleness=1, curriculum=curriculum, alert=print
         )
 
     (before, saved), (after, loaded) = source(), source()
@@ -439,37 +434,37 @@ def test_remote_rollouts_state_has_the_curriculum_of_all_workers(ray):
     assert after.states() == before.states() == {"first": "graduated"}
 
 
-def fleet_of_one(ray, told, **options):
-    """A fleet that would look after its worker once an hour, were it not told of deaths when they happen."""
+def fleet_of_one(ray, reported, **options):
+    """A fleet with a heartbeat of an hour: only the supervision of its worker can notice a death in time."""
     return RolloutFleet(
-        hiring(ray, {}, rollout0=options),
+        actor_factory(ray, {}, rollout0=options),
         [{"step": 7}],
-        tell=lambda name, **facts: told.append((name, facts)),
+        report=lambda name, **facts: reported.append((name, facts)),
         heartbeat_seconds=3600,
     )
 
 
-def ask_for_ever(fleet):
+def submit_forever(fleet):
     for _ in range(ROUNDS):
-        for seat in fleet.idle():
-            fleet.ask(seat, 0, {})
+        for worker in fleet.idle():
+            fleet.submit(worker, 0, {})
         fleet.next_result()
 
 
 def test_fleet_worker_that_cannot_start_ends_the_training_with_its_error(ray):
-    told = []
-    fleet = fleet_of_one(ray, told, fault="start")
+    reported = []
+    fleet = fleet_of_one(ray, reported, fault="start")
     with pytest.raises(WorkerLostError, match="rollout0 cannot start.*no such device"):
-        ask_for_ever(fleet)
+        submit_forever(fleet)
     fleet.close()
-    assert [name for name, _ in told] == ["worker_died", "alert"]
+    assert [name for name, _ in reported] == ["worker_died", "alert"]
 
 
 def test_fleet_worker_that_dies_at_every_step_is_given_up_in_the_end(ray):
-    told = []
-    fleet = fleet_of_one(ray, told, fault="step")
-    with pytest.raises(WorkerLostError, match=f"rollout0 .* {MOST_DEATHS} times in a row"):
-        ask_for_ever(fleet)
+    reported = []
+    fleet = fleet_of_one(ray, reported, fault="step")
+    with pytest.raises(WorkerLostError, match=f"rollout0 .* {MAX_DEATHS} times in a row"):
+        submit_forever(fleet)
     fleet.close()
-    assert [name for name, _ in told].count("worker_died") == MOST_DEATHS
-    assert [facts["rollout_step"] for name, facts in told if name == "worker_restarted"] == [7] * (MOST_DEATHS - 1)
+    assert [name for name, _ in reported].count("worker_died") == MAX_DEATHS
+    assert [facts["rollout_step"] for name, facts in reported if name == "worker_restarted"] == [7] * (MAX_DEATHS - 1)

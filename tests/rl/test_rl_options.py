@@ -10,7 +10,7 @@ import hookline as hl
 from hookline import rl
 from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rewards import library, logged, wrap
-from hookline.rl.rollouts.actor import RolloutActor, RolloutOrder
+from hookline.rl.rollouts.actor import RolloutActor, WorkerSpec
 from hookline.testing import RecordingCallback
 
 
@@ -73,12 +73,12 @@ def test_rollout_actor_syncs_its_journal_before_the_learner_gets_the_step(tmp_pa
         output_dir=None,
         durability=durability,
     )
-    actor = RolloutActor(RolloutOrder(config, model, tokenizer, hooks=[]), 0, run_dir=tmp_path)
-    actor.greet()
+    actor = RolloutActor(WorkerSpec(config, model, tokenizer, hooks=[]), 0, run_dir=tmp_path)
+    actor.start()
     monkeypatch.setattr("os.fdatasync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
     actor.roll_out(1, model.state_dict())
     assert any(name.startswith("rollout0-") for name in synced) == (durability == "checkpoint")
-    actor.leave()
+    actor.close()
 
 
 def test_rollout_worker_config_project_and_sinks_are_those_of_its_run(tmp_path):

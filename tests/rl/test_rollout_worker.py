@@ -850,7 +850,7 @@ def test_worker_run_twice_is_refused():
 
 def test_worker_without_a_policy_or_with_another_config_says_what_to_give():
     config = rl.RolloutWorkerConfig(curriculum_config=curriculum(), output_dir=None)
-    with pytest.raises(hl.OptionError, match=r"policy=None: give something with generate\(\)"):
+    with pytest.raises(hl.OptionError, match=r"policy=None: give an object with generate\(\)"):
         rl.RolloutWorker(config)
     with pytest.raises(hl.OptionError, match="give a RolloutWorkerConfig"):
         rl.RolloutWorker({"curriculum_config": curriculum()}, policy=ScriptedPolicy())

@@ -10,7 +10,7 @@ from hookline import rl
 from hookline.rl import hooks
 
 BASIC_USAGE = """
-from hookline.rl.rollouts.worker import RolloutWorker
+from hookline.rl.rollout_worker import RolloutWorker
 from hookline.rl.hooks import EvaluationHook, LoggingHook
 
 # Create worker with config

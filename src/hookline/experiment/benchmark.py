@@ -31,7 +31,7 @@ from hookline._engine.registry import Registry
 from hookline.config.factories import checked_arguments, import_class
 from hookline.config.sources import Source
 from hookline.loops import rng
-from hookline.rl.environments.base import described
+from hookline.rl.environments.base import describe_error
 from hookline.rl.types import Task
 
 BENCHMARKS = Registry(builtin_modules=("hookline.experiment.builtin_benchmarks",), group="hookline.benchmarks")
@@ -187,7 +187,7 @@ def checked_tasks(benchmark: Benchmark) -> list[Task]:
     try:
         tasks = list(benchmark.tasks())
     except Exception as error:
-        raise BenchmarkError(f"benchmark {benchmark.name!r}: tasks() {described(error)}") from error
+        raise BenchmarkError(f"benchmark {benchmark.name!r}: tasks() {describe_error(error)}") from error
     if not tasks:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: tasks() gives none. Give at least one.")
     places: dict[str, int] = {}

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError, closest
 from hookline.experiment.benchmark import BATCH_SIZE, MAX_TOKENS, Benchmark, register_benchmark, tags_of
 from hookline.rl.environments.base import (
@@ -33,7 +34,6 @@ from hookline.rl.environments.base import (
     HELD_OUT_SHARE,
     evaluation_tasks,
     make_environment,
-    require_whole,
     succeeded,
 )
 from hookline.rl.environments.reasoning import FORMAT, TEMPLATE, Reasoning
@@ -196,7 +196,7 @@ class EnvironmentBenchmark(Benchmark):
         max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] = (),
     ) -> None:
-        require_whole("n", n, least=1, most=MOST)
+        require_integer("n", n, maximum=MOST)
         self.environment = make_environment(environment)
         self.n = n
         self.seed = seed

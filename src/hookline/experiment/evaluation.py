@@ -38,7 +38,7 @@ from hookline.experiment.benchmark import (
     tags_of,
     undisturbed,
 )
-from hookline.rl.environments.base import described
+from hookline.rl.environments.base import describe_error
 from hookline.rl.policies.base import Policy
 from hookline.rl.types import Sampling, Task
 
@@ -222,7 +222,7 @@ def _scores(benchmark: Benchmark, task: Task, output: Any) -> dict[str, float]:
     try:
         given: Any = benchmark.score(task, output)
     except Exception as error:
-        raise BenchmarkError(f"{at} {described(error)}") from error
+        raise BenchmarkError(f"{at} {describe_error(error)}") from error
     scores = given if isinstance(given, Mapping) else {ACCURACY: given}
     if not scores:
         raise BenchmarkError(f"{at} gave no metric. Give at least one.")

@@ -33,7 +33,7 @@ from hookline._engine.errors import OptionError
 from hookline.experiment.executors import Executor, Hear
 from hookline.experiment.job import NEVER_BEGUN, Assignment, Message, Outcome, StopRequests, carry_out, lost_outcome
 from hookline.experiment.process_executor import sendable
-from hookline.rl.rollouts.fleet import SIGNALS, RayCluster, import_ray
+from hookline.rl.ray_cluster import SIGNALS, RayCluster, import_ray
 
 logger = logging.getLogger("hookline")
 

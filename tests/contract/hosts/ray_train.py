@@ -43,7 +43,7 @@ def fit(directory: Path) -> tuple[str, list[dict[str, Facts]]]:
     """Why the fit ended, and what each worker found; the test is skipped where Ray is not installed."""
     if find_spec("ray") is None:
         pytest.skip("ray is not installed")
-    from hookline.rl.rollouts.fleet import RayCluster
+    from hookline.rl.ray_cluster import RayCluster
 
     with RayCluster(WORKERS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray uses what it deprecates itself

@@ -1,4 +1,4 @@
-"""Environments that come with hookline, one file each."""
+"""Environments: the protocol, the registry, and the environments that come with hookline."""
 
 from hookline.rl.environments.base import (
     ENVIRONMENTS,

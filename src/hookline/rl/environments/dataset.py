@@ -1,13 +1,10 @@
-"""A data set with reward functions as TRL takes them: ``(prompts, completions, **columns) -> list[float | None]``.
+"""`RewardDataset`: a dataset whose completions are scored by reward functions in the style of TRL.
 
-Each function is called with keywords: ``prompts``, ``completions``, and a list for every column of the data set but
-``prompt``; a row without a column has None there. What a function gives is taken as follows:
-
-- a number is the reward, and None means that there is none;
-- where it raises, or gives anything but one value for each completion, all its rewards of that call are missing;
-- where a value is NaN, infinite or no number, that reward is missing.
-
-The last two are counted in ``faults`` by the function's name, and logged once for each.
+A reward function is ``(prompts, completions, **columns) -> list[float | None]``, called with keyword arguments: a list
+for every column of the dataset except ``prompt``, with None for rows without that column. A returned number is the
+reward; None means no reward. If a function raises or does not return one value per completion, all its rewards of that
+call are missing; a value that is NaN, infinite or not a number is a missing reward. Both are counted in ``faults``
+under the function's name, and the first is logged.
 """
 
 import functools
@@ -20,7 +17,14 @@ from typing import Any
 
 from hookline._engine.errors import OptionError, UnknownNameError
 from hookline.config.factories import import_object
-from hookline.rl.environments.base import HELD_OUT_SHARE, SOLVED, TaskSpace, described, finite, register_environment
+from hookline.rl.environments.base import (
+    HELD_OUT_SHARE,
+    SOLVED,
+    TaskSpace,
+    describe_error,
+    finite_reward,
+    register_environment,
+)
 from hookline.rl.types import Task
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -29,13 +33,14 @@ RESERVED = {"prompts", "completions"}
 
 @register_environment("dataset")
 class RewardDataset(TaskSpace):
-    """Rows to ask, and functions that reward the completions.
+    """Prompts from the rows of a dataset, and functions that score the completions.
 
     Args:
-        dataset: The rows, each with a ``prompt``, mostly an ``answer``, and any other columns; or a ``.jsonl`` file
-            of them.
-        rewards: The functions, or where they are: ``"package.module:function"``. A reward goes by its function's name.
-        success_total: The total of rewards from which on a task counts as solved.
+        dataset: The rows, each with a ``prompt``, usually an ``answer``, and any other columns; or the path of a
+            ``.jsonl`` file.
+        rewards: The functions, or their import paths: ``"package.module:function"``. Each reward is named after its
+            function.
+        success_total: The total reward from which a task counts as solved.
         held_out_share: The share of rows, by prompt and answer, that is never trained on.
     """
 
@@ -66,42 +71,41 @@ class RewardDataset(TaskSpace):
         return self._tasks[index]
 
     def score(self, task: Task, completion: str) -> dict[str, float]:
-        """The reward that each function gives."""
+        """Return the reward of each function."""
         return self.score_many([task], [completion])[0]
 
     def score_many(self, tasks: Sequence[Task], completions: Sequence[str]) -> list[dict[str, float]]:
-        """The rewards of several completions, for which each function is called once."""
+        """Return the rewards of several completions, calling each function once."""
         scores: list[dict[str, float]] = [{} for _ in tasks]
         for name, function in self.rewards.items():
             for score, value in zip(scores, self._values(name, function, tasks, completions), strict=True):
-                reward = None if value is None else finite(value, name, self.faults)
+                reward = None if value is None else finite_reward(value, name, self.faults)
                 if reward is not None:
                     score[name] = reward
         return scores
 
     def succeeded(self, task: Task, rewards: Mapping[str, float]) -> bool:
-        """Whether the rewards add up to enough."""
+        """Return whether the rewards add up to `success_total`."""
         return sum(rewards.values()) >= self.success_total
 
     def _values(
         self, name: str, function: RewardFunction, tasks: Sequence[Task], completions: Sequence[str]
     ) -> Sequence[Any]:
-        """What a function gives for each completion; None for all of them where it fails."""
+        """Return one value per completion; None for all of them if the function fails."""
         columns = {column: [task.metadata.get(column) for task in tasks] for column in self._columns}
         try:
-            given = function(prompts=[task.prompt for task in tasks], completions=list(completions), **columns)
-            values = None if isinstance(given, str | bytes | Mapping) else list(given)
+            returned = function(prompts=[task.prompt for task in tasks], completions=list(completions), **columns)
+            values = None if isinstance(returned, str | bytes | Mapping) else list(returned)
             if values is not None and len(values) == len(tasks):
                 return values
-            problem = f"returned {reprlib.repr(given)}, where a list of {len(tasks)} is accepted"
-        except Exception as error:  # whatever a function does, training goes on
-            problem = described(error)
+            problem = f"returned {reprlib.repr(returned)}, where a list of {len(tasks)} is accepted"
+        except Exception as error:  # user code: training continues whatever it raises
+            problem = describe_error(error)
         self.faults.note(name, problem)
         return [None] * len(tasks)
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:
-    """The rows of a file with one JSON object a line."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would split inside of strings
     except OSError as error:
@@ -138,7 +142,6 @@ def _task(row: Any, index: int) -> Task:
 
 
 def _functions(given: Any, columns: Sequence[str]) -> dict[str, RewardFunction]:
-    """The functions by name, each of them such that it can be called."""
     functions = [given] if isinstance(given, str) or callable(given) else list(given)
     if not functions:
         raise OptionError("rewards: give at least one reward function.")
@@ -146,7 +149,7 @@ def _functions(given: Any, columns: Sequence[str]) -> dict[str, RewardFunction]:
     for function in map(_function, functions):
         name = _name(function)
         if name in named:
-            raise OptionError(f"rewards: two functions are called {name!r}. Rename one: rewards go by these names.")
+            raise OptionError(f"rewards: two functions are called {name!r}. Rename one: they name the rewards.")
         _require_callable(name, function, columns)
         named[name] = function
     return named
@@ -156,7 +159,7 @@ def _function(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     if ":" not in given:
-        raise OptionError(f"rewards: {given!r} is not a place: give 'package.module:function'.")
+        raise OptionError(f"rewards: {given!r} is not an import path: give 'package.module:function'.")
     try:
         return import_object(given)
     except UnknownNameError as error:
@@ -171,12 +174,12 @@ def _name(function: Any) -> str:
 
 def _require_callable(name: str, function: Any, columns: Sequence[str]) -> None:
     if not callable(function) or isinstance(function, type) or inspect.iscoroutinefunction(function):
-        raise OptionError(f"rewards: {function!r} is not a function that can be called and gives rewards at once.")
+        raise OptionError(f"rewards: {function!r} is not a function that returns rewards (nor may it be async).")
     try:
         signature = inspect.signature(function)
         signature.bind(prompts=[], completions=[], **{column: [] for column in columns})
     except ValueError as error:
-        raise OptionError(f"rewards: what {name!r} takes cannot be known ({error}). Wrap it in a function.") from None
+        raise OptionError(f"rewards: the signature of {name!r} is unknown ({error}). Wrap it in a function.") from None
     except TypeError as error:
         raise OptionError(
             f"rewards: {name}{signature} cannot be called with prompts, completions"

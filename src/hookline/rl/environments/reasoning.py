@@ -1,9 +1,9 @@
-"""Any environment's tasks, to be answered as ``<reasoning>..</reasoning><answer>..</answer>``.
+"""`Reasoning`: another environment's tasks, answered as ``<reasoning>..</reasoning><answer>..</answer>``.
 
-The answer is what stands between the last ``</answer>`` and the ``<answer>`` before it; a completion without one has
-the empty answer. The wrapped environment scores the answer as it would a completion. The reward ``format`` is for a
-completion that is one block of each, in this order, neither of them blank, and nothing but white space around them:
-an answer can be right in a wrong format, and the other way round.
+The answer is the text between the last ``</answer>`` and the ``<answer>`` before it; without one, it is empty. The
+wrapped environment scores the answer like a completion. The reward ``format`` requires exactly one block of each, in
+this order, neither blank, with nothing but white space around them. The two are independent: an answer can be right in
+a wrong format, and the reverse.
 """
 
 import random
@@ -25,12 +25,12 @@ _TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 class Reasoning:
     """Asks for reasoning before the answer.
 
-    A task has the id of the wrapped one, so the same questions are held out.
+    A task keeps the id of the wrapped task, so the same tasks are held out.
 
     Args:
-        environment: The environment whose tasks are asked; it, or its name and settings.
-        template: The prompt, with the wrapped one's in place of ``{prompt}``.
-        format_reward: What a completion in the format gets.
+        environment: The environment to wrap; an instance, or its name and settings.
+        template: The prompt, in which ``{prompt}`` is replaced by the wrapped prompt.
+        format_reward: The reward of a completion in the right format.
     """
 
     name = "reasoning"
@@ -38,7 +38,7 @@ class Reasoning:
     def __init__(self, environment: Any, *, template: str = TEMPLATE, format_reward: float = 0.5) -> None:
         self.environment = make_environment(environment)
         if isinstance(self.environment, Reasoning):
-            raise OptionError("environment: asks for reasoning already; give the environment that it wraps.")
+            raise OptionError("environment: it asks for reasoning already; give the environment that it wraps.")
         if template.count("{prompt}") != 1:
             raise OptionError(f"template={template!r}: give a text with {{prompt}} in it, once.")
         if isinstance(format_reward, bool) or not 0 <= format_reward < float("inf"):
@@ -50,32 +50,32 @@ class Reasoning:
 
     @property
     def held_out_share(self) -> float | None:
-        """That of the wrapped environment; 0 where it has nothing held out, None where it does not say."""
+        """The wrapped environment's share; 0 if it holds nothing out, None if it is unknown."""
         if not callable(getattr(self.environment, "held_out", None)):
             return 0
         return getattr(self.environment, "held_out_share", None)
 
     def sample(self, n: int, rng: random.Random) -> list[Task]:
-        """Draw tasks of the wrapped environment, and ask for reasoning in their prompts."""
+        """Sample tasks of the wrapped environment, and ask for reasoning in their prompts."""
         return [self._wrapped(task) for task in self.environment.sample(n, rng)]
 
     def held_out(self, n: int, rng: random.Random) -> list[Task]:
-        """Tasks that the wrapped environment holds out."""
+        """Return tasks that the wrapped environment holds out."""
         if self.held_out_share == 0:
             raise OptionError(f"{self.name}: {self.environment.name} holds nothing out. Give an environment that does.")
         return [self._wrapped(task) for task in evaluation_tasks(self.environment, n, rng)]
 
     def score(self, task: Task, completion: str) -> dict[str, float]:
-        """The wrapped environment's rewards for the answer, and one for the format.
+        """Return the wrapped environment's rewards for the answer, and one for the format.
 
-        A reward of the wrapped environment that is called ``format`` too gets that environment's name before it.
+        If the wrapped environment has a reward called ``format`` too, that one is prefixed with the environment's name.
         """
         inner = self.environment.score(self._unwrapped(task), answer_of(completion))
         rewards = {f"{self.environment.name}/{key}" if key == FORMAT else key: value for key, value in inner.items()}
         return rewards | {FORMAT: self.format_reward * follows_format(completion)}
 
     def succeeded(self, task: Task, rewards: Mapping[str, float]) -> bool:
-        """Whether the answer counts as right in the wrapped environment; the format does not matter."""
+        """Return whether the wrapped environment counts the answer as right; the format does not matter."""
         own = f"{self.environment.name}/{FORMAT}"
         inner = {FORMAT if key == own else key: value for key, value in rewards.items() if key != FORMAT}
         return succeeded(self.environment, self._unwrapped(task), inner)
@@ -90,7 +90,7 @@ class Reasoning:
 
 
 def answer_of(completion: str) -> str:
-    """The text of the last answer, or nothing.
+    """Return the text of the last answer, or an empty string.
 
     >>> answer_of("<answer>3</answer> or rather <answer> 4 </answer>!")
     '4'
@@ -101,7 +101,7 @@ def answer_of(completion: str) -> str:
 
 
 def follows_format(completion: str) -> bool:
-    """Whether a completion is one block of reasoning and then one answer, neither of them blank."""
+    """Return whether a completion is one block of reasoning and then one answer, neither of them blank."""
     if any(completion.count(tag) != 1 for tag in _TAGS):
         return False
     reasoning, _, answer = (part.strip() for part in completion.partition("</reasoning>"))

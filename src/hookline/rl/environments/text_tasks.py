@@ -1,12 +1,10 @@
-"""Arithmetic with whole numbers: ``12+7=`` expects ``19``.
+"""Small text tasks for first lessons and tests: arithmetic, copying and sorting.
 
-The answer is the whole completion, white space around it aside; ``19.`` and ``007`` are wrong. For models that write
-sentences, ``answer="last_number"`` takes the last number of the completion, in which ``1,019`` and ``19.0`` are
-numbers as well.
-
-Copying a text: ``abca>`` expects ``abca``. The easiest task there is, for a first lesson or a test.
-
-Sorting digits: ``3142>`` expects ``1234``.
+- `Arithmetic` with whole numbers: ``12+7=`` expects ``19``. By default the answer is the whole completion without
+  surrounding white space; ``19.`` and ``007`` are wrong. For models that write sentences, ``answer="last_number"``
+  compares the last number of the completion, and accepts ``1,019`` and ``19.0`` as numbers.
+- `Copying`: ``abca>`` expects ``abca``.
+- `Sorting` digits: ``3142>`` expects ``1234``.
 """
 
 import re
@@ -14,8 +12,9 @@ import string
 from dataclasses import dataclass
 from typing import Literal
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError, closest
-from hookline.rl.environments.base import CORRECT, HELD_OUT_SHARE, TaskSpace, register_environment, require_whole
+from hookline.rl.environments.base import CORRECT, HELD_OUT_SHARE, TaskSpace, register_environment
 from hookline.rl.types import Task
 
 Answer = Literal["exact", "last_number"]
@@ -26,8 +25,6 @@ _NUMBER = re.compile(r"(?:(?<![0-9])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What the tasks of a difficulty are made of."""
-
     below: int
     operands: int
     operators: str
@@ -47,8 +44,8 @@ class Arithmetic(TaskSpace):
 
     Args:
         difficulty: ``easy`` adds digits, ``medium`` adds and subtracts numbers below 100, ``hard`` also multiplies,
-            below 1,000, and ``expert`` has three numbers below 100, of which products go first.
-        answer: What of a completion counts: all of it, or its last number.
+            below 1,000, and ``expert`` has three numbers below 100, with multiplication before addition.
+        answer: Which part of a completion is compared: all of it, or its last number.
         held_out_share: The share of tasks that is never trained on.
     """
 
@@ -88,14 +85,14 @@ class Arithmetic(TaskSpace):
         return Task(f"{question}=", str(_value(numbers, signs)))
 
     def score(self, task: Task, completion: str) -> dict[str, float]:
-        """1 for the right number, 0 for anything else."""
+        """Return 1 for the right number, 0 for anything else."""
         if self.answer == "exact":
             return super().score(task, completion)
         return {CORRECT: float(last_number(completion) == task.expected)}
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, without commas and a fraction of zeros.
+    """Return the last number of a text, without commas and without a fraction of zeros.
 
     >>> last_number("3+4 is 7, so 1,007.0 in all.")
     '1007'
@@ -108,7 +105,7 @@ def last_number(text: str) -> str | None:
 
 
 def _value(numbers: list[int], signs: list[str]) -> int:
-    """The value of ``numbers[0] signs[0] numbers[1] ...``, products first."""
+    """Evaluate ``numbers[0] signs[0] numbers[1] ...``, products first."""
     terms = [numbers[0]]
     for sign, number in zip(signs, numbers[1:], strict=True):
         if sign == "*":
@@ -123,11 +120,11 @@ MARK = ">"
 
 @register_environment("copying")
 class Copying(TaskSpace):
-    """A text to write once more.
+    """A text to repeat.
 
     Args:
-        length: How many characters.
-        alphabet: The characters that it is made of.
+        length: The number of characters.
+        alphabet: The characters of the text.
         held_out_share: The share of tasks that is never trained on.
     """
 
@@ -136,7 +133,7 @@ class Copying(TaskSpace):
     def __init__(
         self, length: int = 4, *, alphabet: str = string.ascii_lowercase, held_out_share: float = HELD_OUT_SHARE
     ) -> None:
-        require_whole("length", length, least=1, most=100)
+        require_integer("length", length, maximum=100)
         if not alphabet or len(set(alphabet)) < len(alphabet) or MARK in alphabet or alphabet.split() != [alphabet]:
             raise OptionError(f"alphabet={alphabet!r}: give different characters, without white space and {MARK!r}.")
         self.length = length
@@ -157,17 +154,17 @@ class Copying(TaskSpace):
 
 @register_environment("sorting")
 class Sorting(TaskSpace):
-    """Digits to put in ascending order, repeats included; each is one character, which suits a small model.
+    """Digits to sort in ascending order, with repeats; each is one character, which suits a small model.
 
     Args:
-        length: How many digits.
+        length: The number of digits.
         held_out_share: The share of tasks that is never trained on.
     """
 
     name = "sorting"
 
     def __init__(self, length: int = 4, *, held_out_share: float = HELD_OUT_SHARE) -> None:
-        require_whole("length", length, least=1, most=100)
+        require_integer("length", length, maximum=100)
         self.length = length
         super().__init__(held_out_share)
 

@@ -28,7 +28,7 @@ from hookline.loops.training_step import set_to_evaluate
 from hookline.rl.learner.config import GRPOConfig
 from hookline.rl.learner.loss import Batch, grpo_loss, rollout_batch, token_logprobs
 from hookline.rl.policies.base import PolicyError
-from hookline.rl.rollouts.worker import rollout_metrics
+from hookline.rl.rollouts.metrics import rollout_metrics
 from hookline.rl.types import Rollout, Sampling
 
 
@@ -44,7 +44,7 @@ class RolloutSource(Protocol):
     def exact_logprobs(self) -> bool:
         """Whether a learner with the same weights computes the log-probabilities of rollouts itself."""
 
-    def work_for(self, loop: Session) -> None:
+    def attach_to(self, loop: Session) -> None:
         """Make rollouts for this learner from now on."""
 
     def roll_out(self) -> list[Rollout]:
@@ -328,7 +328,7 @@ class GRPOLearner(Trainer):
         is_first = not self._train_started
         super().start()
         if is_first:
-            self.rollout_worker.work_for(self)
+            self.rollout_worker.attach_to(self)
             if self.step:  # it was taken up, and the policy has other weights or does not know which
                 self.rollout_worker.update_weights(self.step, plain_state(self.model))
 

@@ -1,12 +1,12 @@
-"""`RolloutActor`: a rollout worker in a process of its own, which makes a step whenever it is asked for one.
+"""`RolloutActor`: a rollout worker in its own process, which makes one step per request.
 
-It records its rollouts in a journal of its own, ``rollout0`` and so on, in the directory of the learner's run.
-Evaluations and what hooks return go to the learner, which records them under their usual names. There is one
-curriculum, the learner's: it names the lesson of each step, and its state comes with that.
+It records its rollouts in its own journal (``rollout0``, ...) in the directory of the learner's run. Evaluations and
+the results of hooks are sent to the learner, which records them under their usual names. There is one curriculum, the
+learner's: each request names the lesson of the step and carries the curriculum's state.
 
-What a worker knows besides its weights (the number of its step, the states of its hooks) goes to the learner with every
-step, so that its successor can continue from there when its process dies. Steps that it recorded without handing them
-over are marked as done again.
+The state of a worker, apart from its weights (its step and the states of its hooks), is sent to the learner with every
+step, so a replacement can continue from there if the process dies. Steps that were recorded but never reached the
+learner are marked as repeated.
 """
 
 import os
@@ -31,17 +31,17 @@ from hookline.rl.types import Rollout
 
 
 def worker_name(index: int) -> str:
-    """What a rollout worker is called in the record and in alarms."""
+    """Return the name of a rollout worker in the record and in alerts."""
     return f"rollout{index}"
 
 
 @dataclass(slots=True)
-class RolloutOrder:
-    """What all rollout actors of a training are made from.
+class WorkerSpec:
+    """What all rollout actors of a training are built from.
 
     Attributes:
-        hooks: Those of worker 0, the only one that has hooks; None are the default ones.
-        device: Where the policy is put; without one it stays where it is.
+        hooks: The hooks of worker 0, the only one with hooks; None for the default hooks.
+        device: Where the policy is moved; None leaves it where it is.
     """
 
     config: RolloutWorkerConfig
@@ -52,16 +52,16 @@ class RolloutOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class LessonOrder:
-    """The lesson of a step, and the state of the curriculum that drew it."""
+class LessonAssignment:
+    """The lesson of a step, and the state of the curriculum that chose it."""
 
     lesson_id: str
     curriculum: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class HookRow:
-    """Metrics for the learner to record: an evaluation of a name, or what hooks returned where there is none."""
+class HookMetrics:
+    """Metrics for the learner to record: those of a named evaluation, or results of hooks if there is no name."""
 
     evaluation: str | None
     metrics: dict[str, Any]
@@ -69,51 +69,51 @@ class HookRow:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a rollout step, and where the worker stands after it."""
+    """The rollouts of a step, and the worker's state after it."""
 
     rollouts: list[Rollout]
     state: dict[str, Any]
-    rows: list[HookRow]
+    hook_metrics: list[HookMetrics]
 
 
-class JournallingWorker(RolloutWorker):
-    """A rollout worker that adds a journal to a run that is another's."""
+class JournalingWorker(RolloutWorker):
+    """A rollout worker that adds a journal to the run of a learner in another process."""
 
-    order: LessonOrder | None = None
+    assignment: LessonAssignment | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._hook_rows: SimpleQueue[HookRow] = SimpleQueue()  # a hook on another thread may add to it
+        self._hook_metrics: SimpleQueue[HookMetrics] = SimpleQueue()  # hooks on other threads add to it
 
-    def take_rows(self) -> list[HookRow]:
-        """What the learner is to record since the last call."""
-        rows = []
-        while not self._hook_rows.empty():
-            rows.append(self._hook_rows.get_nowait())
-        return rows
+    def take_hook_metrics(self) -> list[HookMetrics]:
+        """Return the metrics for the learner since the last call."""
+        taken = []
+        while not self._hook_metrics.empty():
+            taken.append(self._hook_metrics.get_nowait())
+        return taken
 
     def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None, **options: Any) -> None:
         """Leave an evaluation to the learner."""
-        self._told.note(self.step if step is None else step, metrics, EVALUATIONS)
+        self._logged.add(self.step if step is None else step, metrics, EVALUATIONS)
         self.metrics.update(metrics)
-        self._hook_rows.put(HookRow(name, plain(metrics)))
+        self._hook_metrics.put(HookMetrics(name, plain(metrics)))
 
-    def _record_row(self, step: int, values: dict[str, Any]) -> None:
+    def _record_hook_row(self, step: int, values: dict[str, Any]) -> None:
         self.metrics.update(values)
-        self._hook_rows.put(HookRow(None, plain(values)))
+        self._hook_metrics.put(HookMetrics(None, plain(values)))
 
     def _next_lesson(self) -> Lesson:
-        if self.order is None:
+        if self.assignment is None:
             return super()._next_lesson()
-        self.curriculum.load_state_dict(self.order.curriculum)
-        return self.curriculum.lesson(self.order.lesson_id)
+        self.curriculum.load_state_dict(self.assignment.curriculum)
+        return self.curriculum.lesson(self.assignment.lesson_id)
 
-    def _count_results(self, lesson: Lesson, rollouts: list[Rollout]) -> None:
-        if self.order is None:  # otherwise the learner counts them, for all workers
-            super()._count_results(lesson, rollouts)
+    def _update_curriculum(self, lesson: Lesson, rollouts: list[Rollout]) -> None:
+        if self.assignment is None:  # otherwise the learner does, for all workers
+            super()._update_curriculum(lesson, rollouts)
 
     def record_in(self, run_dir: Path, name: str) -> None:
-        """Begin to record; what an earlier worker of the name recorded past this step is done again."""
+        """Begin to record; later steps of an earlier worker with this name are marked as repeated."""
         self.recorder, self.output_dir = Recorder(run_dir, name=name, durability=self.durability), run_dir
         if self.recorder.journal.session > 0:
             self.recorder.resume(self.step)
@@ -123,12 +123,12 @@ class JournallingWorker(RolloutWorker):
         self.hook_record.open()
 
     def roll_out(self) -> list[Rollout]:
-        """Make one rollout step, on whichever thread."""
+        """Make one rollout step, on any thread."""
         self._thread, self.state, self._train_started = threading.get_ident(), "running", True
         return super().roll_out()
 
-    def leave(self) -> None:
-        """Let the hooks finish, and finish the journal."""
+    def close(self) -> None:
+        """Close the hooks and the journal."""
         self.close_hooks()
         if self.recorder is not None and self.hook_record is not None:
             self.hook_record.close()
@@ -136,32 +136,35 @@ class JournallingWorker(RolloutWorker):
 
 
 class RolloutActor:
-    """Runs as an actor of Ray; the learner calls its methods.
+    """Runs as a Ray actor; the learner calls its methods.
 
     Args:
         run_dir: The directory of the run; None records nothing.
-        state: Where to go on, where another was before it.
+        state: The state to continue from, if the actor replaces another.
     """
 
     def __init__(
         self,
-        order: RolloutOrder,
+        spec: WorkerSpec,
         index: int,
         *,
         run_dir: Path | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self._order, self._index, self._run_dir, self._state = order, index, run_dir, state
+        self._spec, self._index, self._run_dir, self._state = spec, index, run_dir, state
         self._version: int | None = None
-        self._ended = threading.Event()
+        self._closed = threading.Event()
 
-    def greet(self) -> dict[str, Any]:
-        """Set up the worker, which Ray tells errors of better than of a constructor's, and say where it is."""
-        order = self._order
-        self._worker = JournallingWorker(
-            order.config,
-            policy=HFPolicy(order.model, order.tokenizer, device=order.device),
-            hooks=order.hooks if self._index == 0 else [],
+    def start(self) -> dict[str, Any]:
+        """Build the worker, and return where it runs.
+
+        This is not part of the constructor because Ray reports the errors of a method better.
+        """
+        spec = self._spec
+        self._worker = JournalingWorker(
+            spec.config,
+            policy=HFPolicy(spec.model, spec.tokenizer, device=spec.device),
+            hooks=spec.hooks if self._index == 0 else [],
             index=self._index,
         )
         if self._state is not None:
@@ -170,22 +173,24 @@ class RolloutActor:
             self._worker.record_in(self._run_dir, worker_name(self._index))
         return {"pid": os.getpid(), "host": socket.gethostname(), "rollout_step": self._worker.step}
 
-    def lifeline(self) -> None:
-        """Return when the worker has left; whoever waits for it notices at once when the process dies before."""
-        self._ended.wait()
+    def wait_closed(self) -> None:
+        """Return once the worker is closed; the call fails as soon as the process dies."""
+        self._closed.wait()
 
-    def roll_out(self, version: int, weights: Mapping[str, Any], order: LessonOrder | None = None) -> StepResult:
-        """Make one rollout step with these weights, of this lesson."""
+    def roll_out(
+        self, version: int, weights: Mapping[str, Any], assignment: LessonAssignment | None = None
+    ) -> StepResult:
+        """Make one rollout step of a lesson with these weights."""
         if version != self._version:
             self._worker.update_weights(version, weights)
             self._version = version
-        self._worker.order = order
+        self._worker.assignment = assignment
         rollouts = self._worker.roll_out()
-        self._worker.secure_record()  # the next checkpoint of the learner covers this step
-        return StepResult(rollouts, self._worker.state_dict(), self._worker.take_rows())
+        self._worker.secure_record()  # the learner's next checkpoint covers this step
+        return StepResult(rollouts, self._worker.state_dict(), self._worker.take_hook_metrics())
 
-    def leave(self) -> list[HookRow]:
-        """End in an orderly way; what hooks still gave."""
-        self._worker.leave()
-        self._ended.set()
-        return self._worker.take_rows()
+    def close(self) -> list[HookMetrics]:
+        """Close the worker, and return the last results of its hooks."""
+        self._worker.close()
+        self._closed.set()
+        return self._worker.take_hook_metrics()
