@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from hookline.rl.policies.base import Policy, PolicyError
     from hookline.rl.policies.hf import HFPolicy
     from hookline.rl.policies.server import ServerPolicy
+    from hookline.rl.ray_cluster import RayCluster
     from hookline.rl.rollouts.config import CurriculumConfig, Lesson, RolloutConfig, RolloutWorkerConfig
     from hookline.rl.rollouts.curriculum import Curriculum, CurriculumEvent
-    from hookline.rl.rollouts.fleet import RayCluster
     from hookline.rl.rollouts.worker import RolloutWorker
     from hookline.rl.types import Completion, Rollout, Sampling, Task
 
@@ -61,7 +61,7 @@ _HOMES = {
     "Policy": "policies.base",
     "PolicyError": "policies.base",
     "RLConfig": "learner.config",
-    "RayCluster": "rollouts.fleet",
+    "RayCluster": "ray_cluster",
     "Rollout": "types",
     "RolloutConfig": "rollouts.config",
     "RolloutWorker": "rollouts.worker",
@@ -74,22 +74,22 @@ _HOMES = {
     "register_environment": "environments.base",
     "train": "learner.training",
 }
-"""The module of each name; they are imported when first used, so that what needs no torch loads none."""
+"""The module of each name. Names are imported on first use, so that those without torch do not load it."""
 
 _EXTRAS = {"RLConfig": "hf"}
-"""The extra that a name needs, where it is another one than ``torch``."""
+"""The extra that a name needs, if it is not ``torch``."""
 
 
 def __getattr__(name: str) -> Any:
     from hookline._engine.optional import load_lazy
 
     if name in _HOMES:
-        place = f"hookline.rl.{_HOMES[name]}:{name}"
+        path = f"hookline.rl.{_HOMES[name]}:{name}"
     elif name == "environments":
-        place = "hookline.rl.environments"
+        path = "hookline.rl.environments"
     else:
         raise AttributeError(f"module 'hookline.rl' has no attribute {name!r}")
-    value = load_lazy(f"hookline.rl.{name}", place, extra=_EXTRAS.get(name, "torch"))
+    value = load_lazy(f"hookline.rl.{name}", path, extra=_EXTRAS.get(name, "torch"))
     globals()[name] = value
     return value
 

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Policies, which generate completions: from a Hugging Face model in this process, or from a server."""

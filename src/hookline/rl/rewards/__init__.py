@@ -1,1 +1,1 @@
-"""Reward functions: recorded, ready-made, and configured. Users find them as `hookline.rewards`."""
+"""Reward functions: recording their values per sample, a library of them, configuration and statistics."""

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Rollouts: curricula, the worker that makes rollouts, scoring, and workers in other processes."""
