@@ -194,7 +194,7 @@ def _catching_up(root: Path, sizes: Sizes, nothing: float) -> Iterator[tuple[str
     """Seconds by the number of new rows of a live run, less what it takes when there are none."""
     directory = run_directory.create(root, "many", {"name": "live", "git": None}, run_id="live")
     (directory / "journal").mkdir()
-    run_directory.hold(directory)
+    run_directory.acquire(directory)
     journal, step = directory / "journal" / "main-0000-1-abcdef-000000.jsonl", 1
     journal.write_bytes(metric_lines(10, 0))
     found = runs(root)
@@ -207,7 +207,7 @@ def _catching_up(root: Path, sizes: Sizes, nothing: float) -> Iterator[tuple[str
                 file.write(metric_lines(count, count, step))
             taken.append(seconds(lambda: found.refresh().ingest()))
         yield str(count), max(0.0, median(taken) - nothing)
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def measure_samples(root: Path, sizes: Sizes) -> dict[str, Any]:

@@ -405,7 +405,7 @@ from pathlib import Path
 from hookline._record import run_directory
 
 Path(sys.argv[1]).mkdir(parents=True)
-run_directory.hold(Path(sys.argv[1]))
+run_directory.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -383,22 +383,22 @@ def test_an_experiment_that_is_refused_leaves_the_running_one_its_lock(tmp_path,
             try:
                 intruder.run()
             except hl.ConfigError as error:
-                told.append((str(error), files.is_held(tmp_path / LOCK)))
+                told.append((str(error), files.is_locked(tmp_path / LOCK)))
 
     told = []
     made = experiment(tmp_path, ("a", quick), callbacks=[Intrudes()])
     assert statuses(made.run()) == {"a-r0": "completed"}
     assert told == [(f"{tmp_path}: this experiment is running already.", True)]
-    assert not files.is_held(tmp_path / LOCK)
+    assert not files.is_locked(tmp_path / LOCK)
 
 
 def test_a_store_that_is_closed_without_having_been_opened_leaves_the_lock_of_another(tmp_path):
     made = experiment(tmp_path, ("a", quick))
     made.store.open(made.name, made.describe())
     ExperimentStore(tmp_path).close()
-    assert files.is_held(tmp_path / LOCK)
+    assert files.is_locked(tmp_path / LOCK)
     made.store.close()
-    assert not files.is_held(tmp_path / LOCK)
+    assert not files.is_locked(tmp_path / LOCK)
 
 
 def test_ids_that_cannot_be_written_are_said_and_written_with_the_next(tmp_path, caplog):

@@ -129,12 +129,12 @@ def test_leftovers_of_a_killed_import_are_removed_by_the_next(source, tmp_path):
 def test_import_in_progress_is_not_removed(source, tmp_path):
     other = tmp_path / "runs" / ".import-alive"
     other.mkdir(parents=True)
-    run_directory.hold(other)
+    run_directory.acquire(other)
     try:
         import_runs(source)
         assert other.exists()
     finally:
-        run_directory.let_go(other)
+        run_directory.release(other)
 
 
 def test_progress_counts_all_bytes(source):

@@ -257,7 +257,7 @@ def test_run_that_two_take_up_at_once_is_had_by_one(monkeypatch):
         monkeypatch.setattr(run_directory, "is_alive", lambda directory: False)  # it was not, when they looked
         with pytest.raises(hl.ConfigError, match="still running"), hl.run("job", resume=first.dir, summary=False):
             pass
-        assert files.is_held(first.dir / run_directory.LOCK)
+        assert files.is_locked(first.dir / run_directory.LOCK)
     assert [record.status for record in hl.read(first.dir) if isinstance(record, Status)] == ["running", "finished"]
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import hookline as hl
-from hookline._record.reader import lines
+from hookline._record.reader import read_lines
 from hookline._record.recorder import Recorder  # here: what is imported late, each child would import
 from hookline._record.segment import journal_files
 
@@ -57,7 +57,7 @@ def check(run_dir: Path, last: int) -> dict[str, int]:
     steps = sorted(record.step for record in rows)
     unreadable = 0
     for file in journal_files(run_dir / "journal"):
-        for line, _ in lines(file.path):
+        for line, _ in read_lines(file.path):
             try:
                 json.loads(line)
             except ValueError:

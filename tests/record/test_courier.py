@@ -13,7 +13,7 @@ from waiting import wait_until
 import hookline as hl
 from hookline._record import run_directory
 from hookline._record.delivery import Pace
-from hookline._record.delivery_manager import DeliveryManager, note_death, sync
+from hookline._record.delivery_manager import DeliveryManager, record_death, sync
 from hookline._record.reader import Reader
 from hookline._record.recorder import Recorder
 from hookline._record.records import Status
@@ -252,17 +252,17 @@ def test_sync_of_a_refusing_sink_still_delivers_to_the_others(tmp_path):
 
 def test_note_death_twice_is_one_record(tmp_path):
     dead_run(tmp_path)
-    assert [note_death(tmp_path), note_death(tmp_path)] == [True, False]
+    assert [record_death(tmp_path), record_death(tmp_path)] == [True, False]
     assert [status for status, _ in statuses(tmp_path)].count("failed") == 1
 
 
 def test_note_death_after_a_resume_that_died_too_is_another_record(tmp_path):
     dead_run(tmp_path)
-    note_death(tmp_path)
+    record_death(tmp_path)
     recorder = Recorder(tmp_path)
     recorder.status("running", step=3)
     recorder.close()
-    assert note_death(tmp_path)
+    assert record_death(tmp_path)
 
 
 @pytest.mark.parametrize("word", ["finished", "failed", "stopped"])
@@ -271,16 +271,16 @@ def test_note_death_of_a_run_that_said_how_it_ended_records_nothing(tmp_path, wo
     recorder.status("running")
     recorder.status(word)
     recorder.close()
-    assert not note_death(tmp_path)
+    assert not record_death(tmp_path)
 
 
 def test_note_death_of_a_living_run_records_nothing(tmp_path):
     dead_run(tmp_path)
-    run_directory.hold(tmp_path)
+    run_directory.acquire(tmp_path)
     try:
-        assert not note_death(tmp_path)
+        assert not record_death(tmp_path)
     finally:
-        run_directory.let_go(tmp_path)
+        run_directory.release(tmp_path)
 
 
 def test_note_death_before_the_first_step_is_recorded_too(tmp_path):
@@ -288,7 +288,7 @@ def test_note_death_before_the_first_step_is_recorded_too(tmp_path):
     recorder = Recorder(directory)
     recorder.line("INFO", "me", "loading the model")
     recorder.close()
-    assert note_death(directory)
+    assert record_death(directory)
 
 
 def test_courier_says_nothing_of_a_run_that_goes_well(recorder, start, caplog):

@@ -71,7 +71,7 @@ def finish(delivery):
 def die(delivery):
     """What is left when its process is killed: the files, and no lock."""
     delivery.sink.close()
-    files.let_go(delivery._lock)
+    files.release_lock(delivery._lock)
 
 
 def csv_steps(tmp_path):

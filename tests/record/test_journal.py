@@ -16,8 +16,8 @@ from waiting import wait_until
 
 import hookline as hl
 from hookline._record.journal import Journal
-from hookline._record.reader import Cursor, lines
-from hookline._record.records import Metrics, sealed
+from hookline._record.reader import Cursor, read_lines
+from hookline._record.records import Metrics, seal_line
 from hookline._record.segment import journal_files
 
 
@@ -28,11 +28,11 @@ def given(line):
 
 def size(line, number):
     """The bytes that a line of a number takes in its file, given without its brace."""
-    return len(sealed(line + b"}", number)) + 1
+    return len(seal_line(line + b"}", number)) + 1
 
 
 def contents(directory):
-    return [given(line).decode() for file in journal_files(directory) for line, _ in lines(file.path)]
+    return [given(line).decode() for file in journal_files(directory) for line, _ in read_lines(file.path)]
 
 
 def test_journal_lines_are_read_back_while_open_and_after_close(tmp_path):
@@ -72,7 +72,7 @@ def test_journal_torn_tail_is_left_out(tmp_path):
     whole = file.path.read_bytes().rstrip(b"\0")
     for cut in range(len(whole) + 1):
         (tmp_path / "main-0009-1-aa-000000.jsonl").write_bytes(whole[:cut] + bytes(50))
-        found = [given(line) for line, _ in lines(tmp_path / "main-0009-1-aa-000000.jsonl")]
+        found = [given(line) for line, _ in read_lines(tmp_path / "main-0009-1-aa-000000.jsonl")]
         assert found == [b'{"a": 1', b'{"b": 2'][: whole[:cut].count(b"\n")]
     journal.close()
 
@@ -116,7 +116,7 @@ def test_journal_forked_child_writes_to_a_file_of_its_own(tmp_path):
     subprocess.run([sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines()), tmp_path], check=True)
     by_writer = {}
     for file in journal_files(tmp_path):
-        by_writer.setdefault(file.writer, []).extend(given(line) for line, _ in lines(file.path))
+        by_writer.setdefault(file.writer, []).extend(given(line) for line, _ in read_lines(file.path))
     assert sorted(by_writer.values()) == [[b"child"], [b"parent before", b"parent after"]]
 
 
@@ -461,7 +461,7 @@ class RaiseAtLine:
         self.left = number
 
     def __call__(self, frame, event, _):
-        if "hookline/record" in frame.f_code.co_filename:
+        if "hookline/_record" in frame.f_code.co_filename:
             if event == "line":
                 self.left -= 1
                 if self.left < 0:

@@ -17,7 +17,7 @@ from hookline._record import files
 def path(tmp_path):
     path = tmp_path / "lock"
     yield path
-    files.let_go(path)
+    files.release_lock(path)
 
 
 def python(code, *arguments):
@@ -27,54 +27,54 @@ def python(code, *arguments):
 
 
 HOLD = """
-    from hookline._record import lock
-    print(lock.hold(Path(sys.argv[1])))
+    from hookline._record import files
+    print(files.acquire_lock(Path(sys.argv[1])))
     sys.stdin.read()
 """
 
 
 def test_lock_is_free_then_held_then_free(path):
-    assert not files.is_held(path)
-    assert files.hold(path)
-    assert files.is_held(path)
-    files.let_go(path)
-    assert not files.is_held(path)
+    assert not files.is_locked(path)
+    assert files.acquire_lock(path)
+    assert files.is_locked(path)
+    files.release_lock(path)
+    assert not files.is_locked(path)
 
 
 def test_lock_is_given_once_in_a_process(path):
-    assert [files.hold(path), files.hold(path)] == [True, False]
-    assert files.is_held(path)
+    assert [files.acquire_lock(path), files.acquire_lock(path)] == [True, False]
+    assert files.is_locked(path)
 
 
 def test_lock_looked_at_in_its_own_process_stays_held_for_others(path):
-    assert files.hold(path)
-    files.is_held(path)
-    files.hold(path)
+    assert files.acquire_lock(path)
+    files.is_locked(path)
+    files.acquire_lock(path)
     other = python(HOLD, path)
     assert other.stdout.readline() == "False\n"
     other.communicate("")
 
 
 def test_lock_by_way_of_a_link_is_the_same_lock(path, tmp_path):
-    files.hold(path)
+    files.acquire_lock(path)
     (tmp_path / "link").symlink_to(path)
-    assert not files.hold(tmp_path / "link")
+    assert not files.acquire_lock(tmp_path / "link")
 
 
 def test_lock_of_a_killed_process_is_free(path):
     other = python(HOLD, path)
     assert other.stdout.readline() == "True\n"
-    assert files.is_held(path)
-    assert not files.hold(path)
+    assert files.is_locked(path)
+    assert not files.acquire_lock(path)
     other.kill()
     other.communicate()
-    assert files.hold(path)
+    assert files.acquire_lock(path)
 
 
 def test_lock_of_a_killed_process_with_a_living_child_is_free(path):
     code = """
-        from hookline._record import lock
-        lock.hold(Path(sys.argv[1]))
+        from hookline._record import files
+        files.acquire_lock(Path(sys.argv[1]))
         child = os.fork()
         if child == 0:
             sys.stdin.read()
@@ -86,41 +86,41 @@ def test_lock_of_a_killed_process_with_a_living_child_is_free(path):
     child = int(other.stdout.readline())
     other.wait()
     assert os.kill(child, 0) is None
-    assert files.hold(path)
+    assert files.acquire_lock(path)
     other.communicate("")
 
 
 def test_lock_that_a_forked_child_lets_go_of_stays_its_parents(path):
     code = """
-        from hookline._record import lock
-        lock.hold(Path(sys.argv[1]))
+        from hookline._record import files
+        files.acquire_lock(Path(sys.argv[1]))
         if os.fork() == 0:
-            lock.let_go(Path(sys.argv[1]))
-            os._exit(0 if not lock.hold(Path(sys.argv[1])) else 1)
+            files.release_lock(Path(sys.argv[1]))
+            os._exit(0 if not files.acquire_lock(Path(sys.argv[1])) else 1)
         print(os.wait()[1])
         sys.stdin.read()
     """
     other = python(code, path)
     assert other.stdout.readline() == "0\n"
-    assert files.is_held(path)
+    assert files.is_locked(path)
     other.communicate("")
 
 
 def test_lock_that_others_only_look_at_can_always_be_taken(path):
     code = """
-        from hookline._record import lock
+        from hookline._record import files
         print("ready")
         while not Path(sys.argv[1] + ".done").exists():
             for _ in range(1000):
-                lock.is_held(Path(sys.argv[1]))
+                files.is_locked(Path(sys.argv[1]))
     """
     path.touch()
     other = python(code, path)
     other.stdout.readline()
     taken = []
     for _ in range(3000):
-        taken.append(files.hold(path))
-        files.let_go(path)
+        taken.append(files.acquire_lock(path))
+        files.release_lock(path)
     path.with_name("lock.done").touch()
     other.communicate()
     assert taken.count(False) == 0
@@ -145,9 +145,9 @@ def no_locks(tmp_path, monkeypatch):
 
 
 LOOK = """
-    from hookline._record import lock
+    from hookline._record import files
     path = Path(sys.argv[1])
-    print([lock.is_held(path), lock.hold(path), lock.is_held(path)])
+    print([files.is_locked(path), files.acquire_lock(path), files.is_locked(path)])
 """
 
 
@@ -158,16 +158,20 @@ def looked(path):
 def test_lock_without_file_locks_is_held_until_its_process_dies(path, no_locks):
     holder = python(HOLD, path)
     assert holder.stdout.readline() == "True\n"
-    assert (looked(path), files.is_held(path), files.hold(path)) == ("[True, False, True]\n", True, False)
+    assert (looked(path), files.is_locked(path), files.acquire_lock(path)) == ("[True, False, True]\n", True, False)
     holder.kill()
     holder.communicate()
-    assert (looked(path), files.hold(path)) == ("[False, True, True]\n", True)
+    assert (looked(path), files.acquire_lock(path)) == ("[False, True, True]\n", True)
     assert [file.name for file in path.parent.glob("*lock*")] == ["lock"]
 
 
 def test_lock_without_file_locks_that_is_given_back_is_free(path, no_locks):
-    give_back = "print(lock.hold(path), lock.let_go(path), lock.is_held(path), list(path.parent.glob('*.owner')))"
-    again = python("from hookline._record import lock\npath = Path(sys.argv[1])\n" + give_back, path)
+    code = """
+        from hookline._record import files
+        path = Path(sys.argv[1])
+        print(files.acquire_lock(path), files.release_lock(path), files.is_locked(path), [*path.parent.glob("*.owner")])
+    """
+    again = python(code, path)
     assert again.communicate()[0] == "True None False []\n"
 
 
@@ -178,9 +182,9 @@ def test_lock_of_an_owner_on_another_machine_is_held_while_its_file_is_touched(p
     holder.communicate()
     owner = path.with_name("lock.owner")
     owner.write_text(json.dumps(json.loads(owner.read_text()) | {"machine": "another"}))
-    assert (files.is_held(path), looked(path)) == (True, "[True, False, True]\n")
+    assert (files.is_locked(path), looked(path)) == (True, "[True, False, True]\n")
     os.utime(owner, (1.0, 1.0))
-    assert (files.is_held(path), looked(path)) == (False, "[False, True, True]\n")
+    assert (files.is_locked(path), looked(path)) == (False, "[False, True, True]\n")
 
 
 def test_lock_of_an_owner_whose_number_another_process_has_is_free(path, no_locks):
@@ -188,9 +192,9 @@ def test_lock_of_an_owner_whose_number_another_process_has_is_free(path, no_lock
     holder.stdout.readline()
     owner = path.with_name("lock.owner")
     facts = json.loads(owner.read_text())
-    assert files.is_held(path)
+    assert files.is_locked(path)
     owner.write_text(json.dumps(facts | {"started": "1"}))
-    assert not files.is_held(path)
+    assert not files.is_locked(path)
     holder.communicate("")
 
 

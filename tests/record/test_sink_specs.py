@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
-from hookline._record.sink import SINKS, Sink, make_sink, make_sinks, place_of, register_sink
+from hookline._record.sink import SINKS, Sink, import_path, make_sink, make_sinks, register_sink
 from hookline.sinks import CsvSink, JsonlSink
 
 
@@ -109,9 +109,9 @@ def test_relative_path_is_kept_where_it_was_meant(tmp_path, monkeypatch):
 
 
 def test_place_of_what_can_be_imported_and_what_cannot():
-    assert place_of(make_sink) == "hookline._record.sink:make_sink"
-    assert place_of(lambda: None) is None
-    assert place_of(KeptSink().write) is None
+    assert import_path(make_sink) == "hookline._record.sink:make_sink"
+    assert import_path(lambda: None) is None
+    assert import_path(KeptSink().write) is None
 
 
 def test_register_sink_of_a_taken_name_is_an_error():

@@ -6,7 +6,7 @@ import pytest
 
 import hookline as hl
 from hookline._engine.errors import OptionError
-from hookline._record.run_directory import LONGEST_TAG, MOST_TAGS, checked_tags
+from hookline._record.run_directory import MAX_TAG_LENGTH, MAX_TAGS, checked_tags
 
 
 def test_tags_of_a_run_are_kept_once_and_runs_are_found_by_them(tmp_path):
@@ -40,7 +40,7 @@ def test_trainer_config_checks_its_tags():
 
 
 @pytest.mark.parametrize(
-    "given", ["nightly", 3, None, [1], [""], [" a"], ["a\n"], ["x" * (LONGEST_TAG + 1)], ["a\x1b[31m"], [None]]
+    "given", ["nightly", 3, None, [1], [""], [" a"], ["a\n"], ["x" * (MAX_TAG_LENGTH + 1)], ["a\x1b[31m"], [None]]
 )
 def test_tags_that_are_not_short_texts_are_refused_before_anything_is_recorded(tmp_path, given):
     with pytest.raises(OptionError, match="tags"):
@@ -49,5 +49,5 @@ def test_tags_that_are_not_short_texts_are_refused_before_anything_is_recorded(t
 
 
 def test_too_many_tags_are_refused():
-    with pytest.raises(OptionError, match=rf"{MOST_TAGS + 1} are given; at most {MOST_TAGS}"):
-        checked_tags(map(str, range(MOST_TAGS + 1)))
+    with pytest.raises(OptionError, match=rf"{MAX_TAGS + 1} are given; at most {MAX_TAGS}"):
+        checked_tags(map(str, range(MAX_TAGS + 1)))

@@ -62,7 +62,7 @@ def finished_run(root, run_id="r0", losses=(3.0, 2.0, 1.0), project="p", more=()
 def live_run(root, run_id="live", project="p", **facts):
     """A run whose process, this one, is alive."""
     directory = make_run(root, run_id, project, **facts)
-    run_directory.hold(directory)
+    run_directory.acquire(directory)
     append(directory, begun())
     return directory
 

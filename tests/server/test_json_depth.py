@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookline._engine.errors import OptionError
-from hookline._record.records import DEEPEST
+from hookline._record.records import MAX_DEPTH
 from hookline.server.limits import check_lines_depth
 
 TEXTS = st.text(alphabet='\\"[]{}a\né', max_size=6)
@@ -27,17 +27,17 @@ def levels(value):
     return 0
 
 
-@given(value=VALUES, before=VALUES, around=st.integers(DEEPEST - 5, DEEPEST), piece_bytes=st.integers(1, 9))
+@given(value=VALUES, before=VALUES, around=st.integers(MAX_DEPTH - 5, MAX_DEPTH), piece_bytes=st.integers(1, 9))
 def test_depth_of_a_line_in_pieces_is_that_of_its_value(value, before, around, piece_bytes):
     text = json.dumps(before) + "\n" + "[" * around + json.dumps(value) + "]" * around + "\n"
-    is_refused = around + levels(value) > DEEPEST
+    is_refused = around + levels(value) > MAX_DEPTH
     with pytest.raises(OptionError, match="nested") if is_refused else contextlib.nullcontext():
         check_lines_depth(text.encode(), piece_bytes=piece_bytes)
 
 
 @given(begun=st.binary(max_size=8), piece_bytes=st.integers(1, 9))
 def test_depth_of_a_line_does_not_depend_on_the_lines_before_it(begun, piece_bytes):
-    flat = b'["' + b"[" * 2 * DEEPEST + b'"]\n'
+    flat = b'["' + b"[" * 2 * MAX_DEPTH + b'"]\n'
     check_lines_depth(begun.translate(None, b"[{") + b"\n" + flat, piece_bytes=piece_bytes)
 
 

@@ -9,7 +9,7 @@ from sending import ORIGIN, WRITE, ask, claim, tree
 import hookline as hl
 from hookline._record.reader import JournalEntry
 from hookline._record.records import Event, Metrics, Status
-from hookline._record.segment import File
+from hookline._record.segment import JournalFile
 from hookline.server import status_runs
 from hookline.server.received_runs import ReceivedRuns
 from hookline.server.status_runs import StatusRuns
@@ -97,7 +97,7 @@ def test_what_the_status_sink_posts_is_understood_in_each_format(root, monitor, 
     standing, sender = RunProgress(), RunFacts("night", "night", "lab")
     for number, record in enumerate(RECORDS):
         if record is not None:
-            standing.note(JournalEntry(record, File(root, "main", 0, "main-0000-1-abc", 0), 0, 0))
+            standing.note(JournalEntry(record, JournalFile(root, "main", 0, "main-0000-1-abc", 0), 0, 0))
         payload = FORMATS[dialect](Message(str(number), 1000.0 + number, record, standing, sender, ""))
         if payload is not None:
             assert post(monitor, payload, run="night", project="lab").status == 200

@@ -152,7 +152,7 @@ def test_function_killed_between_the_call_and_the_cursor_repeats_nothing_that_wa
     log(recorder, range(1, 6))
     first = Delivery(tmp_path, "function", FunctionSink(flaky), PACE)
     first.round()  # it fails at 3: the batch does not count
-    files.let_go(first._lock)  # as death does
+    files.release_lock(first._lock)  # as death does
     rounds(tmp_path, flaky)
     assert flaky.calls == [1, 2, 3, 4, 5]
 
@@ -197,7 +197,7 @@ def test_function_killed_while_the_disk_is_full_repeats_one_row_at_most(recorder
     for _ in range(20):
         delivery.round()
     ballast.unlink()
-    files.let_go(tmp_path / "sinks" / "function.lock")  # as the death of its process does
+    files.release_lock(tmp_path / "sinks" / "function.lock")  # as the death of its process does
     rounds(tmp_path, function)
     assert list(dict.fromkeys(function.calls)) == list(range(1, 301))
     assert len(function.calls) <= 301
@@ -216,7 +216,7 @@ def test_function_place_file_stays_small_and_a_cut_line_in_it_does_no_harm(recor
     delivery.progress.path.write_text(
         before.replace(before[before.index('"places"') : before.index(', "state"')], '"places": {}')
     )
-    files.let_go(delivery._lock)
+    files.release_lock(delivery._lock)
     rounds(tmp_path, lambda report_data, step: calls.append(step), count=1)
     assert calls == list(range(100))
 

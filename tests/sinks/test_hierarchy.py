@@ -240,7 +240,7 @@ def test_lock_of_an_experiment_that_somebody_keeps_is_a_fault_after_a_while(tmp_
     with alone_in(tmp_path, 1.0), pytest.raises(TimeoutError, match="another run has"), alone_in(tmp_path, 0.05):
         raise AssertionError("two at once")
     with alone_in(tmp_path, 0.05):
-        assert files.is_held(tmp_path / ".mlflow.lock")
+        assert files.is_locked(tmp_path / ".mlflow.lock")
 
 
 def test_lock_of_an_experiment_in_a_directory_that_is_gone_keeps_nobody_out(tmp_path):

@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
 from hookline._record.delivery import Delivery, Pace
-from hookline._record.delivery_manager import lost_outputs
+from hookline._record.delivery_manager import find_lost_outputs
 from hookline._record.recorder import Recorder
 from hookline._record.sink import make_sink
 from hookline.sinks.mlflow import MlflowSink, _batches, entity_name
@@ -121,9 +121,9 @@ def test_start_whose_state_was_lost_goes_on_in_the_same_run(run_dir, recorder, u
 def test_database_that_is_gone_is_reported_as_lost(run_dir, recorder, uri, tmp_path):
     recorder.log(loss=1.0, step=1)
     deliver(run_dir, MlflowSink(uri))
-    before = lost_outputs(run_dir)
+    before = find_lost_outputs(run_dir)
     (tmp_path / "mlflow.db").unlink()
-    assert (before, lost_outputs(run_dir)) == ({}, {"mlflow": f"{tmp_path / 'mlflow.db'} is gone"})
+    assert (before, find_lost_outputs(run_dir)) == ({}, {"mlflow": f"{tmp_path / 'mlflow.db'} is gone"})
 
 
 def test_samples_that_come_again_are_kept_once(run_dir, recorder, uri, tmp_path):

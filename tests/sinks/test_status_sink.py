@@ -11,7 +11,7 @@ from destinations.http_server import StatusServer
 import hookline as hl
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
 from hookline._record.delivery import Delivery, Pace
-from hookline._record.delivery_manager import note_death
+from hookline._record.delivery_manager import record_death
 from hookline._record.recorder import Recorder
 from hookline._record.sink import make_sink
 from hookline.sinks import StatusSink
@@ -474,7 +474,7 @@ def test_process_that_died_is_told_as_failed(server, recorder, deliver, tmp_path
     recorder.status("running", step=0, num_steps=10)
     recorder.log(loss=1.0, step=3)
     delivery = deliver(StatusSink(server.url))
-    note_death(tmp_path / "run")
+    record_death(tmp_path / "run")
     delivery.beats = False
     delivery.round()
     last = server.bodies[-1]

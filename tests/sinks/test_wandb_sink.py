@@ -20,7 +20,7 @@ from hookline._record.delivery import Delivery
 from hookline._record.reader import JournalEntry
 from hookline._record.recorder import Recorder
 from hookline._record.records import Metrics, Sample
-from hookline._record.segment import File
+from hookline._record.segment import JournalFile
 from hookline.sinks import WandbSink, wandb_run
 from hookline.sinks.wandb_run import Numbers, WandbFile
 
@@ -229,7 +229,7 @@ def test_disabled_wandb_takes_everything_and_writes_nothing(record, tmp_path):
 
 
 def parcel(writer, end, record=None):
-    return JournalEntry(record or Metrics(step=end, values={}), File(None, writer, 1, f"{writer}-1", 1), end, 1)
+    return JournalEntry(record or Metrics(step=end, values={}), JournalFile(None, writer, 1, f"{writer}-1", 1), end, 1)
 
 
 def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path):

@@ -158,7 +158,7 @@ def examined(disk: Path, acknowledged: int, *, is_synced: bool) -> Cut:
     if directory is None:
         return Cut(acknowledged, wrong=("there is no run",))
     try:
-        json.loads((directory / run_directory.FACTS).read_text())["name"]
+        json.loads((directory / run_directory.METADATA).read_text())["name"]
     except (OSError, ValueError, KeyError) as error:
         return Cut(acknowledged, wrong=(f"run.json: {error!r}",))
     wrong = []

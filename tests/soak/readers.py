@@ -20,7 +20,7 @@ from destinations.trackio import TrackioDestination, trackio_in
 from destinations.wandb import WandbDestination, read_rows
 
 import hookline as hl
-from hookline._record.reader import JOURNAL, lines
+from hookline._record.reader import JOURNAL, read_lines
 from hookline._record.segment import journal_files
 from soak.endpoint_server import messages
 from soak.layout import PROJECT, Layout
@@ -163,7 +163,8 @@ def read_hookline(run: Recorded) -> Arrived:
     """The journals as the server has them: the same lines in the same files, so the same marks of resumes as well."""
     (received,) = run.layout.received_root.glob(f"{PROJECT}/*/run.json")
     there, here = (
-        {f.path.name: list(lines(f.path)) for f in journal_files(d / JOURNAL)} for d in (received.parent, run.run_dir)
+        {f.path.name: list(read_lines(f.path)) for f in journal_files(d / JOURNAL)}
+        for d in (received.parent, run.run_dir)
     )
     differing = [name for name in here.keys() | there.keys() if here.get(name, []) != there.get(name, [])]
     assert not differing, f"other lines in {differing}"
@@ -171,7 +172,7 @@ def read_hookline(run: Recorded) -> Arrived:
 
 
 def _lines(run_dir: Path) -> dict[str, list]:
-    return {file.path.name: list(lines(file.path)) for file in journal_files(run_dir / JOURNAL)}
+    return {file.path.name: list(read_lines(file.path)) for file in journal_files(run_dir / JOURNAL)}
 
 
 READERS: dict[str, Callable[[Recorded], Arrived]] = {

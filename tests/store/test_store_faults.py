@@ -39,7 +39,7 @@ def losses(found, run=None):
 
 def live_run(root):
     directory = make_run(root)
-    run_directory.hold(directory)
+    run_directory.acquire(directory)
     return directory
 
 
@@ -57,7 +57,7 @@ def test_refresh_reads_only_what_is_new(tmp_path):
     append(directory, row(100, loss=1.0), row(101, loss=1.0))
     taken.append(found.ingest())
     assert [(each.runs, each.rows) for each in taken] == [(1, 100), (0, 0), (1, 2)]
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_live_refresh_follows_a_run_while_it_writes(tmp_path):
@@ -80,7 +80,7 @@ def test_resume_takes_back_rows_that_were_read_before(tmp_path):
     before = losses(found)
     append(directory, resumed(3), row(4, loss=2.0, time=50.0), session=1)
     assert (before, losses(found)) == ([1.0] * 5, [1.0, 1.0, 1.0, 2.0])
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_resume_of_a_run_that_was_compacted_takes_back_rows_of_its_files(tmp_path):
@@ -88,10 +88,10 @@ def test_resume_of_a_run_that_was_compacted_takes_back_rows_of_its_files(tmp_pat
     found = runs(tmp_path)
     before = losses(found)
     append(directory, resumed(2), row(3, loss=2.0, time=50.0), session=1)
-    run_directory.hold(directory)
+    run_directory.acquire(directory)
     live = losses(found.refresh())
     append(directory, row(4, loss=3.0, time=51.0), ended(4), session=1)
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     assert (before, live, losses(found.refresh())) == ([1.0] * 3, [1.0, 1.0, 2.0], [1.0, 1.0, 2.0, 3.0])
     assert found._store.index.state("p/r0").read.is_compact
 
@@ -103,7 +103,7 @@ def test_evaluation_done_again_replaces_the_one_before(tmp_path):
     found.ingest()
     append(directory, row(2, "eval", loss=1.0, time=9.0), session=1)
     assert losses(found) == [1.0, 4.0]
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_evaluation_done_again_in_part_keeps_the_names_that_were_not(tmp_path):
@@ -113,7 +113,7 @@ def test_evaluation_done_again_in_part_keeps_the_names_that_were_not(tmp_path):
     found.ingest()
     append(directory, row(5, "eval", acc=0.9, time=9.0), session=1)
     rows = {each["name"]: each["value"] for each in found.metrics() if each["axis"] == "eval"}
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     assert rows == {"acc": 0.9, "ppl": 5.0}
     assert what_store_says(found, "p/r0") == what_read_says(directory)
 
@@ -150,7 +150,7 @@ def test_journal_that_shrank_or_was_replaced_is_read_again_and_says_so(tmp_path)
     journal(directory).unlink()
     append(directory, row(1, loss=3.0), number=1)
     assert losses(found) == [3.0]
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     problems = found.refresh()[0].problems
     assert ["replaced" in problem or "is missing" in problem for problem in problems] == [True, True]
 
@@ -247,7 +247,7 @@ def test_index_deleted_at_any_time_costs_only_a_rebuild(tmp_path):
     close(tmp_path)
     shutil.rmtree(tmp_path / ".hookline")
     assert sorted(losses(runs(tmp_path))) == before
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_files_of_ended_runs_are_taken_over_without_reading_their_journals(tmp_path):
@@ -270,7 +270,7 @@ def test_damaged_database_is_made_anew(tmp_path, damage):
     database.write_bytes(database.read_bytes()[:5000] if damage is None else damage)
     found = runs(tmp_path)
     assert (found.note, losses(found)) == ("", [1.0])
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 @pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
@@ -286,7 +286,7 @@ def test_damage_within_the_database_is_found_when_it_is_read_and_then_made_anew(
     with contextlib.suppress(DamagedIndexError):  # which is said once, where only the query reads the damaged part
         losses(found)
     assert (losses(found.refresh()), found.note) == ([*given, 2.0], "")
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def damage(path, place):
@@ -338,7 +338,7 @@ def test_run_whose_files_find_no_room_keeps_its_rows_until_they_do(tmp_path):
     append(directory, *[row(step, loss=1.0) for step in range(5)])
     found = runs(tmp_path)
     counts = [len(losses(found))]
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     with no_room_for("run.json"):
         counts += [len(losses(found.refresh())), len(losses(found))]
         left = [path for path in (tmp_path / ".hookline" / "runs").rglob("*") if path.is_file()]
@@ -397,7 +397,7 @@ def test_second_process_on_one_store_answers_the_same_from_a_private_index(tmp_p
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (second.stdout, second.stderr) == ("another process has it 4 4\n", "")
     assert (found.note, len(losses(found))) == ("", 4)
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def parquet_of(root):
@@ -481,7 +481,7 @@ def test_threads_that_query_while_a_run_grows_and_ends_never_miss_a_row(tmp_path
     for thread in threads:
         thread.start()
     append(directory, *[row(step, loss=1.0) for step in range(101, 201)], ended(200))
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     runs(tmp_path).ingest()  # moves the rows to files
     for thread in threads:
         thread.join()

@@ -30,7 +30,7 @@ def begun(num_steps=100, time=1.0):
 def held_run(root, run_id="r0", **facts):
     """A run whose process, this one, is alive."""
     directory = make_run(root, run_id, **facts)
-    run_directory.hold(directory)
+    run_directory.acquire(directory)
     return directory
 
 
@@ -115,14 +115,14 @@ def test_run_that_is_alive_without_progress_is_stalled_even_if_it_beats(tmp_path
     assert [status_at(tmp_path, now) for now in (1010.0, 1299.0, 1301.0)] == ["running", "running", "stalled"]
     append(directory, row(2, time=1400.0, loss=1.0))
     assert status_at(tmp_path, 1401.0) == "running"
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_run_with_long_steps_is_not_stalled_before_twenty_of_them(tmp_path):
     directory = held_run(tmp_path)
     append(directory, begun(time=0.5), *[row(step, time=100.0 * step, loss=1.0) for step in range(1, 11)])
     assert [status_at(tmp_path, now) for now in (2900.0, 3100.0)] == ["running", "stalled"]
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_run_whose_watchdog_saw_a_hang_is_stalled_at_once(tmp_path):
@@ -131,14 +131,14 @@ def test_run_whose_watchdog_saw_a_hang_is_stalled_at_once(tmp_path):
     assert status_at(tmp_path, 12.0) == "stalled"
     append(directory, row(2, time=13.0, loss=1.0))
     assert status_at(tmp_path, 14.0) == "running"
-    run_directory.let_go(directory)
+    run_directory.release(directory)
 
 
 def test_run_whose_process_is_gone_was_killed(tmp_path):
     directory = held_run(tmp_path)
     append(directory, begun(), row(1, time=10.0, loss=1.0))
     host = runs(tmp_path)[0].host
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     assert status_at(tmp_path, 11.0, host=host) == "killed"
     assert runs(tmp_path)[0].ended == 10.0
 
@@ -147,7 +147,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from hookline._record import run_directory
-print(run_directory.hold(Path(sys.argv[1])), flush=True)
+print(run_directory.acquire(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
 
@@ -190,7 +190,7 @@ def test_run_killed_since_the_last_listing_shows_its_last_step(tmp_path):
     times = journal_times(directory)
     recorder.log(loss=1.0, step=9)  # into a page that is mapped: the file's size stays, and its time may
     restore_times(times)
-    run_directory.let_go(directory)
+    run_directory.release(directory)
     after = found.refresh()[0]
     assert (before, after.step, after.status) == (1, 9, "killed")
     recorder.close()

@@ -36,7 +36,7 @@ SINKS_FOLDER = "sinks"
 """The folder of a run's directory that holds a file for each sink."""
 BATCH_BYTES = 1 << 20
 
-Word = Literal["ok", "lagging", "refused"]
+SinkStatus = Literal["ok", "lagging", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class SinkState:
     """
 
     name: str
-    status: Word = "ok"
+    status: SinkStatus = "ok"
     delivered: int = 0
     behind_bytes: int = 0
     error: str = ""
@@ -86,7 +86,7 @@ class Progress:
     cursor: Cursor = field(default_factory=Cursor)
     state: Any = None
     delivered: int = 0
-    status: Word = "ok"
+    status: SinkStatus = "ok"
     error: str = ""
     was_saved: bool = field(default=False, compare=False)
     is_own: bool = field(default=True, compare=False)
@@ -109,7 +109,7 @@ class Progress:
         try:
             aside.unlink(missing_ok=True)
             with aside.open("xb") as file:  # never through a link that somebody put there
-                file.write(trust.signed(self.path, data) if sign else json.dumps(data).encode())
+                file.write(trust.sign(self.path, data) if sign else json.dumps(data).encode())
             aside.replace(self.path)
             self.was_saved = True
         except OSError:
@@ -183,7 +183,7 @@ class Delivery:
         self._news: Iterator[JournalEntry] = iter(())
         self._held: JournalEntry | None = None
         self._faults = 0
-        self._said: Word | None = None
+        self._said: SinkStatus | None = None
         self._holds = False
         self._closing = threading.Event()
         self._deadline = 0.0
@@ -197,7 +197,7 @@ class Delivery:
         finally:
             self._shut()
             if self._holds:
-                files.let_go(self._lock)
+                files.release_lock(self._lock)
 
     def close(self, seconds: float) -> None:
         """Ask for the end; what is new is still delivered, for so long at most."""
@@ -285,7 +285,7 @@ class Delivery:
         """Become the only deliverer, and go on from where the one before ended."""
         if self._holds:
             return
-        if not files.hold(self._lock):
+        if not files.acquire_lock(self._lock):
             raise BusyError(f"another process, or a thread that hangs, is delivering to {self.name}")
         self._holds = True
         self.progress = Progress.load(self.progress.path, self.progress.spec)
@@ -329,7 +329,7 @@ class Delivery:
     def _note_fault(self, error: BaseException) -> float:
         self._faults += 1
         self._reader = self._held = None
-        status: Word = "refused" if isinstance(error, RefusedError) else "lagging"
+        status: SinkStatus = "refused" if isinstance(error, RefusedError) else "lagging"
         if isinstance(error, RefusedError):
             self.refusal = error
         self._say(status, str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}")
@@ -342,7 +342,7 @@ class Delivery:
             logger.warning("%s takes records again.", self.name)
         self._set("ok", "")
 
-    def _say(self, status: Word, error: str) -> None:
+    def _say(self, status: SinkStatus, error: str) -> None:
         """Say it when a sink begins to lag or to refuse, not at every attempt."""
         told = error.rstrip(". ") or "no reason given"
         if self._said != status and not (self.starting and status == "refused"):  # that is raised where it is started
@@ -353,7 +353,7 @@ class Delivery:
                 logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, told)
         self._set(status, error)
 
-    def _set(self, status: Word, error: str) -> None:
+    def _set(self, status: SinkStatus, error: str) -> None:
         changed = (self.progress.status, self.progress.error) != (status, error)
         self.progress.status, self.progress.error = status, error
         if changed and self._holds:

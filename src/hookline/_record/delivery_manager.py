@@ -37,9 +37,9 @@ from typing import TextIO
 from hookline._engine.errors import ConfigError, HooklineError, RefusedError
 from hookline._record import run_directory, trust
 from hookline._record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
-from hookline._record.reader import COURIER, FINAL, last_status, last_step
+from hookline._record.reader import DELIVERY_WRITER, FINAL, last_status, last_step
 from hookline._record.recorder import Recorder
-from hookline._record.sink import Sink, can_mend, foreign_wishes, make_sink
+from hookline._record.sink import Sink, can_repair, external_access, make_sink
 
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
@@ -156,10 +156,10 @@ def sync(
         found = _adopted(directory, found)
     else:
         try:
-            trust.require_no_links_out(directory, but_own=all(state.is_own for state in found))
+            trust.reject_outside_links(directory, but_own=all(state.is_own for state in found))
         except ConfigError as error:  # nothing at all is written there
             return [replace(state, status="refused", error=str(error)) for state in found]
-    note_death(directory)
+    record_death(directory)
     sinks, unbuilt = _rebuilt(directory, found, mend=mend)
     courier = DeliveryManager(
         directory, sinks, pace=pace, untrusted=[state.name for state in found if not state.is_own]
@@ -176,7 +176,7 @@ def sync(
     return [unbuilt.get(state.name, state) for state in states]
 
 
-def lost_outputs(run_dir: str | Path) -> dict[str, str]:
+def find_lost_outputs(run_dir: str | Path) -> dict[str, str]:
     """The sinks whose files do not have any more what was delivered to them, with what is known about it.
 
     Only sinks of hookline's own are looked at, and of a file that this user did not write, only what lies in the run's
@@ -186,7 +186,7 @@ def lost_outputs(run_dir: str | Path) -> dict[str, str]:
     for state in sink_states(directory):
         use = str(state.spec.get("use"))
         with contextlib.suppress(HooklineError, KeyError, TypeError, AttributeError, OSError):  # of a planted state
-            if ":" in use or use == "function" or (not state.is_own and foreign_wishes(state.spec, directory)):
+            if ":" in use or use == "function" or (not state.is_own and external_access(state.spec, directory)):
                 continue
             saved = Progress.load(directory / SINKS_FOLDER / f"{state.name}.json", state.spec).state
             loss = make_sink(state.spec).find_loss(directory, saved) if saved is not None else ""
@@ -199,10 +199,10 @@ def _rebuilt(directory: Path, found: list[SinkState], *, mend: bool) -> tuple[di
     """The sinks of a run, made from what it wrote down; and the states of those that cannot be."""
     sinks: dict[str, Sink] = {}
     unbuilt: dict[str, SinkState] = {}
-    lost = lost_outputs(directory)
+    lost = find_lost_outputs(directory)
     for state in found:
         try:
-            is_asked = mend and state.is_own and can_mend(state.spec)
+            is_asked = mend and state.is_own and can_repair(state.spec)
             if not state.behind_bytes and state.name not in lost and not is_asked:
                 continue
             if not state.is_own:  # before anything that the file names is looked for
@@ -225,7 +225,7 @@ def _adopted(directory: Path, found: list[SinkState]) -> list[SinkState]:
 
 
 def _refuse_wishes(state: SinkState, directory: Path) -> None:
-    wishes = foreign_wishes(state.spec, directory)
+    wishes = external_access(state.spec, directory)
     if wishes:
         raise RefusedError(
             f"{SINKS_FOLDER}/{state.name}.json was not written by a process of this user, and asks for: "
@@ -233,16 +233,16 @@ def _refuse_wishes(state: SinkState, directory: Path) -> None:
         )
 
 
-def note_death(run_dir: str | Path) -> bool:
+def record_death(run_dir: str | Path) -> bool:
     """Record that a run failed if its process died without saying how it ended; whether it did."""
     directory = Path(run_dir)
-    last, noted = last_status(directory), last_status(directory, COURIER)
-    began = last is not None or (directory / run_directory.FACTS).is_file()
+    last, noted = last_status(directory), last_status(directory, DELIVERY_WRITER)
+    began = last is not None or (directory / run_directory.METADATA).is_file()
     if not began or (last is not None and last.status in FINAL) or run_directory.is_alive(directory):
         return False
     if noted is not None and (last is None or noted.time >= last.time):
         return False
-    recorder = Recorder(directory, name=COURIER)  # which also tidies up after the dead
+    recorder = Recorder(directory, name=DELIVERY_WRITER)  # which also tidies up after the dead
     recorder.status("failed", "The training process died without saying why.", step=last_step(directory))
     recorder.close()
     return True
@@ -379,7 +379,7 @@ def main() -> None:
     seconds = _wait_for_the_end(order.parent)
     if seconds is None:
         courier.stop_beating()
-        note_death(order.run_dir)
+        record_death(order.run_dir)
         seconds = order.orphan_seconds
     courier.close(seconds)
 

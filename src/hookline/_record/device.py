@@ -25,7 +25,7 @@ from hookline._engine.errors import OptionError
 from hookline._engine.metrics import PLAIN, Deferred, Source, is_on_device
 
 
-def defer_alike(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901 - after a step a call costs 2 us
+def defer_uniform(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901 - after a step a call costs 2 us
     """Do what `defer` does, at two thirds of its price, for the usual row of a loop on a GPU.
 
     That is one of CUDA scalars of one kind, and otherwise plain values.
@@ -239,7 +239,7 @@ class Ring:
             self.advance()
             if row.numbers is not None:
                 return
-            with beside_captures():
+            with relaxed_capture_mode():
                 self._event.synchronize()  # without the lock: who logs meanwhile must not wait for the device
 
     def _advance(self) -> None:
@@ -248,7 +248,7 @@ class Ring:
         # before a row gets them: what is done twice gives the same.
         arrived, copied = self._arrived, self._copied
         self._advance_at = self._head + self.slots // 2
-        with beside_captures():
+        with relaxed_capture_mode():
             if copied > arrived:
                 if not self._event.query():
                     return
@@ -276,7 +276,7 @@ class Ring:
 
 
 @contextlib.contextmanager
-def beside_captures() -> Iterator[None]:
+def relaxed_capture_mode() -> Iterator[None]:
     """Ask a device how far it is without breaking the capture of a CUDA graph on another thread."""
     exchange = _exchange_capture_mode()
     if exchange is None:

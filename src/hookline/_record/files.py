@@ -1,27 +1,24 @@
-"""Bringing files to the disk, so that they survive a power cut: their content, their names, and their folders.
+"""Files: durable and atomic writes, digests, and locks that end with their process.
 
-A file that was written is in memory until the system writes it back; its name is in its folder, which has to be brought
-to the disk, too. `replace_file` is how small files are written that have to be there as a whole or not at all.
+Writes. Written data stays in memory until the system writes it back, and a new name is part of its directory, which
+needs a sync of its own. `write_atomically` and `atomic_writer` write aside and rename, so a reader sees the old file or
+the whole new one; with ``sync=True`` the file also survives a power cut.
 
-Locks on files that show which process is at work, and vanish with it.
+Locks. `acquire_lock` takes a POSIX record lock. The system drops it when the process dies, and a forked child does not
+inherit it, so no child keeps a dead process's lock. A process does not see its own record locks: a table holds those.
+Looking at a lock only needs permission to read its file, so runs of other users can be listed.
 
-They are record locks: a forked child does not inherit them, so none of them keeps a dead process's
-lock alive. A process does not see its own record locks, so those of this one are kept in a table. To look at a lock,
-a process needs no more than to read its file: runs of other users can be listed.
-
-Some file systems have no locks (NFS without its lock service, Lustre without ``-o flock``, some of FUSE). There the
-process is named in a file beside the lock, ``<lock>.owner``, which it touches every `BEAT_SECONDS`. On the same
-machine, an owner is alive while a process of its number and start time is; on another machine, while its file is
-touched. What the system cannot give there: of two processes that take over a dead owner's lock in the same
-instant, both may believe for a moment that they have it.
-
-Files that are there as a whole or not at all: written aside, then put in their place.
+Some file systems have no locks (NFS without its lock service, Lustre without ``-o flock``, some FUSE). There the owner
+is named in ``<lock>.owner``, which it touches every `HEARTBEAT_SECONDS`. On the same machine an owner is alive while a
+process with its pid and start time runs; on another machine, while its file is touched. Not guaranteed there: if two
+processes take over a dead owner's lock at the same instant, both may briefly believe that they hold it.
 """
 
 import contextlib
 import errno
 import fcntl
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -31,32 +28,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+logger = logging.getLogger("hookline")
+
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0
+"""An owner on another machine counts as dead when it has not touched its file for this long."""
+_ATTEMPTS = 10
+_IN_USE = (errno.EACCES, errno.EAGAIN)
+_CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def sync_descriptor(descriptor: int) -> None:
-    """Bring an open file to the disk.
+    """Write an open file's data to the disk.
 
     Raises:
-        OSError: It did not get there.
+        OSError: The data did not reach the disk.
     """
-    _sync_descriptor_or_raise(descriptor, getattr(os, "fdatasync", os.fsync))
-
-
-def _sync_descriptor_or_raise(descriptor: int, sync: Callable[[int], None]) -> None:
-    # On macOS there is no `os.fdatasync`, and `os.fsync` leaves data in the drive's own cache; F_FULLFSYNC does not.
-    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
-    if full_sync is None:
-        sync(descriptor)
-        return
-    try:
-        fcntl.fcntl(descriptor, full_sync)
-    except OSError:  # network volumes do not have it; where the disk is at fault, this fails, too
-        os.fsync(descriptor)
+    _sync(descriptor, getattr(os, "fdatasync", os.fsync))
 
 
 def sync_file(path: Path) -> None:
-    """Bring a file to the disk."""
+    """Write a file's data to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sync_descriptor(descriptor)
@@ -65,182 +59,217 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk; one that may not be opened or cannot be synced is left alone.
+    """Write the names in a directory to the disk, where it may be opened and its file system can do so.
 
     Raises:
-        OSError: They did not get there.
+        OSError: The names did not reach the disk.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # files can be made in a directory that cannot be listed
+    except PermissionError:  # a directory that can be written to but not listed
         return
     try:
-        _sync_descriptor_or_raise(descriptor, os.fsync)
+        _sync(descriptor, os.fsync)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP):  # network file systems
+        if error.errno not in _CANNOT_SYNC:  # as on network file systems
             raise
     finally:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file aside and put it in its place: a reader finds what was there before, or all that is new.
-
-    It is on the disk when this returns. Without that, a power cut could leave an empty file.
-    """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+def _sync(descriptor: int, sync: Callable[[int], None]) -> None:
+    # macOS has no `os.fdatasync`, and its `os.fsync` leaves data in the drive's cache; F_FULLFSYNC does not.
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is None:
+        sync(descriptor)
+        return
     try:
-        with aside.open("xb") as file:
-            file.write(content)
+        fcntl.fcntl(descriptor, full_sync)
+    except OSError:  # network volumes do not support it; a failing disk fails here as well
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Open a file beside ``path`` for writing, and rename it to ``path`` when the block succeeds.
+
+    Args:
+        sync: Write the file and its name to the disk before returning. Without it, a power cut can leave an empty file.
+        mode: The permissions of the new file, before the umask.
+    """
+    # A new name and O_EXCL: never through a link that another user placed there.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
-            sync_descriptor(file.fileno())
-        aside.replace(path)
+            if sync:
+                sync_descriptor(descriptor)
+        partial.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if sync:
+        sync_directory(path.parent)
 
 
-logger = logging.getLogger("hookline")
+def write_atomically(path: Path, content: bytes, *, sync: bool = True, parents: bool = False) -> None:
+    """Replace a file as a whole; see `atomic_writer`.
 
-BEAT_SECONDS = 10.0
-SILENT_SECONDS = 60.0
-"""For how long an owner on another machine may leave its file alone and still count as alive."""
-_ATTEMPTS = 10
-_IN_USE = (errno.EACCES, errno.EAGAIN)
+    Args:
+        parents: Create missing parent directories.
+    """
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_writer(path, sync=sync) as file:
+        file.write(content)
 
 
-class _Held(NamedTuple):
-    """A lock of this process: its open file, the process that opened it, and what it wrote to the owner's file."""
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Lock(NamedTuple):
+    """A lock of this process: its open file, the process that opened it, and the content of its owner file."""
 
     descriptor: int
     pid: int
     owner: bytes
 
 
-_HELD: dict[Path, _Held] = {}
+_LOCKS: dict[Path, _Lock] = {}
 _TABLE = threading.Lock()
-_BEATING = 0
-"""The process whose thread touches the owners' files."""
-_WARNED_OF: set[int | None] = set()
-_ALONE = threading.RLock()
-"""Keeps threads of this process apart in `alone` where files cannot be locked."""
+_FALLBACK = threading.RLock()
+"""Separates the threads of this process in `exclusive` where files cannot be locked."""
+_heartbeat_pid = 0
+"""The process whose thread touches the owner files."""
+_warned_errors: set[int | None] = set()
 
 
-def hold(path: Path) -> bool:
-    """Take a lock until this process lets go of it or dies; whether it was free."""
-    _free_table_after_fork()
+def acquire_lock(path: Path) -> bool:
+    """Take a lock without waiting, until this process releases it or dies.
+
+    Returns:
+        Whether it was free. A lock that this process already holds is not.
+    """
+    _reset_table_in_children()
     path = path.resolve()
     with _TABLE:
-        if _is_mine(path):
+        if _is_own(path):
             return False
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            owner = _taken(descriptor, path)
+            owner = _try_lock(descriptor, path)
         except BaseException:
             os.close(descriptor)
             raise
         if owner is None:
             os.close(descriptor)
             return False
-        _HELD[path] = _Held(descriptor, os.getpid(), owner)
+        _LOCKS[path] = _Lock(descriptor, os.getpid(), owner)
         if owner:
-            _start_beating()
+            _start_heartbeat()
         return True
 
 
-def let_go(path: Path) -> None:
-    """Give a lock back; one that is not held is left alone."""
+def release_lock(path: Path) -> None:
+    """Release a lock; does nothing if this process does not hold it."""
     path = path.resolve()
     with _TABLE:
-        held = _HELD.pop(path, None)
-        if held is None:
+        lock = _LOCKS.pop(path, None)
+        if lock is None:
             return
-        if held.owner and held.pid == os.getpid() and _read_owner(_owner_file(path)) == held.owner:
+        if lock.owner and lock.pid == os.getpid() and _read_owner(_owner_file(path)) == lock.owner:
             with contextlib.suppress(OSError):
                 _owner_file(path).unlink()
-        os.close(held.descriptor)
+        os.close(lock.descriptor)
 
 
-def is_held(path: Path) -> bool | None:
-    """Whether a living process holds a lock, this one or another; None where the user may not read its file."""
-    _free_table_after_fork()
+def is_locked(path: Path) -> bool | None:
+    """Return whether a living process holds a lock, this one included; None if its file may not be read."""
+    _reset_table_in_children()
     path = path.resolve()
-    with _TABLE:  # closing a second descriptor of a file gives up this process's lock on it
-        if _is_mine(path):
+    # Under the table's lock: closing any descriptor of a file drops all of this process's record locks on it.
+    with _TABLE:
+        if _is_own(path):
             return True
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
         except OSError as error:
             return None if error.errno in (errno.EACCES, errno.EPERM) else False
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a shared one needs no permission to write
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: needs no permission to write
         except OSError as error:
             if error.errno in _IN_USE:
                 return True
         finally:
             os.close(descriptor)
-    return _lives(_owner_file(path))
+    return _is_owner_alive(_owner_file(path))
 
 
 @contextlib.contextmanager
-def alone(descriptor: int) -> Iterator[None]:
-    """Be the only one in a block of code that locks this open file or directory.
+def exclusive(descriptor: int) -> Iterator[None]:
+    """Wait for, and hold, the exclusive lock of an open file or directory.
 
-    Where files cannot be locked, only the threads of this process are kept apart.
+    Where files cannot be locked, it only separates the threads of this process.
     """
-    _free_table_after_fork()
-    with contextlib.ExitStack() as at_end:
+    _reset_table_in_children()
+    with contextlib.ExitStack() as stack:
+        # flock, not a record lock: it belongs to the open file, so threads of one process exclude each other as well.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            _warn_of_no_locks(f"/dev/fd/{descriptor}", error)
-            at_end.enter_context(_ALONE)
+            _warn_no_locks(f"/dev/fd/{descriptor}", error)
+            stack.enter_context(_FALLBACK)
         else:
-            at_end.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+            stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
         yield
 
 
-def _taken(descriptor: int, path: Path) -> bytes | None:
-    """Lock an open file: None where another process has it, what the owner's file says where files cannot be locked."""
-    for _ in range(_ATTEMPTS):  # a process that only looks, as `is_held` does, has the lock for a moment
+def _try_lock(descriptor: int, path: Path) -> bytes | None:
+    """Lock an open file; returns the owner file's content (empty with real locks), or None if another has the lock."""
+    for _ in range(_ATTEMPTS):  # a process in `is_locked` holds a shared lock for a moment
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _IN_USE:
-                _warn_of_no_locks(path, error)
-                return _claimed(_owner_file(path))
+                _warn_no_locks(path, error)
+                return _write_owner(_owner_file(path))
             time.sleep(0.002)
         else:
-            # Another machine may have mounted the file system without locks.
-            return b"" if _remove_dead(_owner_file(path)) else None
+            # Another machine may have mounted this file system without locks.
+            return b"" if _remove_dead_owner(_owner_file(path)) else None
     return None
 
 
-def _warn_of_no_locks(path: Path | str, error: OSError) -> None:
-    if error.errno not in _WARNED_OF:
-        _WARNED_OF.add(error.errno)
-        said = (
+def _warn_no_locks(path: Path | str, error: OSError) -> None:
+    if error.errno not in _warned_errors:
+        _warned_errors.add(error.errno)
+        logger.warning(
             "%s is on a file system without locks (%s). Files that end in .owner stand in for them: "
-            "let only one process at a time write to a run, a log directory or a server's root there."
+            "let only one process at a time write to a run, a log directory or a server's root there.",
+            path,
+            error.strerror,
         )
-        logger.warning(said, path, error.strerror)
 
 
 def _owner_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.owner")
 
 
-def _claimed(owner: Path) -> bytes | None:
-    """Name this process as the owner: what the file says then; None where another process lives that is."""
+def _write_owner(owner: Path) -> bytes | None:
+    """Name this process as the owner; returns the file's content, or None if another living process is the owner."""
     pid = os.getpid()
-    facts = {"machine": _machine(), "host": socket.gethostname(), "pid": pid, "started": _started(pid)}
+    facts = {"machine": _machine(), "host": socket.gethostname(), "pid": pid, "started": _start_time(pid)}
     content = json.dumps(facts | {"token": secrets.token_hex(8)}).encode()
     for _ in range(_ATTEMPTS):
         try:
             descriptor = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError:
-            if not _remove_dead(owner):
+            if not _remove_dead_owner(owner):
                 return None
         else:
             with os.fdopen(descriptor, "wb") as file:
@@ -249,14 +278,14 @@ def _claimed(owner: Path) -> bytes | None:
     return None
 
 
-def _remove_dead(owner: Path) -> bool:
-    """Remove the file of an owner that is dead; whether there is none alive."""
+def _remove_dead_owner(owner: Path) -> bool:
+    """Remove the file of a dead owner; returns whether there is no living owner."""
     judged = _read_owner(owner)
     if judged is None:
         return not owner.exists()
-    if _lives(owner):
+    if _is_owner_alive(owner):
         return False
-    # Another process may have judged the same and named itself since: what is moved away is looked at once more.
+    # Another process may have reached the same verdict and become the owner since: check what was moved away.
     aside = owner.with_name(f".{owner.name}.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
         owner.rename(aside)
@@ -267,18 +296,17 @@ def _remove_dead(owner: Path) -> bool:
     return True
 
 
-def _lives(owner: Path) -> bool:
-    """Whether the process that an owner's file names is alive; one of another machine is while it touches the file."""
+def _is_owner_alive(owner: Path) -> bool:
     content = _read_owner(owner)
     if content is None:
         return False
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # just made, and not written yet
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # just created, and not written yet
         facts: dict[str, Any] = json.loads(content)
         machine, pid, started = facts["machine"], int(facts["pid"]), facts["started"]
         if machine and machine == _machine():
-            return _is_running(pid) and started in (None, _started(pid) or started)
+            return _is_running(pid) and started in (None, _start_time(pid) or started)
     try:
-        return time.time() - owner.stat().st_mtime < SILENT_SECONDS
+        return time.time() - owner.stat().st_mtime < STALE_SECONDS
     except OSError:
         return False
 
@@ -286,7 +314,7 @@ def _lives(owner: Path) -> bool:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except PermissionError:  # it is another user's
+    except PermissionError:  # a process of another user
         return True
     except (OSError, OverflowError):
         return False
@@ -301,7 +329,7 @@ def _read_owner(path: Path) -> bytes | None:
 
 
 def _machine() -> str:
-    """What processes share whose numbers mean the same: a machine since its start, and a container on it."""
+    """Identify the scope in which pids are unique: one boot of a machine, and a pid namespace (container) on it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -309,51 +337,44 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _started(pid: int) -> str | None:
-    """When a process started, as the system writes it: another one may get the same number later."""
+def _start_time(pid: int) -> str | None:
+    """Return when a process started, in the system's own unit: pids are reused."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # not Linux, or the processes of other users are hidden
+    except OSError:  # not Linux, or processes of other users are hidden
         return None
     return "dead" if after_name[0] in "ZX" else after_name[19]
 
 
-def _start_beating() -> None:
-    """Have the owner's files of this process touched, for other machines; a forked child has no such thread."""
-    global _BEATING
-    if os.getpid() != _BEATING:
-        _BEATING = os.getpid()
-        with contextlib.suppress(RuntimeError):  # no more threads: processes of this machine need no beats
-            threading.Thread(target=_beat, name="hookline-locks", daemon=True).start()
+def _start_heartbeat() -> None:
+    global _heartbeat_pid
+    if os.getpid() != _heartbeat_pid:  # not started yet, or in the parent of a fork
+        _heartbeat_pid = os.getpid()
+        with contextlib.suppress(RuntimeError):  # no more threads: processes of this machine need no heartbeat
+            threading.Thread(target=_touch_owner_files, name="hookline-locks", daemon=True).start()
 
 
-def _beat() -> None:
+def _touch_owner_files() -> None:
     while True:
-        time.sleep(BEAT_SECONDS)
+        time.sleep(HEARTBEAT_SECONDS)
         with _TABLE:
-            owned = [path for path, held in _HELD.items() if held.owner and held.pid == os.getpid()]
+            owned = [path for path, lock in _LOCKS.items() if lock.owner and lock.pid == os.getpid()]
         for path in owned:
             with contextlib.suppress(OSError):
                 os.utime(_owner_file(path))
 
 
-def _is_mine(path: Path) -> bool:
-    """Whether this process holds it; a forked child's table is a copy of what its parent holds."""
-    return path in _HELD and _HELD[path].pid == os.getpid()
+def _is_own(path: Path) -> bool:
+    # With the pid: a forked child's table is a copy of its parent's, and the child holds none of those locks.
+    return path in _LOCKS and _LOCKS[path].pid == os.getpid()
 
 
 @functools.cache
-def _free_table_after_fork() -> None:
-    """A thread of the parent may hold the table when a child is forked; asked for by the first lock."""
-    os.register_at_fork(after_in_child=_new_table)
+def _reset_table_in_children() -> None:
+    """Give forked children new locks; registered by the first use, not by the import."""
+    os.register_at_fork(after_in_child=_reset_table)
 
 
-def _new_table() -> None:
-    global _TABLE, _ALONE
-    _TABLE, _ALONE = threading.Lock(), threading.RLock()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, making its folder if need be. A reader finds what was there before or all that is new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content)
+def _reset_table() -> None:
+    global _TABLE, _FALLBACK
+    _TABLE, _FALLBACK = threading.Lock(), threading.RLock()  # a thread of the parent may have held the old ones

@@ -43,9 +43,9 @@ from zlib import crc32
 
 from hookline._engine.errors import OptionError
 from hookline._record.files import sync_descriptor, sync_directory
-from hookline._record.reader import whole_lines
+from hookline._record.reader import count_intact_lines
 from hookline._record.records import SEAL
-from hookline._record.segment import DIGESTS, Segment, can_map, journal_files, keep_handler, tidy
+from hookline._record.segment import DIGESTS, Segment, can_map, install_handler, journal_files, reclaim_abandoned
 
 logger = logging.getLogger("hookline")
 
@@ -123,7 +123,7 @@ class Journal:
         self._sync_fails = False
         self._sync_error: OSError | None = None
         self._to_say: list[tuple[Any, ...]] = []
-        tidy(self.directory)
+        reclaim_abandoned(self.directory)
         self._maps = can_map(self.directory)
         self._begin()
         if not self._maps:
@@ -379,7 +379,7 @@ class Journal:
                     segment.put_back(used)
                 segment.close(used)
                 if is_cut:
-                    self._note_cut(segment.path, lines - whole_lines(segment.path))
+                    self._note_cut(segment.path, lines - count_intact_lines(segment.path))
                 elif digest is not None:
                     self._note_digest(segment.path, digest)
 
@@ -391,7 +391,7 @@ class Journal:
     def _leave_cut_segment(self) -> None:
         """Finish the segment in use if somebody truncated or removed its file, and report what was lost."""
         segment = self._segment
-        keep_handler()
+        install_handler()
         with contextlib.suppress(OSError):  # closed meanwhile
             if segment is not None and segment.is_cut():
                 with self._lock:

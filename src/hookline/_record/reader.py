@@ -28,8 +28,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hookline._engine.errors import ConfigError
-from hookline._record.records import AnyRecord, Event, Metrics, Rewards, Sample, Status, decode, line_number, numbered
-from hookline._record.segment import File, end_of_data, journal_files
+from hookline._record.records import (
+    AnyRecord,
+    Event,
+    Metrics,
+    Rewards,
+    Sample,
+    Status,
+    decode,
+    decode_numbered,
+    line_number,
+)
+from hookline._record.segment import JournalFile, end_of_data, journal_files
 
 logger = logging.getLogger("hookline")
 
@@ -37,7 +47,7 @@ JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""
 MAIN = "main"
 """The name of the writer that speaks for the run: its rank zero."""
-COURIER = "courier"
+DELIVERY_WRITER = "courier"
 """The name of the writer that says, behind everything else, that the run's process died."""
 FINAL = frozenset({"finished", "failed", "stopped"})
 """The statuses after which a run records nothing more."""
@@ -52,7 +62,7 @@ class JournalEntry(NamedTuple):
     """A record and where it lies: in which file, up to which byte, and how many bytes it takes."""
 
     record: AnyRecord
-    file: File
+    file: JournalFile
     end: int
     size: int
 
@@ -73,12 +83,12 @@ class Cursor:
 
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def offset(self, file: File) -> int | None:
+    def offset(self, file: JournalFile) -> int | None:
         """Where to go on in a file; None where all of it has been read."""
         number, offset = self.places.get(file.writer, (0, 0))
         return None if file.number < number else offset if file.number == number else 0
 
-    def pass_by(self, file: File, end: int) -> None:
+    def pass_by(self, file: JournalFile, end: int) -> None:
         """Note that a file has been read up to an offset."""
         self.places[file.writer] = (file.number, end)
 
@@ -89,7 +99,7 @@ class Cursor:
 
 
 @dataclass(slots=True)
-class Sequence:
+class LineNumbers:
     """The numbers of one writer's lines, as they are read: tells a line that comes a second time from a new one.
 
     Attributes:
@@ -125,29 +135,29 @@ class Reader:
     directory: Path
     cursor: Cursor = field(default_factory=Cursor)
     skipped: int = 0
-    _sequences: dict[str, Sequence] = field(default_factory=dict)
+    _sequences: dict[str, LineNumbers] = field(default_factory=dict)
     _reported: Counter[Path] = field(default_factory=Counter)
 
-    def new(self, found: Iterable[File] | None = None) -> Iterator[JournalEntry]:
+    def new(self, found: Iterable[JournalFile] | None = None) -> Iterator[JournalEntry]:
         """The records since the last time, each writer's in order; the cursor stands behind the one given last.
 
         Args:
             found: The files to read; by default all that there are.
         """
         found = journal_files(self.directory) if found is None else found
-        for file in sorted(found, key=lambda file: file.name == COURIER):
+        for file in sorted(found, key=lambda file: file.name == DELIVERY_WRITER):
             offset = self.cursor.offset(file)
             if offset is not None:
                 yield from self._new_in(file, offset)
 
-    def _new_in(self, file: File, offset: int) -> Iterator[JournalEntry]:
+    def _new_in(self, file: JournalFile, offset: int) -> Iterator[JournalEntry]:
         sequence = self._sequences.get(file.writer)
-        for line, end in lines(file.path, offset):
+        for line, end in read_lines(file.path, offset):
             if sequence is None:
-                sequence = self._sequences[file.writer] = Sequence(_number_after(file.path, offset))
+                sequence = self._sequences[file.writer] = LineNumbers(_number_after(file.path, offset))
             self.cursor.pass_by(file, end)
             try:
-                number, record = numbered(line)
+                number, record = decode_numbered(line)
                 wrong = "there a second time" if sequence.is_repeated(number) else ""
             except msgspec.DecodeError as error:
                 wrong = f"damaged ({error})"
@@ -177,7 +187,7 @@ def _number_after(path: Path, offset: int) -> int | None:
     return None
 
 
-def lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     """The complete lines of a file from an offset on, each with the offset behind it.
 
     A hole (zeros with lines behind them) counts as a line of blanks, which no record is.
@@ -285,7 +295,7 @@ def read(run_dir: str | Path, *, writer: str | None = None) -> Iterator[AnyRecor
     """
     directory = journal_directory(run_dir)
     found = [file for file in journal_files(directory) if writer in (None, file.name)]
-    marks = marks_of(found)
+    marks = find_marks(found)
     streams = [_stream(segments, marks, labelled=writer is None) for segments in _by_writer(found).values()]
     return heapq.merge(*streams, key=lambda record: record.time)
 
@@ -330,28 +340,28 @@ class _Ending:
     def note(self, parcel: JournalEntry) -> None:
         """Take a record into account. Those of the courier come behind what the main writer said after them."""
         record, name = parcel.record, parcel.file.name
-        speaks = name == MAIN or (name == COURIER and record.time >= self.since)
+        speaks = name == MAIN or (name == DELIVERY_WRITER and record.time >= self.since)
         if speaks and isinstance(record, Status) and record.status != "heartbeat":
             self.has_come, self.since = record.status in FINAL, record.time
         elif name == MAIN and is_resume(record):
             self.has_come, self.since = False, record.time
 
 
-def whole_lines(path: Path) -> int:
+def count_intact_lines(path: Path) -> int:
     """How many lines of a journal file have their number and the right checksum."""
     count = 0
-    for line, _ in lines(path):
+    for line, _ in read_lines(path):
         with contextlib.suppress(msgspec.DecodeError):
             count += line_number(line) is not None
     return count
 
 
-def missing_lines(run_dir: str | Path, writer: str, count: int) -> int:
+def count_missing_lines(run_dir: str | Path, writer: str, count: int) -> int:
     """How many of the first lines of a writer are not there, or damaged."""
     found = (file for file in journal_files(Path(run_dir) / JOURNAL) if file.writer == writer)
     numbers: set[int] = set()
     for file in found:
-        for line, _ in lines(file.path):
+        for line, _ in read_lines(file.path):
             with contextlib.suppress(msgspec.DecodeError):
                 number = line_number(line)
                 if number is not None and number < count:
@@ -364,7 +374,7 @@ def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
     last: Status | None = None
     for file in journal_files(Path(run_dir) / JOURNAL):
         if file.name == name:
-            for line, _ in lines(file.path):
+            for line, _ in read_lines(file.path):
                 found = _decoded(line) if b'"kind":"status"' in line else None
                 last = found if isinstance(found, Status) else last
     return last
@@ -374,7 +384,7 @@ def last_step(run_dir: str | Path) -> int:
     """The latest completed step that the run itself recorded in its last session."""
     own = [file for file in journal_files(Path(run_dir) / JOURNAL) if file.name == MAIN]
     for file in reversed(own):
-        records = (_decoded(line) for line, _ in lines(file.path))
+        records = (_decoded(line) for line, _ in read_lines(file.path))
         steps = [record.step for record in records if isinstance(record, Metrics) and record.axis == "train"]
         if steps:
             return max(steps)
@@ -397,24 +407,24 @@ EVERY_AXIS = "*"
 
 
 @dataclass(slots=True)
-class Marks:
+class ResumeMarks:
     """What makes earlier records obsolete: resumes by writer and axis, and evaluations that were done again."""
 
     resumes: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     evaluated: dict[tuple[str, int, str], int] = field(default_factory=dict)
 
 
-def marks_of(found: Iterable[File]) -> Marks:
+def find_marks(found: Iterable[JournalFile]) -> ResumeMarks:
     """What the files say about which records of theirs are obsolete."""
-    marks = Marks()
+    marks = ResumeMarks()
     for file in found:
-        for line, _ in lines(file.path):
+        for line, _ in read_lines(file.path):
             if b'"resume"' in line or b'"axis":"eval"' in line:
                 _note(marks, file, _decoded(line))
     return marks
 
 
-def _note(marks: Marks, file: File, record: Any) -> None:
+def _note(marks: ResumeMarks, file: JournalFile, record: Any) -> None:
     if is_resume(record):
         for axis, step in resumed_steps(record).items():
             marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
@@ -436,25 +446,25 @@ def resumed_steps(record: Any) -> dict[str, int]:
     return {axis: step for axis, step in given if isinstance(step, int)}
 
 
-def _by_writer(found: Iterable[File]) -> dict[str, list[File]]:
-    writers: dict[str, list[File]] = {}
+def _by_writer(found: Iterable[JournalFile]) -> dict[str, list[JournalFile]]:
+    writers: dict[str, list[JournalFile]] = {}
     for file in found:
         writers.setdefault(file.writer, []).append(file)
     return writers
 
 
-def _stream(segments: list[File], marks: Marks, *, labelled: bool) -> Iterator[AnyRecord]:
+def _stream(segments: list[JournalFile], marks: ResumeMarks, *, labelled: bool) -> Iterator[AnyRecord]:
     if not segments:
         return
     for parcel in Reader(segments[0].path.parent).new(segments):
         if drop_obsolete(parcel.record, parcel.file, marks):
             continue
         if labelled:
-            label(parcel.record, parcel.file)
+            add_writer_prefix(parcel.record, parcel.file)
         yield parcel.record
 
 
-def label(record: AnyRecord, file: File) -> None:
+def add_writer_prefix(record: AnyRecord, file: JournalFile) -> None:
     """Have the metrics of another writer than the main one carry its name."""
     if isinstance(record, Metrics) and file.name != MAIN:
         record.values = {f"{file.name}/{name}": value for name, value in record.values.items()}
@@ -467,7 +477,7 @@ def _decoded(line: bytes) -> Any:
         return None
 
 
-def drop_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
+def drop_obsolete(record: AnyRecord, file: JournalFile, marks: ResumeMarks) -> bool:
     """Take out of a record what the same writer did anew in a later session; whether that was all of it."""
     if not isinstance(record, Metrics | Sample | Rewards):
         return False
@@ -478,7 +488,7 @@ def drop_obsolete(record: AnyRecord, file: File, marks: Marks) -> bool:
     return any(session > file.session and record.step > step for session, step in resumes)
 
 
-def _drop_evaluated_again(record: Metrics, file: File, marks: Marks) -> bool:
+def _drop_evaluated_again(record: Metrics, file: JournalFile, marks: ResumeMarks) -> bool:
     """Take out the names that a later session evaluated at the same step; whether there were no others."""
     latest = marks.evaluated
     again = {  # 0: written since the marks were read

@@ -27,17 +27,28 @@ from typing import Any
 
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import Deferred, Source, collect, copied, is_on_device, size_of
-from hookline._record.device import defer, defer_alike
+from hookline._record.device import defer, defer_uniform
 from hookline._record.journal import Durability, Journal
 from hookline._record.reader import EVERY_AXIS, JOURNAL
-from hookline._record.records import Event, LogLine, Metrics, Record, Rewards, Sample, Status, clean, encode, text
+from hookline._record.records import (
+    Event,
+    LogLine,
+    Metrics,
+    Record,
+    Rewards,
+    Sample,
+    Status,
+    clean,
+    encode,
+    valid_text,
+)
 
 logger = logging.getLogger("hookline")
 
 POLL_SECONDS = 0.05
 
 
-class Waiting:
+class PendingRecords:
     """Records whose values are on their way, written in their order by a thread of its own.
 
     Args:
@@ -95,7 +106,7 @@ class Waiting:
     def _write_first(self) -> None:
         record, _ = self._records[0]
         try:
-            self._write(with_numbers(record))
+            self._write(resolve_values(record))
         except Exception:
             logger.exception("A record with values from a device could not be written.")
         self._records.popleft()
@@ -106,7 +117,7 @@ def sources_of(record: Record) -> set[Source]:
     return {value.source for value in _values_of(record) if type(value) is Deferred}
 
 
-def with_numbers(record: Record) -> Record:
+def resolve_values(record: Record) -> Record:
     """The record with every value that was on its way as a number."""
     match record:
         case Metrics():
@@ -194,16 +205,16 @@ class Recorder:
         self._surely_short = text_bytes // 4  # characters: however they are encoded, it is not too long
         self._redact = redact
         self._clock = clock
-        self._waiting = Waiting(self._append_fetched)
+        self._waiting = PendingRecords(self._append_fetched)
 
     def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
         """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
-        self.metrics(collect(args, values, defer, defer_alike), step, axis)
+        self.metrics(collect(args, values, defer, defer_uniform), step, axis)
 
     def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
         """Record flat, plain values, as `collect` gives them."""
         record = Metrics(
-            time=self._clock(), step=step if type(step) is int else whole_step(step), values=values, axis=axis
+            time=self._clock(), step=step if type(step) is int else checked_step(step), values=values, axis=axis
         )
         try:
             line = encode(record)
@@ -222,7 +233,7 @@ class Recorder:
         """
         lines: list[bytes] = []
         slow: list[Sample] = []
-        step, axis = whole_step(step), _axis(axis)
+        step, axis = checked_step(step), _axis(axis)
         for row in rows:
             line = self._plain_sample(row, step, axis) if not slow else None
             if line is None:
@@ -320,7 +331,7 @@ class Recorder:
         axis = _axis(row.get("axis", axis))
         own: dict[str, Any] = {"time": self._clock(), "step": step, "axis": axis, "extra": extra}
         sample = Sample(**own | known)
-        sample.step = whole_step(sample.step)
+        sample.step = checked_step(sample.step)
         sample.group, sample.lesson = (None if v is None else str(v) for v in (sample.group, sample.lesson))
         _check_values(sample)
         self._cut_texts(sample)
@@ -355,7 +366,7 @@ class Recorder:
         value = self._redact(value) if self._redact is not None else value
         encoded = value.encode("utf-8", "replace")
         if len(encoded) <= self._text_bytes:
-            return text(value), 0
+            return valid_text(value), 0
         return encoded[: self._text_bytes].decode("utf-8", "ignore"), len(encoded)
 
 
@@ -399,7 +410,7 @@ def _leave(values: dict[str, Any]) -> None:
     """Leave what is on a device for later: all samples are fetched together."""
 
 
-def whole_step(step: Any) -> int:
+def checked_step(step: Any) -> int:
     """A step as a Python int.
 
     Raises:

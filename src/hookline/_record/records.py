@@ -104,7 +104,7 @@ BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY, NOTES})
 
 AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """How many levels deep a record may be nested: deeper than that it could end whoever works through it."""
 _DEEPEST_VALUE = 90
 _MOST_BITS = 10_000
@@ -128,7 +128,7 @@ encode: Callable[[Record], bytes] = msgspec.json.Encoder().encode
 """A record as one line of JSON, without the newline. Never fails on a value that `clean` has seen."""
 
 
-def sealed(line: bytes, number: int) -> bytes:
+def seal_line(line: bytes, number: int) -> bytes:
     """A line with its number and its checksum; `Journal.append` does the same without a call."""
     return line[:-1] + SEAL % (number, zlib.crc32(line, number))
 
@@ -162,25 +162,25 @@ def decode(line: bytes) -> AnyRecord:
         msgspec.DecodeError: The line is no record: damaged, no JSON, not in UTF-8, nested too deeply, or of another
             shape.
     """
-    return numbered(line)[1]
+    return decode_numbered(line)[1]
 
 
-def numbered(line: bytes) -> tuple[int | None, AnyRecord]:
+def decode_numbered(line: bytes) -> tuple[int | None, AnyRecord]:
     """The number of a journal's line and the record in it, as `line_number` and `decode` give them."""
     number = line_number(line)
     try:
         record: AnyRecord = _decoder.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
-    if line.count(b"{") + line.count(b"[") > DEEPEST and is_too_deep(msgspec.json.decode(line)):
-        raise msgspec.DecodeError(f"It is nested more than {DEEPEST} levels deep.")
+    if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_too_deep(msgspec.json.decode(line)):
+        raise msgspec.DecodeError(f"It is nested more than {MAX_DEPTH} levels deep.")
     match record:
         case Metrics():
             _restore(record.values)
         case Sample():
             _restore(record.rewards)
             _restore(record.extra)
-            record.total, record.advantage = finite_back(record.total), finite_back(record.advantage)
+            record.total, record.advantage = parse_nonfinite(record.total), parse_nonfinite(record.advantage)
         case Rewards():
             _restore_list(record.values)
         case Status() | Event():
@@ -193,7 +193,7 @@ def numbered(line: bytes) -> tuple[int | None, AnyRecord]:
 def is_too_deep(value: Any) -> bool:
     """Whether a value of JSON is nested more than `DEEPEST` levels deep."""
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [item for items in inner for item in items]
         if not level:
@@ -201,7 +201,7 @@ def is_too_deep(value: Any) -> bool:
     return True
 
 
-def finite_back(value: Any) -> Any:
+def parse_nonfinite(value: Any) -> Any:
     """The float that one of the three names stands for; anything else as it is."""
     return _NAMES.get(value, value) if isinstance(value, str) else value
 
@@ -238,7 +238,7 @@ def clean(value: Any, room: int = _DEEPEST_VALUE) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _name(value)
     if isinstance(value, str):
-        return text(value)
+        return valid_text(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -246,15 +246,15 @@ def clean(value: Any, room: int = _DEEPEST_VALUE) -> Any:
     if room <= 0 and isinstance(value, Mapping | list | tuple | set | frozenset):
         return "(nested too deeply)"
     if isinstance(value, Mapping):
-        return {text(str(key)): clean(item, room - 1) for key, item in value.items()}
+        return {valid_text(str(key)): clean(item, room - 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [clean(item, room - 1) for item in value]
     if callable(getattr(value, "tolist", None)):
         return clean(value.tolist(), room)
-    return text(repr(value))
+    return valid_text(repr(value))
 
 
-def text(value: str) -> str:
+def valid_text(value: str) -> str:
     """``value`` as UTF-8 can hold it."""
     try:
         value.encode()

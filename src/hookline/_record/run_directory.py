@@ -24,11 +24,11 @@ from typing import Any
 
 from hookline._engine.errors import ConfigError, OptionError, UnknownNameError, closest
 from hookline._record import files, trust
-from hookline._record.files import replace_file, sync_directory
+from hookline._record.files import sync_directory, write_atomically
 from hookline._record.reader import last_status
 from hookline._record.records import clean
 
-FACTS = "run.json"
+METADATA = "run.json"
 LOCK = "lock"
 _UPDATES = threading.Lock()
 """Held while a file is read and replaced: threads may set notes and a summary at once."""
@@ -90,7 +90,7 @@ def update(directory: Path, name: str, change: Any) -> None:
         change: The new value, None to remove it, or, of a mapping, a pair of its new items and the names to remove.
     """
     with _UPDATES:
-        known = facts_of(directory)
+        known = read_metadata(directory)
         known[name] = _changed(known.get(name), *change) if isinstance(change, tuple) else clean(change)
         kept = {key: value for key, value in known.items() if key != name or value is not None}
         _replace_facts(directory, kept)
@@ -102,10 +102,10 @@ def _changed(there: Any, new: Mapping[str, Any], removed: Iterable[str]) -> dict
     return {name: value for name, value in {**before, **clean(dict(new))}.items() if name not in gone}
 
 
-def facts_of(directory: Path) -> dict[str, Any]:
+def read_metadata(directory: Path) -> dict[str, Any]:
     """What ``run.json`` says; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        known = json.loads((directory / METADATA).read_text(encoding="utf-8"))
         return known if isinstance(known, dict) else {}
     return {}
 
@@ -118,37 +118,37 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
     """
     home = Path(root).resolve() / project
     if reference == "auto":
-        mine = of_name(root, project, name)
+        mine = runs_named(root, project, name)
         return next((directory for directory in mine if not is_finished(directory) and not is_alive(directory)), None)
     for directory in (Path(reference).resolve(), home / str(reference)):
-        if (directory / FACTS).is_file():
-            return taken_up(directory)
-    runs = sorted((path.parent.name for path in home.glob(f"*/{FACTS}")), reverse=True)
+        if (directory / METADATA).is_file():
+            return require_resumable(directory)
+    runs = sorted((path.parent.name for path in home.glob(f"*/{METADATA}")), reverse=True)
     hint = closest(str(reference), ["auto", "last", *runs], listed=["auto", "last", *runs[:_RUNS_NAMED]])
     raise UnknownNameError(f"resume={str(reference)!r}: there is no such run in {home}. {hint}")
 
 
-def of_name(root: str | Path, project: str, name: str) -> list[Path]:
+def runs_named(root: str | Path, project: str, name: str) -> list[Path]:
     """The runs of a name in a project, the one that was started last first."""
-    runs = {path.parent: facts_of(path.parent) for path in (Path(root).resolve() / project).glob(f"*/{FACTS}")}
+    runs = {path.parent: read_metadata(path.parent) for path in (Path(root).resolve() / project).glob(f"*/{METADATA}")}
     mine = [directory for directory, known in runs.items() if known.get("name") == name]
     # by what it says, not by the file's time: notes and a summary are written later
     return sorted(mine, key=lambda directory: runs[directory].get("started") or 0.0, reverse=True)
 
 
-def taken_up(directory: Path) -> Path:
+def require_resumable(directory: Path) -> Path:
     """The directory of a run that somebody wants to go on with.
 
     Raises:
         ConfigError: It is still running, or has links that lead out of it.
     """
     if is_alive(directory):
-        raise still_running(directory)
-    trust.require_no_links_out(directory)
+        raise still_running_error(directory)
+    trust.reject_outside_links(directory)
     return directory
 
 
-def still_running(directory: Path) -> ConfigError:
+def still_running_error(directory: Path) -> ConfigError:
     """What is said to whoever wants to take up a run that somebody holds."""
     return ConfigError(f"resume={str(directory)!r}: that run is still running, in another process.")
 
@@ -159,28 +159,28 @@ def is_finished(directory: Path) -> bool:
     return last is not None and last.status == "finished"
 
 
-def hold(directory: Path) -> bool:
+def acquire(directory: Path) -> bool:
     """Mark a run as alive until this process lets go of it or dies; whether nobody else holds it.
 
     Raises:
         ConfigError: It is another user's.
     """
     try:
-        return files.hold(directory / LOCK)
+        return files.acquire_lock(directory / LOCK)
     except PermissionError as error:
         raise ConfigError(
             f"{directory} cannot be written: it is another user's run. Resume it as that user, or start a new run."
         ) from error
 
 
-def let_go(directory: Path) -> None:
+def release(directory: Path) -> None:
     """Take the mark away."""
-    files.let_go(directory / LOCK)
+    files.release_lock(directory / LOCK)
 
 
 def is_alive(directory: Path) -> bool | None:
     """Whether a process holds the run; None where its user lets nobody else see that."""
-    return files.is_held(directory / LOCK)
+    return files.is_locked(directory / LOCK)
 
 
 def _make(home: Path) -> Path:
@@ -198,11 +198,11 @@ def _make(home: Path) -> Path:
             return directory
 
 
-def git_facts(directory: Path) -> dict[str, Any]:
+def git_metadata(directory: Path) -> dict[str, Any]:
     """The commit of the current directory; what was changed since is written to ``git.diff``."""
     commit, diff = _git()
     if diff:
-        replace_file(directory / "git.diff", diff[:_DIFF_BYTES])
+        write_atomically(directory / "git.diff", diff[:_DIFF_BYTES])
     return {"commit": commit, "changed": bool(diff)}
 
 
@@ -220,12 +220,12 @@ def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
         "packages": _packages(),
     }
     if "git" not in facts:
-        known["git"] = git_facts(directory)
+        known["git"] = git_metadata(directory)
     _replace_facts(directory, clean(known | facts))
 
 
 def _replace_facts(directory: Path, known: dict[str, Any]) -> None:
-    replace_file(directory / FACTS, (json.dumps(known, indent=2) + "\n").encode())
+    write_atomically(directory / METADATA, (json.dumps(known, indent=2) + "\n").encode())
 
 
 def _user() -> str:
@@ -255,8 +255,8 @@ def _git() -> tuple[str | None, bytes]:
     return commit, diff
 
 
-MOST_TAGS = 32
-LONGEST_TAG = 64
+MAX_TAGS = 32
+MAX_TAG_LENGTH = 64
 
 
 def checked_tags(given: Any) -> tuple[str, ...]:
@@ -274,12 +274,12 @@ def checked_tags(given: Any) -> tuple[str, ...]:
     for tag in tags:
         if not isinstance(tag, str) or not _is_tag(tag):
             raise OptionError(
-                f"tags: {tag!r:.200} is none. Give texts of 1 to {LONGEST_TAG} characters on one line, without spaces "
-                "at their ends, e.g. 'nightly'."
+                f"tags: {tag!r:.200} is not a tag. Give strings of 1 to {MAX_TAG_LENGTH} printable characters without "
+                "leading or trailing spaces, e.g. 'nightly'."
             )
     kept = tuple(dict.fromkeys(tags))
-    if len(kept) > MOST_TAGS:
-        raise OptionError(f"tags: {len(kept)} are given; at most {MOST_TAGS} are accepted.")
+    if len(kept) > MAX_TAGS:
+        raise OptionError(f"tags: {len(kept)} are given; at most {MAX_TAGS} are accepted.")
     return kept
 
 
@@ -295,4 +295,4 @@ def checked_notes(given: Any) -> str:
 
 
 def _is_tag(text: str) -> bool:
-    return 0 < len(text) <= LONGEST_TAG and text == text.strip() and text.isprintable()
+    return 0 < len(text) <= MAX_TAG_LENGTH and text == text.strip() and text.isprintable()

@@ -36,7 +36,7 @@ _CODE, _ADDRESS = 8, 16
 """Where the C library has these fields in a ``siginfo_t``."""
 
 
-class Guarded(Protocol):
+class MappedFile(Protocol):
     """A map of a file."""
 
     map: mmap.mmap
@@ -54,22 +54,22 @@ class _Action(ctypes.Structure):
     )
 
 
-_guarded: dict[int, tuple[int, "weakref.ref[Guarded]"]] = {}
+_guarded: dict[int, tuple[int, "weakref.ref[MappedFile]"]] = {}
 """The size of each map and what it belongs to, by its address."""
 
 
-def guard(owner: Guarded) -> None:
+def guard(owner: MappedFile) -> None:
     """Survive the truncation of a mapped file, where the system is one that is known."""
-    if keep_handler():
+    if install_handler():
         _guarded[_address(owner.map)] = (len(owner.map), weakref.ref(owner))
 
 
-def release(owner: Guarded) -> None:
+def release(owner: MappedFile) -> None:
     """Guard a map no longer; it is about to be closed."""
     _guarded.pop(_address(owner.map), None)
 
 
-def keep_handler() -> bool:
+def install_handler() -> bool:
     """Install the handler, also where another library (Ray, faulthandler) has put its own in its place since.
 
     Returns:
@@ -146,7 +146,7 @@ _WINDOW = 128 << 10
 _ZEROS = bytes(_WINDOW)
 
 
-class File(NamedTuple):
+class JournalFile(NamedTuple):
     """What a journal file's name says."""
 
     path: Path
@@ -156,12 +156,12 @@ class File(NamedTuple):
     number: int
 
 
-def journal_files(directory: Path) -> list[File]:
+def journal_files(directory: Path) -> list[JournalFile]:
     """The journal files in a directory, each writer's in order."""
     return _named(directory, _is_file)
 
 
-def noted_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
+def recorded_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
     """The SHA-256 of each complete journal file by its name, as its writer noted it, and the notes that are damaged."""
     noted: dict[str, str] = {}
     damaged: list[str] = []
@@ -178,18 +178,18 @@ def noted_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
     return noted, damaged
 
 
-def no_files(directory: Path) -> list[File]:
+def irregular_files(directory: Path) -> list[JournalFile]:
     """What has the name of a journal file and is something else: whoever opens a pipe waits for ever."""
     return _named(directory, lambda entry: not entry.is_symlink() and not _is_file(entry))
 
 
-def _named(directory: Path, chosen: Callable[["os.DirEntry[str]"], bool]) -> list[File]:
+def _named(directory: Path, chosen: Callable[["os.DirEntry[str]"], bool]) -> list[JournalFile]:
     found = []
     for name in _names(directory, chosen):
         writer, _, number = name.removesuffix(".jsonl").rpartition("-")
         parts = writer.split("-")
         if len(parts) == 4 and parts[1].isdigit() and number.isdigit():
-            found.append(File(directory / name, parts[0], int(parts[1]), writer, int(number)))
+            found.append(JournalFile(directory / name, parts[0], int(parts[1]), writer, int(number)))
     return sorted(found, key=lambda file: (file.name, file.session, file.writer, file.number))
 
 
@@ -278,7 +278,7 @@ def _touch(pages: mmap.mmap) -> None:
         os.readv(zeros.fileno(), [pages])
 
 
-def tidy(directory: Path) -> None:
+def reclaim_abandoned(directory: Path) -> None:
     """Give back what killed writers had set aside: the rest of their segments, and segments they never used."""
     for path in [*directory.glob("*.prepared"), *directory.glob("*.jsonl")]:
         with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:

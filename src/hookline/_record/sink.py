@@ -204,7 +204,7 @@ def _build(name: str, arguments: Mapping[str, Any]) -> Sink:
     return sink
 
 
-def can_mend(spec: Mapping[str, Any]) -> bool:
+def can_repair(spec: Mapping[str, Any]) -> bool:
     """Whether the sink of a spec `mends`; it is not built, and one that cannot be found does not."""
     try:
         return bool(getattr(_found(str(spec.get("use"))), "mends", False))
@@ -212,7 +212,7 @@ def can_mend(spec: Mapping[str, Any]) -> bool:
         return False
 
 
-def foreign_wishes(spec: Mapping[str, Any], run_dir: Path) -> list[str]:
+def external_access(spec: Mapping[str, Any], run_dir: Path) -> list[str]:
     """What a sink of this spec would use outside of its run's directory, in words; nothing is imported to find out."""
     name, given = str(spec.get("use")), spec.get("with")
     settings: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -258,11 +258,11 @@ def _written(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if inspect.isroutine(value) or isinstance(value, type):
-        return place_of(value)
+        return import_path(value)
     return value
 
 
-def place_of(function: Callable[..., Any]) -> str | None:
+def import_path(function: Callable[..., Any]) -> str | None:
     """Where a function can be imported from, or None where it cannot."""
     place = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
     try:

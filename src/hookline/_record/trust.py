@@ -37,7 +37,7 @@ _CHECKPOINTS = "checkpoints"
 """May be a link to a larger disk: only files that hookline knows are replaced or deleted in it."""
 
 
-def signed(path: Path, document: dict[str, Any]) -> bytes:
+def sign(path: Path, document: dict[str, Any]) -> bytes:
     """A file of JSON with its code; without one where there is no key."""
     text = json.dumps(document).encode()
     key = _key()
@@ -121,7 +121,7 @@ def _read_key(path: Path) -> bytes | None:
     return key if len(key) == _KEY_BYTES else None
 
 
-def require_no_links_out(run_dir: Path, *, but_own: bool = False) -> None:
+def reject_outside_links(run_dir: Path, *, but_own: bool = False) -> None:
     """Refuse a run's directory in which links lead to places outside of it: files would be written through them.
 
     Args:

@@ -33,7 +33,7 @@ from hookline._engine.errors import ConfigError
 from hookline._engine.state import EvalResult, LoopArtifacts, ManifestRow, RunResult
 from hookline._record import files, run_directory
 from hookline._record.files import write_atomically
-from hookline._record.records import clean, finite_back
+from hookline._record.records import clean, parse_nonfinite
 
 
 def differences(then: Any, now: Any, path: str = "") -> list[str]:
@@ -118,7 +118,7 @@ class ExperimentStore:
         self.check(name, plan)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            held = files.hold(self.directory / LOCK)
+            held = files.acquire_lock(self.directory / LOCK)
         except OSError as error:
             raise ConfigError(
                 f"{self.directory} cannot be written: {error.strerror}. Give another output_dir."
@@ -137,7 +137,7 @@ class ExperimentStore:
             "id": f"{time.strftime('%Y-%m-%d')}-{secrets.token_hex(4)}",
             "name": name,
             "started": time.time(),
-            "git": run_directory.git_facts(self.directory),
+            "git": run_directory.git_metadata(self.directory),
         }
         arms = {**there.get("arms", {}), **plan["arms"]}
         self.facts = {**there, **plan, "arms": arms}
@@ -148,7 +148,7 @@ class ExperimentStore:
         """Let others have it; what another store has open is left alone."""
         if self._holds:
             self._holds = False
-            files.let_go(self.directory / LOCK)
+            files.release_lock(self.directory / LOCK)
 
     @property
     def id(self) -> str:
@@ -207,7 +207,7 @@ class ExperimentStore:
 
     @staticmethod
     def _write(path: Path, values: Mapping[str, Any]) -> None:
-        write_atomically(path, f"{json.dumps(clean(dict(values)), indent=1)}\n".encode())
+        write_atomically(path, f"{json.dumps(clean(dict(values)), indent=1)}\n".encode(), parents=True)
 
 
 def _changes(then: Any, now: Any, part: str) -> list[str]:
@@ -236,7 +236,7 @@ def _run_result(found: Mapping[str, Any], directory: Path) -> RunResult:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: finite_back(value) for name, value in metrics.items()}
+    return {name: parse_nonfinite(value) for name, value in metrics.items()}
 
 
 def _eval_result(found: Mapping[str, Any]) -> EvalResult:
@@ -266,7 +266,7 @@ def keep_run_ids(directory: Path, ids: Mapping[str, Any]) -> None:
         return
     try:
         directory.mkdir(exist_ok=True)
-        write_atomically(directory / FILE, f"{json.dumps(clean(own))}\n".encode())
+        write_atomically(directory / FILE, f"{json.dumps(clean(own))}\n".encode(), parents=True)
     except OSError as error:
         logger.error("The ids of %s cannot be written: %s. The experiment continues.", directory.name, error)  # noqa: TRY400
 
@@ -334,4 +334,4 @@ def _finite_back(value: Any) -> Any:
     """A value with the floats that JSON has no number for, wherever they stand."""
     if isinstance(value, dict):
         return {name: _finite_back(item) for name, item in value.items()}
-    return [_finite_back(item) for item in value] if isinstance(value, list) else finite_back(value)
+    return [_finite_back(item) for item in value] if isinstance(value, list) else parse_nonfinite(value)

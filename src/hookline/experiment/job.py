@@ -283,7 +283,7 @@ class Job:
 
     def _make_directory(self) -> None:
         self._wait_for_another_process()
-        if not (self.directory / run_directory.FACTS).is_file():
+        if not (self.directory / run_directory.METADATA).is_file():
             home = self.directory.parent
             facts = {"name": self.run_key, "project": home.name, "config": self._assignment.planned.recipe.describe()}
             facts |= {"parents": self.ctx.ids, **self._assignment.facts, **self._tags()}

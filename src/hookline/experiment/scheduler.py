@@ -125,7 +125,7 @@ class Scheduler:
 
     def _has_begun(self, planned: PlannedRun) -> bool:
         """Whether a run was begun before, in an earlier start of the experiment or in an earlier attempt."""
-        return (self._work.store.run_directory(planned.key) / run_directory.FACTS).is_file()
+        return (self._work.store.run_directory(planned.key) / run_directory.METADATA).is_file()
 
     def _settle(self, planned: PlannedRun, result: RunResult) -> None:
         self.results[planned.key] = result

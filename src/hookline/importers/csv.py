@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline._engine.errors import OptionError, closest
-from hookline._record.records import finite_back
+from hookline._record.records import parse_nonfinite
 from hookline.importers.sources import Item, ReadReport, Row, SampleRow, Source, modification_time, split_by_axis
 from hookline.sinks.csv import EXTRA  # its module also lifts the standard library's limit on the length of a cell
 
@@ -237,7 +237,7 @@ def _unpack_extra(extra: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         return {"extra_text": extra}
-    return {name: finite_back(value) for name, value in found.items()}
+    return {name: parse_nonfinite(value) for name, value in found.items()}
 
 
 def _delimiter(file: Path) -> str:

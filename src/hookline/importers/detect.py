@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from hookline._engine.errors import ConfigError, MissingExtraError, UnknownNameError, closest
 from hookline._record.reader import JOURNAL
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 from hookline.importers.csv import HPARAMS, METRICS, STEP_COLUMNS, CsvFile, LightningMetrics, has_steps, read_header
 from hookline.importers.export import SUFFIXES, Export, TableFile, columns_of, refusal, runs_in, table_of
 from hookline.importers.sources import EVAL_WORDS, Left, Source
@@ -164,7 +164,7 @@ def _files(place: Path) -> Iterator[Path]:
 
 
 def _is_run(directory: Path) -> bool:
-    return (directory / FACTS).is_file() and (directory / JOURNAL).is_dir()
+    return (directory / METADATA).is_file() and (directory / JOURNAL).is_dir()
 
 
 class _RefusedError(Exception):

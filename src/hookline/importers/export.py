@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hookline._engine.errors import MissingExtraError
 from hookline._record.reader import MAIN
-from hookline._record.records import finite_back
+from hookline._record.records import parse_nonfinite
 from hookline.importers.csv import data_lines, parse_step, read_header
 from hookline.importers.sources import EventRow, Item, ReadReport, Row, SampleRow, Source, StatusRow, json_lines
 from hookline.store.tables import RUN_COLUMNS, TABLES
@@ -239,7 +239,7 @@ def _sample(row: dict[str, Any]) -> SampleRow:
     numbers = {name: _number(row, name) for name in ("total", "advantage")}
     fields: dict[str, Any] = {name: row[name] for name in _TEXTS if row[name] is not None}
     fields |= {name: value for name, value in numbers.items() if value is not None}
-    fields["rewards"] = {name: finite_back(value) for name, value in _mapping(row, "rewards").items()}
+    fields["rewards"] = {name: parse_nonfinite(value) for name, value in _mapping(row, "rewards").items()}
     fields["extra"] = _mapping(row, "extra")
     truncated = _mapping(row, "truncated") or None
     return SampleRow(_step(row), _time(row), fields, _text(row, "axis"), _text(row, "writer"), truncated)

@@ -24,7 +24,7 @@ from hookline._record import run_directory
 from hookline._record.reader import MAIN
 from hookline._record.recorder import Recorder, cleaned
 from hookline._record.records import Sample, clean, encode
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 from hookline.importers.csv import HPARAMS, read_hparams
 from hookline.importers.detect import DetectedRun, detect
 from hookline.importers.sources import (
@@ -160,7 +160,7 @@ def _import_run(
     earlier = None if again else _find_import(root, digest)
     if earlier is not None:
         report.advance(sum(file.stat().st_size for file in run.files))
-        name = str(json.loads((earlier / FACTS).read_text(encoding="utf-8"))["name"])
+        name = str(json.loads((earlier / METADATA).read_text(encoding="utf-8"))["name"])
         return ImportedRun(earlier, name, run.format, run.path, already=True)
     for left in run.left:
         report.leave(*left)
@@ -236,7 +236,7 @@ def _fingerprint(run: DetectedRun) -> str:
 
 def _find_import(root: Path, digest: str) -> Path | None:
     """Return the run that was imported from the same contents, if there is one."""
-    for path in sorted(root.resolve().glob(f"*/*/{FACTS}")):
+    for path in sorted(root.resolve().glob(f"*/*/{METADATA}")):
         try:
             content = path.read_bytes()
             if digest.encode() in content and json.loads(content)["imported"]["fingerprint"] == digest:
@@ -297,7 +297,7 @@ class RunWriter:
                 if (left / run_directory.LOCK).exists() and not run_directory.is_alive(left):
                     shutil.rmtree(left, ignore_errors=True)
             self._temporary.mkdir(parents=True)
-            run_directory.hold(self._temporary)
+            run_directory.acquire(self._temporary)
             self._directory = run_directory.create(self._temporary, project, unknown | dict(facts))
             self._recorder(MAIN)
         except BaseException:
@@ -350,12 +350,12 @@ class RunWriter:
             self._recorder(MAIN).status("finished", "imported", step=self._step)
         self._close()
         self._check_room()
-        known = json.loads((self._directory / FACTS).read_text(encoding="utf-8"))
+        known = json.loads((self._directory / METADATA).read_text(encoding="utf-8"))
         place = self._reserve(known["id"])
         complete = known | {"id": place.name, "started": self._first} | dict(facts)
         try:
             content = json.dumps(clean(complete), indent=2) + "\n"
-            (self._directory / FACTS).write_text(content, encoding="utf-8")
+            (self._directory / METADATA).write_text(content, encoding="utf-8")
             self._directory.rename(place)
         except BaseException:
             place.rmdir()
@@ -402,7 +402,7 @@ class RunWriter:
             raise ConfigError(f"{self._home}: the disk is full. Free some space, or give another root.")
 
     def _discard(self) -> None:
-        run_directory.let_go(self._temporary)
+        run_directory.release(self._temporary)
         shutil.rmtree(self._temporary, ignore_errors=True)
         if self._made_root:
             with contextlib.suppress(OSError):  # it is not empty

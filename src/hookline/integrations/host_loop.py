@@ -59,7 +59,7 @@ from hookline._engine.errors import CheckpointError
 from hookline._engine.metrics import MetricsRow, collect, copied
 from hookline._engine.state import ManifestRow
 from hookline._record.device import defer
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 from hookline.loops import checkpoint
 from hookline.loops.options import RunOptions
 from hookline.loops.session import Session
@@ -336,7 +336,7 @@ class HostLoop(Session):
         if self.root is None or not state.get("run"):
             return None
         home = Path(state["run"])
-        is_there = (home / FACTS).is_file()
+        is_there = (home / METADATA).is_file()
         return home if is_there and home.parent == Path(self.root).resolve() / self.project else None
 
     def _begin_in(self, home: Path, state: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import PLAIN, Deferred, MetricsRow, collect, is_on_device, plain
 from hookline._record.device import defer
-from hookline._record.recorder import whole_step
+from hookline._record.recorder import checked_step
 from hookline._record.records import clean
 from hookline.logging import payloads
 from hookline.logging.completions import completion_text, extract_reasoning_and_answer, generation_texts, prompt_text
@@ -55,7 +55,7 @@ class State:
     def at(self, step: Any) -> int:
         """The step to record at: the one given, else the run's, else the last one given."""
         if step is not None:
-            self._step = step if type(step) is int else whole_step(step)
+            self._step = step if type(step) is int else checked_step(step)
         elif self.run is not None:
             return step_of(self.run)
         return self._step

@@ -41,7 +41,7 @@ from typing import Any, ClassVar
 from hookline._engine.errors import OptionError
 from hookline._record.delivery import is_in_sink
 from hookline._record.reader import MAIN, JournalEntry
-from hookline._record.recorder import Recorder, whole_step
+from hookline._record.recorder import Recorder, checked_step
 from hookline._record.records import clean
 from hookline._record.sink import Sink
 from hookline.logging.payloads import fields_of, payload_of
@@ -119,7 +119,7 @@ DRAIN_SECONDS = 10.0
 FLUSH_SECONDS = 5.0
 
 
-class SpoolHandler(JournalHandler):
+class OutboxHandler(JournalHandler):
     """A handler whose records are kept in a journal of its own until a sink has them.
 
     Args:
@@ -153,7 +153,7 @@ class SpoolHandler(JournalHandler):
         made().check()
         require_writable(beside.absolute().parent)
         self.drain_seconds = drain_seconds
-        folder = spool_directory(beside)
+        folder = outbox_directory(beside)
         self.spool = Spool(folder, made, name=name, poll_seconds=poll_seconds, settings=settings or {})
         super().__init__()
         if self.spool.has_left_over():
@@ -187,7 +187,7 @@ class SpoolHandler(JournalHandler):
         super().close()
 
 
-def spool_directory(beside: Path) -> Path:
+def outbox_directory(beside: Path) -> Path:
     """Where the journal of a handler lies that writes to a file or folder."""
     return beside.with_name(f".{beside.name}.journal")
 
@@ -214,7 +214,7 @@ _ATTRIBUTES = {"level": "levelname", "logger": "name", "timestamp": "created"}
 """Columns that go by another name in a log record."""
 
 
-class CSVHandler(SpoolHandler):
+class CSVHandler(OutboxHandler):
     """Writes log records to a CSV file.
 
     Args:
@@ -327,7 +327,7 @@ def _add(row: dict[str, Any], key: str, value: Any) -> None:
         row[key] = value
 
 
-class TensorBoardHandler(SpoolHandler):
+class TensorBoardHandler(OutboxHandler):
     """Writes the data of log records as TensorBoard events.
 
     Args:
@@ -367,7 +367,7 @@ class TensorBoardHandler(SpoolHandler):
         step = fields.pop("step", None)
         numbers = {key: value for key, value in fields.items() if _is_number(value)}
         if step is not None and numbers:
-            recorder.log(numbers, step=whole_step(step))
+            recorder.log(numbers, step=checked_step(step))
 
 
 @dataclass(eq=False)

@@ -33,10 +33,10 @@ from hookline.logging.config import Plan, read_plan
 from hookline.logging.handlers import (
     DRAIN_SECONDS,
     CSVHandler,
+    OutboxHandler,
     RunHandler,
-    SpoolHandler,
     TensorBoardHandler,
-    spool_directory,
+    outbox_directory,
 )
 from hookline.logging.spool import SETTINGS
 
@@ -129,7 +129,7 @@ class Setup:
     def start(self) -> None:
         """Begin to deliver, also what an earlier process left; where that fails, the first record tries again."""
         for handler in self.handlers:
-            if isinstance(handler, SpoolHandler):
+            if isinstance(handler, OutboxHandler):
                 try:
                     handler.start()
                 except OSError as error:
@@ -147,7 +147,7 @@ class Setup:
         """Close the handlers, those that deliver within so many seconds in all."""
         deadline = time.monotonic() + seconds
         for handler in self.handlers:
-            if isinstance(handler, SpoolHandler):
+            if isinstance(handler, OutboxHandler):
                 handler.drain_seconds = min(handler.drain_seconds, max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(OSError, ValueError):  # as the standard library does at its end
                 handler.close()
@@ -238,14 +238,14 @@ def _shut_down_at_exit() -> None:
 DEPTH = 2
 """How many levels below a directory journals are looked for: a program's ``logs/`` and one below."""
 _JOURNALS = ".*.journal"
-_HANDLERS: dict[str, Callable[[Path, Any], SpoolHandler]] = {
+_HANDLERS: dict[str, Callable[[Path, Any], OutboxHandler]] = {
     "csv": lambda path, settings: CSVHandler(path, settings["columns"]),
     "tensorboard": lambda path, settings: TensorBoardHandler(path),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOver:
+class UndeliveredJournal:
     """A journal that a dead process left.
 
     Args:
@@ -272,7 +272,7 @@ class LeftOver:
         handler.close()
         return states
 
-    def _handler(self, *, trusts: bool) -> SpoolHandler:
+    def _handler(self, *, trusts: bool) -> OutboxHandler:
         saved, is_own = trust.read(self.directory / SETTINGS)
         if not (trusts or is_own):
             raise RefusedError(
@@ -280,7 +280,7 @@ class LeftOver:
                 f"trust it: hookline runs sync {self.directory} --trust"
             )
         if not trusts:
-            trust.require_no_links_out(self.directory)
+            trust.reject_outside_links(self.directory)
         try:
             make = _HANDLERS[saved["handler"]]
             return make(self.path, saved["settings"])
@@ -288,7 +288,7 @@ class LeftOver:
             raise OptionError(f"{self.directory / SETTINGS} cannot be used: {type(error).__name__}: {error}") from error
 
 
-def find(place: Path) -> list[LeftOver]:
+def find_undelivered(place: Path) -> list[UndeliveredJournal]:
     """The journals left over at a place.
 
     Args:
@@ -297,9 +297,9 @@ def find(place: Path) -> list[LeftOver]:
     place = place.resolve()
     if place.match(_JOURNALS):
         found = [place]
-    elif place.name and spool_directory(place).is_dir():
-        found = [spool_directory(place)]
+    elif place.name and outbox_directory(place).is_dir():
+        found = [outbox_directory(place)]
     else:
         found = [each for depth in range(DEPTH + 1) for each in sorted(place.glob("[!.]*/" * depth + _JOURNALS))]
-    journals = [each for each in found if (each / SETTINGS).is_file() and not files.is_held(each / "turn")]
-    return [LeftOver(each, each.with_name(each.name[1:].removesuffix(".journal"))) for each in journals]
+    journals = [each for each in found if (each / SETTINGS).is_file() and not files.is_locked(each / "turn")]
+    return [UndeliveredJournal(each, each.with_name(each.name[1:].removesuffix(".journal"))) for each in journals]

@@ -31,7 +31,7 @@ from typing import Any
 
 from hookline._record import files, trust
 from hookline._record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
-from hookline._record.reader import JOURNAL, MAIN, JournalEntry, lines
+from hookline._record.reader import JOURNAL, MAIN, JournalEntry, read_lines
 from hookline._record.recorder import Recorder
 from hookline._record.records import clean
 from hookline._record.segment import journal_files
@@ -90,7 +90,7 @@ class Spool:
 
     def has_left_over(self) -> bool:
         """Whether an earlier process left something that nobody is delivering."""
-        return self.directory.is_dir() and not files.is_held(self._turn)
+        return self.directory.is_dir() and not files.is_locked(self._turn)
 
     def start(self) -> None:
         """Begin, in this process; a second call does nothing."""
@@ -100,10 +100,10 @@ class Spool:
             writers = self.directory / "writers"
             writers.mkdir(exist_ok=True)
             self._mark = writers / f"{os.getpid()}-{secrets.token_hex(3)}"
-            files.hold(self._mark)
+            files.acquire_lock(self._mark)
             _name_life(self.directory)
             aside = self.directory / f"{SETTINGS}.partial"
-            aside.write_bytes(trust.signed(self.directory / SETTINGS, self._settings))
+            aside.write_bytes(trust.sign(self.directory / SETTINGS, self._settings))
             aside.replace(self.directory / SETTINGS)
             self._recorder = Recorder(self.directory, name=_writer_name(), segment_bytes=SEGMENT_BYTES)
         self._ending, self._woken = threading.Event(), threading.Event()
@@ -150,7 +150,7 @@ class Spool:
         self._woken.set()
         if self._thread.ident is not None:
             self._thread.join(seconds + 0.5)
-        files.let_go(self._mark)
+        files.release_lock(self._mark)
         self._mark.unlink(missing_ok=True)
         self._tidy()
 
@@ -174,12 +174,12 @@ class Spool:
                 if not self._ending.wait(RETRY_SECONDS):
                     continue
             finally:
-                files.let_go(self._turn)
+                files.release_lock(self._turn)
             return
 
     def _wait_for_turn(self) -> bool:
         """Wait until no other process delivers; not any more, at the end, once nothing is left for this one to do."""
-        while not files.hold(self._turn):
+        while not files.acquire_lock(self._turn):
             if self._ending.is_set():
                 if not self._waits() or time.monotonic() > self._deadline:
                     return False
@@ -205,7 +205,7 @@ class Spool:
         cursor = Progress.load(self._progress, self._spec).cursor
         own = [file for file in journal_files(self.directory / JOURNAL) if file.writer == self.recorder.journal.writer]
         places = [(file, cursor.offset(file)) for file in own]
-        return any(next(lines(file.path, place), None) for file, place in places if place is not None)
+        return any(next(read_lines(file.path, place), None) for file, place in places if place is not None)
 
     def _leaves_something(self) -> bool:
         """Whether something has not been delivered, whoever recorded it."""
@@ -215,7 +215,7 @@ class Spool:
         return Progress.load(self._progress, self._spec).status != "ok"
 
     def _is_in_use(self) -> bool:
-        return any(map(files.is_held, [self._turn, *(self.directory / "writers").glob("*")]))
+        return any(map(files.is_locked, [self._turn, *(self.directory / "writers").glob("*")]))
 
 
 @contextlib.contextmanager
@@ -227,7 +227,7 @@ def _gate(directory: Path) -> Iterator[None]:
             with contextlib.suppress(FileNotFoundError):  # removed by another process just now: begin again
                 descriptor = os.open(directory / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 at_end.callback(os.close, descriptor)
-                at_end.enter_context(files.alone(descriptor))
+                at_end.enter_context(files.exclusive(descriptor))
                 if _is_same(descriptor, directory / "gate"):
                     break
                 at_end.close()

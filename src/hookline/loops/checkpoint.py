@@ -33,8 +33,8 @@ from hookline._engine.encoding import TENSOR, decode, encode
 from hookline._engine.errors import CheckpointError
 from hookline._engine.metrics import plain
 from hookline._engine.state import ManifestRow
-from hookline._record.files import replace_file, sync_descriptor, sync_directory, sync_file
-from hookline._record.records import DamagedLineError, line_number, sealed
+from hookline._record.files import sync_descriptor, sync_directory, sync_file, write_atomically
+from hookline._record.records import DamagedLineError, line_number, seal_line
 
 SUFFIXES = (".pt", ".pth")
 _PACKED, _PACKED_FILES = "hookline_checkpoint", "hookline_files"
@@ -236,7 +236,9 @@ def seal(aside: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Mani
         files = _sizes(aside)
         _sync(aside)
         listed = {"files": files, "sha256": _digests(aside, files)}
-        replace_file(aside / MANIFEST_FILE, sealed(json.dumps(row | listed).encode(), 0))  # as a line of a journal is
+        write_atomically(
+            aside / MANIFEST_FILE, seal_line(json.dumps(row | listed).encode(), 0)
+        )  # checked like a journal line
         size = sum(_sizes(aside).values())
         if is_file_path(path):
             if path.is_dir():

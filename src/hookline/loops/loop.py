@@ -24,9 +24,9 @@ from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import MetricsRow, collect, copied, find_metric
 from hookline._engine.state import LogContext, ManifestRow
-from hookline._record.device import defer, defer_alike
+from hookline._record.device import defer, defer_uniform
 from hookline._record.reader import MAIN, read
-from hookline._record.recorder import Recorder, whole_step
+from hookline._record.recorder import Recorder, checked_step
 from hookline._record.records import Metrics
 from hookline.loops import distributed
 
@@ -245,13 +245,13 @@ class Loop(ABC):
         Args:
             step: The completed count to record them at, where it is not the current one.
         """
-        metrics = collect(args, values, defer, defer_alike)
+        metrics = collect(args, values, defer, defer_uniform)
         row = self.lifecycle.row
         if row is not None and step is None and threading.get_ident() == self._thread:
             row.update(metrics)
             self.metrics.update(metrics)
             return
-        at = self.step + self.in_step if step is None else whole_step(step)
+        at = self.step + self.in_step if step is None else checked_step(step)
         if threading.get_ident() != self._thread:
             self._held_back.put((at, copied(metrics), None))
         elif self._committing:
@@ -265,7 +265,7 @@ class Loop(ABC):
         Args:
             step: The completed count to record them at, where it is not the current one.
         """
-        at = self.step + self.in_step if step is None else whole_step(step)
+        at = self.step + self.in_step if step is None else checked_step(step)
         if self.recorder is not None:
             self.recorder.samples(rows, at, self.axis)
             return

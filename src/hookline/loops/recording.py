@@ -25,7 +25,7 @@ from hookline._engine.errors import CheckpointError, HooklineError, OptionError,
 from hookline._engine.policy import Failure
 from hookline._engine.subscriber_list import SubscriberList
 from hookline._record import run_directory
-from hookline._record.reader import JOURNAL, missing_lines
+from hookline._record.reader import JOURNAL, count_missing_lines
 from hookline._record.recorder import Recorder
 from hookline._record.records import HOOKS_COST, HOOKS_PLAN
 from hookline._record.run_directory import checked_notes, checked_tags
@@ -251,7 +251,7 @@ def begin(run: "Session") -> None:
         run.peers.watch()
     try:
         if run.resume_from is not None:
-            run.restore_facts(run_directory.facts_of(directory))
+            run.restore_facts(run_directory.read_metadata(directory))
             _take_up(run, directory, saved, recorder)
         if run.rank == 0:
             run.outlets.open(directory)
@@ -267,7 +267,7 @@ def _recorder(run: "Session", directory: Path) -> Recorder:
         return Recorder(directory, name=name, durability=run.durability)
     except BaseException:
         if run.rank == 0:
-            run_directory.let_go(directory)
+            run_directory.release(directory)
         raise
 
 
@@ -301,8 +301,8 @@ def reopened(run: "Session") -> Iterator[None]:
         yield
         return
     directory = run.output_dir
-    if not run.processes.from_rank_zero(lambda: run_directory.hold(directory)):
-        raise run_directory.still_running(directory)
+    if not run.processes.from_rank_zero(lambda: run_directory.acquire(directory)):
+        raise run_directory.still_running_error(directory)
     recorder = run.recorder = _recorder(run, directory)
     run.hook_record = run.peers = None  # those of the training have said what they had to say
     recorder.status("running", "evaluating", step=run.step)
@@ -328,8 +328,8 @@ def _find_or_make(run: "Session", root: str | Path) -> Place | Exception:
             config = None if isinstance(config, RecordedDict) and not config else config
             known = facts(run.name, config, run.tags, run.notes) | {"project": run.project, "parents": run.ctx.ids}
             directory = run_directory.create(root, run.project, known)
-        if not run_directory.hold(directory):  # somebody else was as quick to take it up
-            raise run_directory.still_running(directory)
+        if not run_directory.acquire(directory):  # somebody else was as quick to take it up
+            raise run_directory.still_running_error(directory)
         forget(directory)
     except (HooklineError, OSError) as error:
         return error
@@ -340,10 +340,10 @@ def _find(run: "Session", root: str | Path) -> tuple[Path | None, Path | None]:
     """What ``resume`` means: a checkpoint, whose run is taken up if it lies in one, or a run."""
     reference = Path(run.resume_from or "")
     checkpoint.recover(reference)
-    if checkpoint.is_checkpoint(reference) and not (reference / run_directory.FACTS).is_file():
-        homes = (parent for parent in reference.resolve().parents if (parent / run_directory.FACTS).is_file())
+    if checkpoint.is_checkpoint(reference) and not (reference / run_directory.METADATA).is_file():
+        homes = (parent for parent in reference.resolve().parents if (parent / run_directory.METADATA).is_file())
         home = next(homes, None)
-        return None if home is None else run_directory.taken_up(home), reference
+        return None if home is None else run_directory.require_resumable(home), reference
     if run.resume_from == "last":
         return _latest(run, root)
     if len(reference.parts) > 1 and not reference.exists() and not (Path(root) / run.project / reference).exists():
@@ -362,10 +362,10 @@ def checked_resume(reference: Any) -> None:
 
 
 def _latest(run: "Session", root: str | Path) -> tuple[Path, Path]:
-    for directory in run_directory.of_name(root, run.project, run.name):
+    for directory in run_directory.runs_named(root, run.project, run.name):
         saved = checkpoint.last(directory)
         if saved is not None:
-            return run_directory.taken_up(directory), saved
+            return run_directory.require_resumable(directory), saved
     raise UnknownNameError(
         f"resume='last': no run called {run.name!r} in {Path(root).resolve() / run.project} has a checkpoint. "
         "Start one without resume, or with resume='auto', which takes up one if there is one."
@@ -404,7 +404,7 @@ def _report_missing(directory: Path, saved: Path, recorder: Recorder, step: int)
     if noted is None or directory not in saved.resolve().parents:  # of version 0.1, or of another run
         return
     writer, lines = noted
-    missing = missing_lines(directory, writer, lines)
+    missing = count_missing_lines(directory, writer, lines)
     if missing:
         said = "%d of the %d lines that %s recorded before the checkpoint of step %d are missing from %s."
         logger.warning(said, missing, lines, writer, step, directory / JOURNAL)
@@ -425,4 +425,4 @@ def _let_go(run: "Session", directory: Path, recorder: Recorder) -> None:
     finally:
         if run.peers is not None:
             run.peers.close()
-        run_directory.let_go(directory)
+        run_directory.release(directory)

@@ -25,10 +25,10 @@ from hookline._engine.metrics import MetricsRow, collect, copied, plain
 from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 from hookline._engine.torch_models import is_sharded
 from hookline._record import run_directory
-from hookline._record.device import defer, defer_alike
+from hookline._record.device import defer, defer_uniform
 from hookline._record.journal import Durability, checked_durability
-from hookline._record.recorder import whole_step
-from hookline._record.records import HYPERPARAMETERS, NOTES, SUMMARY, finite_back
+from hookline._record.recorder import checked_step
+from hookline._record.records import HYPERPARAMETERS, NOTES, SUMMARY, parse_nonfinite
 from hookline._record.run_directory import checked_notes, checked_tags
 from hookline._record.settings import is_open, plain_settings, settings
 from hookline.loops import checkpoint, recording
@@ -202,7 +202,7 @@ class Session(Loop):
         self._notes = self._notes or str(known.get("notes") or "")
         summary = known.get("summary")
         if isinstance(summary, dict):
-            dict.update(self.summary, {name: finite_back(value) for name, value in summary.items()})
+            dict.update(self.summary, {name: parse_nonfinite(value) for name, value in summary.items()})
 
     def _record_config(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
         new = {str(name): plain_settings(value) for name, value in changes.items()}
@@ -325,7 +325,7 @@ class Session(Loop):
         ):
             # Within a step, which is nearly always: what `Loop.log` does, with fewer calls. After the work of a
             # training step the caches are cold, and a Python call costs microseconds.
-            metrics = collect(args, values, defer, defer_alike, as_dict=True)
+            metrics = collect(args, values, defer, defer_uniform, as_dict=True)
             items = metrics if type(metrics) is dict else list(dict.items(metrics))
             dict.update(row, items)
             dict.update(self.metrics, items)
@@ -347,7 +347,7 @@ class Session(Loop):
 
     def _log_own(self, metrics: dict[str, Any], step: int | None) -> None:
         """Record what only concerns this process."""
-        at = self.step + self.in_step if step is None else whole_step(step)
+        at = self.step + self.in_step if step is None else checked_step(step)
         if self.world_size == 1 or threading.get_ident() != self._thread:
             super().log(metrics, step=step)
             return
@@ -360,7 +360,7 @@ class Session(Loop):
 
         The first moment is `on_train_start`, and waits until the plan is known: `on_log` waits for it.
         """
-        at = self.step if step is None else whole_step(step)
+        at = self.step if step is None else checked_step(step)
         self._write(at, metrics)
         if self._train_started:
             self._tell(at, metrics)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import MetricsRow
-from hookline._record.recorder import whole_step
+from hookline._record.recorder import checked_step
 from hookline.loops.signals import is_signal
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class LoggedSteps:
 
     def row_at(self, step: Any) -> None:
         """Look at a row that is about to be recorded at ``step``."""
-        at = whole_step(step)
+        at = checked_step(step)
         if self.boundary == "unknown":
             self._lowest = at if self._lowest is None else min(at, self._lowest)
             if at == self._lowest:

@@ -36,7 +36,7 @@ import msgspec
 from starlette.requests import Request
 
 from hookline._engine.errors import HooklineError, OptionError
-from hookline._record.records import DEEPEST, is_too_deep
+from hookline._record.records import MAX_DEPTH, is_too_deep
 
 MOST_BYTES = 8 << 20
 MOST_UNPACKED_BYTES = 64 << 20
@@ -199,7 +199,7 @@ def check_depth(what: str, value: Any) -> None:
         OptionError: It is.
     """
     if is_too_deep(value):
-        raise OptionError(f"{what} is nested more than {DEEPEST} levels deep.")
+        raise OptionError(f"{what} is nested more than {MAX_DEPTH} levels deep.")
 
 
 def check_lines_depth(lines: bytes, *, piece_bytes: int = _DEPTH_PIECE) -> None:
@@ -211,18 +211,18 @@ def check_lines_depth(lines: bytes, *, piece_bytes: int = _DEPTH_PIECE) -> None:
     Raises:
         OptionError: One is.
     """
-    if _brackets(lines) <= DEEPEST:
+    if _brackets(lines) <= MAX_DEPTH:
         return
     line = _Line()
     for begin in range(0, len(lines), piece_bytes):
         end_of_line, *others = lines[begin : begin + piece_bytes].split(b"\n")
         depths = [line.pass_by(end_of_line)]
-        depths += [_Line().pass_by(whole) for whole in others[:-1] if len(whole) > DEEPEST < _brackets(whole)]
+        depths += [_Line().pass_by(whole) for whole in others[:-1] if len(whole) > MAX_DEPTH < _brackets(whole)]
         if others:
             line = _Line()
             depths.append(line.pass_by(others[-1]))
-        if max(depths) > DEEPEST:
-            raise OptionError(f"A line is nested more than {DEEPEST} levels deep.")
+        if max(depths) > MAX_DEPTH:
+            raise OptionError(f"A line is nested more than {MAX_DEPTH} levels deep.")
 
 
 @dataclass(slots=True)

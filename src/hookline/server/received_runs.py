@@ -31,7 +31,7 @@ import msgspec
 from hookline._engine.errors import HooklineError, OptionError
 from hookline._record import files
 from hookline._record.reader import JOURNAL
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 from hookline._record.segment import end_of_data
 from hookline.server.limits import (
     NAMES_FILE,
@@ -80,9 +80,9 @@ class ReceivedRuns:
         """
         check_facts(facts)
         with self._home(project, run, make=True) as home:
-            with files.alone(home):
+            with files.exclusive(home):
                 self._take(home, project, run, origin)
-                _replace(home, FACTS, facts)
+                _replace(home, METADATA, facts)
             self._note_life(home)
             with _opened(home, JOURNAL, _DIRECTORY) as journal:
                 return _held_files(journal)
@@ -111,7 +111,7 @@ class ReceivedRuns:
         check_file(file)
         with self._home(project, run) as home:
             self._check_owner(home, project, run, origin)
-            with files.alone(home):
+            with files.exclusive(home):
                 _replace(home, file, content)
             self._note_life(home)
         return len(content)
@@ -121,7 +121,7 @@ class ReceivedRuns:
         with self._home(project, run) as home:
             held = self._check_owner(home, project, run, origin)
             if held.every_seconds != every_seconds:
-                with files.alone(home):
+                with files.exclusive(home):
                     _write_received(home, Received(origin, held.received, every_seconds))
             self._note_life(home)
 
@@ -135,10 +135,10 @@ class ReceivedRuns:
         """
         names = names_of(lines)
         with self._home(project, run, make=True) as home:
-            with files.alone(home):
+            with files.exclusive(home):
                 self._take(home, project, run, origin)
-                if _kind(home, FACTS) is None:
-                    _replace(home, FACTS, facts)
+                if _kind(home, METADATA) is None:
+                    _replace(home, METADATA, facts)
             _take_names(home, names)
             with _opened(home, JOURNAL, _DIRECTORY) as journal:
                 held = append_lines(journal, file, None, lines)
@@ -256,7 +256,7 @@ def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> i
         ConflictError: The offset lies beyond what is held, or other bytes are held.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with _opened(journal, file, flags) as descriptor, files.alone(descriptor):
+    with _opened(journal, file, flags) as descriptor, files.exclusive(descriptor):
         held, size = _held(descriptor)
         offset = held if offset is None else offset
         if offset > held:
@@ -362,7 +362,7 @@ def _take_names(home: int, names: Iterable[str]) -> None:
     """
     if set(names) <= set(_names(home)):
         return
-    with files.alone(home):
+    with files.exclusive(home):
         known = _names(home)
         joint, are_all = joined(known, names)
         if joint != known:

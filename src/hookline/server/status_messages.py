@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hookline._engine.errors import OptionError
-from hookline._record.records import clean, finite_back, text
+from hookline._record.records import clean, parse_nonfinite, valid_text
 from hookline.server.limits import check_depth
 from hookline.server.parameters import LARGEST
 
@@ -162,7 +162,7 @@ def _values(given: Any, prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             values |= _values(value, f"{prefix}{name}/")
         elif isinstance(value, str | bool | int | float):
-            values[text(f"{prefix}{name}")] = clean(value[:_LONGEST_TEXT] if isinstance(value, str) else value)
+            values[valid_text(f"{prefix}{name}")] = clean(value[:_LONGEST_TEXT] if isinstance(value, str) else value)
     return values
 
 
@@ -194,7 +194,7 @@ def _number(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return float(finite_back(value))
+        return float(parse_nonfinite(value))
     except ValueError:
         return value
 

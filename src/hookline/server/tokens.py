@@ -223,7 +223,7 @@ def _alone(root: Path) -> Iterator[None]:
     """Among servers that start at the same time: they must have the same tokens."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with files.alone(descriptor):
+        with files.exclusive(descriptor):
             yield
     finally:
         os.close(descriptor)

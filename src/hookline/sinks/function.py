@@ -25,7 +25,7 @@ from hookline._engine.errors import ConfigError, HooklineError, OptionError, Ref
 from hookline._engine.functions import require_two
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import Metrics
-from hookline._record.sink import Sink, place_of, register_sink
+from hookline._record.sink import Sink, import_path, register_sink
 from hookline.config.factories import import_object
 from hookline.sinks.output_files import Passed
 
@@ -72,7 +72,7 @@ class FunctionSink(Sink):
         self._found()
 
     def spec(self) -> dict[str, Any]:
-        place = self.function if self.function is None or isinstance(self.function, str) else place_of(self.function)
+        place = self.function if self.function is None or isinstance(self.function, str) else import_path(self.function)
         settings = {"function": place} | ({"name": self.name} if self.name else {})
         return {"use": "function", "with": settings}
 

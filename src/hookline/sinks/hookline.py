@@ -34,10 +34,10 @@ from urllib.parse import quote
 import msgspec
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
-from hookline._record.reader import JOURNAL, Cursor, JournalEntry, lines
+from hookline._record.reader import JOURNAL, Cursor, JournalEntry, read_lines
 from hookline._record.records import DESCRIPTION, Event
-from hookline._record.run_directory import FACTS
-from hookline._record.segment import File, journal_files
+from hookline._record.run_directory import METADATA
+from hookline._record.segment import JournalFile, journal_files
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.hookline_upload import (
     LEFT_OUT,
@@ -213,7 +213,7 @@ class HooklineSink(Sink):
             self._receiver.append(self._run, DIFF, diff, offset=0)
             self._state["diff"] = digest
 
-    def _send(self, file: File, end: int | None = None) -> int:
+    def _send(self, file: JournalFile, end: int | None = None) -> int:
         """What the server does not hold yet of a file, up to an offset, or all lines that there are; how much it is."""
         assert self._receiver is not None
         name, sent = file.path.name, 0
@@ -247,7 +247,7 @@ class HooklineSink(Sink):
         description = _description(run_dir, facts)
         fitting = fitting_facts(description)
         if fitting != description:
-            self._tell(f"What is large in {FACTS}, {len(description):,} bytes,")
+            self._tell(f"What is large in {METADATA}, {len(description):,} bytes,")
         return fitting
 
     def _tell(self, what: str) -> None:
@@ -271,7 +271,7 @@ def pieces(path: Path, begin: int, end: int | None = None) -> Iterator[tuple[int
     """The lines of a file from one offset to another, as many together as go with a request, each with its offset."""
     gathered: list[bytes] = []
     size = 0
-    for line, behind in lines(path, begin):
+    for line, behind in read_lines(path, begin):
         if end is not None and behind > end:
             break
         if gathered and size + len(line) + 1 > PIECE_BYTES:
@@ -308,7 +308,7 @@ def wire_name(name: str) -> str:
 
 def _origin(run_dir: Path, facts: RunFacts) -> str:
     """The same one for the same run, as far as it is known which one it is."""
-    return facts.key if (run_dir / FACTS).is_file() else uuid.uuid4().hex
+    return facts.key if (run_dir / METADATA).is_file() else uuid.uuid4().hex
 
 
 def _names(name: str, saved: dict[str, Any]) -> Iterator[str]:
@@ -322,7 +322,7 @@ def _names(name: str, saved: dict[str, Any]) -> Iterator[str]:
 def _description(run_dir: Path, facts: RunFacts) -> bytes:
     """What ``run.json`` has; a run that has none is described by its name."""
     try:
-        description = (run_dir / FACTS).read_bytes()
+        description = (run_dir / METADATA).read_bytes()
         if isinstance(msgspec.json.decode(description), dict):
             return description
     except (OSError, msgspec.DecodeError):

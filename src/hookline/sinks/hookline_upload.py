@@ -29,7 +29,7 @@ from urllib.parse import quote
 import msgspec
 
 from hookline._engine.errors import RefusedError
-from hookline._record.records import DamagedLineError, Event, Status, encode, line_number, sealed
+from hookline._record.records import DamagedLineError, Event, Status, encode, line_number, seal_line
 from hookline.sinks.http import ADDRESS, PASSES, EndpointError, HttpEndpoint, expanded, shown
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def _in_as_many_bytes(line: bytes, before: bytes) -> bytes:
 
 def _sealed_to(line: bytes, number: int, size: int) -> bytes:
     """A line with its number and checksum, filled up to a size: the server finds no gap where it stands."""
-    missing = size - len(sealed(line, number))
+    missing = size - len(seal_line(line, number))
     while True:  # the checksum has a digit less for some of the fillings
-        whole = sealed(line[:-1] + b" " * missing + b"}", number)
+        whole = seal_line(line[:-1] + b" " * missing + b"}", number)
         if len(whole) >= size:
             return whole if len(whole) == size else line.ljust(size)
         missing += size - len(whole)

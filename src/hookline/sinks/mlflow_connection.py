@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from hookline._engine.errors import OptionError, RefusedError
 from hookline._record import files
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 LOCK_SECONDS = 60.0
@@ -126,19 +126,19 @@ def alone_in(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     try:
         yield
     finally:
-        files.let_go(path)
+        files.release_lock(path)
 
 
 def _is_held_now(path: Path) -> bool:
     try:
-        return files.hold(path)
+        return files.acquire_lock(path)
     except OSError:
         return True
 
 
 def default_uri(run_dir: Path) -> str:
     """The environment's tracking URI, or a database in the root of the runs."""
-    root = run_dir.parent.parent if (run_dir / FACTS).exists() else run_dir
+    root = run_dir.parent.parent if (run_dir / METADATA).exists() else run_dir
     return absolute(os.environ.get(_VARIABLE) or f"{_SQLITE}{root / 'mlflow.db'}")
 
 

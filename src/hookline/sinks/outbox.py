@@ -81,15 +81,15 @@ UNEXPLAINED = "The process ended before the training was over, and no error says
 PACE = Pace(poll_seconds=0.2)
 _SEGMENT_BYTES = 256 << 10
 _FAILED: dict[str, Any] = {"phase": "training_failed", "report": {}}
-_OUTBOXES: dict[tuple[Any, ...], "Outbox"] = {}
+_OUTBOXES: dict[tuple[Any, ...], "StatusOutbox"] = {}
 _TABLE = threading.Lock()
 
 
-def outbox_for(sinks: Mapping[str, StatusSink], root: str | Path = "runs") -> "Outbox":
+def outbox_for(sinks: Mapping[str, StatusSink], root: str | Path = "runs") -> "StatusOutbox":
     """The outbox of this process for these sinks; the same one each time, with the shortest heartbeat asked for."""
     home = Path(root).absolute() / ".outbox"
     with _TABLE:
-        outbox = _OUTBOXES.setdefault((home, *(_settings(*sink) for sink in sinks.items())), Outbox(sinks, home))
+        outbox = _OUTBOXES.setdefault((home, *(_settings(*sink) for sink in sinks.items())), StatusOutbox(sinks, home))
         for name, sink in sinks.items():
             own = outbox.sinks[name]
             own.heartbeat_seconds = min(own.heartbeat_seconds, sink.heartbeat_seconds)
@@ -102,7 +102,7 @@ def _settings(name: str, sink: StatusSink) -> tuple[str, ...]:
     return (name, *(repr(getattr(sink, field)) for field in fields))
 
 
-class Outbox:
+class StatusOutbox:
     """Tells status sinks what it is told; made by `outbox_for`.
 
     Args:
@@ -212,7 +212,7 @@ class Slot:
         writer: The outbox that writes to the directory; one that it only delivers from sends no heartbeats.
     """
 
-    def __init__(self, directory: Path, sinks: Mapping[str, StatusSink], writer: Outbox | None = None) -> None:
+    def __init__(self, directory: Path, sinks: Mapping[str, StatusSink], writer: StatusOutbox | None = None) -> None:
         self.directory = directory
         copies = {name: dataclasses.replace(sink) for name, sink in sinks.items()}
         self._deliveries = [Delivery(directory, name, sink, PACE) for name, sink in copies.items()]
@@ -246,7 +246,7 @@ class Slot:
             thread.join(max(0.0, deadline - time.monotonic()))
         if self.is_done() and not any(thread.is_alive() for thread in self._threads):
             shutil.rmtree(self.directory, ignore_errors=True)
-        files.let_go(self.directory / LOCK)
+        files.release_lock(self.directory / LOCK)
 
 
 def _left_a_training_open(directory: Path) -> bool:
@@ -288,7 +288,7 @@ def _take(path: Path, *, make: bool = False) -> bool:
     if make:
         path.mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # deleted by the process that had it
-        return files.hold(path / LOCK)
+        return files.acquire_lock(path / LOCK)
     return False
 
 

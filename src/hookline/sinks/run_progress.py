@@ -21,15 +21,15 @@ from typing import Any
 
 import msgspec
 
-from hookline._record.reader import COURIER, EVERY_AXIS, FINAL, MAIN, JournalEntry, is_resume, resumed_steps
-from hookline._record.records import Event, Metrics, Status, clean, finite_back
-from hookline._record.run_directory import FACTS
+from hookline._record.reader import DELIVERY_WRITER, EVERY_AXIS, FINAL, MAIN, JournalEntry, is_resume, resumed_steps
+from hookline._record.records import Event, Metrics, Status, clean, parse_nonfinite
+from hookline._record.run_directory import METADATA
 
 LARGEST = (1 << 63) - 1
 """Steps, and numbers of them, that are larger are taken for this."""
 CREATED = "created"
 """The status before the run has said one."""
-SPEAKERS = frozenset({MAIN, COURIER})
+SPEAKERS = frozenset({MAIN, DELIVERY_WRITER})
 
 
 class RunProgress(msgspec.Struct):
@@ -56,7 +56,7 @@ class RunProgress(msgspec.Struct):
         except msgspec.ValidationError:  # by another version: better to begin anew than to go nowhere
             return cls()
         for values in standing.metrics.values():
-            values.update({name: finite_back(value) for name, value in values.items()})
+            values.update({name: parse_nonfinite(value) for name, value in values.items()})
         return standing
 
     def saved(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class RunFacts:
 def read_facts(run_dir: Path) -> RunFacts:
     """What is written down about a run."""
     try:
-        known = json.loads((run_dir / FACTS).read_text(encoding="utf-8"))
+        known = json.loads((run_dir / METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = None
     if not isinstance(known, Mapping):

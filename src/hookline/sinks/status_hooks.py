@@ -14,7 +14,7 @@ from typing import Any
 
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
-from hookline.sinks.outbox import Outbox, outbox_for
+from hookline.sinks.outbox import StatusOutbox, outbox_for
 from hookline.sinks.status import StatusSink
 
 LoggerFn = Callable[[dict[str, Any], int], None]
@@ -173,7 +173,7 @@ class StatusReport:
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: StatusOutbox,
         component: str,
         heartbeat_interval: int = 10,
         *,
@@ -288,7 +288,7 @@ def _http_outbox(
     headers: Mapping[str, str] | None,
     root: str | Path,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
-) -> Outbox:
+) -> StatusOutbox:
     if not isinstance(endpoint, str):
         raise OptionError(f"{what}={endpoint!r}: give an address such as 'http://localhost:8080/status'.")
     sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_pulse(heartbeat_seconds))

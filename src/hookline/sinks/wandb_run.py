@@ -39,7 +39,7 @@ from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from hookline._engine.errors import RefusedError
 from hookline._record.reader import MAIN, JournalEntry
-from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, finite_back
+from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, parse_nonfinite
 from hookline.sinks.output_files import finite, histogram, mean
 
 _BLOCK = 32768
@@ -151,7 +151,7 @@ class WandbRun:
         elif event.name == HYPERPARAMETERS and isinstance(values, Mapping):
             self.run.config.update(dict(values), allow_val_change=True)  # type: ignore[no-untyped-call]
         elif isinstance(values, Mapping):
-            summary = {name: finite_back(value) for name, value in values.items()}
+            summary = {name: parse_nonfinite(value) for name, value in values.items()}
             self.run.summary.update(summary)
 
     def finish(self, *, failed: bool) -> None:

@@ -11,9 +11,17 @@ from typing import Any
 
 import msgspec
 
-from hookline._record.reader import Cursor, Marks, Reader, drop_obsolete, is_resume, label, marks_of
+from hookline._record.reader import (
+    Cursor,
+    Reader,
+    ResumeMarks,
+    add_writer_prefix,
+    drop_obsolete,
+    find_marks,
+    is_resume,
+)
 from hookline._record.records import Metrics
-from hookline._record.segment import File
+from hookline._record.segment import JournalFile
 from hookline.sinks.run_progress import within_limits
 from hookline.store import compaction
 from hookline.store.index import Index, duckdb_module, quoted
@@ -89,7 +97,7 @@ class _Intake:
             return self._read_anew(replaced=read.replaced)
         return self._append(read)
 
-    def _are_behind(self, new: list[File], cursor: Cursor) -> bool:
+    def _are_behind(self, new: list[JournalFile], cursor: Cursor) -> bool:
         """Whether there is something new in files that were passed: of an earlier session, or before the last one."""
         latest = _latest_sessions(self._found)
         return any(file.session < latest[file.name] or cursor.offset(file) is None for file in new)
@@ -111,7 +119,7 @@ class _Intake:
         return Ingested()
 
     def _append(self, before: ReadState) -> Ingested:
-        news = self._stage(_copied(before), Marks(), only_new=True)
+        news = self._stage(_copied(before), ResumeMarks(), only_new=True)
         if news.read.places == before.places:  # a piece of a line
             return self._as_it_is(before)
         if news.takes_back or self._does_again(news, before):
@@ -130,7 +138,7 @@ class _Intake:
         self._keep(None, news.read, fresh=news.read.rows)
         return Ingested(1, news.rows)
 
-    def _stage(self, read: ReadState, marks: Marks, *, only_new: bool) -> _News:
+    def _stage(self, read: ReadState, marks: ResumeMarks, *, only_new: bool) -> _News:
         news, rows = _News(read), Rows()
         reader = Reader(self._place.journal, Cursor(dict(read.places)))
         has_marks = bool(marks.resumes or marks.evaluated)
@@ -140,7 +148,7 @@ class _Intake:
                 _note_what_takes_back(news, record, file)
             if has_marks and drop_obsolete(record, file, marks):
                 continue
-            label(record, file)
+            add_writer_prefix(record, file)
             read.note(parcel)
             rows.add(parcel, read.order(parcel))
             if rows.count >= _BATCH_ROWS:
@@ -225,25 +233,25 @@ class _Intake:
             raise
 
 
-def _note_what_takes_back(news: _News, record: Any, file: File) -> None:
+def _note_what_takes_back(news: _News, record: Any, file: JournalFile) -> None:
     if is_resume(record):
         news.takes_back = True
     elif isinstance(record, Metrics) and record.axis == "eval":
         news.evaluated.add((file.name, within_limits(record.step), file.session))
 
 
-def _latest_sessions(found: list[File]) -> dict[str, int]:
+def _latest_sessions(found: list[JournalFile]) -> dict[str, int]:
     latest: dict[str, int] = {}
     for file in found:
         latest[file.name] = max(file.session, latest.get(file.name, 0))
     return latest
 
 
-def _view(found: list[File]) -> tuple[set[tuple[str, int]], Marks]:
+def _view(found: list[JournalFile]) -> tuple[set[tuple[str, int]], ResumeMarks]:
     """The sessions, and what they take back of each other; nothing can where each writer has but one."""
     sessions = {(file.name, file.session) for file in found}
     has_several = len(sessions) > len({name for name, _ in sessions})
-    return sessions, marks_of(found) if has_several else Marks()
+    return sessions, find_marks(found) if has_several else ResumeMarks()
 
 
 def _copied(read: ReadState) -> ReadState:

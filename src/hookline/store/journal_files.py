@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from hookline._record.reader import Cursor, lines
-from hookline._record.segment import File, end_of_data, journal_files
+from hookline._record.reader import Cursor, read_lines
+from hookline._record.segment import JournalFile, end_of_data, journal_files
 
 _CHUNK = 1 << 20
 _MARK_BYTES = 256
@@ -55,12 +55,12 @@ class Seen(msgspec.Struct, array_like=True):
     hole: int | None = None
 
 
-def own_files(directory: Path) -> list[File]:
+def own_files(directory: Path) -> list[JournalFile]:
     """The journal files of a run; links are none, wherever they lead."""
     return [] if directory.is_symlink() else [file for file in journal_files(directory) if not file.path.is_symlink()]
 
 
-def seen(found: Iterable[File], cursor: Cursor, before: dict[str, Seen]) -> dict[str, Seen]:
+def seen(found: Iterable[JournalFile], cursor: Cursor, before: dict[str, Seen]) -> dict[str, Seen]:
     """The files as they have been read up to a cursor; those that were and did not change as they were."""
     now: dict[str, Seen] = {}
     for file in found:
@@ -75,7 +75,7 @@ def seen(found: Iterable[File], cursor: Cursor, before: dict[str, Seen]) -> dict
     return now
 
 
-def look_for_holes(found: Iterable[File], read: dict[str, Seen]) -> bool:
+def look_for_holes(found: Iterable[JournalFile], read: dict[str, Seen]) -> bool:
     """Look for holes in the files of a run that has ended, once in each; whether there was one to be looked at."""
     has_looked = False
     for file in found:
@@ -86,18 +86,18 @@ def look_for_holes(found: Iterable[File], read: dict[str, Seen]) -> bool:
     return has_looked
 
 
-def is_same(found: Iterable[File], before: dict[str, Seen]) -> bool:
+def is_same(found: Iterable[JournalFile], before: dict[str, Seen]) -> bool:
     """Whether everything that was read is still there, and the same."""
     there = {file.path.name: file.path for file in found}
     return all(name in there and _is_same(there[name], old) for name, old in before.items())
 
 
-def grown(found: Iterable[File], before: dict[str, Seen]) -> list[File]:
+def grown(found: Iterable[JournalFile], before: dict[str, Seen]) -> list[JournalFile]:
     """The files with bytes behind what was read."""
     return [file for file in found if _has_grown(file.path, before.get(file.path.name))]
 
 
-def damage(found: list[File], read: dict[str, Seen]) -> list[str]:
+def damage(found: list[JournalFile], read: dict[str, Seen]) -> list[str]:
     """What is missing from the files of a run that has ended, in words."""
     said = list(_missing(found))
     for file in found:
@@ -124,7 +124,7 @@ def _has_grown(path: Path, old: Seen | None) -> bool:
     if found != b"\0":
         return bool(found)
     with contextlib.suppress(OSError):
-        return next(lines(path, offset), None) is not None  # behind a hole
+        return next(read_lines(path, offset), None) is not None  # behind a hole
     return False
 
 
@@ -146,7 +146,7 @@ def _bytes(path: Path, offset: int, count: int) -> bytes:
         os.close(descriptor)
 
 
-def _missing(found: list[File]) -> Iterator[str]:
+def _missing(found: list[JournalFile]) -> Iterator[str]:
     """What to say about files that must have been there, in few words however many they are."""
     gaps = list(_gaps(found))
     for writer, first, last in gaps[:_MOST_GAPS]:
@@ -159,7 +159,7 @@ def _missing(found: list[File]) -> Iterator[str]:
         yield f"and {more:,} more of the files are missing"
 
 
-def _gaps(found: list[File]) -> Iterator[tuple[str, int, int]]:
+def _gaps(found: list[JournalFile]) -> Iterator[tuple[str, int, int]]:
     """The first and the last of the files that must have been there: each writer counts its files from zero."""
     numbers: dict[str, set[int]] = {}
     for file in found:

@@ -16,8 +16,8 @@ import msgspec
 
 from hookline._record.delivery import SinkState, sink_states
 from hookline._record.reader import JOURNAL
-from hookline._record.records import clean, finite_back
-from hookline._record.run_directory import FACTS
+from hookline._record.records import clean, parse_nonfinite
+from hookline._record.run_directory import METADATA
 from hookline.store.run_summary import RunSummary
 
 
@@ -40,14 +40,14 @@ class Place(NamedTuple):
     @property
     def facts(self) -> Path:
         """The file that says what was run."""
-        return self.directory / FACTS
+        return self.directory / METADATA
 
 
 def places(root: Path) -> Iterator[Place]:
     """All runs below a root; one that is removed meanwhile is left out."""
     for project in _folders(root):
         for directory in _folders(project):
-            if is_plain_file(directory / FACTS):
+            if is_plain_file(directory / METADATA):
                 yield Place(project.name, directory)
 
 
@@ -56,8 +56,8 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
     try:
         facts = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return {}, f"{FACTS} cannot be read: {error}"
-    return (clean(facts), "") if isinstance(facts, dict) else ({}, f"{FACTS} holds no facts")
+        return {}, f"{METADATA} cannot be read: {error}"
+    return (clean(facts), "") if isinstance(facts, dict) else ({}, f"{METADATA} holds no facts")
 
 
 def is_plain_file(path: Path) -> bool:
@@ -180,7 +180,7 @@ def _time(value: Any) -> float | None:
 
 
 def _summary(value: Any) -> dict[str, Any]:
-    return {name: finite_back(item) for name, item in value.items()} if isinstance(value, dict) else {}
+    return {name: parse_nonfinite(item) for name, item in value.items()} if isinstance(value, dict) else {}
 
 
 def _tags(value: Any) -> tuple[str, ...]:

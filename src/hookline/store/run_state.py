@@ -8,7 +8,7 @@ import msgspec
 
 from hookline._record.reader import JournalEntry
 from hookline._record.records import Event, Metrics
-from hookline._record.segment import File
+from hookline._record.segment import JournalFile
 from hookline.sinks.run_progress import within_limits
 from hookline.store.journal_files import Seen, Stamp
 from hookline.store.run_summary import RunSummary
@@ -73,7 +73,7 @@ class ReadState(msgspec.Struct):
         order = self.clocks[parcel.file.writer] = min(math.nextafter(before, math.inf), sys.float_info.max)
         return order
 
-    def _clock(self, file: File) -> float:
+    def _clock(self, file: JournalFile) -> float:
         known = self.clocks.get(file.writer)
         if known is not None:
             return known
@@ -99,7 +99,7 @@ class ReadState(msgspec.Struct):
         return said
 
 
-def _is_earlier(writer: str, file: File) -> bool:
+def _is_earlier(writer: str, file: JournalFile) -> bool:
     """Whether a writer is an earlier session of the one of a file."""
     name, session, *_ = writer.split("-")
     return name == file.name and int(session) < file.session

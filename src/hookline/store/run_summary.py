@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hookline._record import run_directory
-from hookline._record.reader import COURIER, FINAL, JOURNAL, MAIN, JournalEntry
-from hookline._record.records import AnyRecord, Event, LogLine, Metrics, Status, clean, decode, finite_back
-from hookline._record.segment import File
+from hookline._record.reader import DELIVERY_WRITER, FINAL, JOURNAL, MAIN, JournalEntry
+from hookline._record.records import AnyRecord, Event, LogLine, Metrics, Status, clean, decode, parse_nonfinite
+from hookline._record.segment import JournalFile
 from hookline.sinks.run_progress import RunProgress
 from hookline.store.journal_files import written_end
 
@@ -71,10 +71,10 @@ class RunSummary(msgspec.Struct):
     @property
     def latest(self) -> dict[str, Any]:
         """The last values of the metrics in the rows that were looked at."""
-        return {name: finite_back(value) for name, value in self.metrics.items()}
+        return {name: parse_nonfinite(value) for name, value in self.metrics.items()}
 
 
-def summarize(found: list[File]) -> RunSummary:
+def summarize(found: list[JournalFile]) -> RunSummary:
     """Look at the ends of a run's journals."""
     for session in sorted({file.session for file in found if file.name == MAIN}, reverse=True):
         parcels = list(_main_parcels([file for file in found if file.name == MAIN and file.session == session]))
@@ -114,21 +114,21 @@ def _note(parcels: list[JournalEntry], standing: RunProgress, seen: RunSummary) 
         standing.note(parcel)
 
 
-def _main_parcels(found: list[File]) -> Iterator[JournalEntry]:
+def _main_parcels(found: list[JournalFile]) -> Iterator[JournalEntry]:
     """The ends of what one session wrote; forked children, which write little, come first."""
-    writers: dict[str, list[File]] = {}
+    writers: dict[str, list[JournalFile]] = {}
     for file in found:
         writers.setdefault(file.writer, []).append(file)
     for own in sorted(writers.values(), key=lambda own: sum(_size(file.path) for file in own)):
         yield from _ends(own[0], own[-1])
 
 
-def _courier_parcels(found: list[File]) -> list[JournalEntry]:
-    own = [file for file in found if file.name == COURIER]
+def _courier_parcels(found: list[JournalFile]) -> list[JournalEntry]:
+    own = [file for file in found if file.name == DELIVERY_WRITER]
     return list(_ends(own[0], own[-1])) if own else []
 
 
-def _ends(first: File, last: File) -> Iterator[JournalEntry]:
+def _ends(first: JournalFile, last: JournalFile) -> Iterator[JournalEntry]:
     tail, begin = _tail(last)
     head_end = _HEAD if first.path != last.path else min(_HEAD, begin)
     for file, lines in ((first, _head(first.path, head_end)), (last, tail)):
@@ -141,7 +141,7 @@ def _head(path: Path, limit: int) -> list[AnyRecord]:
     return _decoded(data.split(b"\n")[:-1])
 
 
-def _tail(file: File) -> tuple[list[AnyRecord], int]:
+def _tail(file: JournalFile) -> tuple[list[AnyRecord], int]:
     """The last records of a file, so many that a row of the training is among them, and where they begin."""
     end = written_end(file.path)
     begin = max(0, end - _TAIL)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from hookline._engine.errors import HooklineError
 from hookline._record import run_directory
 from hookline._record.delivery import SinkState, sink_states
-from hookline._record.delivery_manager import lost_outputs
+from hookline._record.delivery_manager import find_lost_outputs
 from hookline._record.delivery_manager import sync as deliver
 from hookline._record.terminal import one_line, terminal_console
 from hookline.cli.output import AsJson, CommandGroup, console, print_json, table, wrong_input
@@ -89,16 +89,16 @@ def sync(
         raise typer.Exit(1)
 
 
-def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[setup.LeftOver]]:
+def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[setup.UndeliveredJournal]]:
     """The runs and the journals of logging to deliver from.
 
     Raises:
         HooklineError: There is no such run, and nothing else that is called so; or there is no such root.
     """
     if run is None:
-        logged = setup.find(root.resolve().parent)
+        logged = setup.find_undelivered(root.resolve().parent)
         return [place for place in all_places(root) if _waits(place)] if root.is_dir() or not logged else [], logged
-    logged = setup.find(Path(run)) if not (Path(run) / run_directory.FACTS).is_file() else []
+    logged = setup.find_undelivered(Path(run)) if not (Path(run) / run_directory.METADATA).is_file() else []
     if logged:
         return [], logged
     try:
@@ -112,7 +112,7 @@ def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[setup.LeftOv
 def _waits(place: Place) -> bool:
     """Whether a run that is over left something behind, or lost an output; a live one delivers itself."""
     is_behind = any(state.behind_bytes for state in sink_states(place.directory))
-    return (is_behind or bool(lost_outputs(place.directory))) and not run_directory.is_alive(place.directory)
+    return (is_behind or bool(find_lost_outputs(place.directory))) and not run_directory.is_alive(place.directory)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import typer
 
 from hookline._engine.errors import ConfigError, OptionError, UnknownNameError, closest
 from hookline._record import run_directory
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 from hookline._record.terminal import one_line, printable
 from hookline.callbacks.monitoring import direction
 from hookline.cli.output import AsJson, console, print_json, table, wrong_input
@@ -156,7 +156,7 @@ def _runs(info: RunInfo) -> bool:
 
 def _inside(known: Sequence[Place], reference: str, root: Path) -> Place:
     path = Path(reference)
-    if not (path / FACTS).is_file():
+    if not (path / METADATA).is_file():
         return among(known, reference, root)
     if path.is_symlink():
         raise ConfigError(f"{reference} is a link: it is not followed. Delete the link, or give the run itself.")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from hookline._engine.errors import UnknownNameError, closest
-from hookline._record.run_directory import FACTS
+from hookline._record.run_directory import METADATA
 from hookline.store.run_info import Place, places, read_facts
 from hookline.store.runs import Runs, runs
 from hookline.store.store import no_runs_yet
@@ -48,7 +48,7 @@ def locate(root: Path, reference: str) -> Place:
         UnknownNameError: There is no such run, or several are meant.
     """
     directory = Path(reference)
-    if (directory / FACTS).is_file():
+    if (directory / METADATA).is_file():
         directory = directory.resolve()
         return Place(directory.parent.name, directory)
     return among(all_places(root), reference, root)

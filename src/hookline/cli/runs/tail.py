@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from hookline._record.reader import MAIN, JournalEntry, Reader, journal_directory, label
+from hookline._record.reader import MAIN, JournalEntry, Reader, add_writer_prefix, journal_directory
 from hookline._record.recorder import cleaned
 from hookline._record.records import Event, LogLine, Metrics, Sample, Status
 from hookline._record.terminal import one_line, printable_json
@@ -110,7 +110,7 @@ def following(
         is_new = False
         for parcel in reader.new():
             is_new = True
-            label(parcel.record, parcel.file)
+            add_writer_prefix(parcel.record, parcel.file)
             yield parcel
         word = liveness.word(summarize(own_files(place.journal)), place.directory, facts)
         is_over = word not in ("running", "stalled")

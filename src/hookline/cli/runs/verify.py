@@ -21,10 +21,10 @@ from rich.text import Text
 
 from hookline._record import run_directory
 from hookline._record.delivery import sink_states
-from hookline._record.delivery_manager import lost_outputs
-from hookline._record.reader import COURIER, Sequence, lines, missing_lines
-from hookline._record.records import DamagedLineError, Event, numbered
-from hookline._record.segment import DIGESTS, File, no_files, noted_digests
+from hookline._record.delivery_manager import find_lost_outputs
+from hookline._record.reader import DELIVERY_WRITER, LineNumbers, count_missing_lines, read_lines
+from hookline._record.records import DamagedLineError, Event, decode_numbered
+from hookline._record.segment import DIGESTS, JournalFile, irregular_files, recorded_digests
 from hookline._record.terminal import one_line, terminal_console
 from hookline.cli.output import AsJson, console, indented, print_json, wrong_input
 from hookline.cli.runs.reference import OptionalRuns, Root, all_places, locate
@@ -82,12 +82,12 @@ class _JournalFile:
 class _Numbers:
     """The line numbers of one writer, through its files."""
 
-    sequence: Sequence = field(default_factory=lambda: Sequence(0))
+    sequence: LineNumbers = field(default_factory=lambda: LineNumbers(0))
     next_file: int = 0
     unreadable: int = 0
     """Lines without a readable number since the last one that had one: each may account for a number."""
 
-    def begin(self, file: File) -> None:
+    def begin(self, file: JournalFile) -> None:
         """Begin a file; one that is missing before it is reported as such, and not its lines as well."""
         if file.number != self.next_file:
             self.sequence.following = None
@@ -144,10 +144,10 @@ def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_
 
 def verify(place: Place) -> Verdict:
     """Read all that a run recorded, and say what is wrong with it."""
-    found = [*own_files(place.journal), *no_files(place.journal)]
+    found = [*own_files(place.journal), *irregular_files(place.journal)]
     numbers: dict[str, _Numbers] = {}
     files = {file: _read(file, numbers.setdefault(file.writer, _Numbers())) for file in found}
-    digests, damaged_digests = noted_digests(place.journal)
+    digests, damaged_digests = recorded_digests(place.journal)
     can_be_read = not any(seen.error for seen in files.values())
     end = summarize([file for file, seen in files.items() if not seen.error])
     is_live = _is_live(end, place)
@@ -178,15 +178,15 @@ def _is_live(end: RunSummary, place: Place) -> bool:
     return bool(end.last_seen) and word in ("running", "stalled")
 
 
-def _read(file: File, numbers: _Numbers) -> _JournalFile:
+def _read(file: JournalFile, numbers: _Numbers) -> _JournalFile:
     seen, digest = _JournalFile(), hashlib.sha256()
     numbers.begin(file)
     try:
-        for count, (line, end) in enumerate(lines(file.path), start=1):
+        for count, (line, end) in enumerate(read_lines(file.path), start=1):
             seen.end = end
             digest.update(line + b"\n")
             try:
-                number, record = numbered(line)
+                number, record = decode_numbered(line)
             except DamagedLineError:
                 seen.damaged.append(count)
                 numbers.unreadable += 1
@@ -223,8 +223,8 @@ def _about_facts(place: Place) -> Iterator[Finding]:
         )
 
 
-def _about_missing(found: list[File], noted: dict[str, str]) -> Iterator[Finding]:
-    if not any(file.name != COURIER for file in found):
+def _about_missing(found: list[JournalFile], noted: dict[str, str]) -> Iterator[Finding]:
+    if not any(file.name != DELIVERY_WRITER for file in found):
         yield Finding(
             "damage",
             "there is no journal",
@@ -242,7 +242,7 @@ def _about_missing(found: list[File], noted: dict[str, str]) -> Iterator[Finding
         )
 
 
-def _missing(found: list[File]) -> Iterator[str]:
+def _missing(found: list[JournalFile]) -> Iterator[str]:
     """The files that must have been there: writers count their files, and a name its sessions, from zero."""
     numbers: dict[str, set[int]] = {}
     sessions: dict[str, set[int]] = {}
@@ -255,7 +255,7 @@ def _missing(found: list[File]) -> Iterator[str]:
         yield from (f"{name}-{session:04d}-*.jsonl" for session in sorted(set(range(max(there))) - there))
 
 
-def _about_files(files: dict[File, _JournalFile], *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
+def _about_files(files: dict[JournalFile, _JournalFile], *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
     last = {file.writer: file for file in files}
     for file, seen in files.items():
         name = f"journal/{file.path.name}"
@@ -325,7 +325,7 @@ def _listed(found: list[str]) -> str:
     return f"{', '.join(found[:_MOST_LISTED])}{more}"
 
 
-def _about_digests(noted: dict[str, str], files: dict[File, _JournalFile]) -> Iterator[Finding]:
+def _about_digests(noted: dict[str, str], files: dict[JournalFile, _JournalFile]) -> Iterator[Finding]:
     """Complete files of which the bytes changed in a way that their lines do not show."""
     for file, seen in files.items():
         digest = noted.get(file.path.name)
@@ -438,7 +438,7 @@ def _about_power_cuts(run_dir: Path) -> Iterator[Finding]:
         if noted is not None and noted[1] > last.get(noted[0], (0, ""))[0]:
             last[noted[0]] = (noted[1], saved.path.name)
     for writer, (lines_then, name) in last.items():
-        missing = missing_lines(run_dir, writer, lines_then)
+        missing = count_missing_lines(run_dir, writer, lines_then)
         if missing:
             yield Finding(
                 "damage",
@@ -467,7 +467,7 @@ def _about_end(end: RunSummary, place: Place) -> Iterator[Finding]:
 
 
 def _about_sinks(run_dir: Path) -> Iterator[Finding]:
-    for name, loss in lost_outputs(run_dir).items():
+    for name, loss in find_lost_outputs(run_dir).items():
         yield Finding(
             "damage",
             f"{name} has lost records: {loss}",

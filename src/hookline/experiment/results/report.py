@@ -12,8 +12,8 @@ from pathlib import Path
 from hookline._engine.errors import MissingExtraError, OptionError
 from hookline._engine.state import ArmResult, RunResult
 from hookline._record.files import write_atomically
-from hookline._record.records import text
-from hookline._record.run_directory import FACTS
+from hookline._record.records import valid_text
+from hookline._record.run_directory import METADATA
 from hookline.experiment.results.report_formats import (
     Block,
     Code,
@@ -61,11 +61,14 @@ def write_report(result: ExperimentResult) -> list[Path]:
         raise OptionError(f"output_dir=None: {result.name!r} has no directory to write a report to. Give it one.")
     curves = _curves(result)
     blocks = _report(result, curves)
-    files = {"report.md": text(markdown(blocks)).encode(), "report.html": text(html(result.name, blocks)).encode()}
+    files = {
+        "report.md": valid_text(markdown(blocks)).encode(),
+        "report.html": valid_text(html(result.name, blocks)).encode(),
+    }
     if isinstance(curves, Picture):
         files[CURVES_FILE] = curves.png
     for name, content in files.items():
-        write_atomically(Path(result.output_dir) / name, content)
+        write_atomically(Path(result.output_dir) / name, content, parents=True)
     return [Path(result.output_dir) / name for name in files]
 
 
@@ -106,7 +109,7 @@ def _begun(runs: list[RunResult]) -> float | None:
     for run in runs:
         if run.output_dir is not None:
             try:
-                facts = json.loads((Path(run.output_dir) / FACTS).read_text(encoding="utf-8"))
+                facts = json.loads((Path(run.output_dir) / METADATA).read_text(encoding="utf-8"))
                 started.append(float(facts["started"]))
             except (OSError, ValueError, KeyError, TypeError):  # a run that never came so far, or was cleared away
                 continue

@@ -167,7 +167,7 @@ class ExperimentResult(state.ExperimentResult):
         if path is None and self.output_dir is None:
             raise OptionError("path=None: the experiment has no directory. Give the path of the PNG.")
         target = Path(path) if path is not None else Path(self.output_dir or "") / CURVES_FILE
-        write_atomically(target, self.picture(metric, mode=mode))
+        write_atomically(target, self.picture(metric, mode=mode), parents=True)
         return target
 
     def to_pandas(self) -> Any:

@@ -61,7 +61,7 @@ class HooklineTrainCallback(UserCallback):
         if self.dir is not None or self._outlets is None:
             raise OptionError("A HooklineTrainCallback records one fit: make another.")
         self.dir = run_directory.create(self._root, self._project, self._facts)
-        run_directory.hold(self.dir)
+        run_directory.acquire(self.dir)
         self._say("running")
         self._outlets.open(self.dir)
         return self
@@ -75,7 +75,7 @@ class HooklineTrainCallback(UserCallback):
         try:
             self._outlets.close()
         finally:
-            run_directory.let_go(self.dir)
+            run_directory.release(self.dir)
 
     def __getstate__(self) -> dict[str, Any]:
         """What Ray's controller needs."""
