@@ -32,30 +32,30 @@ class Recording(transformers.TrainerCallback):
         self.seen.append("on_train_begin")
 
 
-def test_wrap_callback_goes_by_the_name_of_its_class():
+def test_wrap_names_the_callback_after_its_class():
     collection = CallbackCollection([wrap(transformers.EarlyStoppingCallback()), wrap(Recording()), wrap(Recording())])
     assert collection.names() == ["early_stopping_callback", "recording", "recording_2"]
     assert repr(collection["recording"]) == "wrap(Recording)"
 
 
-def test_wrap_options_are_those_of_any_subscriber():
+def test_wrap_accepts_subscriber_options():
     collection = CallbackCollection([wrap(Recording()), wrap(Recording(), name="first", priority=10)])
     assert collection.names() == ["first", "recording"]
     with pytest.raises(OptionError, match="unknown option prioritty=10. Did you mean 'priority'"):
         wrap(Recording(), prioritty=10)
 
 
-def test_wrap_of_something_else_says_what_is_accepted():
+def test_wrap_of_another_object_lists_what_is_accepted():
     accepted = "TrainerCallback, a lightning.pytorch.Callback or a keras.callbacks.Callback"
     with pytest.raises(MomentError, match=accepted):
         wrap(object())
-    with pytest.raises(MomentError, match="hookline's own"):
+    with pytest.raises(MomentError, match="hookline's callbacks need no wrapping"):
         wrap(RecordingCallback())
     with pytest.raises(MomentError, match=r"Recording is a class: give an instance, wrap\(Recording\(...\)\)"):
         wrap(Recording)
 
 
-def test_wrap_imports_no_framework_that_is_not_in_use():
+def test_wrap_imports_no_framework():
     code = (
         "import sys\nfrom hookline.compat import wrap\n"
         "try:\n    wrap(object())\nexcept TypeError:\n    pass\n"
@@ -65,14 +65,14 @@ def test_wrap_imports_no_framework_that_is_not_in_use():
     assert done.stdout.strip() == "[]"
 
 
-def test_wrap_listens_only_where_the_callback_has_a_method():
+def test_wrap_subscribes_only_to_overridden_methods():
     wrapped = wrap(lightning.callbacks.LambdaCallback(on_train_epoch_end=print))
     moments = {name for name in vars(wrapped) if name.startswith("on_")}
     assert "on_train_epoch_end" in moments
     assert moments.isdisjoint({"on_step_start", "on_step_end", "on_train_batch_end", "on_before_optimizer_step"})
 
 
-def test_wrap_names_the_methods_that_are_never_called(caplog):
+def test_wrap_warns_about_methods_that_are_never_called(caplog):
     caplog.set_level(logging.WARNING, logger="hookline")
     wrap(lightning.callbacks.LambdaCallback(on_after_backward=print, on_test_end=print, on_train_end=print))
     (record,) = caplog.records
@@ -83,7 +83,7 @@ def test_wrap_names_the_methods_that_are_never_called(caplog):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_wrap_copy_has_a_callback_of_its_own(copied):
+def test_copy_of_a_wrapped_callback_has_its_own_callback(copied):
     wrapped = wrap(Recording())
     other = copied(wrapped)
     loop = FakeLoop(callbacks=[other])
@@ -105,12 +105,12 @@ def test_wrap_copy_has_a_callback_of_its_own(copied):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric")
-def test_wrap_callback_keeps_the_contract_of_subscribers(foreign):
+def test_wrapped_callback_passes_the_subscriber_contract(foreign):
     check_callback(lambda: wrap(foreign()))
 
 
 def test_wrap_args_are_for_hugging_face_only():
-    with pytest.raises(OptionError, match="Lightning's callbacks are given no TrainingArguments"):
+    with pytest.raises(OptionError, match="Lightning's callbacks do not use TrainingArguments"):
         wrap(lightning.callbacks.Callback(), args={"eval_delay": 1})
 
 

@@ -69,7 +69,7 @@ def notes_with_names(event, args):
     return (event, *index, sorted(logs or {}))
 
 
-def test_events_come_in_the_order_of_keras():
+def test_events_have_keras_order():
     here, there = [], []
     make(recording(here, notes_with_names)).fit()
     under_keras(recording(there, notes_with_names))
@@ -82,7 +82,7 @@ def test_events_come_in_the_order_of_keras():
     assert here[-2] == ("on_epoch_end", 1, ["loss", "val_loss"])
 
 
-def test_batch_that_completes_a_step_ends_after_it():
+def test_batch_that_completes_a_step_ends_after_the_step():
     seen = []
     notes = lambda event, args: (event, args[0], trainer.step)  # noqa: E731
     trainer = make(recording(seen, notes), accumulation=2, epochs=1)
@@ -111,7 +111,7 @@ def test_logs_are_means_over_the_epoch_as_floats():
     assert {type(value) for logs in epochs for value in logs.values()} == {float}
 
 
-def test_params_and_model_are_those_of_the_loop():
+def test_params_and_model_reflect_the_loop():
     history = theirs.History()
     trainer = make(history)
     trainer.fit()
@@ -135,7 +135,7 @@ class Worsening(hl.Callback):
                 loop.model.weight.add_(loop.epoch)
 
 
-def test_early_stopping_stops_and_brings_the_best_weights_back():
+def test_early_stopping_stops_and_restores_the_best_weights():
     best = []
     keeping = hl.on("train_epoch_end", lambda loop: best.append(loop.model.weight.detach().clone()))
     trainer = make(Worsening(), theirs.EarlyStopping(patience=2, restore_best_weights=True), epochs=9)
@@ -153,7 +153,7 @@ def test_reduce_on_plateau_sets_the_learning_rate_of_the_torch_optimizer():
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
-def test_learning_rate_keeps_the_proportion_of_groups():
+def test_setting_the_learning_rate_keeps_group_ratios():
     def groups(parameters):
         weight, bias = parameters
         return torch.optim.SGD([{"params": [weight], "lr": 0.1}, {"params": [bias], "lr": 0.2}])
@@ -163,7 +163,7 @@ def test_learning_rate_keeps_the_proportion_of_groups():
     assert [group["lr"] for group in trainer.optimizer.param_groups] == pytest.approx([0.05, 0.1])
 
 
-def test_learning_rate_that_a_schedule_sets_is_an_error():
+def test_setting_a_scheduled_learning_rate_is_refused():
     with pytest.raises(NotOfferedError, match="to set model.optimizer.learning_rate: .*schedule, a LambdaLR"):
         make(theirs.LearningRateScheduler(lambda epoch, rate: rate / 2), warmup_steps=2).fit()
 
@@ -188,12 +188,12 @@ def test_terminate_on_nan_stops_the_training(capsys):
     assert "Batch 2: Invalid loss" in capsys.readouterr().out
 
 
-def test_model_checkpoint_says_what_saves_here():
+def test_model_checkpoint_fails_with_the_alternative():
     trainer = make(theirs.ModelCheckpoint("best.keras", save_best_only=True), strict=False)
     assert trainer.fit().step == 8
     assert str(trainer.callbacks.failures[0].error) == (
         "Keras's ModelCheckpoint in on_epoch_end() asks for model.save: a hookline loop does not have that. "
-        "hl.callbacks.CheckpointCallback saves the model with everything that training goes on from."
+        "hl.callbacks.CheckpointCallback saves the model with everything needed to resume."
     )
 
 
@@ -215,7 +215,7 @@ class Keeping(theirs.Callback):
         self.losses.append(dict(logs))
 
 
-def test_state_is_kept_through_a_resume():
+def test_state_survives_a_resume():
     rules = CheckpointRules(every_n_epochs=1, save_top_k=-1)
     settings = {"epochs": 9, "checkpoint": rules, "learning_rate": 0.1}
 
@@ -239,7 +239,7 @@ def test_state_is_kept_through_a_resume():
     assert np.array_equal(one.arrays[0], other.arrays[0])
 
 
-def test_epoch_that_is_taken_up_in_the_middle_has_the_logs_of_the_whole():
+def test_epoch_resumed_in_the_middle_has_logs_of_the_whole_epoch():
     rules = CheckpointRules(every_n_steps=3, save_top_k=-1)
     whole, again = (make(theirs.History(), checkpoint=rules) for _ in range(2))
     whole.fit()
@@ -248,7 +248,7 @@ def test_epoch_that_is_taken_up_in_the_middle_has_the_logs_of_the_whole():
     assert again.callbacks["history"].foreign.history == whole.callbacks["history"].foreign.history
 
 
-def test_bare_loop_tells_what_it_knows():
+def test_bare_loop_fires_the_events_it_knows():
     seen, run = [], hl.run("bare", callbacks=[wrap(theirs.EarlyStopping(patience=1))], strict=True, summary=False)
     run.callbacks.add(wrap(recording(seen)))
     with run:
@@ -262,10 +262,10 @@ def test_bare_loop_tells_what_it_knows():
     assert seen[:3] == ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"]
 
 
-def test_bare_loop_without_a_model_says_so():
+def test_bare_loop_without_a_model_raises():
     stopping = theirs.EarlyStopping("loss", restore_best_weights=True)
     with (
-        pytest.raises(NotOfferedError, match="for the model: this loop was not told of it. Set run.model before"),
+        pytest.raises(NotOfferedError, match="for the model: this loop does not know it. Set run.model before"),
         hl.run("bare", callbacks=[wrap(stopping)], strict=True, summary=False) as run,
     ):
         for batch in run.steps([1.0]):

@@ -9,7 +9,7 @@ import pytest
 import hookline as hl
 from hookline._engine.errors import NotOfferedError
 from hookline.compat import wrap
-from hookline.compat.lightning import LightningBridge
+from hookline.compat.lightning import LightningAdapter
 from hookline.loops.trainer_config import CheckpointRules
 from hookline.testing import FakeLoop
 
@@ -90,7 +90,7 @@ def notes_with_steps(event, trainer, module, args):
     return (event, trainer.global_step, module.current_epoch, index)
 
 
-def test_events_come_in_the_order_of_lightning():
+def test_events_have_lightnings_order():
     here, there = [], []
     make(recording(here, notes_with_steps), accumulation=2).fit()
     under_lightning(recording(there, notes_with_steps))
@@ -105,7 +105,7 @@ def test_events_come_in_the_order_of_lightning():
     assert [note[0] for note in here] == ["setup", "on_fit_start", "on_train_start", *epoch, *epoch, *ends]
 
 
-def test_trainer_has_what_the_loop_knows():
+def test_trainer_reflects_the_loop():
     found = []
     callback = theirs.LambdaCallback(on_train_epoch_end=lambda trainer, module: found.append((trainer, module)))
     loop = make(callback, epochs=1, accumulation=2, warmup_steps=1)
@@ -121,7 +121,7 @@ def test_trainer_has_what_the_loop_knows():
     assert (trainer.lightning_module, module.trainer, module.device) == (module, trainer, torch.device("cpu"))
 
 
-def test_module_is_the_model_with_what_lightning_adds():
+def test_module_is_the_model_with_lightnings_additions():
     def on_train_batch_end(trainer, module, outputs, batch, batch_idx):
         assert module.torch_module is trainer.lightning_module.torch_module
         assert module(batch[0]).shape == (2, 1)
@@ -137,7 +137,7 @@ def test_module_is_the_model_with_what_lightning_adds():
     assert loop.model.note == 3
 
 
-def test_module_refuses_a_mean_over_the_epoch():
+def test_module_log_on_epoch_is_refused():
     def on_train_batch_end(trainer, module, outputs, batch, batch_idx):
         module.log("loss", outputs["loss"], on_epoch=True)
 
@@ -165,7 +165,7 @@ def test_early_stopping_stops_when_the_validation_gets_worse(framework):
     assert (stopping.stopped_epoch, stopping.wait_count) == (3, 2)
 
 
-def test_early_stopping_checks_after_each_validation_where_steps_are_counted():
+def test_early_stopping_checks_after_each_validation_by_steps():
     stopping = theirs.EarlyStopping("val_loss", patience=1, divergence_threshold=-1.0)
     trainer = make(stopping, validate_every_steps=3)
     trainer.fit()
@@ -180,7 +180,7 @@ def test_early_stopping_works_in_a_bare_loop():
     assert run.step == 3
 
 
-def test_state_is_kept_through_a_resume():
+def test_state_survives_a_resume():
     rules = CheckpointRules(every_n_epochs=1, save_top_k=-1)
     settings = {"epochs": 9, "checkpoint": rules}
     whole = make(Worsening(), theirs.EarlyStopping("val_loss", patience=3), theirs.Timer(), **settings)
@@ -194,7 +194,7 @@ def test_state_is_kept_through_a_resume():
     assert again.callbacks["timer"].foreign._offset > 0
 
 
-def test_checkpoint_holds_what_a_callback_puts_into_it():
+def test_checkpoint_holds_the_callbacks_additions():
     seen = []
 
     class Keeping(theirs.Callback):
@@ -228,7 +228,7 @@ def test_learning_rate_monitor_records_through_the_loop():
     assert [row.metrics["lr-AdamW"] for row in trainer.history if "loss" in row.metrics] == [0.2, 0.4, 0.4, 0.4]
 
 
-def test_model_checkpoint_saves_checkpoints_that_hookline_resumes_from():
+def test_model_checkpoint_saves_resumable_checkpoints():
     keeping = theirs.ModelCheckpoint(monitor="val_loss", save_top_k=1, save_last=True)
     trainer = make(Worsening(), keeping, epochs=4)
     trainer.fit()
@@ -249,8 +249,10 @@ def test_model_checkpoint_saves_after_steps():
     assert [Path(row.path).name for row in trainer.checkpoints] == ["epoch=0-step=3.ckpt", "epoch=1-step=6.ckpt"]
 
 
-def test_model_checkpoint_of_weights_only_says_what_there_is():
-    with pytest.raises(NotOfferedError, match="asks for a checkpoint of the weights only: .* everything that training"):
+def test_model_checkpoint_of_weights_only_is_refused():
+    with pytest.raises(
+        NotOfferedError, match="asks for a checkpoint of the weights only: .* everything needed to resume"
+    ):
         make(theirs.ModelCheckpoint(save_weights_only=True)).fit()
 
 
@@ -265,23 +267,23 @@ class Unfreezing(theirs.BaseFinetuning):
             theirs.BackboneFinetuning(1),
             "it would set the learning rate of the whole model. Give the Trainer an optimizer",
         ),
-        (Unfreezing(), "it adds parameters to the optimizer while it trains"),
+        (Unfreezing(), "it adds parameters to the optimizer during training"),
         (theirs.EMAWeightAveraging(), "it averages a LightningModule.* hl.callbacks.EMA keeps an average"),
         (theirs.StochasticWeightAveraging(0.1), "replaces the optimizer's schedule .* hl.callbacks.EMA"),
-        (theirs.GradientAccumulationScheduler({0: 2}), r"cannot change while it trains. TrainerConfig\(accumulation="),
-        (theirs.BatchSizeFinder(), "it trains on trial"),
-        (theirs.LearningRateFinder(), "it trains on trial"),
+        (theirs.GradientAccumulationScheduler({0: 2}), r"cannot change during training. TrainerConfig\(accumulation="),
+        (theirs.BatchSizeFinder(), "it runs trial trainings"),
+        (theirs.LearningRateFinder(), "it runs trial trainings"),
         (theirs.RichModelSummary(), "it needs a LightningModule"),
         (theirs.ThroughputMonitor(len), "hl.callbacks.ThroughputMonitor"),
         (pytorch_lightning.callbacks.BackboneFinetuning(1), "the learning rate of the whole model"),
     ],
 )
-def test_callback_that_cannot_work_is_refused_when_it_is_wrapped(callback, reason):
+def test_unsupported_callback_is_refused_when_wrapped(callback, reason):
     with pytest.raises(NotOfferedError, match=f"Lightning's {type(callback).__name__} cannot be wrapped: .*{reason}"):
         wrap(callback)
 
 
-def test_every_callback_of_lightning_is_refused_or_leaves_a_training_without_failures(tmp_path):
+def test_every_lightning_callback_is_refused_or_trains_without_failures(tmp_path):
     arguments = {
         "ModelPruning": ("l1_unstructured",),
         "OnExceptionCheckpoint": (tmp_path,),
@@ -289,7 +291,7 @@ def test_every_callback_of_lightning_is_refused_or_leaves_a_training_without_fai
     }
     kinds = [getattr(theirs, name) for name in theirs.__all__ if name not in ("Callback", "Checkpoint", "ProgressBar")]
     kinds = [kind for kind in kinds if kind.__name__ not in ("BasePredictionWriter", "SpikeDetection")]
-    for kind in [each for each in kinds if not set(LightningBridge.refused) & {one.__name__ for one in each.__mro__}]:
+    for kind in [each for each in kinds if not set(LightningAdapter.refused) & {one.__name__ for one in each.__mro__}]:
         make(kind(*arguments.get(kind.__name__, ()))).fit()  # strict: a failure would be raised
 
 
@@ -312,7 +314,7 @@ def test_device_stats_monitor_records_lightnings_statistics_through_the_loop():
 
 
 @pytest.mark.parametrize("event", ["setup", "on_fit_start", "on_train_start"])
-def test_callback_that_fails_in_its_setup_gets_no_later_event_until_another_training(event):
+def test_callback_that_fails_in_setup_gets_no_event_until_the_next_training(event):
     seen = []
 
     class Failing(theirs.LambdaCallback):
@@ -336,7 +338,7 @@ def test_callback_that_fails_in_its_setup_gets_no_later_event_until_another_trai
     assert seen[-1] == "teardown"
 
 
-def test_exception_is_told_and_nothing_after_it():
+def test_exception_is_the_last_event():
     seen = []
 
     def fail(trainer, module, *args):
@@ -348,7 +350,7 @@ def test_exception_is_told_and_nothing_after_it():
     assert seen == ["on_exception"]
 
 
-def test_strategy_settles_with_the_other_processes():
+def test_strategy_communicates_with_other_processes():
     found = []
     loop = FakeLoop(callbacks=[wrap(theirs.LambdaCallback(on_train_start=lambda trainer, _: found.append(trainer)))])
     loop.world_size, loop.rank = 2, 1

@@ -85,7 +85,7 @@ def under_hugging_face(callback):
     transformers.Trainer(Model(), args, **data, callbacks=[callback]).train()
 
 
-def test_events_come_in_the_order_of_hugging_face():
+def test_events_have_hugging_face_order():
     here, there = Recording(), Recording()
     make(here, accumulation=2, validate_every_steps=2).fit()
     under_hugging_face(there)
@@ -97,7 +97,7 @@ def test_events_come_in_the_order_of_hugging_face():
     assert here.seen == there.seen == ["on_init_end", "on_train_begin", *epoch, *epoch, "on_train_end"]
 
 
-def test_state_is_that_of_the_loop():
+def test_state_reflects_the_loop():
     def notes(event, args, state, kwargs):
         return (event, state.global_step, state.epoch, state.max_steps, state.num_train_epochs)
 
@@ -115,7 +115,7 @@ def test_state_is_that_of_the_loop():
     ]
 
 
-def test_arguments_are_those_of_the_loop():
+def test_arguments_reflect_the_loop():
     found = []
     recording = Recording(notes=lambda event, args, state, kwargs: found.append((args, kwargs)))
     trainer = make(recording, learning_rate=0.5, accumulation=2, gradient_clip_norm=1.0, validate_every_steps=2)
@@ -131,7 +131,7 @@ def test_arguments_are_those_of_the_loop():
     assert [len(kwargs[name]) for name in ("train_dataloader", "eval_dataloader")] == [4, 2]
 
 
-def test_arguments_that_are_not_there_are_errors_that_say_so():
+def test_unknown_arguments_raise():
     class Pushing(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
             return args.hub_model_id
@@ -143,14 +143,14 @@ def test_arguments_that_are_not_there_are_errors_that_say_so():
     assert [failure.moment for failure in trainer.callbacks.failures] == ["on_train_start"]
 
 
-def test_arguments_that_are_given_are_checked():
+def test_given_arguments_are_validated():
     with pytest.raises(OptionError, match="TrainingArguments has no 'eval_delays'. Did you mean 'eval_delay'"):
         wrap(Recording(), args={"eval_delays": 1})
-    with pytest.raises(OptionError, match="'max_steps' is what the loop says"):
+    with pytest.raises(OptionError, match="'max_steps' comes from the loop"):
         wrap(Recording(), args={"max_steps": 1})
 
 
-def test_evaluations_of_several_sets_have_the_names_of_hugging_face():
+def test_evaluations_of_several_sets_have_hugging_face_names():
     recording = Recording(notes=lambda event, args, state, kwargs: (event, kwargs.get("logs"), kwargs.get("metrics")))
     make(recording, epochs=1, val={"easy": samples(4, 2), "hard": samples(4, 3)}).fit()
     told = [set(metrics) for event, _, metrics in recording.seen if event == "on_evaluate"]
@@ -158,7 +158,7 @@ def test_evaluations_of_several_sets_have_the_names_of_hugging_face():
     assert told == logged == [{"eval_easy_loss", "epoch"}, {"eval_hard_loss", "epoch"}]
 
 
-def test_logs_have_the_names_of_hugging_face():
+def test_logs_have_hugging_face_names():
     recording = Recording(notes=lambda event, args, state, kwargs: (event, kwargs.get("logs"), kwargs.get("metrics")))
     trainer = make(recording, epochs=1)
     trainer.fit()
@@ -179,7 +179,7 @@ def test_logs_have_the_names_of_hugging_face():
         (("should_log", 3), (8, [], [4, 8])),
     ],
 )
-def test_control_asks_the_loop(asks, steps):
+def test_control_requests_reach_the_loop(asks, steps):
     trainer = make(Recording(asks={"on_step_end": asks}))
     done = trainer.fit().step
     validated = [row.step for row in trainer.history if "val/loss" in row.metrics]
@@ -193,14 +193,14 @@ def test_control_cannot_cut_an_epoch_short():
         make(Recording(asks={"on_step_end": ("should_epoch_stop", 2)})).fit()
 
 
-def test_default_flow_callback_asks_for_nothing_that_is_done_anyway():
+def test_default_flow_callback_causes_no_duplicate_work():
     trainer = make(transformers.DefaultFlowCallback())
     trainer.fit()
     assert (trainer.state, trainer.stop_reason, trainer.step) == ("completed", None, 8)
     assert [row.step for row in trainer.history if "val/loss" in row.metrics] == [4, 8]
 
 
-def test_default_flow_callback_follows_the_settings_it_is_given():
+def test_default_flow_callback_uses_given_settings():
     args = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 5}
     trainer = make(transformers.DefaultFlowCallback(), args=args)
     trainer.fit()
@@ -208,7 +208,7 @@ def test_default_flow_callback_follows_the_settings_it_is_given():
     assert [row.step for row in trainer.checkpoints] == [5, 8]
 
 
-def test_early_stopping_callback_stops_at_the_first_validation_that_is_worse():
+def test_early_stopping_callback_stops_at_the_first_worse_validation():
     trainer = make(transformers.EarlyStoppingCallback(1), epochs=9, learning_rate=10.0)
     trainer.fit()
     losses = [row.metrics["val/loss"] for row in trainer.history if "val/loss" in row.metrics]
@@ -219,7 +219,7 @@ def test_early_stopping_callback_stops_at_the_first_validation_that_is_worse():
     assert (state.best_metric, state.best_global_step) == (min(losses), 4 * len(losses) - 4)
 
 
-def test_early_stopping_callback_watches_the_metric_it_is_given():
+def test_early_stopping_callback_monitors_the_given_metric():
     args = {"metric_for_best_model": "accuracy", "greater_is_better": True}
     callback = transformers.EarlyStoppingCallback(2)
     with hl.run("bare", callbacks=[wrap(callback, args=args)], strict=True, summary=False) as run:
@@ -238,7 +238,7 @@ class Worsening(hl.Callback):
                 loop.model.weight.add_(10 * loop.epoch)
 
 
-def test_state_of_an_exportable_callback_is_kept_through_a_resume():
+def test_state_of_an_exportable_callback_survives_a_resume():
     rules = CheckpointRules(every_n_epochs=1, save_top_k=-1)
     whole, again = (
         make(Worsening(), transformers.EarlyStoppingCallback(3), epochs=9, checkpoint=rules) for _ in range(2)
@@ -263,7 +263,7 @@ def test_printer_and_progress_callbacks_print(capsys):
     assert trainer.callbacks["progress_callback"].foreign.training_bar is None
 
 
-def test_optimizer_step_is_told_while_the_gradients_are_there():
+def test_optimizer_step_event_comes_before_gradients_are_cleared():
     norms = []
 
     class Gradients(transformers.TrainerCallback):
@@ -291,7 +291,7 @@ def test_error_in_the_optimizer_step_is_isolated():
     assert trainer.callbacks.failures[-1].disabled
 
 
-def test_bare_loop_tells_what_it_knows(caplog):
+def test_bare_loop_fires_the_events_it_knows(caplog):
     recording = Recording()
     with hl.run("bare", callbacks=[wrap(recording)], strict=True, summary=False) as run:
         for batch in run.steps([1.0, 2.0]):
@@ -306,11 +306,11 @@ def test_bare_loop_tells_what_it_knows(caplog):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (AssertionError(), "Hugging Face's Asserts failed in its on_step_end(): it does not say why"),
+        (AssertionError(), "Hugging Face's Asserts failed in its on_step_end(): no message"),
         (ValueError("loss"), "Hugging Face's Asserts failed in its on_step_end(): loss"),
     ],
 )
-def test_error_that_says_little_names_the_callback_and_the_event(error, told):
+def test_error_without_message_names_the_callback_and_the_event(error, told):
     class Asserts(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             raise error

@@ -1,4 +1,4 @@
-"""Callbacks of other frameworks in hookline's own loops."""
+"""Callbacks of other frameworks in hookline's loops."""
 
 from hookline.compat.base import wrap
 

@@ -1,21 +1,17 @@
-"""Hugging Face's callbacks: `TrainerCallback` with ``args``, ``state`` and ``control``.
+"""Runs Hugging Face callbacks, which use ``args``, ``state`` and ``control``, in hookline's loops.
 
-- ``state`` is a real `TrainerState`, kept up to date. ``log_history`` holds the latest 10,000 rows; rows are written
-  after every step, not every ``logging_steps``. ``best_metric`` follows ``args.metric_for_best_model``: by default the
-  one that the Trainer's checkpoints are monitored by, or the loss of validations.
+- ``args`` offers the loop's length, data, optimizer and plan under the names of `TrainingArguments`. Settings that only
+  Hugging Face has can be given to `wrap`; the rest raises `NotOfferedError`.
+- ``state`` is a real `TrainerState`, kept up to date. ``log_history`` holds the latest 10,000 rows; there is a row for
+  every step, not every ``logging_steps``. ``best_metric`` follows ``args.metric_for_best_model``: by default the metric
+  that the Trainer's checkpoints monitor, or the validation loss.
 - ``control`` is a real `TrainerControl`. ``should_training_stop``, ``should_save`` and ``should_evaluate`` become
-  requests to the loop, unless it has just done that; ``should_log`` is done anyway. An epoch cannot be cut short, so
+  requests to the loop, unless it has just done that; ``should_log`` has no effect. An epoch cannot be cut short, so
   ``should_epoch_stop`` is an error.
-- Metrics of validations are called as Hugging Face calls them: ``val/loss`` and ``val_loss`` are ``eval_loss``, and
-  what a host calls ``eval_loss`` stays so.
-- `on_pre_optimizer_step` comes before the gradients are clipped. `on_optimizer_step` comes out of the optimizer itself,
-  while the gradients are still there; what it raises is reported at the end of the step.
-- The state of an `ExportableState` lies in the loop's checkpoints.
-
-`Arguments`: what a Hugging Face callback finds in ``args``.
-
-What the loop knows stands under the names of `TrainingArguments`: its length, its data, its optimizer, when it
-validates and saves. What only Hugging Face has may be given to `wrap`; the rest is a `NotOfferedError`.
+- Validation metrics have Hugging Face's names: ``val/loss`` and ``val_loss`` become ``eval_loss``.
+- `on_pre_optimizer_step` comes before the gradients are clipped. `on_optimizer_step` is called by the optimizer, while
+  the gradients still exist; an exception in it is raised at the end of the step.
+- The state of an `ExportableState` is saved in the loop's checkpoints.
 """
 
 import dataclasses
@@ -23,7 +19,8 @@ import logging
 import math
 import sys
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -32,145 +29,29 @@ from transformers.training_args import TrainingArguments
 from hookline._engine.errors import OptionError, closest
 from hookline._engine.metrics import MetricsRow, plain
 from hookline._engine.state import LoopArtifacts, ManifestRow
-from hookline.compat.base import ForeignCallback, LoopFacts, StandIn, not_offered
+from hookline.compat.base import CallbackAdapter, LoopFacade, LoopInfo, not_offered
 
-if TYPE_CHECKING:
-    from hookline.compat.base import ForeignCallback
+logger = logging.getLogger("hookline")
 
-
-OF_THE_LOOP = frozenset(
+ROWS_KEPT = 10_000
+LOOP_SETTINGS = frozenset(
     {
         *("output_dir", "run_name", "num_train_epochs", "max_steps", "learning_rate", "weight_decay", "max_grad_norm"),
         *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "seed"),
     }
 )
-"""What is always the loop's own to say."""
+"""Settings that always come from the loop."""
 
 
-def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that somebody gave for ``args``, if Hugging Face has them and the loop has not."""
-    known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    for name in given:
-        if name not in known:
-            raise OptionError(f"wrap(args=...): TrainingArguments has no {name!r}. {closest(name, known)}")
-        if name in OF_THE_LOOP:
-            raise OptionError(f"wrap(args=...): {name!r} is what the loop says: set it there.")
-    return dict(given)
-
-
-class Arguments(StandIn):
-    """The settings of a loop, by the names of Hugging Face.
-
-    Args:
-        given: Settings that the loop does not know.
-    """
-
-    def __init__(self, bridge: "ForeignCallback", loop: Any, given: Mapping[str, Any]) -> None:
-        super().__init__(bridge, loop, "args")
-        known = {**_defaults(loop), **_plan(loop), **given, **_of_loop(loop)}
-        metric = known["metric_for_best_model"]
-        known.setdefault("greater_is_better", metric is not None and not metric.endswith("loss"))
-        vars(self).update({name: value for name, value in known.items() if value is not None or name in given})
-        vars(self)["_names"] = frozenset(vars(self)) - {"_bridge", "_loop", "_path"}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything that is known."""
-        return {name: getattr(value, "value", value) for name, value in vars(self).items() if name in self._names}
-
-    def _offered(self) -> list[str]:
-        return [*self._names, "to_dict"]
-
-
-def _defaults(loop: Any) -> dict[str, Any]:
-    """What Hugging Face has where nobody says otherwise, and what is true of a loop that is not Hugging Face's."""
-    return {
-        "metric_for_best_model": "loss",
-        "load_best_model_at_end": False,
-        "eval_delay": 0,
-        "logging_strategy": IntervalStrategy.STEPS,
-        "logging_steps": 1,
-        "logging_first_step": False,
-        "report_to": [],
-        "push_to_hub": False,
-        "world_size": loop.world_size,
-        "process_index": loop.rank,
-        "should_log": loop.rank == 0,
-        "should_save": loop.rank == 0,
-    }
-
-
-def _plan(loop: Any) -> dict[str, Any]:
-    """When the loop validates and saves by itself; a loop of somebody's own does so when its body says."""
-    settings = LoopFacts(loop).settings
-    if settings is None:
-        return {"eval_strategy": IntervalStrategy.EPOCH, "save_strategy": SaveStrategy.NO}
-    rules = settings.checkpoint
-    saves_steps = None if rules is None else rules.every_n_steps
-    plan: dict[str, Any] = {"eval_strategy": IntervalStrategy.NO, "save_strategy": SaveStrategy.NO}
-    if LoopFacts(loop).val_data is not None:
-        plan["eval_strategy"] = IntervalStrategy.STEPS if settings.validate_every_steps else IntervalStrategy.EPOCH
-    if rules is not None:
-        plan["save_strategy"] = SaveStrategy.STEPS if saves_steps else SaveStrategy.EPOCH
-    if rules is not None and rules.monitor is not None:
-        plan["metric_for_best_model"] = eval_name(rules.monitor, LoopFacts(loop).val_sets)
-        plan["greater_is_better"] = None if rules.mode is None else rules.mode == "max"
-        plan = {name: value for name, value in plan.items() if value is not None}
-    return {**plan, "eval_steps": settings.validate_every_steps, "save_steps": saves_steps}
-
-
-def _of_loop(loop: Any) -> dict[str, Any]:
-    facts = LoopFacts(loop)
-    settings = facts.settings
-    return {
-        "output_dir": None if loop.output_dir is None else str(loop.output_dir),
-        "run_name": getattr(loop, "name", None),
-        "num_train_epochs": None if loop.num_epochs is None else float(loop.num_epochs),
-        "max_steps": -1 if loop.num_steps is None else loop.num_steps,
-        "learning_rate": facts.of_optimizer("lr"),
-        "weight_decay": facts.of_optimizer("weight_decay"),
-        "max_grad_norm": None if settings is None else settings.gradient_clip_norm or math.inf,
-        "per_device_train_batch_size": facts.train_batch_size,
-        "per_device_eval_batch_size": facts.val_batch_size,
-        "train_batch_size": facts.train_batch_size,
-        "eval_batch_size": facts.val_batch_size,
-        "gradient_accumulation_steps": facts.accumulation,
-        "seed": getattr(settings, "seed", None),
-    }
-
-
-def eval_name(name: str, sets: Collection[str] = ()) -> str:
-    """What a metric of a validation is called by Hugging Face.
-
-    Args:
-        sets: The names of validation sets, where there are several.
-
-    >>> eval_name("val/loss"), eval_name("val_loss"), eval_name("loss")
-    ('eval_loss', 'eval_loss', 'loss')
-    >>> eval_name("val/easy/loss", ["easy", "hard"])
-    'eval_easy_loss'
-    """
-    if not name.startswith(("val/", "val_")):
-        return name
-    first, slash, rest = name[4:].partition("/")
-    return f"eval_{first}_{rest}" if first in sets else f"eval_{first}{slash}{rest}"
-
-
-logger = logging.getLogger("hookline")
-
-ROWS_KEPT = 10_000
-_WHOLE = "hookline's loops do not cut an epoch short"
-_STOP = "control.should_training_stop ends the training."
-
-
-class TransformersBridge(ForeignCallback):
-    """Runs a Hugging Face callback; see the module.
+class TransformersAdapter(CallbackAdapter):
+    """Runs a Hugging Face callback.
 
     Args:
         args: Settings of `TrainingArguments` that the loop does not know.
     """
 
     framework = "Hugging Face"
-    told: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    methods_by_moment: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "on_train_start": ("on_init_end", "on_train_begin"),
         "on_train_epoch_start": ("on_epoch_begin",),
         "on_step_start": ("on_step_begin",),
@@ -185,11 +66,17 @@ class TransformersBridge(ForeignCallback):
         "on_train_epoch_end": ("on_epoch_end",),
         "on_train_end": ("on_train_end",),
     }
-    always = frozenset({"on_train_start", "on_log", "on_eval", "on_checkpoint"})
-    prepares = frozenset({"on_init_end", "on_train_begin"})
+    required_moments = frozenset({"on_train_start", "on_log", "on_eval", "on_checkpoint"})
+    setup_methods = frozenset({"on_init_end", "on_train_begin"})
 
     def __init__(self, foreign: Any, base: type, args: Mapping[str, Any] | None = None) -> None:
-        self._given = checked_arguments(args or {})
+        known = {field.name for field in dataclasses.fields(TrainingArguments)}
+        for name in args or ():
+            if name not in known:
+                raise OptionError(f"wrap(args=...): TrainingArguments has no {name!r}. {closest(name, known)}")
+            if name in LOOP_SETTINGS:
+                raise OptionError(f"wrap(args=...): {name!r} comes from the loop: set it there.")
+        self._given = dict(args or {})
         super().__init__(foreign, base)
         self.args: Any = None
         self.state, self.control = TrainerState(), TrainerControl()
@@ -204,15 +91,17 @@ class TransformersBridge(ForeignCallback):
             self.state, self._evaluated_at, self._saved_at = TrainerState(), -1, -1
         self._is_stopping = False
         self.state.is_world_process_zero = self.state.is_local_process_zero = loop.rank == 0
-        self.state.compute_steps(_Steps(self.args), loop.num_steps or sys.maxsize)
-        self.state.train_batch_size = LoopFacts(loop).train_batch_size
+        steps = {name: getattr(self.args, name, None) for name in ("logging_steps", "eval_steps", "save_steps")}
+        self.state.compute_steps(SimpleNamespace(**steps), loop.num_steps or sys.maxsize)
+        self.state.train_batch_size = LoopInfo(loop).train_batch_size
 
     def _on_train_start(self, loop: Any) -> None:
-        self._loop = None  # a training that is taken up has another plan
-        self._attached(loop)
-        self.state.log_history = [_logged(loop, row.step, row.metrics) for row in _history(loop)]
+        self._loop = None  # attach again: a resumed training has another plan
+        self._ensure_attached(loop)
+        history = [] if loop.step == 0 else list(loop.history)[-ROWS_KEPT:]
+        self.state.log_history = [_logged(loop, row.step, row.metrics) for row in history]
         if "on_optimizer_step" in self._methods:
-            self._follow(loop)
+            self._hook_optimizer(loop)
         self._call(loop, "on_init_end")
         self.control.should_training_stop = False
         self._call(loop, "on_train_begin")
@@ -225,7 +114,7 @@ class TransformersBridge(ForeignCallback):
         self._call(loop, "on_step_begin")
 
     def _on_train_batch_start(self, loop: Any, batch: Any, batch_idx: int) -> None:
-        if self._inside_step:  # the batch before this one did not complete the step
+        if self._inside_step:  # the previous batch did not complete the step
             self._call(loop, "on_substep_end")
 
     def _on_train_batch_end(self, loop: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -242,7 +131,7 @@ class TransformersBridge(ForeignCallback):
             raise late
 
     def _on_log(self, loop: Any, step: int, metrics: dict[str, Any]) -> None:
-        self._attached(loop)
+        self._ensure_attached(loop)
         row = _logged(loop, step, metrics)
         self.state.log_history.append(row)
         del self.state.log_history[:-ROWS_KEPT]
@@ -253,14 +142,20 @@ class TransformersBridge(ForeignCallback):
         self._call(loop, "on_prediction_step")
 
     def _on_eval(self, loop: Any, step_idx: int, eval_name: str, metrics: dict[str, Any]) -> None:
-        self._attached(loop)
+        self._ensure_attached(loop)
         self._evaluated_at = loop.step
-        told = {**_named(metrics, eval_name), "epoch": LoopFacts(loop).epochs_done}
-        self._call(loop, "on_evaluate", metrics=told)
-        self._note_best(loop, told)
+        named = {**_eval_metrics(metrics, eval_name), "epoch": LoopInfo(loop).epochs_done}
+        self._call(loop, "on_evaluate", metrics=named)
+        # Hugging Face updates the best metric after its callbacks have seen the evaluation.
+        wanted, best = getattr(self.args, "metric_for_best_model", None), self.state.best_metric
+        value = None if wanted is None else named.get(f"eval_{wanted.removeprefix('eval_')}")
+        if isinstance(value, int | float) and (
+            best is None or (value > best if self.args.greater_is_better else value < best)
+        ):
+            self.state.best_metric, self.state.best_global_step = value, loop.step
 
     def _on_checkpoint(self, loop: Any, row: ManifestRow) -> None:
-        self._attached(loop)
+        self._ensure_attached(loop)
         self._saved_at = row.step
         if row.step == self.state.best_global_step:
             self.state.best_model_checkpoint = str(row.path)
@@ -285,7 +180,7 @@ class TransformersBridge(ForeignCallback):
             return
         kind = type(self.foreign)
         if kind.from_state.__func__ is ExportableState.from_state.__func__:
-            vars(self.foreign).update(own["attributes"])  # the settings stay those that it was made with
+            vars(self.foreign).update(own["attributes"])  # its settings stay as constructed
         else:
             vars(self.foreign).update(vars(kind.from_state(own)))
 
@@ -295,22 +190,28 @@ class TransformersBridge(ForeignCallback):
             self._hook = None
 
     def _call(self, loop: Any, event: str, **more: Any) -> None:
-        """Tell the callback, and the loop what it asked for."""
-        self._attached(loop)
-        if event not in self._methods or not self._is_prepared:
+        """Call the callback with up-to-date objects, and forward its requests to the loop."""
+        self._ensure_attached(loop)
+        if event not in self._methods or not self._is_set_up:
             return
-        self._keep_up(loop)
-        returned = self._tell(event, self.args, self.state, self.control, **_parts(loop), **more)
+        state, info = self.state, LoopInfo(loop)
+        state.global_step, state.epoch = loop.step, info.epochs_done
+        state.max_steps, state.num_train_epochs = loop.num_steps or sys.maxsize, loop.num_epochs or sys.maxsize
+        owners: tuple[Any, ...] = (loop, getattr(loop, "worker", None))
+        parts = {
+            "model": loop.model,
+            "processing_class": next((owner.tokenizer for owner in owners if hasattr(owner, "tokenizer")), None),
+            "optimizer": loop.optimizer,
+            "lr_scheduler": loop.scheduler,
+            "train_dataloader": info.train_data,
+            "eval_dataloader": info.val_data,
+        }
+        returned = self._invoke(event, self.args, state, self.control, **parts, **more)
         if returned is not None:
             self.control = returned
-        self._answer(loop, event)
+        self._forward_requests(loop, event)
 
-    def _keep_up(self, loop: Any) -> None:
-        state = self.state
-        state.global_step, state.epoch = loop.step, LoopFacts(loop).epochs_done
-        state.max_steps, state.num_train_epochs = loop.num_steps or sys.maxsize, loop.num_epochs or sys.maxsize
-
-    def _answer(self, loop: Any, event: str) -> None:
+    def _forward_requests(self, loop: Any, event: str) -> None:
         control = self.control
         if control.should_training_stop and not self._is_stopping and loop.step != loop.num_steps:
             self._is_stopping = True
@@ -322,65 +223,134 @@ class TransformersBridge(ForeignCallback):
         control.should_save = control.should_evaluate = control.should_log = False
         if control.should_epoch_stop:
             control.should_epoch_stop = False
-            raise not_offered(self, f"in {event}() to end the epoch", _STOP, why=_WHOLE)
+            instead, why = (
+                "control.should_training_stop ends the training.",
+                "hookline's loops do not cut an epoch short",
+            )
+            raise not_offered(self, f"in {event}() to end the epoch", instead, why=why)
 
-    def _note_best(self, loop: Any, metrics: Mapping[str, Any]) -> None:
-        """Keep the best metric, as Hugging Face does after its callbacks have seen the evaluation."""
-        wanted = getattr(self.args, "metric_for_best_model", None)
-        value = None if wanted is None else metrics.get(f"eval_{wanted.removeprefix('eval_')}")
-        best = self.state.best_metric
-        if not isinstance(value, int | float):
-            return
-        if best is None or (value > best if self.args.greater_is_better else value < best):
-            self.state.best_metric, self.state.best_global_step = value, loop.step
-
-    def _follow(self, loop: Any) -> None:
-        """Have the optimizer say when it has moved the weights and not cleared the gradients yet."""
-        optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)  # Accelerate has one around it
+    def _hook_optimizer(self, loop: Any) -> None:
+        """Register a hook that runs after the weights have changed and before the gradients are cleared."""
+        optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)  # Accelerate wraps it
         register = getattr(optimizer, "register_step_post_hook", None)
         self.close()
         if register is None:
             logger.warning(
-                "%s: its on_optimizer_step is not called, as this loop has no torch optimizer. "
+                "%s: on_optimizer_step is never called, because this loop has no torch optimizer. "
                 "Set run.optimizer before the first step.",
-                self.who,
+                self.label,
             )
         else:
             self._hook = register(lambda *_: self._optimizer_stepped(loop))
 
     def _optimizer_stepped(self, loop: Any) -> None:
-        if self._late_error is None:  # nobody took the last one: this callback was disabled
+        if self._late_error is None:  # otherwise this callback was disabled before the last one was raised
             try:
                 self._call(loop, "on_optimizer_step")
-            except Exception as error:  # would end the training here, outside the engine
+            except Exception as error:  # here it would end the training, outside the engine's isolation
                 self._late_error = error
 
 
-class _Steps:
-    """The settings that `TrainerState.compute_steps` reads; None where there are none."""
+class Arguments(LoopFacade):
+    """The settings of a loop under the names of `TrainingArguments`.
 
-    def __init__(self, args: Any) -> None:
-        self.logging_steps, self.eval_steps, self.save_steps = (
-            getattr(args, name, None) for name in ("logging_steps", "eval_steps", "save_steps")
-        )
+    Args:
+        given: Settings that the loop does not know.
+    """
+
+    def __init__(self, adapter: CallbackAdapter, loop: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(adapter, loop, "args")
+        known = {**_defaults(loop), **_plan(loop), **given, **_loop_settings(loop)}
+        metric = known["metric_for_best_model"]
+        known.setdefault("greater_is_better", metric is not None and not metric.endswith("loss"))
+        vars(self).update({name: value for name, value in known.items() if value is not None or name in given})
+        vars(self)["_names"] = frozenset(vars(self)) - {"_adapter", "_loop", "_path"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all known settings."""
+        return {name: getattr(value, "value", value) for name, value in vars(self).items() if name in self._names}
+
+    def _offered(self) -> list[str]:
+        return [*self._names, "to_dict"]
 
 
-def _parts(loop: Any) -> dict[str, Any]:
-    facts = LoopFacts(loop)
-    holders: tuple[Any, ...] = (loop, getattr(loop, "worker", None))
+def _defaults(loop: Any) -> dict[str, Any]:
+    """Return Hugging Face's defaults, and what is true of every hookline loop."""
     return {
-        "model": loop.model,
-        "processing_class": next((one.tokenizer for one in holders if hasattr(one, "tokenizer")), None),
-        "optimizer": loop.optimizer,
-        "lr_scheduler": loop.scheduler,
-        "train_dataloader": facts.train_data,
-        "eval_dataloader": facts.val_data,
+        "metric_for_best_model": "loss",
+        "load_best_model_at_end": False,
+        "eval_delay": 0,
+        "logging_strategy": IntervalStrategy.STEPS,
+        "logging_steps": 1,
+        "logging_first_step": False,
+        "report_to": [],
+        "push_to_hub": False,
+        "world_size": loop.world_size,
+        "process_index": loop.rank,
+        "should_log": loop.rank == 0,
+        "should_save": loop.rank == 0,
     }
 
 
-def _named(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
-    """The metrics of an evaluation, by the names that Hugging Face gives them."""
-    own = evaluation.removeprefix("val").lstrip("/")  # that of one of several validation sets, or another evaluation
+def _plan(loop: Any) -> dict[str, Any]:
+    """Return when the loop validates and saves; in a bare loop its body decides."""
+    settings = LoopInfo(loop).settings
+    if settings is None:
+        return {"eval_strategy": IntervalStrategy.EPOCH, "save_strategy": SaveStrategy.NO}
+    rules = settings.checkpoint
+    saves_steps = None if rules is None else rules.every_n_steps
+    plan: dict[str, Any] = {"eval_strategy": IntervalStrategy.NO, "save_strategy": SaveStrategy.NO}
+    if LoopInfo(loop).val_data is not None:
+        plan["eval_strategy"] = IntervalStrategy.STEPS if settings.validate_every_steps else IntervalStrategy.EPOCH
+    if rules is not None:
+        plan["save_strategy"] = SaveStrategy.STEPS if saves_steps else SaveStrategy.EPOCH
+    if rules is not None and rules.monitor is not None:
+        plan["metric_for_best_model"] = eval_name(rules.monitor, LoopInfo(loop).val_sets)
+        plan["greater_is_better"] = None if rules.mode is None else rules.mode == "max"
+        plan = {name: value for name, value in plan.items() if value is not None}
+    return {**plan, "eval_steps": settings.validate_every_steps, "save_steps": saves_steps}
+
+
+def _loop_settings(loop: Any) -> dict[str, Any]:
+    info = LoopInfo(loop)
+    settings = info.settings
+    return {
+        "output_dir": None if loop.output_dir is None else str(loop.output_dir),
+        "run_name": getattr(loop, "name", None),
+        "num_train_epochs": None if loop.num_epochs is None else float(loop.num_epochs),
+        "max_steps": -1 if loop.num_steps is None else loop.num_steps,
+        "learning_rate": info.optimizer_default("lr"),
+        "weight_decay": info.optimizer_default("weight_decay"),
+        "max_grad_norm": None if settings is None else settings.gradient_clip_norm or math.inf,
+        "per_device_train_batch_size": info.train_batch_size,
+        "per_device_eval_batch_size": info.val_batch_size,
+        "train_batch_size": info.train_batch_size,
+        "eval_batch_size": info.val_batch_size,
+        "gradient_accumulation_steps": info.accumulation,
+        "seed": getattr(settings, "seed", None),
+    }
+
+
+def eval_name(name: str, sets: Collection[str] = ()) -> str:
+    """Return Hugging Face's name of a validation metric.
+
+    Args:
+        sets: The names of the validation sets, if there are several.
+
+    >>> eval_name("val/loss"), eval_name("val_loss"), eval_name("loss")
+    ('eval_loss', 'eval_loss', 'loss')
+    >>> eval_name("val/easy/loss", ["easy", "hard"])
+    'eval_easy_loss'
+    """
+    if not name.startswith(("val/", "val_")):
+        return name
+    first, slash, rest = name[4:].partition("/")
+    return f"eval_{first}_{rest}" if first in sets else f"eval_{first}{slash}{rest}"
+
+
+def _eval_metrics(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
+    """Return the metrics of an evaluation under Hugging Face's names."""
+    own = evaluation.removeprefix("val").lstrip("/")  # a validation set, or another evaluation
     start = "eval_" if own in ("", "eval") else f"eval_{own}_"
     named = {name: eval_name(name) for name in metrics if not name.startswith(f"{evaluation}/")}
     named |= {name: start + name.removeprefix(f"{evaluation}/") for name in metrics if name not in named}
@@ -388,14 +358,9 @@ def _named(metrics: Mapping[str, Any], evaluation: str) -> dict[str, Any]:
 
 
 def _logged(loop: Any, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """A row as Hugging Face logs it; values on their way from a device stay so until they are read."""
-    facts = LoopFacts(loop)
-    row = MetricsRow({eval_name(name, facts.val_sets): value for name, value in dict.items(metrics)})
-    steps = facts.steps_per_epoch
+    """Return a row as Hugging Face logs it; values on a device stay there until they are read."""
+    info = LoopInfo(loop)
+    row = MetricsRow({eval_name(name, info.val_sets): value for name, value in dict.items(metrics)})
+    steps = info.steps_per_epoch
     row.update({"epoch": float(loop.epoch) if steps is None else step / steps, "step": step})
     return row
-
-
-def _history(loop: Any) -> list[Any]:
-    """What was logged before a training is taken up."""
-    return [] if loop.step == 0 else list(loop.history)[-ROWS_KEPT:]
