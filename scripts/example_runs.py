@@ -33,7 +33,7 @@ class SortingBenchmark(hl.Benchmark):
     name = "sorting"
 
     def tasks(self) -> list[Task]:
-        drawn = random.Random(3)  # noqa: S311 - made-up data
+        drawn = random.Random(3)
         return [
             Task(_prompt(digits), expected=_sorted(digits), metadata={"tags": {"digits": str(len(digits))}})
             for digits in ([str(drawn.randrange(10)) for _ in range(4 + index % 3)] for index in range(36))
@@ -80,7 +80,7 @@ def make(root: Path) -> None:
     train_alone("sft-warmup", str(root), steps=200)
     _fail(root)
     code = KILLED.format(docs=str(Path(__file__).parent), root=str(root))
-    subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)  # noqa: S603 - our own code
+    subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
 
 
 def train_alone(
@@ -89,7 +89,7 @@ def train_alone(
     """A run that belongs to no experiment; it may come to its end early."""
     parts: dict[str, Any] = {"sinks": ["csv"], "callbacks": [SlowObserver()], "tags": ["sft", "nightly"]}
     with hl.run(name, project="warmup", root=root, summary=False, **parts) as run:
-        drawn = random.Random(5)  # noqa: S311 - made-up data
+        drawn = random.Random(5)
         for step in run.steps(steps):
             run.log(loss=2.4 * math.exp(-step / 60) + 0.35 + drawn.gauss(0, 0.03), lr=3e-4 * (1 - step / steps))
             if step == until:
@@ -98,7 +98,7 @@ def train_alone(
 
 def train_rollouts(run: Any, config: dict[str, Any], *, steps: int, seed: int, until: int | None = None) -> None:
     """What a GRPO training logs."""
-    drawn = random.Random(seed)  # noqa: S311 - made-up data
+    drawn = random.Random(seed)
     log, handler = logging.Logger("training"), RunHandler(run)
     log.addHandler(handler)
     for step in run.steps(steps):

@@ -24,7 +24,7 @@ FLAGS = [
 EXPERIMENT = "&".join(
     f"run=sorting-grpo/{arm}-r{repeat}" for arm in ("baseline", "wide-clip", "no-std") for repeat in range(3)
 )
-PICTURES = [
+PICTURES: list[tuple[str, str, str, Any, Any]] = [
     ("runs", "runs", "tr[data-run]", "light", WIDE),
     ("charts", f"charts?{EXPERIMENT}", '.panel[data-metric="reward"][data-points]', "light", WIDE),
     ("charts-dark", f"charts?{EXPERIMENT}", '.panel[data-metric="reward"][data-points]', "dark", WIDE),

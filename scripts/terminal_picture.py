@@ -42,7 +42,7 @@ def main(folder: Path = IMAGES) -> None:
 def _printed(directory: Path) -> str:
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     command = [str(Path(sys.executable).with_name("hookline")), "demo"]
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
 

@@ -1,0 +1,197 @@
+"""Shows that the tests notice mistakes: changes the source in random places and counts which changes make a test fail.
+
+    pytest --cov --cov-context=test        # which test runs which line, in .coverage
+    python scripts/mutate.py --count 40
+
+A place is a comparison, a boolean or arithmetic operator, a condition, a constant, a returned value or a call whose
+result is not used, on a line that at least one test runs. Each change is made in a copy of the source, and the tests
+that run its line are run against the copy, those that run the fewest lines first. A change that no test notices is
+printed with its place. The exit status is 1 if fewer than nine of ten are noticed.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coverage import CoverageData
+from rich.console import Console
+from rich.progress import track
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+TESTS_PER_CHANGE = 40
+SECONDS_PER_CHANGE = 180
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add,
+}
+
+
+@dataclass
+class Change:
+    """A change of the source, and what the tests made of it."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+    tests: int = 0
+    outcome: str = ""
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """The node with one mistake in it, or None where there is none to make."""
+    new = copy.deepcopy(node)
+    if isinstance(new, ast.Compare) and type(new.ops[0]) in SWAPS:
+        new.ops[0] = SWAPS[type(new.ops[0])]()  # type: ignore[call-overload]
+    elif isinstance(new, ast.BoolOp | ast.BinOp) and type(new.op) in SWAPS:
+        if isinstance(new, ast.BinOp) and any(isinstance(side, ast.JoinedStr) for side in (new.left, new.right)):
+            return None
+        new.op = SWAPS[type(new.op)]()  # type: ignore[assignment]
+    elif isinstance(new, ast.If | ast.While | ast.IfExp):
+        new.test = ast.UnaryOp(ast.Not(), new.test)
+    elif isinstance(new, ast.Constant) and isinstance(new.value, bool):
+        new.value = not new.value
+    elif isinstance(new, ast.Constant) and isinstance(new.value, int):
+        new.value += 1
+    elif isinstance(new, ast.Return) and new.value is not None:
+        if isinstance(new.value, ast.Constant) and new.value.value is None:
+            return None
+        new.value = ast.Constant(None)
+    elif isinstance(new, ast.Expr) and isinstance(new.value, ast.Call):
+        return ast.Pass()
+    else:
+        return None
+    return new
+
+
+def nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes that run: no annotations, no docstrings, no code for type checkers."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        for name, value in ast.iter_fields(node):
+            if name not in ("annotation", "returns", "decorator_list"):
+                waiting += [
+                    each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)
+                ]
+
+
+class Replace(ast.NodeTransformer):
+    """Puts one node in the place of another."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """The new node for the old one."""
+        return ast.copy_location(self.new, node) if node is self.old else self.generic_visit(node)
+
+
+def tests_by_line(data: CoverageData, file: Path) -> dict[int, list[str]]:
+    """Which tests run each line of a file."""
+    found = data.contexts_by_lineno(str(file))
+    return {line: sorted({c.partition("|")[0] for c in contexts if "::" in c}) for line, contexts in found.items()}
+
+
+def places(data: CoverageData) -> Iterator[tuple[Path, ast.Module, ast.AST, list[str]]]:
+    """Everything that can be changed on a line that a test runs."""
+    for file in sorted(map(Path, data.measured_files())):
+        if not file.is_relative_to(SOURCE):
+            continue
+        by_line, tree = tests_by_line(data, file), ast.parse(file.read_text(encoding="utf-8"))
+        for node in nodes(tree):
+            tests = by_line.get(getattr(node, "lineno", 0))
+            if tests and changed(node) is not None:
+                yield file, tree, node, tests
+
+
+def outcome(home: Path, tests: list[str]) -> str:
+    """What the tests say of the source in a directory."""
+    environment = {**os.environ, "PYTHONPATH": str(home)}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-cov", *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS_PER_CHANGE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "noticed"
+    return "noticed" if done.returncode else "survived"
+
+
+def main() -> int:
+    """Make the changes, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--coverage", default=str(ROOT / ".coverage"), help="the data of a run with --cov-context=test")
+    parser.add_argument("--count", type=int, default=40, help="how many places are changed")
+    parser.add_argument("--seed", type=int, default=None, help="of the choice of places; random by default")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    options = parser.parse_args()
+    seed = random.randrange(10_000) if options.seed is None else options.seed
+    data = CoverageData(options.coverage)
+    data.read()
+    console = Console(stderr=True)
+    everything = list(places(data))
+    lines_of = Counter(
+        test for file in {p[0] for p in everything} for tests in tests_by_line(data, file).values() for test in tests
+    )
+    chosen = random.Random(seed).sample(everything, min(options.count, len(everything)))
+    changes = []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "src"
+        shutil.copytree(SOURCE, home, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, tree, node, tests in track(chosen, "changes", console=console):
+            new = changed(node)
+            assert new is not None
+            copied = home / file.relative_to(SOURCE)
+            change = Change(str(file.relative_to(ROOT)), node.lineno, ast.unparse(node)[:100], ast.unparse(new)[:100])  # type: ignore[attr-defined]
+            mutated = Replace(node, new).visit(tree)
+            copied.write_text(ast.unparse(ast.fix_missing_locations(mutated)), encoding="utf-8")
+            few = sorted(tests, key=lambda test: lines_of[test])[:TESTS_PER_CHANGE]
+            change.tests, change.outcome = len(few), outcome(home, few)
+            Replace(new, node).visit(tree)
+            shutil.copy2(file, copied)
+            changes.append(change)
+            console.print(
+                f"{change.outcome}  {change.file}:{change.line}  {change.before}  ->  {change.after}", markup=False
+            )
+    noticed = sum(change.outcome == "noticed" for change in changes)
+    if options.json:
+        print(json.dumps({"seed": seed, "noticed": noticed, "changes": [asdict(each) for each in changes]}))
+    else:
+        print(f"{noticed} of {len(changes)} changes were noticed (seed {seed}, {len(everything):,} places)")
+    return 0 if noticed >= 0.9 * len(changes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
