@@ -1,9 +1,9 @@
-"""Shows how far training is: live bars in a terminal or notebook, plain lines in a log file.
+"""Shows the progress of a training: live bars in a terminal or notebook, plain lines in a log file.
 
-The training thread only notes where things stand, every ``refresh_rate`` steps; in a terminal a thread of
-the display draws it a few times a second. Nothing waits for a device before the end: of a metric that is still on its
-way the latest value that has arrived is shown. Losses come first, so they are shown however many metrics there are.
-Rates are those of this session, over the recent past and without validations.
+The training thread only updates the figures, every ``refresh_rate`` steps; in a terminal, the display's thread draws
+them a few times per second. Nothing waits for a device before the end: a metric shows its latest value that has
+arrived. Losses come first, so they are visible however many metrics there are. Rates are those of this session, over
+the recent past and without validations. `hookline.callbacks.progress_display` does the drawing.
 """
 
 import math
@@ -11,10 +11,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hookline._engine.errors import OptionError
+from hookline._engine.checks import require_integer
 from hookline._engine.metrics import Deferred
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
@@ -22,58 +21,31 @@ from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 from hookline._engine.subscriber import WRITER_PRIORITY
 
 if TYPE_CHECKING:
-    from hookline.callbacks.progress_display import Display
+    from hookline.callbacks.progress_display import Display, Progress
 
 MARKS = 20
-"""Over how many updates the rate is taken."""
-
+"""The number of updates that the rate is averaged over."""
 MARK_SECONDS = 1.0
-"""How much time lies at least between two updates that count for the rate."""
+"""The minimum time between two updates that count for the rate."""
 
 _THROUGHPUT = "throughput/"
 _HIDDEN = ("hooks/", _THROUGHPUT)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a training stands at one time, and which of it is to be shown.
-
-    ``epoch`` counts from 1 and is None where it is not shown; ``share`` is that of the whole run; ``in_epoch`` is
-    the steps done in this epoch and how many it has, where that is known.
-    """
-
-    time: float
-    elapsed_seconds: float
-    step: int
-    num_steps: int | None
-    share: float | None
-    shows_step: bool = True
-    epoch: int | None = None
-    num_epochs: int | None = None
-    in_epoch: tuple[int, int] | None = None
-    steps_per_second: float | None = None
-    eta_seconds: float | None = None
-    throughput: Mapping[str, float] | None = None
-    metrics: Mapping[str, float] | None = None
-    validation_batches: int | None = None
-    validation_began: float = 0.0
-    has_ended: bool = False
-
-
 @register("progress_bar")
 class ProgressBar(Callback):
-    """Bars with epoch, step, time left, steps per second, throughput and the latest metrics.
+    """Shows epoch, step, remaining time, steps per second, throughput and the latest metrics.
 
-    With several epochs there are two bars, one of the epochs and one of the steps of the current epoch; where
-    the length of an epoch is not known, the second is one of all steps. While a validation runs, a line says so.
+    With several epochs there are two bars: one for the epochs and one for the steps of the current epoch, or for all
+    steps if the length of an epoch is unknown. A third bar appears while a validation runs.
 
     Args:
         refresh_rate: Update every so many steps, and every so many batches of a validation.
-        show_epoch: Show the epochs, where there are several.
+        show_epoch: Show the epochs, if there are several.
         show_step: Show the number of steps.
-        show_metrics: Show the latest metrics, and samples or tokens per second where `ThroughputMonitor` logs them.
+        show_metrics: Show the latest metrics, and samples or tokens per second if `ThroughputMonitor` logs them.
         console: A `rich.console.Console` to draw on; standard error by default.
-        clock: Seconds, for tests.
+        clock: Returns seconds, for tests.
     """
 
     priority = WRITER_PRIORITY
@@ -89,9 +61,7 @@ class ProgressBar(Callback):
         console: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if isinstance(refresh_rate, bool) or not isinstance(refresh_rate, int) or refresh_rate < 1:
-            raise OptionError(f"refresh_rate={refresh_rate!r}: give a whole number of steps, at least 1.")
-        self.refresh_rate = refresh_rate
+        self.refresh_rate = require_integer("refresh_rate", refresh_rate)
         self.show_epoch = show_epoch
         self.show_step = show_step
         self.show_metrics = show_metrics
@@ -103,10 +73,10 @@ class ProgressBar(Callback):
 
     def _reset(self, step: int) -> None:
         self._pace = Pace(step, self._clock)
-        self._epochs = Epochs()
-        self._seen: dict[str, Any] = {}  # the last that came from the device, which a bar does not wait for
-        self._arriving: dict[str, Deferred] = {}
-        self._validation: tuple[int, float] | None = None  # the batches done, and when it began
+        self._has_equal_epochs = True
+        self._seen: dict[str, Any] = {}  # the latest values that have arrived from the device
+        self._pending: dict[str, Deferred] = {}
+        self._validation: tuple[int, float] | None = None  # the completed batches, and when it began
 
     def on_train_start(self, loop: LoopState, /) -> None:
         from hookline.callbacks.progress_display import display_on, standard_error
@@ -122,9 +92,9 @@ class ProgressBar(Callback):
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
         if self._display is None:  # added while training
             self.on_train_start(loop)
-        self._validation = None  # one that was broken off
+        self._validation = None  # left by a validation that failed
         self._pace.mark(loop.step)
-        self._epochs.look(loop)
+        self._has_equal_epochs = self._has_equal_epochs and self._steps_in_epoch(loop) is not None
         self._show(loop)
 
     def on_validation_start(self, loop: LoopState, /) -> None:
@@ -138,12 +108,12 @@ class ProgressBar(Callback):
             self._show(loop)
 
     def on_validation_end(self, loop: LoopState, /) -> None:
-        self._pace.go_on()
+        self._pace.resume()
         self._validation = None
         self._show(loop)
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
-        self._look_at(loop.metrics, wait=True)
+        self._read_metrics(loop.metrics, wait=True)
         self._end(loop, is_complete=not loop.stop_requested)
 
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None:
@@ -166,11 +136,13 @@ class ProgressBar(Callback):
         if self._display is not None:
             self._display.show(self._progress(loop, has_ended=has_ended, is_complete=is_complete))
 
-    def _progress(self, loop: LoopState, *, has_ended: bool = False, is_complete: bool = False) -> Progress:
+    def _progress(self, loop: LoopState, *, has_ended: bool = False, is_complete: bool = False) -> "Progress":
+        from hookline.callbacks.progress_display import Progress
+
         shows_epoch = bool(self.show_epoch and loop.num_epochs and loop.num_epochs > 1)
         num_steps = loop.num_steps
         batches, began = self._validation or (None, 0.0)
-        self._look_at(loop.metrics)
+        self._read_metrics(loop.metrics)
         return Progress(
             time=self._clock(),
             elapsed_seconds=self._pace.elapsed_seconds,
@@ -180,7 +152,7 @@ class ProgressBar(Callback):
             shows_step=self.show_step,
             epoch=loop.epoch + 1 if shows_epoch else None,
             num_epochs=loop.num_epochs if shows_epoch else None,
-            in_epoch=self._epochs.steps(loop) if shows_epoch else None,
+            in_epoch=self._steps_in_epoch(loop) if shows_epoch else None,
             steps_per_second=self._pace.steps_per_second,
             eta_seconds=None if has_ended or not num_steps else self._pace.seconds_for(num_steps - loop.step),
             throughput=_throughput(self._seen),
@@ -190,20 +162,28 @@ class ProgressBar(Callback):
             has_ended=has_ended,
         )
 
-    def _look_at(self, metrics: Mapping[str, Any], *, wait: bool = False) -> None:
-        """Take note of the values that have arrived.
+    def _steps_in_epoch(self, loop: LoopState) -> tuple[int, int] | None:
+        """The completed and total steps of the epoch: an equal share of all steps, unless that was seen to be wrong.
 
-        A value on its way is kept until it arrives, whatever comes after it: where the device lags behind, the latest
-        value is never there when it is looked at.
+        A plan that is cut short (``total=``) has longer epochs than that.
         """
+        if not self._has_equal_epochs or not loop.num_steps or not loop.num_epochs or loop.num_steps % loop.num_epochs:
+            return None
+        length = loop.num_steps // loop.num_epochs
+        done = loop.step - loop.epoch * length
+        return (done, length) if 0 <= done <= length else None
+
+    def _read_metrics(self, metrics: Mapping[str, Any], *, wait: bool = False) -> None:
         if not self.show_metrics:
             return
-        for name, value in list(self._arriving.items()):
+        # A pending value is kept until it arrives, even if newer ones follow: if the device lags behind, the newest
+        # value is never ready when this runs.
+        for name, value in list(self._pending.items()):
             if value.source.ready():
-                self._seen[name] = self._arriving.pop(name).get()
+                self._seen[name] = self._pending.pop(name).get()
         for name, value in list(dict.items(metrics) if isinstance(metrics, dict) else metrics.items()):
             if type(value) is Deferred and not wait and not value.source.ready():
-                self._arriving.setdefault(name, value)
+                self._pending.setdefault(name, value)
             else:
                 self._seen[name] = value.get() if type(value) is Deferred else value
 
@@ -214,13 +194,13 @@ class _Mark(NamedTuple):
 
 
 class Pace:
-    """How fast training is in this session: by the time spent training, over the last updates.
+    """Measures the speed of this session over the last updates, without pauses.
 
-    The stretch to the first update, in which things are compiled, counts only until there is another.
+    The time to the first update, which may include compilation, counts only until there is a second one.
 
     Args:
-        step: The completed steps that this session begins with.
-        clock: Seconds.
+        step: The completed steps at the start of the session.
+        clock: Returns seconds.
     """
 
     def __init__(self, step: int, clock: Callable[[], float]) -> None:
@@ -228,7 +208,7 @@ class Pace:
         self._began = clock()
         self._paused_at: float | None = None
         self._paused = 0.0
-        self._between_steps = 0.0  # of the pauses those after the first step, which more of the same will follow
+        self._recurring_pauses = 0.0  # those after the first step, which will recur in the remaining steps
         self.restart(step)
 
     @property
@@ -238,18 +218,18 @@ class Pace:
 
     @property
     def training_seconds(self) -> float:
-        """The same without the pauses."""
+        """The time since the session began, without pauses."""
         now = self._clock() if self._paused_at is None else self._paused_at
         return now - self._began - self._paused
 
     def restart(self, step: int) -> None:
-        """Count from here on: the steps before are not this session's."""
+        """Start measuring at this step: earlier ones are not this session's."""
         self._start = _Mark(step, self.training_seconds)
         self._marks = deque([self._start], maxlen=MARKS + 1)
 
     def mark(self, step: int) -> None:
-        """Note that so many steps are complete now."""
-        self.go_on()
+        """Note how many steps are complete now."""
+        self.resume()
         if step < self._marks[-1].step:
             self.restart(step)
         if step == self._marks[-1].step:
@@ -261,20 +241,20 @@ class Pace:
             self._marks.append(mark)
 
     def pause(self) -> None:
-        """A validation begins."""
+        """Stop the clock for a validation."""
         if self._paused_at is None:
             self._paused_at = self._clock()
 
-    def go_on(self) -> None:
-        """It is over."""
+    def resume(self) -> None:
+        """Restart the clock after a validation."""
         if self._paused_at is not None:
             seconds, self._paused_at = self._clock() - self._paused_at, None
             self._paused += seconds
-            self._between_steps += seconds if len(self._marks) > 1 else 0.0
+            self._recurring_pauses += seconds if len(self._marks) > 1 else 0.0
 
     @property
     def steps_per_second(self) -> float | None:
-        """The rate, once there is one."""
+        """The rate; None until it is known."""
         first, last = self._marks[0], self._marks[-1]
         if first is self._start and len(self._marks) > 2 and last.seconds - self._marks[1].seconds >= MARK_SECONDS:
             first = self._marks[1]
@@ -282,39 +262,15 @@ class Pace:
         return steps / seconds if steps > 0 and seconds > 0 else None
 
     def seconds_for(self, steps: int) -> float | None:
-        """How long so many more steps will take, with validations that take their share as before."""
+        """The estimated time for more steps, with validations as frequent as so far."""
         rate, trained = self.steps_per_second, self.training_seconds - self._start.seconds
         if rate is None or trained <= 0:
             return None
-        return max(0, steps) / rate * (1 + self._between_steps / trained)
-
-
-class Epochs:
-    """How many steps an epoch has: an equal part of all steps, unless the loop is seen to have other epochs."""
-
-    def __init__(self) -> None:
-        self._are_equal = True
-
-    def look(self, loop: LoopState) -> None:
-        """Compare with where the loop is after a step: a plan that is cut off (``total=``) has longer epochs."""
-        done = self.steps(loop)
-        self._are_equal = self._are_equal and done is not None
-
-    def steps(self, loop: LoopState) -> tuple[int, int] | None:
-        """The steps done in this epoch and how many it has, where that is known."""
-        length = _equal_part(loop) if self._are_equal else None
-        done = loop.step - loop.epoch * (length or 0)
-        return (done, length) if length and 0 <= done <= length else None
-
-
-def _equal_part(loop: LoopState) -> int | None:
-    if not loop.num_steps or not loop.num_epochs or loop.num_steps % loop.num_epochs:
-        return None
-    return loop.num_steps // loop.num_epochs
+        return max(0, steps) / rate * (1 + self._recurring_pauses / trained)
 
 
 def _share(loop: LoopState, *, is_complete: bool) -> float | None:
-    """The share of the run that is done: of its steps, or else of its epochs."""
+    """The completed share of the run, by steps or else by epochs."""
     if loop.num_steps:
         return min(1.0, max(0.0, loop.step / loop.num_steps))
     if not loop.num_epochs or loop.num_epochs == 1:
@@ -323,20 +279,17 @@ def _share(loop: LoopState, *, is_complete: bool) -> float | None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers to show, with losses first: there may be more than there is room for."""
+    """The numbers to show, with losses first, because there may be more than there is room for."""
+    rank = {name: 0 if name == "loss" else 1 if re.search(r"(^|[/_])loss$", name) else 2 for name in metrics}
     return {
         name: metrics[name]
-        for name in sorted(metrics, key=_rank_of_loss)
+        for name in sorted(metrics, key=rank.__getitem__)
         if isinstance(metrics[name], int | float) and not name.startswith(_HIDDEN) and "/hooks/" not in name
     }
 
 
-def _rank_of_loss(name: str) -> int:
-    return 0 if name == "loss" else 1 if re.search(r"(^|[/_])loss$", name) else 2
-
-
 def _throughput(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What `ThroughputMonitor` logs beside the steps: tokens per second or, where it knows none, samples; the MFU."""
+    """The metrics of `ThroughputMonitor`: tokens per second, or samples if there are no tokens, and the MFU."""
     found = {name: metrics.get(f"{_THROUGHPUT}{name}") for name in ("tokens_per_second", "samples_per_second", "mfu")}
     known = {k: v for k, v in found.items() if isinstance(v, int | float) and math.isfinite(v)}
     if "tokens_per_second" in known:

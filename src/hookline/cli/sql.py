@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import Progress
 
 from hookline._engine.errors import OptionError
 from hookline._record.records import clean
-from hookline._record.terminal import one_line, printable, printable_json, terminal_console
+from hookline._record.terminal import one_line, printable, printable_json
 from hookline.cli.output import AsJson, console, print_footer, table, wrong_input
 from hookline.cli.runs.reference import Root
 from hookline.cli.runs.text import number
@@ -90,10 +89,10 @@ def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None
 
 def _take_in(found: Runs) -> None:
     """Read what is new, with a bar for people: the first time that may take a while."""
-    terminal = terminal_console(stderr=True)
-    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("reading", total=len(found))
-        found.ingest(lambda done, total: progress.update(task, completed=done, total=total))
+    from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
+
+    with transient_bar("reading", total=len(found)) as show:
+        found.ingest(show)
 
 
 def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:

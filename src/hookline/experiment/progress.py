@@ -26,13 +26,12 @@ from typing import Any, Self, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
 from hookline._engine.state import RunResult
 from hookline._record.terminal import terminal_console
-from hookline.callbacks.progress_display import clock_face, standard_error
+from hookline.callbacks.progress_display import DRAWS_PER_SECOND, bar, can_redraw, format_duration, standard_error
 from hookline.experiment.experiment import Experiment
 from hookline.experiment.job import Progress, Scored
 from hookline.experiment.plan import PlannedRun
@@ -104,7 +103,6 @@ def _flush() -> None:
             stream.flush()
 
 
-DRAWS_PER_SECOND = 5.0
 MOST_RUNS = 20
 """How many runs have a line of their own at the most."""
 STYLES = {"failed": "red", "incomplete": "yellow", "skipped": "yellow", "stopped": "yellow"}
@@ -153,7 +151,7 @@ class ProgressView:
         found = (store.result(planned.key) for planned in self._experiment.plan())
         self._state.begin(sum(result is not None and result.status == "completed" for result in found))
         console = standard_error() if self._console is None else self._console
-        is_live = console.is_terminal and console.is_interactive and not console.is_dumb_terminal
+        is_live = can_redraw(console) and not console.is_jupyter  # a notebook has no terminal to take over
         self._display = _Live(console, self._state) if is_live else _Lines(console, self._state)
         self._display.open()
         return self
@@ -306,7 +304,7 @@ class _Lines:
 
     def close(self) -> None:
         counts = ", ".join(f"{number:,} {kind}" for kind, number in self._state.counts())
-        took = clock_face(self._state.clock() - self._state.began)
+        took = format_duration(self._state.clock() - self._state.began)
         self._print(f"{self._state.name}: {counts}  took {took}")
 
     def _ending(self, result: RunResult) -> Iterator[str]:
@@ -314,7 +312,7 @@ class _Lines:
         yield f"{result.seconds:.1f} s"
         left = self._state.seconds_left()
         if left is not None and self._state.over < self._state.total:
-            yield f"eta {clock_face(left)}"
+            yield f"eta {format_duration(left)}"
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -339,13 +337,15 @@ def _overall(state: _State, *, over: bool) -> RenderableType:
     table.add_column(no_wrap=True, overflow="ellipsis")
     counts = Text("  ").join(Text(f"{number:,} {kind}", style=STYLES.get(kind, "")) for kind, number in state.counts())
     left = state.seconds_left()
-    took = f"took {clock_face(state.clock() - state.began)}"
-    times = took if over else "" if left is None else f"eta {clock_face(left)}"
+    took = f"took {format_duration(state.clock() - state.began)}"
+    times = took if over else "" if left is None else f"eta {format_duration(left)}"
     if state.over == state.total and not over:
         times = "comparing them"
-    bar = Bar(total=1.0, completed=state.share())
     table.add_row(
-        Text(state.name, style="bold"), bar, f"{state.over:,}/{state.total:,} runs", counts + Text(f"  {times}")
+        Text(state.name, style="bold"),
+        bar(state.share()),
+        f"{state.over:,}/{state.total:,} runs",
+        counts + Text(f"  {times}"),
     )
     return table
 
@@ -358,8 +358,7 @@ def _runs(lines: list[RunLine], options: ConsoleOptions) -> RenderableType:
     table.add_column(width=max(8, min(24, options.max_width // 6)), **how)
     table.add_column(ratio=1, **how)
     for line in lines:
-        bar = Bar(total=None if line.share is None else 1.0, completed=line.share or 0.0)
-        table.add_row(Text(f"  {line.key}"), bar, _what(line))
+        table.add_row(Text(f"  {line.key}"), bar(line.share), _what(line))
     return table
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline._engine.errors import HooklineError
 from hookline._record import run_directory
 from hookline._record.delivery import SinkState, sink_states
 from hookline._record.delivery_manager import find_lost_outputs
 from hookline._record.delivery_manager import sync as deliver
-from hookline._record.terminal import one_line, terminal_console
+from hookline._record.terminal import one_line
 from hookline.cli.output import AsJson, CommandGroup, console, print_json, table, wrong_input
 from hookline.cli.runs.compare import compare_command
 from hookline.cli.runs.delete import delete_command
@@ -118,16 +117,11 @@ def _waits(place: Place) -> bool:
 @contextmanager
 def _bar(states: list[SinkState]) -> Iterator[Callable[[list[SinkState]], None]]:
     """A progress bar on standard error over the bytes that wait, and what moves it."""
+    from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
+
     total = sum(state.behind_bytes for state in states)
-    columns = (TextColumn("delivering"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=terminal_console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-
-        def show(states: list[SinkState]) -> None:
-            waiting = sum(state.behind_bytes for state in states)
-            progress.update(task, completed=max(0, total - waiting))
-
-        yield show
+    with transient_bar("delivering", total=total, in_bytes=True) as update:
+        yield lambda states: update(max(0, total - sum(state.behind_bytes for state in states)), None)
 
 
 def _print(name: str, states: list[SinkState]) -> None:

@@ -41,7 +41,7 @@ from hookline.cli.runs.text import (
     steps_text,
 )
 from hookline.loops import checkpoint
-from hookline.loops.checkpoint_file import is_file_path
+from hookline.loops.checkpoint import is_file_path
 from hookline.store.index import quoted
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs

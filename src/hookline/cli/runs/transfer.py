@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hookline._engine.errors import ConfigError, MissingExtraError, OptionError, UnknownNameError
 from hookline._record.records import clean
-from hookline._record.terminal import one_line, terminal_console
+from hookline._record.terminal import one_line
 from hookline.cli.output import AsJson, console, foreign_code, indented, print_json, table, wrong_input
 from hookline.cli.runs.reference import Root, RunArgument, locate, opened
 from hookline.cli.runs.text import bytes_text
@@ -204,9 +203,10 @@ def import_command(
 
     The exit status is 1 if nothing could be read of one of them.
     """
+    from hookline.callbacks.progress_display import transient_bar
     from hookline.importers import import_runs  # not for every command: it loads all formats
 
-    with _wrong_words(path, as_json=as_json), _bar() as show, foreign_code():
+    with _wrong_words(path, as_json=as_json), transient_bar("reading", in_bytes=True) as show, foreign_code():
         made = import_runs(
             path,
             root=root,
@@ -240,16 +240,6 @@ def _wrong_words(path: Path, *, as_json: bool) -> Iterator[None]:
 def _check_there(path: Path) -> None:
     if not path.expanduser().exists():
         raise OptionError(f"{path}: there is no such file or directory.")
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error over the bytes that are read, and what moves it."""
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn())
-    terminal = terminal_console(stderr=True)
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda read, total: progress.update(task, completed=read, total=total)
 
 
 def _document(run: "ImportedRun") -> dict[str, Any]:

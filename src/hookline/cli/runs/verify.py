@@ -7,8 +7,7 @@ makes the exit status 1; what is worth knowing, like records that wait to be del
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,6 @@ from typing import Literal
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 from hookline._record import run_directory
@@ -25,13 +23,12 @@ from hookline._record.delivery_manager import find_lost_outputs
 from hookline._record.reader import DELIVERY_WRITER, LineNumbers, count_missing_lines, read_lines
 from hookline._record.records import DamagedLineError, Event, decode_numbered
 from hookline._record.segment import DIGESTS, JournalFile, irregular_files, recorded_digests
-from hookline._record.terminal import one_line, terminal_console
+from hookline._record.terminal import one_line
 from hookline.cli.output import AsJson, console, indented, print_json, wrong_input
 from hookline.cli.runs.reference import OptionalRuns, Root, all_places, locate
 from hookline.cli.runs.show import FOLDER, saved_checkpoints
 from hookline.cli.runs.text import bytes_text
-from hookline.loops.checkpoint import damage_of, is_checkpoint, recorded_lines
-from hookline.loops.checkpoint_file import is_file_path
+from hookline.loops.checkpoint import damage_of, is_checkpoint, is_file_path, recorded_lines
 from hookline.store.journal_files import behind, byte_at, own_files
 from hookline.store.run_info import Place, read_facts
 from hookline.store.run_summary import Liveness, RunSummary, last_sign, summarize
@@ -127,13 +124,15 @@ class Verdict:
 
 def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
     """Check that what runs recorded is whole, all of them or those given; the exit status is 1 if something is not."""
+    from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
+
     with wrong_input(as_json=as_json):
         chosen = [locate(root, reference) for reference in given] if given else all_places(root)
-    with _bar(len(chosen)) as advance:
+    with transient_bar("verifying", total=len(chosen)) as show:
         verdicts = []
         for place in chosen:
             verdicts.append(verify(place))
-            advance()
+            show(len(verdicts), None)
     if as_json:
         print_json([_document(verdict) for verdict in verdicts])
     else:
@@ -489,14 +488,6 @@ def _about_sinks(run_dir: Path) -> Iterator[Finding]:
                 "They are in the journal. The server limits how many names of metrics a row and a run have.",
                 "Use fewer names, e.g. one name with values over steps instead of a name for each step.",
             )
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
-    terminal = terminal_console(stderr=True)
-    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("verifying", total=total)
-        yield lambda: progress.advance(task)
 
 
 def _document(verdict: Verdict) -> dict[str, object]:
