@@ -95,7 +95,7 @@ def test_list_without_runs_says_so(tmp_path, cli):
 def test_list_of_a_root_that_is_not_there_exits_with_two(cli):
     result = cli("runs", "list", "--root", "nowhere")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"There are no runs here yet: there is no such directory as {Path('nowhere').resolve()}." in result.stderr
+    assert f"There are no runs yet: the directory {Path('nowhere').resolve()} does not exist." in result.stderr
     assert "hookline demo --quick, or give another directory (--root)" in result.stderr
 
 

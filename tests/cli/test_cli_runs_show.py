@@ -110,7 +110,7 @@ def test_show_of_a_failed_run_says_why_and_what_is_damaged(cli):
         file.write(b"no record\n")
     result = cli("runs", "show", directory)
     assert "RuntimeError: out of memory" in result.stdout
-    assert "1 line is no record" in result.stdout
+    assert "1 line is not a record" in result.stdout
     assert f"hookline runs verify {directory}" in result.stdout
 
 
@@ -164,7 +164,7 @@ def test_show_of_a_misspelt_word_or_name_suggests_it(given, meant, cli):
 def test_show_where_nothing_was_recorded_says_how_to_begin(tmp_path, cli):
     result = cli("runs", "show", "latest")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"There are no runs here yet: there is no such directory as {tmp_path / 'runs'}." in result.stderr
+    assert f"There are no runs yet: the directory {tmp_path / 'runs'} does not exist." in result.stderr
 
 
 def test_show_of_hooks_at_80_columns_breaks_no_word(cli, monkeypatch):

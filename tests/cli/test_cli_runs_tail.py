@@ -13,7 +13,7 @@ from finished_runs import record
 
 import hookline as hl
 from hookline.cli.runs.tail import following
-from hookline.store.run_info import Place
+from hookline.store.run_info import RunLocation
 
 TRAINING = """
 import sys
@@ -128,7 +128,7 @@ def test_tail_of_chosen_metrics_leaves_out_rows_without_them(cli):
 
 def test_following_a_run_that_was_taken_up_again_does_not_end_where_it_ended_before(cli):
     directory = record(losses=[1.0, 2.0])
-    news = following(Place("default", directory), sleep=lambda seconds: None)
+    news = following(RunLocation("default", directory), sleep=lambda seconds: None)
     with hl.run("warm", resume=directory, summary=False) as run:
         before = next(word for word in news if isinstance(word, str))
         for _ in run.steps(3):

@@ -13,7 +13,7 @@ from hookline._record.recorder import Recorder
 from hookline.cli.runs.verify import verify
 from hookline.server import WebServer
 from hookline.server.tokens import Tokens
-from hookline.store.run_info import Place
+from hookline.store.run_info import RunLocation
 
 
 def findings(cli, *arguments):
@@ -296,7 +296,7 @@ def test_verify_finds_a_flipped_bit_in_every_byte_of_a_journal_and_the_other_lin
     whole = file.read_bytes()
     for place, byte in enumerate(whole):
         flip(file, place, byte if byte in (0x20, 0x40) else 1 << (place % 7))  # a zero byte ends most files
-        verdict = verify(Place("default", directory))
+        verdict = verify(RunLocation("default", directory))
         lost = 1 + (byte == 10 and place + 1 < len(whole))  # two lines that are one
         assert (verdict.is_damaged, verdict.records) == (True, 8 - lost), (place, bytes([byte]))
         file.write_bytes(whole)
@@ -308,7 +308,7 @@ def test_verify_finds_a_flipped_bit_in_every_byte_of_the_digests(cli):
     whole = file.read_bytes()
     for place in range(len(whole)):
         flip(file, place, 1 << (place % 8))
-        assert verify(Place("default", directory)).is_damaged, place
+        assert verify(RunLocation("default", directory)).is_damaged, place
         file.write_bytes(whole)
 
 

@@ -45,7 +45,7 @@ def test_what_is_missing_from_a_run_is_said_beside_it_in_every_view_of_it(root, 
     problems = page.locator(f"{SHOWN} .problem")
     expect(problems.first).to_contain_text("is cut off in the middle of a line")
     page.get_by_role("button", name="r0", exact=True).click()
-    for words in ("is cut off", "1 line is no record", "12 records could not be written", "the clock went back"):
+    for words in ("is cut off", "1 line is not a record", "12 records could not be written", "the clock went back"):
         expect(page.locator(".details .message").filter(has_text=words)).to_be_visible()
     expect(problems).to_have_count(3)  # once it was read; the third says how many more there are
     page.keyboard.press("2")
@@ -59,7 +59,7 @@ def test_page_says_that_the_index_was_deleted_and_made_anew(root, show):
     expect(page.locator(SHOWN)).to_have_count(1)
     expect(page.locator(".notes .message")).to_have_count(0)
     (root / ".hookline" / "index.duckdb").unlink()
-    expect(page.locator(".notes .message")).to_contain_text("The index was made anew from the journals: it was deleted")
+    expect(page.locator(".notes .message")).to_contain_text("The index was rebuilt from the journals: it was deleted")
 
 
 def test_hostile_tags_and_problems_are_only_text_and_fit_a_narrow_screen(root, show, page):

@@ -424,7 +424,7 @@ def test_run_details_say_all_that_is_missing_and_the_list_does_then(root, serve)
         file.write(b"no record\n")
     server = serve(root)
     assert answer(server, "runs")["runs"][0]["problems"] == []  # nobody has read it yet
-    assert answer(server, "run", id="p/r0")["run"]["problems"] == ["1 line is no record and is left out"]
+    assert answer(server, "run", id="p/r0")["run"]["problems"] == ["1 line is not a record; skipped"]
 
 
 def test_experiment_of_a_stage_is_about_that_stage(root, serve):
@@ -489,7 +489,7 @@ def endless(root, serve, monkeypatch):
 def test_query_beyond_its_time_is_ended_and_its_client_told(endless, monkeypatch):
     monkeypatch.setattr("hookline.server.endpoint.QUERY_SECONDS", 0.2)
     server, _, ended_with = endless
-    assert refusal(server, "endless") == (503, "The query took longer than 0.2 s, and was ended.")
+    assert refusal(server, "endless") == (503, "The query took longer than 0.2 s and was cancelled.")
     assert isinstance(ended_with.get(timeout=30), QueryTimeoutError)
 
 
@@ -499,7 +499,7 @@ def test_query_whose_client_has_gone_is_ended(endless):
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(b"GET /api/endless HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert begun.wait(30)
-    assert str(ended_with.get(timeout=30)) == "The query was ended: nobody waits for it any more."
+    assert str(ended_with.get(timeout=30)) == "The query was cancelled."
 
 
 def test_query_without_end_does_not_keep_the_server_from_ending(endless):

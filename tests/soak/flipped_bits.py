@@ -8,7 +8,7 @@ from pathlib import Path
 import hookline as hl
 from hookline._record.records import Metrics
 from hookline.cli.runs.verify import verify
-from hookline.store.run_info import Place
+from hookline.store.run_info import RunLocation
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FlippedBits:
     def __init__(self, run_dir: Path, copy: Path, rng: random.Random) -> None:
         self.found: list[Flip] = []
         self._rng = rng
-        self._place = Place("flipped", Path(shutil.copytree(run_dir, copy)))
+        self._place = RunLocation("flipped", Path(shutil.copytree(run_dir, copy)))
         self._files = sorted(
             path for name in ("journal", "checkpoints") for path in (copy / name).rglob("*") if path.is_file()
         )

@@ -33,7 +33,7 @@ from hookline._record.delivery_manager import sync
 from hookline._record.records import Event, Metrics
 from hookline.cli.runs.verify import verify
 from hookline.loops import checkpoint
-from hookline.store.run_info import Place
+from hookline.store.run_info import RunLocation
 
 NAME = "cut"
 EVERY = 150
@@ -171,7 +171,7 @@ def examined(disk: Path, acknowledged: int, *, is_synced: bool) -> Cut:
     missing = step - len(there)
     if there != sorted(set(there)) or (missing and is_synced):
         wrong.append(f"the rows up to step {step} are not those that were recorded: {len(rows)} are there")
-    findings = [finding.what for finding in verify(Place("default", directory)).findings]
+    findings = [finding.what for finding in verify(RunLocation("default", directory)).findings]
     if any("was saved are missing" in what for what in findings) != bool(missing):
         wrong.append(f"{missing} rows are missing, and verify reports {findings}")
     wrong += [what for what in findings if what.startswith("checkpoints/")]

@@ -40,7 +40,7 @@ def test_bands_over_time_of_day_need_runs_at_the_same_time(tmp_path):
     timed_run(tmp_path, "later", [(0.0, 1.0), (10.0, 1.0)], arm="b", started=9500.0)
     none = runs(tmp_path).bands("loss", x="time")
     assert none.bands == []
-    assert none.problem == "the runs of b were not running at the same time: choose the time since their start"
+    assert none.problem == "the runs of b did not run at the same time: choose the time since start"
 
 
 def test_bands_over_a_metric_need_one_that_only_grows(tmp_path):
@@ -51,7 +51,7 @@ def test_bands_over_a_metric_need_one_that_only_grows(tmp_path):
     [band] = found.bands("loss", x="tokens").bands
     assert (band.x, band.n) == ([0.0, 5.0, 10.0, 15.0, 20.0, 25.0], [1, 2, 2, 2, 2, 1])
     assert found.bands("loss", x="kl").problem == (
-        "kl does not only grow in sweep/one, so its values are no places to compare at"
+        "kl does not only grow in sweep/one, so runs cannot be compared over it"
     )
 
 

@@ -159,7 +159,7 @@ def test_lines_that_are_no_records_are_counted_and_the_rest_is_read(tmp_path):
     directory = make_run(tmp_path)
     journal(directory).write_bytes(b'nonsense\n{"kind":"metrics","step":"x"}\n')
     append(directory, row(1, loss=1.0), ended(1))
-    assert problems_of(tmp_path) == ("2 lines are no records and are left out",)
+    assert problems_of(tmp_path) == ("2 lines are not records; skipped",)
     assert losses(runs(tmp_path)) == [1.0]
 
 
@@ -171,7 +171,7 @@ def test_line_with_a_flipped_bit_and_one_that_is_doubled_cost_those_lines_and_ar
     lines = file.read_bytes().splitlines(keepends=True)
     flipped = lines[2].replace(b'"loss":1', b'"loss":9')
     file.write_bytes(b"".join([*lines[:2], flipped, lines[3], lines[3], *lines[4:]]))
-    assert problems_of(tmp_path) == ("2 lines are no records and are left out",)
+    assert problems_of(tmp_path) == ("2 lines are not records; skipped",)
     assert losses(runs(tmp_path)) == [0.0, 2.0, 3.0]
 
 
@@ -220,7 +220,7 @@ def test_clock_that_jumps_back_is_said_and_nothing_is_lost(tmp_path):
 def test_records_lost_to_a_full_disk_are_said(tmp_path):
     directory = make_run(tmp_path)
     append(directory, Event(name="records_lost", data={"count": 12}), ended())
-    assert problems_of(tmp_path) == ("12 records could not be written: there was no room, or a journal was truncated",)
+    assert problems_of(tmp_path) == ("12 records could not be written: the disk was full, or a journal was truncated",)
 
 
 def test_run_deleted_meanwhile_is_gone_after_a_refresh_and_its_rows_with_it(tmp_path):
@@ -395,7 +395,7 @@ def test_second_process_on_one_store_answers_the_same_from_a_private_index(tmp_p
     found.ingest()
     command = [sys.executable, "-c", SECOND_PROCESS, str(tmp_path)]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (second.stdout, second.stderr) == ("another process has it 4 4\n", "")
+    assert (second.stdout, second.stderr) == ("another process is using it 4 4\n", "")
     assert (found.note, len(losses(found))) == ("", 4)
     run_directory.release(directory)
 
@@ -419,7 +419,7 @@ import sys
 from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 store = open_store(sys.argv[1])
-with store.snapshot(store.list(Liveness()), "metrics") as cursor:
+with store.snapshot(store.list_runs(Liveness()), "metrics") as cursor:
     print("begun", flush=True)
     sys.stdin.readline()
     print(cursor.execute("SELECT count(*) FROM metrics").fetchone()[0])
@@ -461,7 +461,7 @@ def test_forked_child_leaves_the_index_of_its_parent_alone(tmp_path):
     child = context.Process(target=lambda: answers.put((runs(tmp_path).note, losses(runs(tmp_path)))))
     child.start()
     child.join(60)
-    assert answers.get() == ("the process that this one was forked from has it", expected)
+    assert answers.get() == ("the parent of this forked process is using it", expected)
     assert losses(found) == expected
 
 

@@ -118,7 +118,7 @@ def look_at_everything(root, odd):
     assert len(list(hl.read(odd))) >= 0
     last_status(odd), last_step(odd)
     runs = hl.runs(root)
-    assert {info.id: "made out" in str(info.problems) for info in runs} == {"p/odd": False, "p/good": False}
+    assert {info.id: "cannot be read" in str(info.problems) for info in runs} == {"p/odd": False, "p/good": False}
     for name in QUERIES:
         getattr(runs, name)().rows()
     runs.sql("SELECT * FROM runs").rows(), runs.series("*"), runs.bands("loss")
@@ -135,7 +135,7 @@ def test_lines_that_are_no_records_are_counted_and_said(tmp_path):
     )
 
     assert [type(record).__name__ for record in hl.read(odd)] == ["Metrics", "Status"]
-    assert hl.runs(tmp_path).read("p/r0").problems == ("2 lines are no records and are left out",)
+    assert hl.runs(tmp_path).read("p/r0").problems == ("2 lines are not records; skipped",)
 
 
 def test_resume_mark_of_another_shape_takes_nothing_back(tmp_path):
@@ -156,26 +156,28 @@ def test_status_with_huge_steps_is_listed_with_the_largest_that_can_be_shown(tmp
 
 
 class Puzzled(Liveness):
-    """Cannot say anything about one of the runs."""
+    """Fails for one of the runs."""
 
-    def word(self, glance, directory, facts):
+    def status(self, summary, directory, facts):
         if directory.name == "odd":
             raise ZeroDivisionError("what is that?")
-        return super().word(glance, directory, facts)
+        return super().status(summary, directory, facts)
 
 
-def test_run_that_cannot_be_made_out_is_listed_with_its_problem_beside_the_others(tmp_path, caplog):
+def test_listing_with_an_unreadable_run_shows_its_problem_and_the_others(tmp_path, caplog):
     finished_run(tmp_path, "odd")
     finished_run(tmp_path, "good")
     store = open_store(tmp_path)
 
     with caplog.at_level(logging.ERROR, "hookline"):
-        first, second = store.list(Puzzled()), store.list(Puzzled())
+        first, second = store.list_runs(Puzzled()), store.list_runs(Puzzled())
 
-    why = "what it recorded cannot be made out: ZeroDivisionError: what is that?"
+    why = "its record cannot be read: ZeroDivisionError: what is that?"
     assert first == second
     assert {info.id: info.problems for info in first} == {"p/good": (), "p/odd": (why,)}
-    assert [record.getMessage() for record in caplog.records] == ["p/odd is listed by its name alone."]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Only the name of p/odd is listed: its record cannot be read."
+    ]
 
 
 def test_value_nested_without_end_is_recorded_as_far_as_it_can_be_read(tmp_path):

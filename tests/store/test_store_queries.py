@@ -13,8 +13,8 @@ from waiting import wait_until
 import hookline as hl
 from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample
 from hookline.store import QueryError, QueryTimeoutError, runs
-from hookline.store.query import executed
-from hookline.store.series import thinned
+from hookline.store.query import execute
+from hookline.store.series import downsampled
 from hookline.store.store import open_store
 
 FORBIDDEN = [
@@ -343,11 +343,11 @@ def test_thinning_keeps_the_extremes_of_any_line():
     noise = np.random.default_rng(0)
     for size, most in ((10, 10), (11, 10), (1000, 7), (1000, 4), (50, 49)):
         xs, ys = np.sort(noise.exponential(size=size)), noise.normal(size=size)
-        kept = thinned(xs, ys, most)
+        kept = downsampled(xs, ys, most)
         assert len(kept) <= most
         assert {0, size - 1, int(ys.argmin()), int(ys.argmax())} <= set(kept.tolist())
     same = np.zeros(100)
-    assert set(thinned(same, same, 10).tolist()) <= set(range(100))
+    assert set(downsampled(same, same, 10).tolist()) <= set(range(100))
 
 
 def test_sql_reads_all_tables_of_the_runs_that_were_chosen(tmp_path):
@@ -396,7 +396,7 @@ def test_sql_that_takes_too_long_is_ended(tmp_path):
 
 def test_sql_whose_time_is_over_before_it_is_fetched_is_ended(tmp_path):
     finished_run(tmp_path)
-    endless = executed(
+    endless = execute(
         open_store(tmp_path), runs(tmp_path)[:], "SELECT count(*) FROM range(1000000000000)", timeout_seconds=0.1
     )
     with pytest.raises(QueryTimeoutError), endless as relation:

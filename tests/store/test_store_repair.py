@@ -120,7 +120,7 @@ def test_damaged_parquet_file_is_passed_by_in_a_private_index_and_left_to_its_ow
     damage_parquet(tmp_path, zeros)
     command = [sys.executable, "-c", PRIVATE, str(tmp_path)]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (second.stdout, second.stderr) == ("another process has it 3 3\n", "")
+    assert (second.stdout, second.stderr) == ("another process is using it 3 3\n", "")
     assert list((tmp_path / ".hookline" / "runs").glob("*/metrics-*.parquet"))
     assert asked_twice(count, found) == 3
 
@@ -148,7 +148,7 @@ def test_hole_that_begins_within_a_line_is_said(tmp_path, is_finished, tail):
     data = journal(directory).read_bytes()
     journal(directory).write_bytes(with_a_hole(data) + tail)
     whole = len(with_a_hole(data).splitlines()) - 1
-    assert holes(tmp_path) == [f"{journal(directory).name} has a hole at byte 4,096: zeros are where lines were"]
+    assert holes(tmp_path) == [f"{journal(directory).name} has a hole at byte 4,096: zeros in place of lines"]
     assert count(runs(tmp_path)) == whole - is_finished
 
 
@@ -196,7 +196,7 @@ def test_handle_kept_over_a_fork_answers_from_an_index_of_its_own(tmp_path):
     finished_run(tmp_path)
     command = [sys.executable, "-c", FORK, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    own = "3 the process that this one was forked from has it 1"
+    own = "3 the parent of this forked process is using it 1"
     assert (done.stdout.splitlines(), done.stderr) == (["3", own, "0 3 "], "")
 
 
@@ -240,7 +240,7 @@ def test_closed_index_can_be_had_by_another_process_and_the_next_use_is_private(
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "has it: \n"
-        assert (count(found), found.note) == (3, "another process has it")
+        assert (count(found), found.note) == (3, "another process is using it")
         other.communicate("\n")
 
 
@@ -258,4 +258,4 @@ def test_store_is_the_same_for_everybody_also_after_it_was_closed(tmp_path):
     store = open_store(tmp_path)
     store.close()
     assert open_store(tmp_path) is store
-    assert [info.id for info in store.list(Liveness())] == ["p/r0"]
+    assert [info.id for info in store.list_runs(Liveness())] == ["p/r0"]

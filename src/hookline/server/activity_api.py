@@ -9,7 +9,7 @@ from hookline.server.endpoint import RUN, Endpoint
 from hookline.server.json_column import mapping
 from hookline.server.listing import Listing, Number
 from hookline.server.parameters import Parameter, Values
-from hookline.store.index import quoted
+from hookline.store.index import sql_quote
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -18,7 +18,9 @@ _LIMIT = Parameter("limit", "integer", "How many there are at most: the latest."
 _OFFSET = Parameter("offset", "integer", "How many of the latest are passed over.", default=0, low=0)
 _LEVEL = Parameter("level", "string", "Of this level or a graver one.", choices=LEVELS)
 _TEXT = Parameter("text", "string", "Is in the message, in whatever case.")
-_TELLING = f"(kind <> 'status' OR name <> 'heartbeat') AND name NOT IN ({', '.join(map(quoted, sorted(BOOKKEEPING)))})"
+_TELLING = (
+    f"(kind <> 'status' OR name <> 'heartbeat') AND name NOT IN ({', '.join(map(sql_quote, sorted(BOOKKEEPING)))})"
+)
 _HISTORY = Parameter(
     "history", "string", "Whether every report is given, by time, or the last one.", default="no", choices=("no", "yes")
 )

@@ -27,7 +27,7 @@ from hookline.server.parameters import Parameter, Values, read_parameters
 from hookline.server.received_runs import ReceivedRuns
 from hookline.server.status_runs import StatusRuns
 from hookline.store import DamagedIndexError
-from hookline.store.query_limits import AGAIN_SECONDS, QueryLimit
+from hookline.store.query_limits import INTERRUPT_SECONDS, QueryLimit
 
 QUERY_SECONDS = 60.0
 
@@ -89,7 +89,7 @@ async def while_wanted(request: Request, answer: Callable[[], Response]) -> Resp
     async def watch_queries() -> None:
         try:
             while True:
-                await anyio.sleep(AGAIN_SECONDS)
+                await anyio.sleep(INTERRUPT_SECONDS)
                 limit.enforce()
         finally:  # also where the server ends, which waits for the thread
             limit.cancel()

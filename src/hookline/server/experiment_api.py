@@ -27,7 +27,7 @@ from hookline.server.endpoint import Endpoint
 from hookline.server.listing import Listed, Listing, Number
 from hookline.server.parameters import Parameter, Values
 from hookline.store import RunInfo, Runs
-from hookline.store.run_info import is_plain_file
+from hookline.store.run_info import is_regular_file
 
 _UNSUCCESSFUL = ("failed", "stopped")
 
@@ -214,7 +214,7 @@ def _is_said(info: RunInfo) -> bool:
 
 def _result(directory: Path, info: RunInfo) -> RunResult | None:
     """How a run ended; files behind links are not read."""
-    if not is_plain_file(info.directory / RESULT):
+    if not is_regular_file(info.directory / RESULT):
         return None
     return ExperimentStore(directory).result(info.directory.name)
 
@@ -233,7 +233,7 @@ def _whole(directory: Path, infos: list[RunInfo], results: dict[str, RunResult])
 def _planned_arms(directory: Path) -> list[str]:
     """The arms in the order in which they were given; none where the plan cannot be read."""
     plan = directory / PLAN
-    if is_plain_file(plan):
+    if is_regular_file(plan):
         with contextlib.suppress(OSError, msgspec.DecodeError, AttributeError, UnicodeDecodeError):
             return list(msgspec.json.decode(plan.read_bytes()).get("arms", {}))
     return []

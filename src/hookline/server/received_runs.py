@@ -44,7 +44,7 @@ from hookline.server.limits import (
     names_of,
     too_many_in_a_run,
 )
-from hookline.store.run_summary import RECEIVED, Received
+from hookline.store.run_summary import RECEIVED_FILE, ReceivedInfo
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOR_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -122,7 +122,7 @@ class ReceivedRuns:
             held = self._check_owner(home, project, run, origin)
             if held.every_seconds != every_seconds:
                 with files.exclusive(home):
-                    _write_received(home, Received(origin, held.received, every_seconds))
+                    _write_received(home, ReceivedInfo(origin, held.received, every_seconds))
             self._note_life(home)
 
     def tell(self, project: str, run: str, *, origin: str, file: str, facts: bytes, lines: bytes) -> int:
@@ -189,12 +189,12 @@ class ReceivedRuns:
         if held is None:
             if any(name[0] != "." for name in os.listdir(home)):
                 raise _taken(project, run, "a run that was recorded here")
-            _write_received(home, Received(origin, self.clock()))
+            _write_received(home, ReceivedInfo(origin, self.clock()))
         elif held.origin != origin:
             raise _taken(project, run, "a run that somebody else sends")
         _make_directory(home, JOURNAL)
 
-    def _check_owner(self, home: int, project: str, run: str, origin: str) -> Received:
+    def _check_owner(self, home: int, project: str, run: str, origin: str) -> ReceivedInfo:
         held = _received(home)
         if held is None:
             raise ConflictError(f"The run {project}/{run} is not claimed: send its run.json first.", unclaimed=True)
@@ -205,7 +205,7 @@ class ReceivedRuns:
     def _note_life(self, home: int) -> None:
         now = self.clock()
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile: the next call says so
-            os.utime(RECEIVED, (now, now), dir_fd=home, follow_symlinks=False)
+            os.utime(RECEIVED_FILE, (now, now), dir_fd=home, follow_symlinks=False)
 
 
 def check_facts(facts: bytes) -> None:
@@ -343,15 +343,15 @@ def _opened(directory: int, name: str, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _received(home: int) -> Received | None:
-    if _kind(home, RECEIVED) is None:
+def _received(home: int) -> ReceivedInfo | None:
+    if _kind(home, RECEIVED_FILE) is None:
         return None
-    with _opened(home, RECEIVED, _FOR_READING) as found:
-        return Received.decoded(os.read(found, _CHUNK))
+    with _opened(home, RECEIVED_FILE, _FOR_READING) as found:
+        return ReceivedInfo.parse(os.read(found, _CHUNK))
 
 
-def _write_received(home: int, received: Received) -> None:
-    _replace(home, RECEIVED, msgspec.json.encode(received) + b"\n")
+def _write_received(home: int, received: ReceivedInfo) -> None:
+    _replace(home, RECEIVED_FILE, msgspec.json.encode(received) + b"\n")
 
 
 def _take_names(home: int, names: Iterable[str]) -> None:

@@ -9,17 +9,17 @@ from hookline.server.endpoint import METRIC, RUN, Endpoint
 from hookline.server.listing import Listing, RunDetails, RunRow, run_details
 from hookline.server.parameters import Parameter, Values
 from hookline.store.bands import BY
-from hookline.store.tables import IN_ORDER, ORDER
+from hookline.store.tables import ORDER_COLUMN, ORDERED_METRICS
 
 _TEXTS = "SELECT name, axis, count(*) AS texts FROM metrics WHERE text IS NOT NULL GROUP BY name, axis"
 _TEXT_ROWS = f"""
 SELECT run, name, axis, step, time, left(text, $most) AS text, length(text) AS characters, total
 FROM (
     SELECT *,
-        row_number() OVER (PARTITION BY run, name, axis ORDER BY step DESC, {ORDER} DESC) AS place,
+        row_number() OVER (PARTITION BY run, name, axis ORDER BY step DESC, {ORDER_COLUMN} DESC) AS place,
         count(*) OVER (PARTITION BY run, name, axis) AS total
-    FROM {IN_ORDER} WHERE text IS NOT NULL AND ($name IS NULL OR name = $name)
-) WHERE place <= $limit ORDER BY name, step DESC, {ORDER} DESC, run, axis
+    FROM {ORDERED_METRICS} WHERE text IS NOT NULL AND ($name IS NULL OR name = $name)
+) WHERE place <= $limit ORDER BY name, step DESC, {ORDER_COLUMN} DESC, run, axis
 """  # noqa: S608 - our own words
 MOST_CHARACTERS = 2000
 """How much of a text is sent: the page shows lists of them."""

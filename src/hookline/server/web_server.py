@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import hookline.store
+from hookline._engine.checks import require_number
 from hookline._engine.errors import ConfigError, MissingExtraError
 from hookline.server.access import LOOPBACK
 from hookline.server.tokens import Tokens
 from hookline.store import Runs
-from hookline.store.query import check_seconds
 from hookline.store.run_summary import STALL_SECONDS, Liveness
 from hookline.store.store import open_store
 
@@ -152,7 +152,7 @@ def _runs(root: str | Path, stall_seconds: float, *, receives: bool) -> Runs:
     """The runs; those that are received have a while to come back to a server that was away."""
     if not receives:
         return hookline.store.runs(root, stall_seconds=stall_seconds)
-    check_seconds("stall_seconds", stall_seconds)
+    require_number("stall_seconds", stall_seconds, above=0)
     return Runs(open_store(root), Liveness(stall_seconds, since=time.time()))
 
 

@@ -1,4 +1,4 @@
-"""The query side: the runs that were recorded, as tables, data frames, SQL and lines of charts."""
+"""Queries over recorded runs: tables, data frames, SQL and chart lines."""
 
 from hookline.store.bands import Band, Bands
 from hookline.store.index import DamagedIndexError

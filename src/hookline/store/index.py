@@ -1,12 +1,12 @@
-"""`Index`: the database behind a store, which is derived from the journals and can be deleted at any time.
+"""`Index`: the database of a store, derived from the journals and safe to delete at any time.
 
-It lies in ``<root>/.hookline/``: ``index.duckdb`` with what is known about each run and the rows of live ones, and a
-folder with Parquet files for each run that has ended. One process has it at a time; another one, or one that cannot
-write there, keeps a private index in memory, with the same answers. What is damaged or of another version is made anew.
-One that was closed is opened again when it is next used. A forked child never touches what its parent has open.
+It lies in ``<root>/.hookline/``: ``index.duckdb`` with the state of each run and the rows of live ones, and a folder
+with Parquet files for each ended run. One process owns it at a time. Another process, or one that cannot write there,
+keeps a private index in memory and gives the same answers. A damaged index, or one of another version, is rebuilt. A
+closed one opens again on the next use. A forked child never touches what its parent has open.
 
-The database can touch no file outside that folder, load no extension and reach no network, and that cannot be changed
-once it is open: this holds for queries of users as for our own.
+The database cannot access files outside that folder, load extensions or reach the network, and this cannot be changed
+once it is open. It holds for users' queries and for our own.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import msgspec
 
 from hookline._engine.errors import HooklineError, MissingExtraError
 from hookline.store.run_state import RunState
-from hookline.store.tables import TABLES, VERSION, Rows, columns
+from hookline.store.tables import TABLES, VERSION, Rows, column_arrays
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -33,27 +33,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookline")
 
 FOLDER = ".hookline"
-"""The folder of a root that holds what is derived from it."""
+"""The folder of a root with derived data."""
 DATABASE = "index.duckdb"
-_READERS = "readers.lock"
+_READERS_LOCK = "readers.lock"
 MEMORY_LIMIT = "2GB"
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
-    "pandas_analyze_sample": "0",  # texts are texts, whatever the first thousand look like
+    "pandas_analyze_sample": "0",  # object columns are texts, whatever the first thousand values look like
     "preserve_insertion_order": "true",
 }
 
-
-_OPENED: dict[Path, int] = {}
-"""Which process opened each database: what a forked child inherits of it must not be used."""
+_OPENED_BY: dict[Path, int] = {}
+"""The process that opened each database: a forked child must not use what it inherits."""
 _INDEXES: "weakref.WeakSet[Index]" = weakref.WeakSet()
 
 
 class DamagedIndexError(HooklineError, OSError):
-    """The index turned out to be damaged. What was asked can be asked again, of one that is made anew."""
+    """The index is damaged. The next query rebuilds it, so the same call can be repeated."""
 
 
 class Index:
@@ -63,40 +62,40 @@ class Index:
         root: The directory with the runs.
 
     Attributes:
-        note: Why it is private; empty where it is kept on disk.
-        made_anew: What happened to it, so that it had to be made anew; empty where nothing did.
-        states: What is known about each run, by its id.
-        refused: The generation of a run's files that a private index found to be damaged.
-        unpruned: The runs with files that may not count any more.
-        looked_at: The runs whose files were looked at for some of those since it was opened.
-        begun: How often it was opened: what was looked up before may not be in it any more.
+        note: Why the index is private; empty if it is on disk.
+        rebuild_reason: Why the index was rebuilt; empty if it was not.
+        states: The state of each run by its id.
+        open_count: How often it was opened: results from before a reopening may no longer be in it.
+        rejected: The generation of a run's Parquet files that a private index found to be damaged.
+        prune_pending: Runs with Parquet files that may no longer be in use.
+        leftovers_checked: Runs whose folders were checked for such files since the index was opened.
     """
 
     def __init__(self, root: Path) -> None:
         self.folder = root / FOLDER
         self.lock = threading.RLock()
-        self.note = self.made_anew = ""
+        self.note = self.rebuild_reason = ""
         self.states: dict[str, RunState] = {}
-        self.begun = 0
+        self.open_count = 0
+        self.rejected: dict[str, int] = {}
+        self.prune_pending: set[str] = set()
+        self.leftovers_checked: set[str] = set()
         self._unsaved: set[str] = set()
         self._staged: set[str] = set()
         self._inode = 0
-        self.refused: dict[str, int] = {}
-        self.unpruned: set[str] = set()
-        self.looked_at: set[str] = set()
         self._damage = ""
         self._is_closed = True
-        self._begin()
+        self._open()
         _INDEXES.add(self)
-        _look_out_for_forks()
+        _register_fork_handler()
 
     @property
     def is_private(self) -> bool:
-        """Whether it is in memory, for this process alone."""
+        """Whether it is in memory, for this process only."""
         return bool(self.note)
 
     def close(self) -> None:
-        """Save what is not saved and let another process have it, until the next `check`."""
+        """Save unsaved states and release the database until the next `check`."""
         with self.lock:
             if self._is_closed:
                 return
@@ -105,43 +104,41 @@ class Index:
                 self.save()
             self.connection.close()
             if not self.is_private:
-                _OPENED.pop(self.folder / DATABASE, None)
+                _OPENED_BY.pop(self.folder / DATABASE, None)
 
     def check(self) -> None:
-        """Begin again if it was closed, deleted, replaced, or found to be damaged."""
+        """Reopen the index if it was closed, deleted, replaced, or found to be damaged."""
         with self.lock:
             if self._is_closed:
-                self.made_anew = self._damage = ""
-                self._begin()
+                self.rebuild_reason = self._damage = ""
+                self._open()
             elif self._damage:
-                self._begin_again()
+                self._reopen()
             elif not self.is_private and _inode(self.folder / DATABASE) != self._inode:
-                self._begin_again()
-                self.made_anew = "it was deleted or replaced"
+                self._reopen()
+                self.rebuild_reason = "it was deleted or replaced"
 
-    def _begin_again(self) -> None:
+    def _reopen(self) -> None:
         with contextlib.suppress(duckdb_module().Error):
             self.connection.close()
-        if self._damage and not self.is_private:  # what lies on disk may be another process's
+        if self._damage and not self.is_private:  # the file of a private index's root may be another process's
             self._remove(self.folder / DATABASE, self._damage)
         self._damage = ""
-        self._begin()
+        self._open()
 
     def abandon(self) -> None:
-        """In a forked child: never touch what the parent has open, not even to close it; the next `check` begins anew.
-
-        A thread of the parent may have had the lock.
-        """
-        self.lock = threading.RLock()
+        """In a forked child: leave the parent's connection alone, without even closing it; `check` opens a new one."""
+        self.lock = threading.RLock()  # a thread of the parent may have held the old one
         self._is_closed = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))  # or collecting it would end the child
+        # The extra reference keeps the connection from being collected, which would crash the child.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Look out for damage, which shows only when the damaged part is read; the next `check` begins again.
+    def detect_damage(self) -> Iterator[None]:
+        """Detect damage, which shows only when the damaged part is read; the next `check` rebuilds the index.
 
         Raises:
-            DamagedIndexError: There was some.
+            DamagedIndexError: The database is damaged.
         """
         try:
             yield
@@ -149,40 +146,40 @@ class Index:
             if not is_damage(error):
                 raise
             self._damage = str(error)
-            raise DamagedIndexError(f"The index is damaged, and will be made anew. Ask again. {error}") from None
+            raise DamagedIndexError(f"The index is damaged and will be rebuilt. Try again. {error}") from None
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Keep every process from removing files of runs meanwhile; where files cannot be locked, nothing does."""
-        with contextlib.ExitStack() as at_end:
+    def reader_lock(self) -> Iterator[None]:
+        """Keep every process from removing Parquet files meanwhile; without effect where files cannot be locked."""
+        with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
-                descriptor = os.open(self.folder / _READERS, os.O_RDONLY | os.O_CLOEXEC)
-                at_end.callback(os.close, descriptor)
+                descriptor = os.open(self.folder / _READERS_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             yield
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Whether no thread or process is `reading`, and none begins to meanwhile."""
-        with self.lock, contextlib.ExitStack() as at_end:
-            is_alone = False
+    def writer_lock(self) -> Iterator[bool]:
+        """Whether no thread or process holds the reader lock; if so, none gets it meanwhile."""
+        with self.lock, contextlib.ExitStack() as stack:
+            is_locked = False
             with contextlib.suppress(OSError):
-                descriptor = os.open(self.folder / _READERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                at_end.callback(os.close, descriptor)
+                descriptor = os.open(self.folder / _READERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_alone = True
-            yield is_alone
+                is_locked = True
+            yield is_locked
 
     def state(self, run: str) -> RunState:
-        """What is known about a run, to be changed; `touch` it then."""
+        """The state of a run. Call `mark_dirty` after changing it."""
         return self.states.setdefault(run, RunState())
 
-    def touch(self, run: str) -> None:
-        """Note that what is known about a run has to be saved."""
+    def mark_dirty(self, run: str) -> None:
+        """Have the next `save` write the state of a run."""
         self._unsaved.add(run)
 
     def forget(self, runs: Iterable[str]) -> None:
-        """Remove all there is of runs that are no more."""
+        """Remove the rows and states of deleted runs."""
         gone = list(runs)
         with self.transaction() as connection:
             for table in TABLES:
@@ -193,14 +190,14 @@ class Index:
             self._unsaved.discard(run)
 
     def save(self) -> None:
-        """Write down what is known about the runs that were touched."""
+        """Save the states that changed."""
         runs = [run for run in self._unsaved if run in self.states]
         if runs:
             with self.transaction() as connection:
                 self.save_in(connection, runs)
 
     def save_in(self, connection: "DuckDBPyConnection", runs: list[str]) -> None:
-        """The same for some runs, as a part of a transaction."""
+        """Save the states of some runs within a transaction."""
         texts = [msgspec.json.encode(self.states[run]).decode() for run in runs]
         connection.execute("DELETE FROM states WHERE run IN (SELECT unnest(?))", [runs])
         connection.execute("INSERT INTO states SELECT unnest(?), unnest(?)", [runs, texts])
@@ -208,7 +205,7 @@ class Index:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator["DuckDBPyConnection"]:
-        """All of it or nothing."""
+        """A transaction, committed at the end and rolled back on an error."""
         with self.lock:
             self.connection.begin()
             try:
@@ -219,10 +216,10 @@ class Index:
             self.connection.commit()
 
     def stage(self, run: str, rows: Rows) -> None:
-        """Put rows where they wait until all of a run's news are read."""
+        """Insert rows into the staging tables, until all new records of a run are read."""
         for name, found in rows.tables.items():
             if found:
-                arrays, expressions = columns(TABLES[name], found)
+                arrays, expressions = column_arrays(TABLES[name], found)
                 self._staged.add(name)
                 self.connection.register("arrays", arrays)
                 try:
@@ -232,44 +229,34 @@ class Index:
                 finally:
                     self.connection.unregister("arrays")
 
-    def clear_stage(self) -> None:
-        """Have nothing wait."""
+    def clear_staged(self) -> None:
+        """Empty the staging tables."""
         for name in self._staged:
             self.connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh_{name} ({TABLES[name].definition})")
         self._staged = set()
 
-    def _begin(self) -> None:
+    def _open(self) -> None:
         self.note, self.states, self._unsaved = "", {}, set()
-        self.unpruned, self.looked_at = set(), set()
-        self.connection = self._open()
-        self._is_closed = False
-        self.begun += 1
-        self._staged = set(TABLES)
-        self.clear_stage()
-
-    def _open(self) -> "DuckDBPyConnection":
-        duckdb = duckdb_module()
+        self.prune_pending, self.leftovers_checked = set(), set()
         path = self.folder / DATABASE
         try:
-            self._check_folder()
-            connection = self._connect_or_replace(path)
-            (self.folder / _READERS).touch()
+            self._prepare_folder()
+            self.connection = self._connect_or_replace(path)
+            (self.folder / _READERS_LOCK).touch()
             self._inode = _inode(path)
-            _OPENED[path] = os.getpid()
-        except (OSError, duckdb.Error) as error:
-            self.note = _reason(error)
-            logger.info("%s: the index is kept in memory, for this process alone: %s", self.folder, self.note)
-            connection = _connect(":memory:", self.folder)
-        return connection
+            _OPENED_BY[path] = os.getpid()
+        except (OSError, duckdb_module().Error) as error:
+            self.note = "another process is using it" if _is_in_use(error) else str(error).splitlines()[0]
+            logger.info("%s: the index is kept in memory, for this process only: %s", self.folder, self.note)
+            self.connection = _connect(":memory:", self.folder)
+        self._is_closed = False
+        self.open_count += 1
+        self._staged = set(TABLES)
+        self.clear_staged()
 
-    def _check_folder(self) -> None:
-        """Make sure that the folder can be used, by this process.
-
-        Raises:
-            OSError: It cannot.
-        """
-        if _OPENED.get(self.folder / DATABASE, os.getpid()) != os.getpid():
-            raise OSError("the process that this one was forked from has it")
+    def _prepare_folder(self) -> None:
+        if _OPENED_BY.get(self.folder / DATABASE, os.getpid()) != os.getpid():
+            raise OSError("the parent of this forked process is using it")
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link")
@@ -277,11 +264,12 @@ class Index:
     def _connect_or_replace(self, path: Path) -> "DuckDBPyConnection":
         duckdb, damage = duckdb_module(), ""
         try:
-            with contextlib.ExitStack() as otherwise:
+            with contextlib.ExitStack() as on_failure:
                 connection = _connect(str(path), self.folder)
-                otherwise.callback(connection.close)  # or the next one would be of the same database
+                # While it is open, DuckDB would give the next connection the same database.
+                on_failure.callback(connection.close)
                 if self._load(connection):
-                    otherwise.pop_all()
+                    on_failure.pop_all()
                     return connection
         except duckdb.Error as error:
             if _is_in_use(error):
@@ -293,13 +281,13 @@ class Index:
 
     def _remove(self, path: Path, damage: str) -> None:
         if damage:
-            logger.info("%s is damaged, and made anew: %s", path, damage)
-            self.made_anew = "it was damaged"
+            logger.info("%s is damaged and will be rebuilt: %s", path, damage)
+            self.rebuild_reason = "it was damaged"
         for file in (path, path.with_name(f"{DATABASE}.wal")):
             file.unlink(missing_ok=True)
 
     def _load(self, connection: "DuckDBPyConnection") -> bool:
-        """Read what was saved; whether it is of this version."""
+        """Load the saved states; returns whether they are of this version."""
         if connection.execute("SELECT version FROM meta").fetchall() != [(VERSION,)]:
             return False
         try:
@@ -311,12 +299,12 @@ class Index:
 
 
 def _connect(path: str, folder: Path) -> "DuckDBPyConnection":
-    """Open a database, with its tables, that can touch nothing but the files in a folder."""
+    """Open a database with its tables and lock it down to the files of a folder."""
     settings = _SETTINGS | {"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder / f"spilled-{os.getpid()}")}
     connection: DuckDBPyConnection = duckdb_module().connect(path, config=settings)
     try:
-        # First of all: a database from elsewhere may have views in the place of these tables.
-        connection.execute(f"SET allowed_directories = [{quoted(str(folder) + '/')}]")
+        # Before anything else: a database from elsewhere may have views in place of these tables.
+        connection.execute(f"SET allowed_directories = [{sql_quote(str(folder) + '/')}]")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         connection.execute("CREATE TABLE IF NOT EXISTS meta (version INTEGER)")
@@ -330,63 +318,58 @@ def _connect(path: str, folder: Path) -> "DuckDBPyConnection":
     return connection
 
 
-def quoted(text: str) -> str:
-    """A text as SQL writes it."""
+def sql_quote(text: str) -> str:
+    """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def duckdb_module() -> Any:
-    """DuckDB.
+    """Import DuckDB.
 
     Raises:
         MissingExtraError: It is not installed.
     """
     try:
         import duckdb
-        import numpy  # noqa: F401 - DuckDB takes columns as arrays
+        import numpy  # noqa: F401 - DuckDB reads columns from NumPy arrays
     except ImportError:
         raise MissingExtraError("Querying runs", "ui") from None
     return duckdb
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the database is not as DuckDB left it, or cannot be used any more since it found that out.
+    """Whether the database file is damaged, or was invalidated when DuckDB found that out.
 
-    The words alone say nothing: those of a user's query stand in the messages about it.
+    The error's type is checked too: messages about a user's query quote the query.
     """
     duckdb = duckdb_module()
-    said = str(error).partition("\n")[0].lower()
+    message = str(error).partition("\n")[0].lower()
     if isinstance(error, duckdb.IOException):
-        return "corrupt database file" in said or ("could not read enough bytes" in said and DATABASE in said)
-    own = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
-    is_own = type(error) is duckdb.Error or isinstance(error, own)
-    return is_own and any(words in said for words in ("corrupt", "checksum", "been invalidated"))
+        return "corrupt database file" in message or ("could not read enough bytes" in message and DATABASE in message)
+    internal = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
+    is_internal = type(error) is duckdb.Error or isinstance(error, internal)
+    return is_internal and any(words in message for words in ("corrupt", "checksum", "been invalidated"))
 
 
-def may_be_of_a_file(error: Exception) -> bool:
-    """Whether a query may have failed because a Parquet file is damaged; a look at the files tells."""
+def may_be_file_damage(error: Exception) -> bool:
+    """Whether a query may have failed because of a damaged Parquet file; checking the files tells."""
     duckdb = duckdb_module()
-    own = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
-    kinds = (duckdb.IOException, duckdb.InvalidInputException, *own)
+    internal = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
+    kinds = (duckdb.IOException, duckdb.InvalidInputException, *internal)
     return type(error) is duckdb.Error or isinstance(error, kinds)
 
 
 @functools.cache
-def _look_out_for_forks() -> None:
-    os.register_at_fork(after_in_child=_abandon_all)
+def _register_fork_handler() -> None:
+    def abandon_all() -> None:
+        for index in list(_INDEXES):
+            index.abandon()
 
-
-def _abandon_all() -> None:
-    for index in list(_INDEXES):
-        index.abandon()
+    os.register_at_fork(after_in_child=abandon_all)
 
 
 def _is_in_use(error: Exception) -> bool:
     return "lock on file" in str(error)
-
-
-def _reason(error: Exception) -> str:
-    return "another process has it" if _is_in_use(error) else str(error).splitlines()[0]
 
 
 def _inode(path: Path) -> int:

@@ -1,32 +1,21 @@
-"""Brings the tables up to date with a run's journals: reads what is new, and only that.
+"""Brings the tables up to date with a run's journals by reading only what is new.
 
-Most of the time that is what was appended, which is added. Where what was read before no longer counts (a resume took
-it back, an evaluation was done again, a file was replaced) the run is read anew, by the reader's own rules. The rows of
-a run and how far it was read change together.
+Appended records are added. If earlier records no longer count (a resume discarded them, an evaluation was repeated, a
+file was replaced), the whole run is read again with the reader's own rules. A run's rows and its read position always
+change together.
 """
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
-
-from hookline._record.reader import (
-    Cursor,
-    Reader,
-    ResumeMarks,
-    add_writer_prefix,
-    drop_obsolete,
-    find_marks,
-    is_resume,
-)
+from hookline._record.reader import Cursor, Reader, ResumeMarks, add_writer_prefix, drop_obsolete, find_marks, is_resume
 from hookline._record.records import Metrics
 from hookline._record.segment import JournalFile
 from hookline.sinks.run_progress import within_limits
 from hookline.store import compaction
-from hookline.store.index import Index, duckdb_module, quoted
-from hookline.store.journal_files import grown, is_same, look_for_holes, own_files, seen
-from hookline.store.run_info import Place
+from hookline.store.index import Index, duckdb_module, sql_quote
+from hookline.store.journal_files import file_states, find_holes, grown_files, is_unchanged, regular_journal_files
+from hookline.store.run_info import RunLocation
 from hookline.store.run_state import ReadState
 from hookline.store.tables import TABLES, Rows
 
@@ -34,12 +23,12 @@ logger = logging.getLogger("hookline")
 
 _BATCH_ROWS = 50_000
 _ATTEMPTS = 3
-"""How often a run is read anew because it was taken up while it was read."""
+"""How often a run is read again because it was resumed while being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """How much was read: of how many runs, how many rows."""
+    """How many runs had new records, and how many rows these gave."""
 
     runs: int = 0
     rows: int = 0
@@ -49,175 +38,183 @@ class Ingested:
 
 
 @dataclass(slots=True)
-class _News:
-    """What was read in one go."""
+class _Batch:
+    """The staged rows of one pass over the journals.
+
+    Attributes:
+        has_resume: A resume discards earlier records.
+        evaluated: Writer, step and session of evaluations, which replace those of earlier sessions.
+    """
 
     read: ReadState
     rows: int = 0
-    takes_back: bool = False
+    has_resume: bool = False
     evaluated: set[tuple[str, int, int]] = field(default_factory=set)
 
 
-def ingest(index: Index, place: Place, *, is_over: bool) -> Ingested:
+def ingest(index: Index, location: RunLocation, *, is_over: bool) -> Ingested:
     """Bring the tables up to date with a run.
 
     Args:
-        is_over: It records nothing more: its rows go to Parquet files.
+        is_over: The run records nothing more: its rows move to Parquet files.
     """
     with index.lock:
         index.check()  # another thread may have closed it
         try:
-            return _Intake(index, place, is_over).take()
+            return _Ingestion(index, location, is_over).run()
         finally:
-            index.clear_stage()
+            index.clear_staged()
 
 
-class _Intake:
-    def __init__(self, index: Index, place: Place, is_over: bool) -> None:
-        self._index, self._place, self._run, self._is_over = index, place, place.id, is_over
-        self._found = own_files(place.journal)
+class _Ingestion:
+    def __init__(self, index: Index, location: RunLocation, is_over: bool) -> None:
+        self._index, self._location, self._run, self._is_over = index, location, location.id, is_over
+        self._files = regular_journal_files(location.journal)
 
-    def take(self) -> Ingested:
-        taken = self._take()
+    def run(self) -> Ingested:
+        ingested = self._update()
         read = self._index.state(self._run).read
-        if self._is_over and read and look_for_holes(self._found, read.files):
-            self._index.touch(self._run)
-        return taken
+        if self._is_over and read and find_holes(self._files, read.files):
+            self._index.mark_dirty(self._run)
+        return ingested
 
-    def _take(self) -> Ingested:
-        read = self._known()
+    def _update(self) -> Ingested:
+        read = self._known_state()
         if read is None:
-            return self._read_anew(replaced=0)
-        if not is_same(self._found, read.files):
-            return self._read_anew(replaced=read.replaced + 1)
-        new = grown(self._found, read.files)
-        if not new:
-            return self._as_it_is(read)
-        if self._are_behind(new, Cursor(read.places)):
-            return self._read_anew(replaced=read.replaced)
+            return self._read_all(replaced=0)
+        if not is_unchanged(self._files, read.files):
+            return self._read_all(replaced=read.replaced + 1)
+        grown = grown_files(self._files, read.files)
+        if not grown:
+            return self._keep_unchanged(read)
+        # Rows come in the order of sessions and files: what an earlier one gained cannot simply be appended.
+        latest: dict[str, int] = {}
+        for file in self._files:
+            latest[file.name] = max(file.session, latest.get(file.name, 0))
+        cursor = Cursor(read.positions)
+        if any(file.session < latest[file.name] or cursor.offset(file) is None for file in grown):
+            return self._read_all(replaced=read.replaced)
         return self._append(read)
 
-    def _are_behind(self, new: list[JournalFile], cursor: Cursor) -> bool:
-        """Whether there is something new in files that were passed: of an earlier session, or before the last one."""
-        latest = _latest_sessions(self._found)
-        return any(file.session < latest[file.name] or cursor.offset(file) is None for file in new)
-
-    def _known(self) -> ReadState | None:
-        """What is in the tables of the run, or in Parquet files that are still good."""
+    def _known_state(self) -> ReadState | None:
+        """The state of the run's rows in the tables, or in Parquet files that are still valid."""
         state = self._index.state(self._run)
-        if state.read is None or not compaction.is_whole(self._index, self._run, state.read):
+        if state.read is None or not compaction.has_all_files(self._index, self._run, state.read):
             found = compaction.load(self._index, self._run)
-            is_good = found is not None and compaction.is_whole(self._index, self._run, found)
-            state.read = found if is_good else None
-            self._index.touch(self._run)
-        compaction.look_for_leftovers(self._index, self._run)
+            is_valid = found is not None and compaction.has_all_files(self._index, self._run, found)
+            state.read = found if is_valid else None
+            self._index.mark_dirty(self._run)
+        compaction.find_leftovers(self._index, self._run)
         return state.read
 
-    def _as_it_is(self, read: ReadState) -> Ingested:
+    def _keep_unchanged(self, read: ReadState) -> Ingested:
         if self._is_over and not read.is_compact and not self._index.is_private:
-            self._keep(read, read, fresh={})
+            self._keep(read, read, staged=[])
         return Ingested()
 
     def _append(self, before: ReadState) -> Ingested:
-        news = self._stage(_copied(before), ResumeMarks(), only_new=True)
-        if news.read.places == before.places:  # a piece of a line
-            return self._as_it_is(before)
-        if news.takes_back or self._does_again(news, before):
-            return self._read_anew(replaced=before.replaced)
-        self._keep(before, news.read, fresh=_added(before, news.read))
-        return Ingested(1, news.rows)
+        batch = self._stage(before.copy(), ResumeMarks(), only_new=True)
+        if batch.read.positions == before.positions:  # only part of a line was new
+            return self._keep_unchanged(before)
+        if batch.has_resume or self._repeats_evaluations(batch, before):
+            return self._read_all(replaced=before.replaced)
+        staged = [table for table, count in batch.read.rows.items() if count > before.rows.get(table, 0)]
+        self._keep(before, batch.read, staged)
+        return Ingested(1, batch.rows)
 
-    def _read_anew(self, replaced: int) -> Ingested:
+    def _read_all(self, replaced: int) -> Ingested:
         for _ in range(_ATTEMPTS):
-            self._found = own_files(self._place.journal)
-            view = _view(self._found)
-            self._index.clear_stage()  # of an attempt before
-            news = self._stage(ReadState(replaced=replaced), view[1], only_new=False)
-            if _view(own_files(self._place.journal)) == view:
+            self._files = regular_journal_files(self._location.journal)
+            view = _sessions_and_marks(self._files)
+            self._index.clear_staged()  # of an earlier attempt
+            batch = self._stage(ReadState(replaced=replaced), view[1], only_new=False)
+            if _sessions_and_marks(regular_journal_files(self._location.journal)) == view:
                 break
-        self._keep(None, news.read, fresh=news.read.rows)
-        return Ingested(1, news.rows)
+        self._keep(None, batch.read, [table for table, count in batch.read.rows.items() if count])
+        return Ingested(1, batch.rows)
 
-    def _stage(self, read: ReadState, marks: ResumeMarks, *, only_new: bool) -> _News:
-        news, rows = _News(read), Rows()
-        reader = Reader(self._place.journal, Cursor(dict(read.places)))
+    def _stage(self, read: ReadState, marks: ResumeMarks, *, only_new: bool) -> _Batch:
+        batch, rows = _Batch(read), Rows()
+        reader = Reader(self._location.journal, Cursor(dict(read.positions)))
         has_marks = bool(marks.resumes or marks.evaluated)
-        for parcel in reader.new(self._found):
-            record, file = parcel.record, parcel.file
+        for entry in reader.new(self._files):
+            record, file = entry.record, entry.file
             if only_new and file.session:
-                _note_what_takes_back(news, record, file)
+                if is_resume(record):
+                    batch.has_resume = True
+                elif isinstance(record, Metrics) and record.axis == "eval":
+                    batch.evaluated.add((file.name, within_limits(record.step), file.session))
             if has_marks and drop_obsolete(record, file, marks):
                 continue
             add_writer_prefix(record, file)
-            read.note(parcel)
-            rows.add(parcel, read.order(parcel))
+            read.note(entry)
+            rows.add(entry, read.order(entry))
             if rows.count >= _BATCH_ROWS:
-                self._put(news, rows)
+                self._flush(batch, rows)
                 rows = Rows()
-        self._put(news, rows)
+        self._flush(batch, rows)
         read.skipped += reader.skipped
-        read.places = reader.cursor.places
-        read.files = seen(self._found, reader.cursor, read.files)
-        return news
+        read.positions = reader.cursor.places
+        read.files = file_states(self._files, reader.cursor, read.files)
+        return batch
 
-    def _put(self, news: _News, rows: Rows) -> None:
+    def _flush(self, batch: _Batch, rows: Rows) -> None:
         self._index.stage(self._run, rows)
-        news.rows += rows.count
+        batch.rows += rows.count
         for table, found in rows.tables.items():
             if found:
-                news.read.rows[table] = news.read.rows.get(table, 0) + len(found)
+                batch.read.rows[table] = batch.read.rows.get(table, 0) + len(found)
 
-    def _does_again(self, news: _News, before: ReadState) -> bool:
+    def _repeats_evaluations(self, batch: _Batch, before: ReadState) -> bool:
         """Whether evaluations of earlier sessions were done again."""
-        parts = self._parts("metrics", before)
-        if not news.evaluated or not parts:
+        sources = self._sources("metrics", before)
+        if not batch.evaluated or not sources:
             return False
-        again = (
+        query = (
             "SELECT 1 FROM {} AS old JOIN (SELECT unnest(?) AS writer, unnest(?) AS step, unnest(?) AS session) AS new "
             "USING (writer, step) WHERE old.axis = 'eval' AND old._session < new.session LIMIT 1"
         )
-        columns = [list(values) for values in zip(*news.evaluated, strict=True)]
-        return any(self._index.connection.execute(again.format(part), columns).fetchall() for part in parts)
+        columns = [list(values) for values in zip(*batch.evaluated, strict=True)]
+        return any(self._index.connection.execute(query.format(source), columns).fetchall() for source in sources)
 
-    def _parts(self, table: str, read: ReadState | None) -> list[str]:
-        """Where the rows of the run are that were read before."""
+    def _sources(self, table: str, read: ReadState | None) -> list[str]:
+        """The SQL sources of the run's rows that were read before."""
         if read is None or not read.rows.get(table):
             return []
         if not read.is_compact:
-            return [f"(SELECT * FROM live_{table} WHERE run = {quoted(self._run)})"]
-        return [f"read_parquet({quoted(str(compaction.paths(self._index, self._run, read)[table]))})"]
+            return [f"(SELECT * FROM live_{table} WHERE run = {sql_quote(self._run)})"]
+        return [f"read_parquet({sql_quote(str(compaction.paths(self._index, self._run, read)[table]))})"]
 
-    def _keep(self, before: ReadState | None, read: ReadState, fresh: dict[str, int]) -> None:
-        """Have the rows that wait, and those from before, where they belong, and note how far the run was read."""
-        old, waiting = {table: self._parts(table, before) for table in TABLES}, _waiting(fresh)
-        if self._is_over and self._compact(read, {table: [*old[table], *waiting.get(table, [])] for table in TABLES}):
+    def _keep(self, before: ReadState | None, read: ReadState, staged: list[str]) -> None:
+        """Move the staged rows, and the earlier ones, to their place, and save the read position."""
+        new = {table: [f"fresh_{table}"] for table in staged}
+        everything = {table: [*self._sources(table, before), *new.get(table, [])] for table in TABLES}
+        if self._is_over and self._compact(read, everything):
             return
-        is_added = before is not None and not before.is_compact
-        added = waiting if is_added else {table: [*old[table], *waiting.get(table, [])] for table in TABLES}
+        is_appended = before is not None and not before.is_compact
         read.parquet, read.is_compact = {}, False
-        self._move(read, added, clear=not is_added)
+        self._move_to_database(read, new if is_appended else everything, clear=not is_appended)
 
     def _compact(self, read: ReadState, sources: dict[str, list[str]]) -> bool:
-        """Write the run's rows to Parquet files; whether that was possible."""
+        """Write the run's rows to Parquet files; returns whether that was possible."""
         index, before = self._index, self._index.state(self._run).read
         if index.is_private:
             return False
         try:
-            was_live = before is not None and not before.is_compact
             filled = {table: parts for table, parts in sources.items() if parts}
             compact = compaction.write(index, self._run, read, filled)
         except (OSError, duckdb_module().Error) as error:
-            logger.warning("%s stays in the database: its files cannot be written: %s", self._run, error)
+            logger.warning("%s stays in the database: its Parquet files cannot be written: %s", self._run, error)
             return False
-        if was_live:
-            self._move(compact, {}, clear=True)
+        if before is not None and not before.is_compact:
+            self._move_to_database(compact, {}, clear=True)
         else:
             index.state(self._run).read = compact
-            index.touch(self._run)
+            index.mark_dirty(self._run)
         return True
 
-    def _move(self, read: ReadState, sources: dict[str, list[str]], *, clear: bool) -> None:
-        """Change the live rows of the run and how far it was read together."""
+    def _move_to_database(self, read: ReadState, sources: dict[str, list[str]], *, clear: bool) -> None:
+        """Change the run's live rows and its read position in one transaction."""
         state = self._index.state(self._run)
         before, state.read = state.read, read
         try:
@@ -233,38 +230,8 @@ class _Intake:
             raise
 
 
-def _note_what_takes_back(news: _News, record: Any, file: JournalFile) -> None:
-    if is_resume(record):
-        news.takes_back = True
-    elif isinstance(record, Metrics) and record.axis == "eval":
-        news.evaluated.add((file.name, within_limits(record.step), file.session))
-
-
-def _latest_sessions(found: list[JournalFile]) -> dict[str, int]:
-    latest: dict[str, int] = {}
-    for file in found:
-        latest[file.name] = max(file.session, latest.get(file.name, 0))
-    return latest
-
-
-def _view(found: list[JournalFile]) -> tuple[set[tuple[str, int]], ResumeMarks]:
-    """The sessions, and what they take back of each other; nothing can where each writer has but one."""
-    sessions = {(file.name, file.session) for file in found}
+def _sessions_and_marks(files: list[JournalFile]) -> tuple[set[tuple[str, int]], ResumeMarks]:
+    """The sessions, and which records they discard of each other; with one session per writer there are none."""
+    sessions = {(file.name, file.session) for file in files}
     has_several = len(sessions) > len({name for name, _ in sessions})
-    return sessions, find_marks(found) if has_several else ResumeMarks()
-
-
-def _copied(read: ReadState) -> ReadState:
-    """A copy that can be changed, with the same files."""
-    copy: ReadState = msgspec.structs.replace(read)
-    copy.places, copy.files, copy.clocks = dict(read.places), dict(read.files), dict(read.clocks)
-    copy.rows, copy.times, copy.parquet = dict(read.rows), dict(read.times), dict(read.parquet)
-    return copy
-
-
-def _waiting(fresh: dict[str, int]) -> dict[str, list[str]]:
-    return {table: [f"fresh_{table}"] for table, count in fresh.items() if count}
-
-
-def _added(before: ReadState, after: ReadState) -> dict[str, int]:
-    return {table: count - before.rows.get(table, 0) for table, count in after.rows.items()}
+    return sessions, find_marks(files) if has_several else ResumeMarks()

@@ -1,17 +1,11 @@
-"""How queries are run: over a snapshot that nothing can be changed in, within limits of time.
+"""Runs queries over a read-only snapshot within a time limit, and gives their rows as a `Result`.
 
-Users' queries are one SELECT each. They run in a read-only transaction of a database that can touch no file but its
-own, reach no network and load no extension (see `Index`), so this holds even for a SELECT that does more.
+A user's query is a single SELECT. It runs in a read-only transaction of a database that can access only its own files,
+no network and no extension (see `Index`), so even a SELECT with side effects is harmless. `Conditions` builds WHERE
+clauses with parameters, so no user text becomes part of a query.
 
-`Result`: the rows of a query, as whatever they are wanted in.
-
-Where several columns have the same name, in whatever case, all but the first have a number behind it (``name``,
-``name_1``), as in a subquery. Rows and columns have points in time as datetimes in UTC; within lists and the like they
-are texts.
-
-WHERE clauses: each condition with its parameters, so that no text of a user becomes a part of a query.
-
-Which samples are meant by what is asked for: one answer for a page of them, their number and how they are spread.
+Columns with equal names, ignoring case, are numbered (``name``, ``name_1``), as in a subquery. Timestamps with a time
+zone become datetimes in UTC; inside lists and structs they are texts.
 """
 
 import contextlib
@@ -22,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hookline._engine.errors import MissingExtraError, OptionError
-from hookline.store.index import duckdb_module, quoted
+from hookline.store.index import duckdb_module, sql_quote
 from hookline.store.query_limits import QueryError, QueryLimit
 from hookline.store.run_info import RunInfo
 from hookline.store.store import Store
@@ -32,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def check_select(query: str) -> str:
-    """The query as it is run, without the semicolon at its end and the comments behind it.
+    """The query without a final semicolon and the comments after it.
 
     Raises:
-        QueryError: It is not one SELECT.
+        QueryError: It is not a single SELECT.
     """
     duckdb = duckdb_module()
     try:
@@ -46,36 +40,22 @@ def check_select(query: str) -> str:
     if kinds != ["SELECT"]:
         given = "nothing" if not kinds else " and ".join(kinds)
         raise QueryError(f"{query!r} is {given}; give one SELECT (or WITH ... SELECT, DESCRIBE, SUMMARIZE).")
-    return _without_end(str(statements[0].query))
-
-
-def _without_end(statement: str) -> str:
-    duckdb = duckdb_module()
-    text = statement.encode()  # places are counted in bytes
-    operators = [place for place, kind in duckdb.tokenize(statement) if kind == duckdb.token_type.operator]
-    end = next((place for place in operators if text[place : place + 1] == b";"), len(text))
-    return text[:end].decode().strip()
-
-
-def check_seconds(name: str, seconds: float | None) -> None:
-    """Refuse a time limit that is none.
-
-    Raises:
-        OptionError: It is not above 0.
-    """
-    if seconds is not None and not seconds > 0:
-        raise OptionError(f"{name}={seconds!r}: give seconds above 0, or None.")
+    statement = str(statements[0].query)
+    encoded = statement.encode()  # token positions count bytes
+    operators = [start for start, kind in duckdb.tokenize(statement) if kind == duckdb.token_type.operator]
+    end = next((start for start in operators if encoded[start : start + 1] == b";"), len(encoded))
+    return encoded[:end].decode().strip()
 
 
 @contextlib.contextmanager
-def executed(
+def execute(
     store: Store,
     runs: Sequence[RunInfo],
     query: str,
     parameters: Any = None,
     timeout_seconds: float | None = None,
 ) -> Iterator["DuckDBPyRelation"]:
-    """Prepare a query; it is run when its rows are fetched, within the context.
+    """Prepare a query; it runs when its rows are fetched within the context.
 
     Raises:
         QueryError: It fails.
@@ -86,11 +66,10 @@ def executed(
 
 
 Execute = Callable[[str], AbstractContextManager["DuckDBPyRelation"]]
-"""Prepares a query; within the context its rows can be fetched."""
 
 
 class Result:
-    """A query that is run each time it is asked for its rows, over what was recorded up to then."""
+    """A query that runs each time its rows are requested, over everything recorded so far."""
 
     def __init__(self, execute: Execute, query: str, *, unlimited: str | None = None) -> None:
         self._execute, self._query, self._unlimited = execute, query, unlimited or query
@@ -102,19 +81,19 @@ class Result:
         return iter(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each row."""
-        names, rows = self._fetched()
+        """The rows as dicts."""
+        names, rows = self._fetch()
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def columns(self) -> dict[str, list[Any]]:
-        """A list for each column."""
-        names, rows = self._fetched()
+        """The columns as lists."""
+        names, rows = self._fetch()
         return {name: [row[position] for row in rows] for position, name in enumerate(names)}
 
     def total(self) -> int:
-        """How many rows there are, those left out by a limit included."""
-        with self._execute(f"SELECT count(*) FROM (\n{self._unlimited}\n)") as done:
-            [(count,)] = done.fetchall()
+        """The number of rows without the limit."""
+        with self._execute(f"SELECT count(*) FROM (\n{self._unlimited}\n)") as relation:
+            [(count,)] = relation.fetchall()
             return int(count)
 
     def pandas(self) -> Any:
@@ -124,8 +103,8 @@ class Result:
             MissingExtraError: pandas is not installed.
         """
         _require("pandas")
-        with self._execute(self._query) as done:
-            return _told_apart(done).df()
+        with self._execute(self._query) as relation:
+            return _with_unique_names(relation).df()
 
     def polars(self) -> Any:
         """A polars data frame.
@@ -145,59 +124,57 @@ class Result:
             MissingExtraError: pyarrow is not installed.
         """
         _require("pyarrow")
-        with self._execute(self._query) as done:
-            return _told_apart(done).to_arrow_table()
+        with self._execute(self._query) as relation:
+            return _with_unique_names(relation).to_arrow_table()
 
-    def _fetched(self) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with self._execute(self._query) as done:
-            own = _told_apart(done)
-            names, kinds = own.columns, [str(kind) for kind in own.types]
+    def _fetch(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+        with self._execute(self._query) as relation:
+            unique = _with_unique_names(relation)
+            names, kinds = unique.columns, [str(kind) for kind in unique.types]
             if not any(_ZONED in kind for kind in kinds):
-                return names, own.fetchall()
-            rows = own.select(", ".join(map(_without_zone, names, kinds))).fetchall()
-        zoned = {place for place, kind in enumerate(kinds) if kind == _ZONED}
-        return names, [
-            tuple(_in_utc(value) if place in zoned else value for place, value in enumerate(row)) for row in rows
-        ]
+                return names, unique.fetchall()
+            rows = unique.select(", ".join(map(_without_zone, names, kinds))).fetchall()
+        zoned = {position for position, kind in enumerate(kinds) if kind == _ZONED}
+
+        def in_utc(position: int, value: Any) -> Any:
+            # A year beyond Python's range comes as a text.
+            return value.replace(tzinfo=UTC) if position in zoned and isinstance(value, datetime) else value
+
+        return names, [tuple(in_utc(position, value) for position, value in enumerate(row)) for row in rows]
 
 
 _ZONED = "TIMESTAMP WITH TIME ZONE"
-"""What DuckDB makes Python values of only where pytz is installed."""
+"""DuckDB converts this type to Python only if pytz is installed."""
 
 
-def _told_apart(done: "DuckDBPyRelation") -> "DuckDBPyRelation":
-    """The same with a name of its own for each column."""
-    names = {name.lower() for name in done.columns}
-    return done if len(names) == len(done.columns) else done.select("*")
+def _with_unique_names(relation: "DuckDBPyRelation") -> "DuckDBPyRelation":
+    names = {name.lower() for name in relation.columns}
+    return relation if len(names) == len(relation.columns) else relation.select("*")
 
 
 def _without_zone(name: str, kind: str) -> str:
-    """A column as an expression that Python can have: in UTC, without saying so; texts where it is within a list."""
+    """A column as an expression that converts to Python: naive in UTC, or a text inside lists and structs."""
     column = '"' + name.replace('"', '""') + '"'
     if kind == _ZONED:
         return f"{column} AT TIME ZONE 'UTC' AS {column}"
     return f"CAST({column} AS {kind.replace(_ZONED, 'VARCHAR')}) AS {column}" if _ZONED in kind else column
 
 
-def _in_utc(value: Any) -> Any:
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value  # a year far away is a text
-
-
 def _require(package: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        raise MissingExtraError(f"A result as a table of {package} needs it. Install it with: pip install {package}")
+        raise MissingExtraError(f"A {package} table needs the package {package}. Install it: pip install {package}")
 
 
 Names: TypeAlias = str | Iterable[str] | None
-"""One name or several; ``*`` stands for anything."""
+"""One name or several; ``*`` matches anything."""
 Steps: TypeAlias = tuple[int | None, int | None] | None
 """The first and the last step, both included; None for no limit."""
 
 
 class Conditions:
-    """Conditions that all have to hold."""
+    """The conditions of a WHERE clause, all of which have to hold."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -207,20 +184,20 @@ class Conditions:
         return f"WHERE {' AND '.join(self._parts)}" if self._parts else ""
 
     def add(self, condition: str, *parameters: Any) -> None:
-        """Add one; each ``?`` in it stands for a parameter."""
+        """Add a condition with a parameter for each ``?`` in it."""
         self._parts.append(condition)
         self.parameters += parameters
 
     def names(self, column: str, names: Names) -> None:
-        """A column is one of some names."""
+        """A column matches one of some names, if any are given."""
         if names is None:
             return
         given = [names] if isinstance(names, str) else [str(name) for name in names]
         exact = [name for name in given if "*" not in name]
         parts = [f"{column} IN ({', '.join('?' * len(exact))})"] if exact else []
         parts += [f"{column} LIKE ? ESCAPE '\\'" for name in given if "*" in name]
-        patterns = [_escaped(name).replace("*", "%") for name in given if "*" in name]
-        self.add(f"({' OR '.join(parts)})" if parts else "false", *exact, *patterns)
+        escaped = [name.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for name in given if "*" in name]
+        self.add(f"({' OR '.join(parts)})" if parts else "false", *exact, *(each.replace("*", "%") for each in escaped))
 
     def equal(self, column: str, value: Any) -> None:
         """A column has a value, if one is given."""
@@ -228,14 +205,14 @@ class Conditions:
             self.add(f"{column} = ?", value)
 
     def between(self, column: str, low: float | None, high: float | None) -> None:
-        """A column lies between two values, as far as they are given."""
+        """A column lies between the given limits."""
         if low is not None:
             self.add(f"{column} >= ?", low)
         if high is not None:
             self.add(f"{column} <= ?", high)
 
     def number_between(self, column: str, low: float | None, high: float | None) -> None:
-        """A column of numbers lies between two values; NaN, which the database counts as the largest, never does."""
+        """Like `between`, but never true for NaN, which the database sorts as the largest number."""
         self.between(column, low, high)
         if low is not None:
             self.add(f"NOT isnan({column})")
@@ -244,7 +221,7 @@ class Conditions:
         """The step lies in a range.
 
         Raises:
-            OptionError: It is no range.
+            OptionError: The range is not a pair.
         """
         if steps is None:
             return
@@ -253,15 +230,10 @@ class Conditions:
         self.between("step", *steps)
 
     def text(self, columns: Iterable[str], text: str | None) -> None:
-        """One of some columns contains a text, in whatever case."""
+        """One of some columns contains a text, ignoring case."""
         if text:
             found = [f"regexp_matches({column}, ?, 'i')" for column in columns]  # three times as fast as ILIKE
             self.add(f"({' OR '.join(found)})", *[re.escape(text)] * len(found))
-
-
-def _escaped(text: str) -> str:
-    """A text for LIKE in which nothing has a meaning but ``*``."""
-    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
 def sample_conditions(
@@ -275,10 +247,10 @@ def sample_conditions(
     steps: Steps = None,
     axis: str | None = None,
 ) -> Conditions:
-    """What has to hold for a sample; see `Runs.samples`.
+    """The conditions for samples; see `Runs.samples`.
 
     Raises:
-        OptionError: The steps are no range.
+        OptionError: The steps are not a range.
     """
     conditions = Conditions()
     conditions.names("lesson", lesson)
@@ -291,5 +263,5 @@ def sample_conditions(
 
 
 def reward_column(reward: str | None) -> str:
-    """Where a reward function's values are; those of the total, where none is named."""
-    return "reward" if reward is None else f"rewards[{quoted(reward)}]"
+    """The SQL expression for the values of a reward function, or of the total."""
+    return "reward" if reward is None else f"rewards[{sql_quote(reward)}]"

@@ -1,9 +1,8 @@
-"""`QueryLimit`: ends the queries of one caller after a time, or when their result is no longer wanted.
+"""`QueryLimit` ends queries after a timeout or on cancellation; also defines the errors of queries.
 
-DuckDB forgets an interrupt that comes between two statements, so a query that must end is interrupted again and again
-until it has. How long reading new records takes does not count: the next query would begin with the same work.
-
-What queries fail with: no error of the database itself reaches a user.
+DuckDB ignores an interrupt between two statements, so a query is interrupted repeatedly until it has ended. The time
+for reading new records does not count: the next query would start with the same work. Errors of the database itself
+never reach the user.
 """
 
 import contextlib
@@ -21,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class QueryError(HooklineError, ValueError):
-    """A query that is not accepted, or that fails; the message says where."""
+    """A query is not accepted, or fails."""
 
 
 class QueryTimeoutError(HooklineError, TimeoutError):
-    """A query that took longer than it may."""
+    """A query took too long, or was cancelled."""
 
 
-AGAIN_SECONDS = 0.05
+INTERRUPT_SECONDS = 0.05
 _limits: ContextVar[tuple["QueryLimit", ...]] = ContextVar("limits", default=())
 
 
 class QueryLimit:
-    """A limit for queries that begin within its context, on the same thread.
+    """Limits the queries that start within its context, on the same thread.
 
     Args:
-        seconds: How long each may take; None is for ever, or until `cancel`.
+        seconds: The timeout of each; None for no timeout. `cancel` works either way.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -46,36 +45,36 @@ class QueryLimit:
         self._is_cancelled = False
 
     def __enter__(self) -> Self:
-        self._before = _limits.set((*_limits.get(), self))
+        self._token = _limits.set((*_limits.get(), self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        _limits.reset(self._before)
+        _limits.reset(self._token)
 
     def cancel(self) -> None:
-        """End every query from now on; may be called from any thread."""
+        """End all current and later queries; may be called from any thread."""
         self._is_cancelled = True
         self.enforce()
 
     def enforce(self) -> None:
-        """Interrupt what must end; call it every `AGAIN_SECONDS` as long as queries run."""
+        """Interrupt queries over the limit; call it every `INTERRUPT_SECONDS` while queries run."""
         with self._lock:
-            for cursor, begun in self._running.items():
-                if self._must_end(begun):
+            for cursor, started in self._running.items():
+                if self._must_end(started):
                     cursor.interrupt()
 
     @contextlib.contextmanager
     def enforced(self) -> Iterator[None]:
-        """Enforce it from a thread of its own."""
+        """Enforce the limit from a separate thread."""
         if self.seconds is None:
             yield
             return
-        is_over, seconds = threading.Event(), self.seconds
+        done, seconds = threading.Event(), self.seconds
 
         def watch() -> None:
             wait = seconds
-            while not is_over.wait(wait):
-                wait = AGAIN_SECONDS
+            while not done.wait(wait):
+                wait = INTERRUPT_SECONDS
                 self.enforce()
 
         thread = threading.Thread(target=watch, name="hookline-query-limit", daemon=True)
@@ -83,46 +82,46 @@ class QueryLimit:
         try:
             yield
         finally:
-            is_over.set()
+            done.set()
             thread.join()
 
-    def _must_end(self, begun: float) -> bool:
-        return self._is_cancelled or (self.seconds is not None and time.monotonic() >= begun + self.seconds)
+    def _must_end(self, started: float) -> bool:
+        return self._is_cancelled or (self.seconds is not None and time.monotonic() >= started + self.seconds)
 
     def _error(self) -> QueryTimeoutError:
         if self._is_cancelled:
-            return QueryTimeoutError("The query was ended: nobody waits for it any more.")
-        return QueryTimeoutError(f"The query took longer than {self.seconds:g} s, and was ended.")
+            return QueryTimeoutError("The query was cancelled.")
+        return QueryTimeoutError(f"The query took longer than {self.seconds:g} s and was cancelled.")
 
 
 @contextlib.contextmanager
 def limited(cursor: "DuckDBPyConnection") -> Iterator[None]:
-    """Run what is done with a cursor within the limits of this context.
+    """Apply the limits of the current context to a cursor's queries.
 
     Raises:
-        QueryTimeoutError: It was ended by one of them.
+        QueryTimeoutError: A limit ended a query.
     """
-    limits, begun = _limits.get(), time.monotonic()
+    limits, started = _limits.get(), time.monotonic()
     with contextlib.ExitStack() as registered:
         for limit in limits:
-            registered.enter_context(_registered(limit, cursor, begun))
+            registered.enter_context(_registered(limit, cursor, started))
         try:
             yield
         except duckdb_module().InterruptException:
             for limit in limits:
-                if limit._must_end(begun):
+                if limit._must_end(started):
                     raise limit._error() from None
             raise
 
 
 @contextlib.contextmanager
-def _registered(limit: QueryLimit, cursor: "DuckDBPyConnection", begun: float) -> Iterator[None]:
+def _registered(limit: QueryLimit, cursor: "DuckDBPyConnection", started: float) -> Iterator[None]:
     with limit._lock:
-        limit._running[cursor] = begun
+        limit._running[cursor] = started
     try:
         if limit._is_cancelled:
             raise limit._error()
         yield
     finally:
-        with limit._lock:  # whoever interrupts holds it: a cursor that is closed cannot be interrupted
+        with limit._lock:  # held while interrupting: a closed cursor cannot be interrupted
             del limit._running[cursor]

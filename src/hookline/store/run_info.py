@@ -1,8 +1,7 @@
-"""`RunInfo`: what is known about a run, as of when it was listed.
+"""`RunInfo` describes a run as of when it was listed, and `find_runs` finds the runs below a root.
 
-Finds the runs below a root: ``<root>/<project>/<run>/`` with a ``run.json``.
-
-Hidden directories and symbolic links are passed by: nothing outside the root is ever looked at.
+Runs are directories ``<root>/<project>/<run>/`` with a ``run.json``. Hidden directories and symbolic links are skipped,
+so nothing outside the root is read.
 """
 
 import math
@@ -21,47 +20,47 @@ from hookline._record.run_directory import METADATA
 from hookline.store.run_summary import RunSummary
 
 
-class Place(NamedTuple):
-    """Where a run lies. Its id is ``<project>/<name of its directory>``."""
+class RunLocation(NamedTuple):
+    """A run's directory and project."""
 
     project: str
     directory: Path
 
     @property
     def id(self) -> str:
-        """What no other run below the root has."""
+        """``<project>/<directory name>``, unique below the root."""
         return f"{self.project}/{self.directory.name}"
 
     @property
     def journal(self) -> Path:
-        """The folder with its journals."""
+        """The folder with the journal files."""
         return self.directory / JOURNAL
 
     @property
     def facts(self) -> Path:
-        """The file that says what was run."""
+        """The run's ``run.json``."""
         return self.directory / METADATA
 
 
-def places(root: Path) -> Iterator[Place]:
-    """All runs below a root; one that is removed meanwhile is left out."""
+def find_runs(root: Path) -> Iterator[RunLocation]:
+    """All runs below a root; one removed meanwhile is left out."""
     for project in _folders(root):
         for directory in _folders(project):
-            if is_plain_file(directory / METADATA):
-                yield Place(project.name, directory)
+            if is_regular_file(directory / METADATA):
+                yield RunLocation(project.name, directory)
 
 
 def read_facts(path: Path) -> tuple[dict[str, Any], str]:
-    """What ``run.json`` says, and what is wrong with it, if something is."""
+    """The content of ``run.json``, and an error text if it cannot be read."""
     try:
         facts = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"{METADATA} cannot be read: {error}"
-    return (clean(facts), "") if isinstance(facts, dict) else ({}, f"{METADATA} holds no facts")
+    return (clean(facts), "") if isinstance(facts, dict) else ({}, f"{METADATA} is not a JSON object")
 
 
-def is_plain_file(path: Path) -> bool:
-    """Whether there is a file of that name that is no link."""
+def is_regular_file(path: Path) -> bool:
+    """Whether the path is a regular file and not a link."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -76,19 +75,19 @@ def _folders(parent: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run: what was run, how far it is, how it ended, and what is wrong with its record.
+    """A run: its configuration, progress, status, and problems with its record.
 
     Attributes:
         id: ``<project>/<run>``, as in the column ``run`` of all tables.
         status: ``running``, ``stalled``, ``finished``, ``failed``, ``stopped`` or ``killed``.
-        message: What it said at its end: an error, or why it stopped.
-        started: Seconds since 1970, as all times.
-        ended: When it ended, or was last heard of if it was killed; None while it runs.
+        message: The final message: an error, or why the run stopped.
+        started: Seconds since 1970, like all times.
+        ended: When it ended, or the time of its last record if it was killed; None while it runs.
         metrics: The latest values near the end of its journal.
-        notes: What the run is about, as its user wrote it.
-        summary: What its user said that it came to: ``run.summary``.
-        problems: What is missing or damaged, in words.
-        facts: All that ``run.json`` says.
+        notes: The user's description of the run.
+        summary: The user's results: ``run.summary``.
+        problems: Missing or damaged parts of its record, as sentences.
+        facts: The content of ``run.json``.
     """
 
     id: str
@@ -120,48 +119,51 @@ class RunInfo:
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def sinks(self) -> list[SinkState]:
-        """How each of its sinks stands now, and how many bytes it lags behind."""
+        """The current state of each sink, and how many bytes it lags behind."""
         return sink_states(self.directory)
 
     @property
     def is_over(self) -> bool:
-        """Whether it records nothing more."""
+        """Whether the run has ended and records nothing more."""
         return self.status not in ("running", "stalled")
 
 
-def run_info(place: Place, facts: dict[str, Any], glance: RunSummary, *, status: str, problems: list[str]) -> RunInfo:
-    """What the files of a run say about it; facts of an unexpected kind count as unknown."""
-    belongs = facts.get("experiment")
-    own = belongs if isinstance(belongs, dict) else {}
-    last_seen = glance.last_seen or None
+def run_info(
+    location: RunLocation, facts: dict[str, Any], summary: RunSummary, *, status: str, problems: list[str]
+) -> RunInfo:
+    """Describe a run from its facts and its summary; facts of an unexpected type count as unknown."""
+    experiment = facts.get("experiment")
+    own = experiment if isinstance(experiment, dict) else {}
+    user_summary = facts.get("summary")
+    last_seen = summary.last_seen or None
     is_over = status not in ("running", "stalled")
     return RunInfo(
-        id=place.id,
-        name=_text(facts.get("name")) or place.directory.name,
-        project=place.project,
-        directory=place.directory,
+        id=location.id,
+        name=_text(facts.get("name")) or location.directory.name,
+        project=location.project,
+        directory=location.directory,
         status=status,
-        message=glance.message if glance.has_ended else "",
+        message=summary.message if summary.has_ended else "",
         experiment=_text(own.get("name")),
         group=_text(own.get("group")) or _text(facts.get("group")),
         arm=_text(own.get("arm")),
-        repeat=_whole(own.get("repeat")),
+        repeat=_integer(own.get("repeat")),
         stage=_text(own.get("stage")),
-        seed=_whole(own.get("seed")),
+        seed=_integer(own.get("seed")),
         started=_time(facts.get("started")),
-        ended=(glance.status_time if glance.has_ended else last_seen) if is_over else None,
-        step=glance.step,
-        num_steps=glance.num_steps,
-        seconds_per_step=glance.seconds_per_step,
-        eta_seconds=None if is_over else glance.eta_seconds,
+        ended=(summary.status_time if summary.has_ended else last_seen) if is_over else None,
+        step=summary.step,
+        num_steps=summary.num_steps,
+        seconds_per_step=summary.seconds_per_step,
+        eta_seconds=None if is_over else summary.eta_seconds,
         last_seen=last_seen,
         host=_text(facts.get("host")),
         tags=_tags(facts.get("tags")),
         notes=_text(facts.get("notes")) or "",
         problems=tuple(problems),
         config=facts.get("config"),
-        summary=_summary(facts.get("summary")),
-        metrics=glance.latest,
+        summary={k: parse_nonfinite(v) for k, v in user_summary.items()} if isinstance(user_summary, dict) else {},
+        metrics=summary.latest,
         facts=facts,
     )
 
@@ -170,17 +172,13 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     fits = isinstance(value, int) and abs(value) < 1 << 63
     return value if fits else None
 
 
 def _time(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _summary(value: Any) -> dict[str, Any]:
-    return {name: parse_nonfinite(item) for name, item in value.items()} if isinstance(value, dict) else {}
 
 
 def _tags(value: Any) -> tuple[str, ...]:

@@ -1,17 +1,16 @@
-"""`runs`: the way into a store: which runs there are, and what they recorded.
-
-import hookline as hl
+"""`runs`: the entry point to recorded runs: lists, filters and queries them.
 
 runs = hl.runs("runs").filter(status="finished")
 table = runs.metrics("loss").pandas()
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError, UnknownNameError, closest
 from hookline.store.bands import Bands, aggregate_query, bands
 from hookline.store.ingest import Ingested
@@ -20,13 +19,12 @@ from hookline.store.query import (
     Names,
     Result,
     Steps,
-    check_seconds,
     check_select,
-    executed,
+    execute,
     sample_conditions,
 )
 from hookline.store.run_info import RunInfo
-from hookline.store.run_summary import STALL_SECONDS, WORDS, Liveness
+from hookline.store.run_summary import STALL_SECONDS, STATUSES, Liveness
 from hookline.store.series import MAX_POINTS, Chart, Series, series
 from hookline.store.store import Progress, Store, open_store
 from hookline.store.tables import HOOK_ERRORS, HOOK_ORDER
@@ -36,7 +34,7 @@ SQL_SECONDS = 30.0
 _ORDERS = {
     "step": "step, time",
     "-step": "step DESC, time DESC",
-    # the database counts NaN as the largest number: it comes behind all others, with what is missing
+    # The database sorts NaN as the largest number; here it comes last, with missing values.
     "reward": "isnan(reward), reward NULLS LAST, step, time",
     "-reward": "isnan(reward), reward DESC NULLS LAST, step, time",
     "advantage": "isnan(advantage), advantage NULLS LAST, step, time",
@@ -45,25 +43,25 @@ _ORDERS = {
 
 
 def runs(root: str | Path = "runs", *, stall_seconds: float = STALL_SECONDS) -> "Runs":
-    """The runs that were recorded below a directory, the latest first.
+    """The recorded runs below a directory, the latest first.
 
     Args:
-        root: Has a directory for each project or experiment, with one for each run.
-        stall_seconds: After how long without progress a run counts as stalled, unless its steps take longer.
+        root: Has a directory for each project or experiment, which has one for each run.
+        stall_seconds: A run without progress for this long counts as stalled, unless its steps take longer.
 
     Raises:
-        ConfigError: There is no such directory.
+        ConfigError: The directory does not exist.
         MissingExtraError: DuckDB is not installed.
     """
-    check_seconds("stall_seconds", stall_seconds)
+    require_number("stall_seconds", stall_seconds, above=0)
     return Runs(open_store(root), Liveness(stall_seconds))
 
 
 class Runs(Sequence[RunInfo]):
-    """Some runs of a store, as they were when they were listed; queries see what was recorded up to now.
+    """Runs of a store as of the last listing. Queries see everything recorded so far.
 
-    Use `runs` to get one. ``runs["demo/2026-11-15-brave-otter-3"]`` is a run by its id, by the end of it, or by
-    its name, where no other has that.
+    Create one with `runs`. ``runs["demo/2026-11-15-brave-otter-3"]`` finds a run by its id, its directory's name, or
+    its name if that is unique.
     """
 
     def __init__(self, store: Store, liveness: Liveness, tests: tuple[Test, ...] = ()) -> None:
@@ -92,45 +90,46 @@ class Runs(Sequence[RunInfo]):
 
     @property
     def root(self) -> Path:
-        """Where the runs lie."""
+        """The directory with the runs."""
         return self._store.root
 
     @property
     def note(self) -> str:
-        """Why the index is kept in memory for this process alone; empty where it is not."""
+        """Why the index is in memory, for this process only; empty if it is on disk."""
         return self._store.index.note
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say about the index, in sentences; nothing of it concerns what was recorded."""
+        """Messages about the state of the index, as sentences. They never mean that records are lost."""
         index = self._store.index
-        private = [f"The index is kept in memory, for this process alone: {index.note}."] if index.note else []
-        anew = f"The index was made anew from the journals: {index.made_anew}. Nothing that was recorded is lost."
-        return private + ([anew] if index.made_anew else [])
+        notes = [f"The index is kept in memory, for this process only: {index.note}."] if index.note else []
+        if index.rebuild_reason:
+            notes.append(f"The index was rebuilt from the journals: {index.rebuild_reason}. No records are lost.")
+        return notes
 
     def refresh(self) -> "Runs":
-        """List the runs again, with the same filters: new ones, and how the others are now."""
-        listed = self._store.list(self._liveness)
+        """List the runs again with the same filters."""
+        listed = self._store.list_runs(self._liveness)
         self._infos = [info for info in listed if all(test(info) for test in self._tests)]
         return self
 
     def ingest(self, progress: Progress | None = None) -> Ingested:
-        """Read all that is new in these runs, as a query would, and say how much it was.
+        """Read the new records of these runs into the index, as a query would.
 
         Args:
-            progress: Called with how many runs are read, and how many there are.
+            progress: Called with the number of runs read so far, and their total number.
         """
-        return self._store.take_in(self._infos, progress)
+        return self._store.ingest(self._infos, progress)
 
     def close(self) -> None:
-        """Let another process have the index, until the next use of this object, or of another on the same root."""
+        """Release the index for other processes, until this or another object on the same root is used again."""
         self._store.close()
 
     def filter(
         self,
         where: Test | None = None,
         *,
-        id: Names = None,  # noqa: A002 - what it is called
+        id: Names = None,  # noqa: A002 - the attribute's name
         project: Names = None,
         experiment: Names = None,
         group: Names = None,
@@ -140,33 +139,42 @@ class Runs(Sequence[RunInfo]):
         name: Names = None,
         tag: Names = None,
     ) -> "Runs":
-        """Those runs to which all of this applies; ``*`` stands for anything.
+        """The runs that match all of these; ``*`` matches anything.
 
         Args:
-            where: A function of a run's `RunInfo`.
+            where: A predicate on a run's `RunInfo`.
+
+        Raises:
+            OptionError: There is no such status.
         """
-        _check_words(status)
+        for each in _patterns(status):
+            if "*" not in each and each not in STATUSES:
+                raise OptionError(f"status={each!r}: there is no such status. {closest(each, STATUSES)}")
         wanted = {"id": id, "project": project, "experiment": experiment, "group": group, "arm": arm}
         wanted |= {"stage": stage, "status": status, "name": name}
-        tests = [partial(_is_one_of, field, _patterns(names)) for field, names in wanted.items() if names is not None]
+        tests = [where] if where is not None else []
+        tests += [partial(_is_one_of, field, _patterns(names)) for field, names in wanted.items() if names is not None]
         tests += [partial(_has_tag, _patterns(tag))] if tag is not None else []
-        return self._with(*([where] if where is not None else []), *tests)
+        other = object.__new__(Runs)
+        other._store, other._liveness, other._tests = self._store, self._liveness, (*self._tests, *tests)
+        other._infos = [info for info in self._infos if all(test(info) for test in tests)]
+        return other
 
     def latest(self) -> RunInfo:
         """The run that was started last.
 
         Raises:
-            UnknownNameError: There is none.
+            UnknownNameError: There are no runs.
         """
         if not self._infos:
-            raise UnknownNameError(f"There are no such runs in {self.root}.")
+            raise UnknownNameError(f"There are no matching runs in {self.root}.")
         return self._infos[0]
 
     def metrics(self, names: Names = None, *, axis: str | None = None, steps: Steps = None) -> Result:
-        """What was logged, a row a value: ``run, writer, axis, step, time, name, value, text``.
+        """The logged metrics, one row per value: ``run, writer, axis, step, time, name, value, text``.
 
         Args:
-            names: Names of metrics; ``*`` stands for anything.
+            names: Names of metrics; ``*`` matches anything.
             steps: The first and the last step.
         """
         conditions = Conditions()
@@ -176,7 +184,7 @@ class Runs(Sequence[RunInfo]):
         return self._result(f"SELECT * FROM metrics {conditions} ORDER BY run, name, axis, step, time", conditions)
 
     def metric_names(self) -> Result:
-        """Which metrics there are: ``name, axis, runs, points, first_step, last_step``."""
+        """The names of the metrics: ``name, axis, runs, points, first_step, last_step``."""
         return self._result(
             "SELECT name, axis, count(DISTINCT run) AS runs, count(*) AS points, min(step) AS first_step, "
             "max(step) AS last_step FROM metrics GROUP BY name, axis ORDER BY name, axis",
@@ -198,13 +206,13 @@ class Runs(Sequence[RunInfo]):
         limit: int | None = None,
         offset: int = 0,
     ) -> Result:
-        """Samples to which all of this applies; `Result.total` says how many there are without the limit.
+        """The samples that match all of these; `Result.total` is their number without the limit.
 
         Args:
-            text: Is in the prompt or the completion, in whatever case.
-            min_reward: Of the total, or of the sum of all rewards where no total was recorded.
-            reward: The reward function that the limits are for instead.
-            order: ``step``, ``reward`` or ``advantage``; with ``-`` the largest first. NaN and nothing come last.
+            text: A text in the prompt or the completion, ignoring case.
+            min_reward: A limit for the total, or for the sum of all rewards if no total was recorded.
+            reward: Apply the limits to this reward function instead.
+            order: ``step``, ``reward`` or ``advantage``; ``-`` sorts descending. NaN and missing values come last.
         """
         if order not in _ORDERS:
             raise OptionError(f"order={order!r}: samples cannot be sorted by that. {closest(order, _ORDERS)}")
@@ -224,7 +232,7 @@ class Runs(Sequence[RunInfo]):
         """Events and statuses by time: ``run, writer, kind, time, step, name, message, data``.
 
         Args:
-            names: Of events, or words of statuses.
+            names: Names of events, or statuses.
             kind: ``event`` or ``status``.
         """
         conditions = Conditions()
@@ -234,33 +242,33 @@ class Runs(Sequence[RunInfo]):
         return self._result(f"SELECT * FROM events {conditions} ORDER BY time", conditions)
 
     def rewards(self, names: Names = None, *, steps: Steps = None) -> Result:
-        """What reward functions gave: ``run, writer, step, time, name, position, value, sample``."""
+        """The values of reward functions: ``run, writer, step, time, name, position, value, sample``."""
         conditions = Conditions()
         conditions.names("name", names)
         conditions.steps(steps)
         return self._result(f"SELECT * FROM rewards {conditions} ORDER BY run, name, step, time, position", conditions)
 
     def hooks(self, *, history: bool = False) -> Result:
-        """What each subscriber cost, the dearest first: ``run, writer, name, calls, total_ms, ..., step, time``.
+        """The cost of each subscriber, highest first: ``run, writer, name, calls, total_ms, ..., step, time``.
 
-        The report of a run's end also says which are ``disabled``, and the ``share`` of the run's time that each took.
-        Counts begin anew with each session of a run: after a resume the last reports are those since it.
+        The final report of a run also has ``disabled`` and the ``share`` of the run's time. Counts start again with
+        each session: after a resume the last reports cover the time since then.
 
         Args:
-            history: Every report by time, instead of the last of each subscriber.
+            history: Return every report by time, instead of the last one of each subscriber.
         """
         last = "QUALIFY row_number() OVER (PARTITION BY run, writer, name ORDER BY time DESC) = 1"
         order = "time, name" if history else "run, total_ms DESC"
         return self._result(f"SELECT * FROM hooks {'' if history else last} ORDER BY {order}", Conditions())
 
     def hook_errors(self) -> Result:
-        """Subscribers that failed: ``run, writer, name, errors, disabled, error, moment, step, time``, of the last."""
+        """Failed subscribers: ``run, writer, name, errors, disabled, error, moment, step, time`` of the last error."""
         return self._result(HOOK_ERRORS, Conditions())
 
     def hook_order(self) -> Result:
-        """The order per moment, as last recorded: ``run, writer, moments, left_out, versions, step, time``.
+        """The last recorded order per moment: ``run, writer, moments, left_out, versions, step, time``.
 
-        ``moments`` is a JSON object of lists of names; ``versions`` counts how often an order was recorded.
+        ``moments`` is a JSON object of lists of names; ``versions`` is the number of recorded orders.
         """
         return self._result(HOOK_ORDER, Conditions())
 
@@ -276,7 +284,7 @@ class Runs(Sequence[RunInfo]):
         """Log lines by time: ``run, writer, time, level, logger, message, step``.
 
         Args:
-            text: Is in the message, in whatever case.
+            text: A text in the message, ignoring case.
         """
         conditions = Conditions()
         conditions.names("level", level)
@@ -293,12 +301,12 @@ class Runs(Sequence[RunInfo]):
         steps: Steps = None,
         ddof: int = 1,
     ) -> Result:
-        """A metric over runs, step by step: ``<by>, axis, step, mean, std, min, max, n, not_finite``.
+        """A metric over groups of runs, per step: ``<by>, axis, step, mean, std, min, max, n, not_finite``.
 
-        All are over the ``n`` runs whose value is finite there; ``not_finite`` counts the others.
+        Only the ``n`` runs with a finite value at a step count; ``not_finite`` counts the others.
 
         Args:
-            by: What runs are grouped by: ``arm``, ``group``, ``experiment``, ``stage``, ``name``, ...; or several.
+            by: The attributes to group by: ``arm``, ``group``, ``experiment``, ``stage``, ``name``, ...
             ddof: 1 gives the standard deviation of a sample (none for a single run), 0 that of a population.
         """
         conditions = Conditions()
@@ -318,14 +326,14 @@ class Runs(Sequence[RunInfo]):
         between: tuple[float | None, float | None] = (None, None),
         smoothing: float = 0.0,
     ) -> list[Series]:
-        """Metrics as lines of a chart, each with at most so many points, in which no peak is lost.
+        """Metrics as lines of a chart, downsampled without losing a peak.
 
         Args:
-            x: ``step``, ``time``, ``elapsed`` (seconds since the run began), or a metric that was recorded at the same
-                steps.
-            between: The part of x that is wanted, which then has all the points to itself.
-            smoothing: The weight of the past in an exponential moving average over all points, from 0 (none) and below
-                1, as in TensorBoard.
+            x: ``step``, ``time``, ``elapsed`` (seconds since the run started), or a metric recorded at the same steps.
+            max_points: The maximum number of points of a line.
+            between: The visible part of x, which gets all the points.
+            smoothing: The weight of earlier values in an exponential moving average over all points, from 0 (none) to
+                below 1, as in TensorBoard.
         """
         return series(self._store, self._infos, Chart(metrics, x, axis, max_points, *between, smoothing))
 
@@ -340,21 +348,21 @@ class Runs(Sequence[RunInfo]):
         between: tuple[float | None, float | None] = (None, None),
         smoothing: float = 0.0,
     ) -> Bands:
-        """A metric over groups of runs as bands of a chart: mean, spread and range along x, thinned out.
+        """A metric over groups of runs as bands of a chart: mean, spread and range along x, downsampled.
 
         Args:
-            by: What runs are grouped by, as in `aggregate`.
-            x: As in `series`. Over anything but steps runs are compared between their points.
-            between: The part of x that is wanted.
+            by: The attributes to group by, as in `aggregate`.
+            x: As in `series`. Over anything but steps, runs are interpolated between their points.
+            between: The visible part of x.
             smoothing: As in `series`; the band is that of the smoothed runs.
         """
         return bands(self._store, self._infos, Chart(metric, x, axis, max_points, *between, smoothing), by)
 
     def read(self, key: str) -> RunInfo:
-        """A run after all that it recorded was read, so that `RunInfo.problems` says all that is missing."""
+        """A run after reading all its records, so that `RunInfo.problems` is complete."""
         info = self._by_id(key)
-        self._store.take_in([info])
-        return self._store.look(info, self._liveness)
+        self._store.ingest([info])
+        return self._store.refresh(info, self._liveness)
 
     def sql(
         self,
@@ -366,31 +374,25 @@ class Runs(Sequence[RunInfo]):
     ) -> Result:
         """A query over these runs: one SELECT over ``runs, metrics, samples, rewards, events, hooks, logs``.
 
-        It can change nothing, and read nothing else. It is run when the result is asked for its rows.
+        It cannot change anything, nor read anything else. It runs when rows of the result are requested.
 
         Args:
-            parameters: For each ``?`` or ``$name`` in it.
-            limit: How many rows there are at most.
+            parameters: A value for each ``?`` or ``$name`` in it.
+            limit: The maximum number of rows.
 
         Raises:
-            QueryError: It is something else. When it is run: it fails.
-            QueryTimeoutError: When it is run: it takes too long.
+            QueryError: It is not a single SELECT. When it runs: it fails.
+            QueryTimeoutError: When it runs: it takes too long.
         """
-        check_seconds("timeout_seconds", timeout_seconds)
+        require_number("timeout_seconds", timeout_seconds, above=0, optional=True)
         select = check_select(query)
         limited = select if limit is None else f"SELECT * FROM (\n{select}\n) LIMIT {int(limit)}"
-        execute = partial(executed, self._store, self._infos, parameters=parameters, timeout_seconds=timeout_seconds)
-        return Result(execute, limited, unlimited=select)
+        run_query = partial(execute, self._store, self._infos, parameters=parameters, timeout_seconds=timeout_seconds)
+        return Result(run_query, limited, unlimited=select)
 
     def _result(self, query: str, conditions: Conditions, page: str = "") -> Result:
-        execute = partial(executed, self._store, self._infos, parameters=conditions.parameters)
-        return Result(execute, f"{query} {page}".strip(), unlimited=query)
-
-    def _with(self, *tests: Test) -> "Runs":
-        other = object.__new__(Runs)
-        other._store, other._liveness, other._tests = self._store, self._liveness, (*self._tests, *tests)
-        other._infos = [info for info in self._infos if all(test(info) for test in tests)]
-        return other
+        run_query = partial(execute, self._store, self._infos, parameters=conditions.parameters)
+        return Result(run_query, f"{query} {page}".strip(), unlimited=query)
 
     def _by_id(self, key: str) -> RunInfo:
         exact = [info for info in self._infos if info.id == key]
@@ -400,7 +402,7 @@ class Runs(Sequence[RunInfo]):
             return found[0]
         if found:
             ids = ", ".join(info.id for info in found)
-            raise UnknownNameError(f"There are several runs {key!r}: {ids}. Give the id of one.")
+            raise UnknownNameError(f"Several runs are called {key!r}: {ids}. Give an id.")
         known = {name for info in self._infos for name in (info.id, info.name)}
         raise UnknownNameError(f"There is no run {key!r} in {self.root}. {closest(key, known)}")
 
@@ -409,13 +411,11 @@ def _patterns(names: Names) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
 
-def _matches(value: object, patterns: Iterable[str]) -> bool:
+def _matches(value: object, patterns: list[str]) -> bool:
     text = str(value)
-    return any(text == pattern or fnmatchcase(text, _with_stars_only(pattern)) for pattern in patterns)
-
-
-def _with_stars_only(pattern: str) -> str:
-    return pattern.replace("[", "[[]").replace("?", "[?]")
+    # Only `*` is a wildcard: the other special characters of fnmatch are escaped.
+    escaped = (pattern.replace("[", "[[]").replace("?", "[?]") for pattern in patterns)
+    return text in patterns or any(fnmatchcase(text, pattern) for pattern in escaped)
 
 
 def _is_one_of(field: str, patterns: list[str], info: RunInfo) -> bool:
@@ -427,15 +427,8 @@ def _has_tag(patterns: list[str], info: RunInfo) -> bool:
     return any(_matches(tag, patterns) for tag in info.tags)
 
 
-def _check_words(status: Names) -> None:
-    for word in _patterns(status):
-        if "*" not in word and word not in WORDS:
-            raise OptionError(f"status={word!r}: there is no such status. {closest(word, WORDS)}")
-
-
 def _page(order: str, limit: int | None, offset: int) -> str:
-    for name, value in (("limit", limit), ("offset", offset)):
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise OptionError(f"{name}={value!r}: give a whole number from 0.")
+    require_integer("limit", limit, minimum=0, optional=True)
+    require_integer("offset", offset, minimum=0)
     shown = "" if limit is None else f" LIMIT {limit}"
     return f"ORDER BY {order}{shown}{f' OFFSET {offset}' if offset else ''}"

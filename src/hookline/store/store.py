@@ -1,27 +1,27 @@
-"""`Store`: the runs below a root, and queries over what they recorded.
+"""`Store`: lists the runs below a root and gives queries a snapshot of their records.
 
-Listing reads no more than the two ends of each journal. A query first reads what is new in the runs that it concerns.
-All methods can be called from several threads; those of one process share an index.
+Listing reads only the two ends of each journal. A query first reads the new records of the runs it covers. All methods
+are thread-safe; the threads of a process share one index.
 """
 
 import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hookline._engine.errors import ConfigError
 from hookline.store import compaction
-from hookline.store.index import DamagedIndexError, Index, duckdb_module, may_be_of_a_file, quoted
+from hookline.store.index import DamagedIndexError, Index, duckdb_module, may_be_file_damage, sql_quote
 from hookline.store.ingest import Ingested, ingest
-from hookline.store.journal_files import Stamp, damage, own_files
+from hookline.store.journal_files import Stamp, describe_damage, regular_journal_files
 from hookline.store.query_limits import QueryError, limited
-from hookline.store.run_info import Place, RunInfo, places, read_facts, run_info
-from hookline.store.run_state import ReadState, RunState
+from hookline.store.run_info import RunInfo, RunLocation, find_runs, read_facts, run_info
+from hookline.store.run_state import ReadState
 from hookline.store.run_summary import Liveness, RunSummary, summarize
-from hookline.store.tables import HOOKS, IN_ORDER, ORDER, RUN_COLUMNS, TABLES, run_columns
+from hookline.store.tables import HOOKS, ORDER_COLUMN, ORDERED_METRICS, RUN_COLUMNS, TABLES, run_arrays
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -30,37 +30,37 @@ logger = logging.getLogger("hookline")
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-"""Called with how many runs are read, and how many there are."""
+"""Called with the number of runs read so far, and their total number."""
 
 _LIVE = ("running", "stalled")
-_OPEN: "weakref.WeakValueDictionary[Path, Store]" = weakref.WeakValueDictionary()
-_OPENING = threading.Lock()
+_STORES: "weakref.WeakValueDictionary[Path, Store]" = weakref.WeakValueDictionary()
+_STORES_LOCK = threading.Lock()
 
 
 def open_store(root: str | Path) -> "Store":
-    """The store of a root; everybody in this process gets the same.
+    """The store of a root, shared by the whole process.
 
     Raises:
-        ConfigError: There is no such directory.
+        ConfigError: The directory does not exist.
         MissingExtraError: DuckDB is not installed.
     """
     path = Path(root).resolve()
     if not path.is_dir():
-        raise no_runs_yet(path)
-    with _OPENING:
-        store = _OPEN.get(path)
+        raise missing_root_error(path)
+    with _STORES_LOCK:
+        store = _STORES.get(path)
         if store is None:
-            store = _OPEN[path] = Store(path)
+            store = _STORES[path] = Store(path)
         return store
 
 
-def no_runs_yet(root: Path) -> ConfigError:
-    """What is said where a root is no directory: mostly nothing was recorded yet."""
+def missing_root_error(root: Path) -> ConfigError:
+    """The error for a root that is not a directory: most often nothing was recorded yet."""
     if root.exists():
-        return ConfigError(f"{root} is a file, and runs lie in a directory. Give another one (--root).")
+        return ConfigError(f"{root} is a file, not a directory with runs. Give another one (--root).")
     return ConfigError(
-        f"There are no runs here yet: there is no such directory as {root}. "
-        "Start one with hl.run(...) or hookline demo --quick, or give another directory (--root)."
+        f"There are no runs yet: the directory {root} does not exist. "
+        "Start a run with hl.run(...) or hookline demo --quick, or give another directory (--root)."
     )
 
 
@@ -71,202 +71,110 @@ class Store:
         self.root = root
         self.index = Index(root)
         weakref.finalize(self, Index.close, self.index)
-        self._said: set[tuple[str, str]] = set()
-        self._pruned = 0
+        self._logged: set[tuple[str, str]] = set()
+        self._pruned_at = 0
 
     def close(self) -> None:
-        """Let another process have the index, until the next use. May be called again."""
+        """Release the index for other processes until the next use. May be called repeatedly."""
         self.index.close()
 
-    def _list(self, liveness: Liveness) -> list[RunInfo]:
+    def list_runs(self, liveness: Liveness) -> list[RunInfo]:
+        """All runs with their current status, the latest first."""
+        return self._retry_once(lambda: self._list_runs(liveness), [])
+
+    def _list_runs(self, liveness: Liveness) -> list[RunInfo]:
         with self.index.lock:
             self.index.check()
-            found = list(places(self.root))
-            infos = [self._look(place, liveness) for place in found]
-            self._forget_others(found)
+            found = list(find_runs(self.root))
+            infos = [self._describe(location, liveness) for location in found]
+            self._forget_deleted([location.id for location in found])
             self.index.save()
         return sorted(infos, key=lambda info: (info.started or 0.0, info.id), reverse=True)
 
-    def list(self, liveness: Liveness) -> list[RunInfo]:
-        """All runs as they are now, the latest first."""
-        return self._twice(lambda: self._list(liveness), [])
+    def refresh(self, run: RunInfo, liveness: Liveness) -> RunInfo:
+        """One run with its current status."""
+        with self.index.lock:
+            return self._describe(RunLocation(run.project, run.directory), liveness)
 
-    def take_in(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Ingested:
-        """Read what is new in some runs."""
-        with self.index.reading():
-            taken = self._twice(lambda: self._take_in(runs, progress), runs)
+    def ingest(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Ingested:
+        """Read the new records of some runs."""
+        with self.index.reader_lock():
+            ingested = self._retry_once(lambda: self._ingest(runs, progress), runs)
         compaction.prune(self.index)
-        return taken
+        return ingested
 
-    def _twice(self, work: Callable[[], T], runs: Sequence[RunInfo]) -> T:
-        """Do something to the index, and once more where it or files of the runs turn out to be damaged."""
-        try:
-            with self._watched(lambda: self._compact(runs), is_own=True):
-                return work()
-        except DamagedIndexError:
-            with self._watched(lambda: self._compact(runs), is_own=True):
-                return work()
-
-    @contextlib.contextmanager
-    def _watched(self, compact: Callable[[], dict[str, ReadState]], *, is_own: bool) -> Iterator[None]:
-        """Look out for damage, in the index and in files, which are then made anew.
-
-        Args:
-            compact: Gives the runs whose files are read.
-            is_own: No query of a user is run: whatever fails, the files may be to blame.
-
-        Raises:
-            DamagedIndexError: There was some.
-            QueryError: Something else is wrong.
-        """
-        try:
-            with self.index.watched():
-                yield
-        except duckdb_module().Error as error:
-            if is_own or may_be_of_a_file(error):
-                self._give_up_damaged(compact())
-            raise QueryError(str(error)) from None
-
-    def _compact(self, runs: Sequence[RunInfo]) -> dict[str, ReadState]:
-        """Those runs whose rows are in files, and what is known about these."""
-        with self.index.lock:
-            known = {info.id: self.index.state(info.id).read for info in runs}
-        return {run: read for run, read in known.items() if read is not None and read.is_compact}
-
-    def _give_up_damaged(self, compact: dict[str, ReadState]) -> None:
-        damaged = [run for run, read in compact.items() if not compaction.is_intact(self.index, run, read)]
-        if not damaged:
-            return
-        with self.index.lock:
-            for run in damaged:
-                compaction.give_up(self.index, run, compact[run])
-        names = ", ".join(damaged)
-        logger.info("%s: files of the index are damaged, and made anew: %s", self.root, names)
-        raise DamagedIndexError(f"The index is damaged: the files of {names} will be made anew. Ask again.") from None
-
-    def _take_in(self, runs: Sequence[RunInfo], progress: Progress | None) -> Ingested:
-        taken = Ingested()
+    def _ingest(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Ingested:
+        ingested = Ingested()
         self.index.check()
         for done, info in enumerate(runs, start=1):
-            place = Place(info.project, info.directory)
-            taken += ingest(self.index, place, is_over=info.is_over)
+            ingested += ingest(self.index, RunLocation(info.project, info.directory), is_over=info.is_over)
             if progress is not None:
                 progress(done, len(runs))
         self.index.save()
-        return taken
-
-    def look(self, run: RunInfo, liveness: Liveness) -> RunInfo:
-        """One run as it is now."""
-        with self.index.lock:
-            return self._look(Place(run.project, run.directory), liveness)
+        return ingested
 
     @contextlib.contextmanager
     def snapshot(self, runs: Sequence[RunInfo], query: str = "") -> Iterator["DuckDBPyConnection"]:
-        """A connection that sees the tables of some runs as they are now, and can change nothing.
+        """A read-only connection that sees the current tables of some runs.
 
         Args:
-            query: Only the tables whose names it has are there; all where it has none.
+            query: Only the tables it names are defined; all of them if it names none.
 
         Raises:
-            DamagedIndexError: The index, or a file of it, turned out to be damaged.
-            QueryError: What is done within the context fails.
+            DamagedIndexError: The index, or one of its files, is damaged.
+            QueryError: A query within the context fails.
             QueryTimeoutError: A `QueryLimit` ended it.
         """
         try:
-            with self.index.reading():  # until the last row was read: DuckDB opens files when it comes to them
-                cursor, compact = self._twice(lambda: self._opened(runs, query), runs)
-                with contextlib.closing(cursor), self._watched(lambda: compact, is_own=False), limited(cursor):
+            # Until the last row is read: DuckDB opens files only when it reaches them.
+            with self.index.reader_lock():
+                cursor, compact = self._retry_once(lambda: self._open_cursor(runs, query), runs)
+                with contextlib.closing(cursor), self._detect_damage(lambda: compact, is_own=False), limited(cursor):
                     yield cursor
         finally:
             compaction.prune(self.index)
 
-    def _opened(self, runs: Sequence[RunInfo], query: str) -> tuple["DuckDBPyConnection", dict[str, ReadState]]:
-        """A connection for a snapshot, and the runs whose files it reads."""
+    def _open_cursor(self, runs: Sequence[RunInfo], query: str) -> tuple["DuckDBPyConnection", dict[str, ReadState]]:
+        """A cursor for a snapshot, and the runs whose Parquet files it reads."""
         self.index.check()
-        begun = self.index.begun
-        self._take_in(runs, None)
-        with self.index.lock, contextlib.ExitStack() as otherwise:
+        open_count = self.index.open_count
+        self._ingest(runs)
+        with self.index.lock, contextlib.ExitStack() as on_failure:
             self.index.check()
-            if self.index.begun != begun:  # by another thread: what was read is not in it
-                raise DamagedIndexError("The index was closed or made anew meanwhile. Ask again.")
+            if self.index.open_count != open_count:  # another thread reopened it: the rows just read may be gone
+                raise DamagedIndexError("The index was closed or rebuilt meanwhile. Try again.")
             cursor = self.index.connection.cursor()
-            otherwise.callback(cursor.close)
-            self._define_views(cursor, runs, _named_in(query))
+            on_failure.callback(cursor.close)
+            self._define_views(cursor, runs, query.lower())
             cursor.execute("BEGIN TRANSACTION READ ONLY")
-            cursor.execute("SELECT count(*) FROM meta").fetchall()  # now, or the view would be that of the first query
-            otherwise.pop_all()
-            return cursor, self._compact(runs)
+            # A first read fixes the snapshot; otherwise it would be that of the first query.
+            cursor.execute("SELECT count(*) FROM meta").fetchall()
+            on_failure.pop_all()
+            return cursor, self._compact_states(runs)
 
-    def _look(self, place: Place, liveness: Liveness) -> RunInfo:
-        """A run as it is now; whatever goes wrong about it is its own problem, and the others are listed."""
-        try:
-            return self._looked_at(place, liveness)
-        except Exception as error:
-            why = f"what it recorded cannot be made out: {type(error).__name__}: {error}"
-            if (place.id, why) not in self._said:
-                self._said.add((place.id, why))
-                logger.exception("%s is listed by its name alone.", place.id)
-            return run_info(place, {}, RunSummary(), status="killed", problems=[why])
-
-    def _looked_at(self, place: Place, liveness: Liveness) -> RunInfo:
-        state = self.index.state(place.id)
-        self._look_at_facts(place, state)
-        found = own_files(place.journal)
-        stamps = {file.path.name: stamp for file in found if (stamp := Stamp.of(file.path)) is not None}
-        word = liveness.word(state.glance, place.directory, state.facts)
-        if stamps != state.stamps or state.is_live or word in _LIVE:
-            before = state.stamps, state.is_live
-            state.stamps, state.glance = stamps, summarize(found)
-            word = liveness.word(state.glance, place.directory, state.facts)
-            state.is_live = word in _LIVE
-            if (state.stamps, state.is_live) != before:
-                self.index.touch(place.id)
-        problems = [state.facts_problem] if state.facts_problem else []
-        if word not in _LIVE:
-            problems += [] if found else ["there is no journal"]
-            problems += damage(found, state.read.files if state.read else {})
-        problems += state.read.problems if state.read else []
-        return run_info(place, state.facts, state.glance, status=word, problems=problems)
-
-    def _look_at_facts(self, place: Place, state: RunState) -> None:
-        stamp = Stamp.of(place.facts)
-        if stamp is None or stamp != state.facts_stamp:
-            state.facts_stamp = stamp
-            state.facts, state.facts_problem = read_facts(place.facts)
-            self.index.touch(place.id)
-
-    def _forget_others(self, found: Iterable[Place]) -> None:
-        gone = self.index.states.keys() - {place.id for place in found}
-        if gone:
-            self.index.forget(gone)
-            for run in gone if not self.index.is_private else ():
-                compaction.remove(self.index, run)
-        is_due = (
-            self._pruned != self.index.begun and not self.index.is_private
-        )  # runs may have gone while nobody looked
-        if is_due and compaction.remove_others(self.index, (place.id for place in found)):
-            self._pruned = self.index.begun
-
-    def _define_views(self, cursor: "DuckDBPyConnection", runs: Sequence[RunInfo], names: set[str]) -> None:
+    def _define_views(self, cursor: "DuckDBPyConnection", runs: Sequence[RunInfo], query: str) -> None:
+        every = {"runs", "hooks", ORDERED_METRICS, *TABLES}
+        names = {name for name in every if name in query} or every
         if "runs" in names:
-            _define_runs(cursor, runs)
-        for name in TABLES:
+            arrays, expressions = run_arrays(runs)
+            columns = ", ".join(f'{each} AS "{name}"' for each, name in zip(expressions, RUN_COLUMNS, strict=True))
+            cursor.register("listed", arrays)
+            cursor.execute(f"CREATE TEMP TABLE runs AS SELECT {columns} FROM listed")
+            cursor.unregister("listed")
+        for name, table in TABLES.items():
             if name in names or (name in ("metrics", "events") and "hooks" in names):
-                cursor.execute(f"CREATE TEMP VIEW {name} AS {self.rows_of(name, runs)}")
-        if IN_ORDER in names:
-            cursor.execute(f"CREATE TEMP VIEW {IN_ORDER} AS {self.metrics_in_order(runs)}")
+                cursor.execute(f"CREATE TEMP VIEW {name} AS {self._select(name, runs, table.shown)}")
+        if ORDERED_METRICS in names:
+            cursor.execute(f"CREATE TEMP VIEW {ORDERED_METRICS} AS {self.select_ordered_metrics(runs)}")
         if "hooks" in names:
             cursor.execute(f"CREATE TEMP VIEW hooks AS {HOOKS}")
 
-    def rows_of(self, table: str, runs: Sequence[RunInfo]) -> str:
+    def select_ordered_metrics(self, runs: Sequence[RunInfo]) -> str:
+        """A query for the metrics of some runs with an additional column for their order."""
+        return self._select("metrics", runs, f"{TABLES['metrics'].shown}, coalesce(_order, time) AS {ORDER_COLUMN}")
+
+    def _select(self, table: str, runs: Sequence[RunInfo], columns: str) -> str:
         """A query for the rows of some runs, in the database and in files."""
-        return self._rows_of(table, runs, TABLES[table].shown)
-
-    def metrics_in_order(self, runs: Sequence[RunInfo]) -> str:
-        """A query for the metrics of some runs with one column more: their order."""
-        return self._rows_of("metrics", runs, f"{TABLES['metrics'].shown}, coalesce(_order, time) AS {ORDER}")
-
-    def _rows_of(self, table: str, runs: Sequence[RunInfo], shown: str) -> str:
         live, files = [], []
         for info in runs:
             read = self.index.state(info.id).read
@@ -276,21 +184,98 @@ class Store:
                 files.append(str(compaction.paths(self.index, info.id, read)[table]))
             else:
                 live.append(info.id)
-        parts = [f"SELECT {shown} FROM live_{table} WHERE run IN ({', '.join(map(quoted, live)) or 'NULL'})"]
+        parts = [f"SELECT {columns} FROM live_{table} WHERE run IN ({', '.join(map(sql_quote, live)) or 'NULL'})"]
         if files:
-            parts.append(f"SELECT {shown} FROM read_parquet([{', '.join(map(quoted, files))}])")
+            parts.append(f"SELECT {columns} FROM read_parquet([{', '.join(map(sql_quote, files))}])")
         return " UNION ALL ".join(parts)
 
+    def _retry_once(self, work: Callable[[], T], runs: Sequence[RunInfo]) -> T:
+        """Do something with the index; if it or Parquet files of the runs are damaged, rebuild them and try again."""
+        try:
+            with self._detect_damage(lambda: self._compact_states(runs), is_own=True):
+                return work()
+        except DamagedIndexError:
+            with self._detect_damage(lambda: self._compact_states(runs), is_own=True):
+                return work()
 
-def _define_runs(cursor: "DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
-    arrays, expressions = run_columns(runs)
-    cursor.register("listed", arrays)
-    made = zip(expressions, RUN_COLUMNS, strict=True)
-    columns = ", ".join(f'{expression} AS "{name}"' for expression, name in made)
-    cursor.execute(f"CREATE TEMP TABLE runs AS SELECT {columns} FROM listed")
-    cursor.unregister("listed")
+    @contextlib.contextmanager
+    def _detect_damage(self, compact: Callable[[], dict[str, ReadState]], *, is_own: bool) -> Iterator[None]:
+        """Detect damage in the index and in Parquet files, and have them rebuilt.
 
+        Args:
+            compact: Returns the runs whose files are read.
+            is_own: No user query runs, so the files may be the cause of any failure.
 
-def _named_in(query: str) -> set[str]:
-    every = {"runs", "hooks", IN_ORDER, *TABLES}
-    return {name for name in every if name in query.lower()} or every
+        Raises:
+            DamagedIndexError: Something is damaged.
+            QueryError: Another error.
+        """
+        try:
+            with self.index.detect_damage():
+                yield
+        except duckdb_module().Error as error:
+            if is_own or may_be_file_damage(error):
+                self._discard_damaged(compact())
+            raise QueryError(str(error)) from None
+
+    def _compact_states(self, runs: Sequence[RunInfo]) -> dict[str, ReadState]:
+        """The states of those runs that have their rows in Parquet files."""
+        with self.index.lock:
+            states = {info.id: self.index.state(info.id).read for info in runs}
+        return {run: read for run, read in states.items() if read is not None and read.is_compact}
+
+    def _discard_damaged(self, compact: dict[str, ReadState]) -> None:
+        damaged = [run for run, read in compact.items() if not compaction.is_intact(self.index, run, read)]
+        if not damaged:
+            return
+        with self.index.lock:
+            for run in damaged:
+                compaction.discard(self.index, run, compact[run])
+        names = ", ".join(damaged)
+        logger.info("%s: files of the index are damaged and will be rebuilt: %s", self.root, names)
+        raise DamagedIndexError(f"The index is damaged: the files of {names} will be rebuilt. Try again.") from None
+
+    def _describe(self, location: RunLocation, liveness: Liveness) -> RunInfo:
+        try:
+            return self._describe_or_raise(location, liveness)
+        except Exception as error:  # one broken run must not hide the others
+            problem = f"its record cannot be read: {type(error).__name__}: {error}"
+            if (location.id, problem) not in self._logged:
+                self._logged.add((location.id, problem))
+                logger.exception("Only the name of %s is listed: its record cannot be read.", location.id)
+            return run_info(location, {}, RunSummary(), status="killed", problems=[problem])
+
+    def _describe_or_raise(self, location: RunLocation, liveness: Liveness) -> RunInfo:
+        state = self.index.state(location.id)
+        facts_stamp = Stamp.of(location.facts)
+        if facts_stamp is None or facts_stamp != state.facts_stamp:
+            state.facts_stamp = facts_stamp
+            state.facts, state.facts_problem = read_facts(location.facts)
+            self.index.mark_dirty(location.id)
+        files = regular_journal_files(location.journal)
+        stamps = {file.path.name: stamp for file in files if (stamp := Stamp.of(file.path)) is not None}
+        status = liveness.status(state.summary, location.directory, state.facts)
+        if stamps != state.stamps or state.is_live or status in _LIVE:
+            before = state.stamps, state.is_live
+            state.stamps, state.summary = stamps, summarize(files)
+            status = liveness.status(state.summary, location.directory, state.facts)
+            state.is_live = status in _LIVE
+            if (state.stamps, state.is_live) != before:
+                self.index.mark_dirty(location.id)
+        problems = [state.facts_problem] if state.facts_problem else []
+        if status not in _LIVE:
+            problems += [] if files else ["there is no journal"]
+            problems += describe_damage(files, state.read.files if state.read else {})
+        problems += state.read.problems if state.read else []
+        return run_info(location, state.facts, state.summary, status=status, problems=problems)
+
+    def _forget_deleted(self, existing: Sequence[str]) -> None:
+        gone = self.index.states.keys() - set(existing)
+        if gone:
+            self.index.forget(gone)
+            for run in gone if not self.index.is_private else ():
+                compaction.remove(self.index, run)
+        # Once per opening: runs may have been deleted while no process had the index open.
+        is_due = self._pruned_at != self.index.open_count and not self.index.is_private
+        if is_due and compaction.remove_all_except(self.index, existing):
+            self._pruned_at = self.index.open_count

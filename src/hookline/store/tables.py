@@ -1,11 +1,8 @@
-"""The tables of the store: their columns, and how each is laid out in files.
+"""The tables of the store: their columns and layout, and how records become their rows.
 
-A table is the same in the database, where the rows of live runs are, and in the Parquet file of a run that has ended.
-Columns that begin with ``_`` are the index's own and are not shown.
-
-Records as rows of the tables, and rows as columns that DuckDB takes over without looking at each value.
-
-The listing of runs as columns for the table ``runs``.
+A table has the same columns in the database, which holds the rows of live runs, and in the Parquet file of an ended
+run. Columns that begin with ``_`` belong to the index and are not shown. Rows are handed to DuckDB as arrays, column by
+column, which it copies without looking at each value.
 """
 
 import json
@@ -20,17 +17,17 @@ from hookline._record.reader import JournalEntry
 from hookline._record.records import HOOKS_COST, HOOKS_PLAN, Event, LogLine, Metrics, Rewards, Sample, Status, clean
 from hookline.store.run_info import RunInfo
 
-VERSION = 4
-"""Of everything that is kept: what another version wrote is thrown away and made anew."""
+VERSION = 5
+"""The version of the index: one of another version is deleted and rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table's columns with their types, behind ``run``, and how its rows lie in a file.
+    """A table's columns with their types, after ``run``, and the layout of its Parquet file.
 
     Attributes:
-        order: What they are sorted by.
-        group_rows: How many lie together: fewer of wide rows, of which a query wants few and would read all.
+        order: The sort order.
+        group_rows: The size of a row group: smaller for wide rows, because a query reads whole groups.
     """
 
     columns: dict[str, str]
@@ -39,12 +36,12 @@ class Table:
 
     @property
     def shown(self) -> str:
-        """The columns that users see."""
+        """The visible columns."""
         return ", ".join(["run", *(f'"{name}"' for name in self.columns if not name.startswith("_"))])
 
     @property
     def definition(self) -> str:
-        """The columns as CREATE TABLE wants them."""
+        """The columns for CREATE TABLE."""
         return ", ".join(["run VARCHAR", *(f'"{name}" {kind}' for name, kind in self.columns.items())])
 
 
@@ -123,12 +120,12 @@ TABLES = {
         "time",
     ),
 }
-"""What the journals' records become: a metric, a sample, a reward, an event or status, or a log line a row."""
+"""One row per metric value, sample, reward value, event or status, and log line."""
 
-IN_ORDER = "metrics_in_order"
-"""The view for our own queries: ``metrics`` with a column more, by which rows come in the order they were recorded."""
-ORDER = "recorded"
-"""That column: the time, or ``_order`` where a clock that stood still or went back says something else."""
+ORDERED_METRICS = "metrics_in_order"
+"""A view for our own queries: ``metrics`` with an additional column for the recorded order."""
+ORDER_COLUMN = "recorded"
+"""That column: the time, or ``_order`` where the clock stood still or went back."""
 
 RUN_COLUMNS = {
     "id": "VARCHAR",
@@ -155,7 +152,7 @@ RUN_COLUMNS = {
     "host": "VARCHAR",
     "problems": "VARCHAR[]",
 }
-"""The table ``runs``: what `RunInfo` says."""
+"""The table ``runs``: attributes of `RunInfo`."""
 
 HOOK_KEYS = ("calls", "errors", "total_seconds", "mean_seconds", "p95_seconds", "max_seconds")
 _KEY = f"({'|'.join(HOOK_KEYS)})$"
@@ -190,7 +187,7 @@ FROM (
     FROM events WHERE kind = 'event' AND name = '{HOOKS_COST}'
 ) WHERE cost.name IS NOT NULL
 """
-"""The view ``hooks``: what subscribers cost, a row a report; those of the end say their share of the run's time."""
+"""The view ``hooks``: the cost of subscribers, one row per report; final ones have their share of the run's time."""
 
 HOOK_ERRORS = """
 SELECT run, writer, data ->> '$.subscriber' AS name, count(*) AS errors,
@@ -200,7 +197,7 @@ SELECT run, writer, data ->> '$.subscriber' AS name, count(*) AS errors,
 FROM events WHERE kind = 'event' AND name = 'hook_error' AND data ->> '$.subscriber' IS NOT NULL
 GROUP BY ALL ORDER BY run, max(time) DESC
 """
-"""The subscribers that failed: how often, whether they are disabled for it, and the last error of each."""
+"""The subscribers that failed: how often, whether that disabled them, and their last error."""
 
 HOOK_ORDER = f"""
 SELECT run, writer, json_extract(data, '$.moments') AS moments,
@@ -209,35 +206,44 @@ SELECT run, writer, json_extract(data, '$.moments') AS moments,
 FROM events WHERE kind = 'event' AND name = '{HOOKS_PLAN}'
 QUALIFY row_number() OVER (PARTITION BY run, writer ORDER BY time DESC) = 1 ORDER BY run, writer
 """
-"""In which order subscribers run at each moment, as last recorded by each writer."""
+"""The order of subscribers at each moment, as each writer last recorded it."""
 
 
 Row = tuple[Any, ...]
-_LARGEST = (1 << 63) - 1
+_MAX_INTEGER = (1 << 63) - 1
 
 
 class Rows:
-    """Collects the rows that records become, table by table."""
+    """Collects rows from records, by table."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[Row]] = {name: [] for name in TABLES}
         self.count = 0
 
-    def add(self, parcel: JournalEntry, order: float | None = None) -> None:
-        """Take a record in.
+    def add(self, entry: JournalEntry, order: float | None = None) -> None:
+        """Add a record.
 
         Args:
-            order: The time by which it comes behind what its writer recorded before, where its own is another.
+            order: Places a row of metrics behind its writer's earlier ones; None if its time does.
         """
-        record, writer = parcel.record, parcel.file.name
+        record, writer = entry.record, entry.file.name
         if isinstance(record, Metrics):
-            self._add_metrics(record, writer, parcel.file.session, order)
+            append = self.tables["metrics"].append
+            axis, step, time, session = record.axis, record.step, record.time, entry.file.session
+            for name, value in record.values.items():
+                if type(value) is float:  # the usual case
+                    append((writer, axis, step, time, name, value, None, session, order))
+                else:
+                    append((writer, axis, step, time, name, number(value), _text(value), session, order))
+            self.count += len(record.values)
         elif isinstance(record, Sample):
-            self._put("samples", _sample_row(record, writer, parcel.id))
+            self._put("samples", _sample_row(record, writer, entry.id))
         elif isinstance(record, LogLine):
             self._put("logs", (writer, record.time, record.level, record.logger, record.message, record.step))
         elif isinstance(record, Rewards):
-            self._add_rewards(record, writer)
+            samples = [*record.samples, *[None] * len(record.values)]
+            for position, (value, sample) in enumerate(zip(record.values, samples, strict=False)):
+                self._put("rewards", (writer, record.step, record.time, record.name, position, number(value), sample))
         elif isinstance(record, Event):
             self._put("events", (writer, "event", record.time, record.step, record.name, "", _json(record.data)))
         elif isinstance(record, Status):
@@ -248,24 +254,9 @@ class Rows:
         self.tables[table].append(row)
         self.count += 1
 
-    def _add_metrics(self, record: Metrics, writer: str, session: int, order: float | None) -> None:
-        append = self.tables["metrics"].append
-        axis, step, time = record.axis, record.step, record.time
-        for name, value in record.values.items():
-            if type(value) is float:  # the usual case
-                append((writer, axis, step, time, name, value, None, session, order))
-            else:
-                append((writer, axis, step, time, name, number(value), _text(value), session, order))
-        self.count += len(record.values)
-
-    def _add_rewards(self, record: Rewards, writer: str) -> None:
-        samples = [*record.samples, *[None] * len(record.values)]
-        for position, (value, sample) in enumerate(zip(record.values, samples, strict=False)):
-            self._put("rewards", (writer, record.step, record.time, record.name, position, number(value), sample))
-
 
 def number(value: Any) -> float | None:
-    """A value as a float; None where it is no number."""
+    """A value as a float; None if it is not a number."""
     if not isinstance(value, int | float):
         return None
     try:
@@ -274,10 +265,10 @@ def number(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
 
 
-def columns(table: Table, rows: list[Row]) -> tuple[dict[str, Any], list[str]]:
-    """Rows as arrays, and the expressions that make the table's columns of them.
+def column_arrays(table: Table, rows: list[Row]) -> tuple[dict[str, Any], list[str]]:
+    """Rows as arrays, and the SQL expressions that turn them into the table's columns.
 
-    DuckDB takes NaN in an array for a missing value: whether it is one stands in an array beside it.
+    DuckDB reads NaN in an array as NULL, so a second array marks the values that are NaN.
     """
     import numpy as np
 
@@ -292,7 +283,11 @@ def columns(table: Table, rows: list[Row]) -> tuple[dict[str, Any], list[str]]:
                 arrays[f"{name} is nan"] = np.array([value != value for value in values])
                 expression = f'CASE WHEN "{name} is nan" THEN \'NaN\'::DOUBLE ELSE "{name}" END'
         elif kind in ("BIGINT", "INTEGER"):
-            arrays[name] = _whole(values)
+            try:
+                arrays[name] = np.array(values, dtype=np.int64)
+            except (TypeError, OverflowError):  # a value is None, or larger than any step should be
+                fits = [0 if value is None else max(-_MAX_INTEGER, min(_MAX_INTEGER, value)) for value in values]
+                arrays[name] = np.ma.masked_array(np.array(fits, dtype=np.int64), [value is None for value in values])
         else:
             arrays[name] = array = np.empty(len(values), dtype=object)
             array[:] = values
@@ -300,16 +295,6 @@ def columns(table: Table, rows: list[Row]) -> tuple[dict[str, Any], list[str]]:
             expression = f"CAST({expression} AS JSON)" if is_nested else expression
         expressions.append(f"CAST({expression} AS {kind})")
     return arrays, expressions
-
-
-def _whole(values: list[int | None]) -> Any:
-    import numpy as np
-
-    try:
-        return np.array(values, dtype=np.int64)
-    except (TypeError, OverflowError):  # one is missing, or larger than any step should be
-        fits = [0 if value is None else max(-_LARGEST, min(_LARGEST, value)) for value in values]
-        return np.ma.masked_array(np.array(fits, dtype=np.int64), [value is None for value in values])
 
 
 def _sample_row(record: Sample, writer: str, key: str) -> Row:
@@ -324,7 +309,7 @@ def _sample_row(record: Sample, writer: str, key: str) -> Row:
 
 
 def _text(value: Any) -> str | None:
-    """A metric's value as text where it is no number."""
+    """A metric's value as text; None if it is a number."""
     if value is None or isinstance(value, int | float):
         return None
     return value if isinstance(value, str) else _json(value)
@@ -334,16 +319,13 @@ def _json(value: Any) -> str:
     return "{}" if value == {} else msgspec.json.encode(clean(value)).decode()
 
 
-_LISTING = Table(RUN_COLUMNS, "id")
+def run_arrays(runs: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
+    """The table ``runs``, like `column_arrays`."""
+    rows = [tuple(_run_value(info, name) for name in RUN_COLUMNS) for info in runs]
+    return column_arrays(Table(RUN_COLUMNS, "id"), rows)
 
 
-def run_columns(runs: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """The runs as arrays, and for each column of the table the expression that makes it of them."""
-    arrays, expressions = columns(_LISTING, [tuple(_value(info, name) for name in RUN_COLUMNS) for info in runs])
-    return arrays, expressions
-
-
-def _value(info: RunInfo, name: str) -> Any:
+def _run_value(info: RunInfo, name: str) -> Any:
     value = getattr(info, name)
     if name in ("tags", "problems"):
         return json.dumps(list(value))

@@ -24,7 +24,7 @@ from hookline.cli.runs.text import bytes_text
 from hookline.cli.runs.transfer import export_command, import_command
 from hookline.cli.runs.verify import verify_command
 from hookline.logging import setup
-from hookline.store.run_info import Place
+from hookline.store.run_info import RunLocation
 
 app = CommandGroup(help="Look at recorded runs, and look after them.")
 app.command("list")(list_command)
@@ -88,7 +88,7 @@ def sync(
         raise typer.Exit(1)
 
 
-def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[setup.UndeliveredJournal]]:
+def _chosen(root: Path, run: str | None) -> tuple[list[RunLocation], list[setup.UndeliveredJournal]]:
     """The runs and the journals of logging to deliver from.
 
     Raises:
@@ -108,7 +108,7 @@ def _chosen(root: Path, run: str | None) -> tuple[list[Place], list[setup.Undeli
         raise
 
 
-def _waits(place: Place) -> bool:
+def _waits(place: RunLocation) -> bool:
     """Whether a run that is over left something behind, or lost an output; a live one delivers itself."""
     is_behind = any(state.behind_bytes for state in sink_states(place.directory))
     return (is_behind or bool(find_lost_outputs(place.directory))) and not run_directory.is_alive(place.directory)

@@ -26,7 +26,7 @@ from hookline.callbacks.monitoring import direction
 from hookline.cli.output import AsJson, console, print_json, table, wrong_input
 from hookline.cli.runs.reference import OptionalRuns, Root, all_places, among
 from hookline.cli.runs.text import best_by, bytes_text, how_long, number, status_text
-from hookline.store.run_info import Place, RunInfo
+from hookline.store.run_info import RunInfo, RunLocation
 from hookline.store.runs import Runs, runs
 
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -154,7 +154,7 @@ def _runs(info: RunInfo) -> bool:
     return not info.is_over or bool(run_directory.is_alive(info.directory))
 
 
-def _inside(known: Sequence[Place], reference: str, root: Path) -> Place:
+def _inside(known: Sequence[RunLocation], reference: str, root: Path) -> RunLocation:
     path = Path(reference)
     if not (path / METADATA).is_file():
         return among(known, reference, root)

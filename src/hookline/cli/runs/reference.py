@@ -13,9 +13,9 @@ import typer
 
 from hookline._engine.errors import UnknownNameError, closest
 from hookline._record.run_directory import METADATA
-from hookline.store.run_info import Place, places, read_facts
+from hookline.store.run_info import RunLocation, find_runs, read_facts
 from hookline.store.runs import Runs, runs
-from hookline.store.store import no_runs_yet
+from hookline.store.store import missing_root_error
 
 LATEST = "latest"
 _SHOWN = 8
@@ -24,7 +24,7 @@ _SHOWN = 8
 
 def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     """The ids that begin as given, or the names of the runs' directories that do."""
-    known = list(places(Path(ctx.params.get("root") or "runs").resolve()))
+    known = list(find_runs(Path(ctx.params.get("root") or "runs").resolve()))
     ids = [name for name in (LATEST, *(place.id for place in known)) if name.startswith(incomplete)]
     return ids or [place.directory.name for place in known if place.directory.name.startswith(incomplete)]
 
@@ -40,7 +40,7 @@ OptionalRun = Annotated[
 Root = Annotated[Path, typer.Option(help="Where runs are recorded.")]
 
 
-def locate(root: Path, reference: str) -> Place:
+def locate(root: Path, reference: str) -> RunLocation:
     """The run that is meant.
 
     Raises:
@@ -50,22 +50,22 @@ def locate(root: Path, reference: str) -> Place:
     directory = Path(reference)
     if (directory / METADATA).is_file():
         directory = directory.resolve()
-        return Place(directory.parent.name, directory)
+        return RunLocation(directory.parent.name, directory)
     return among(all_places(root), reference, root)
 
 
-def all_places(root: Path) -> list[Place]:
+def all_places(root: Path) -> list[RunLocation]:
     """All runs below a root.
 
     Raises:
         ConfigError: There is no such root.
     """
     if not root.is_dir():
-        raise no_runs_yet(root.resolve())
-    return list(places(root.resolve()))
+        raise missing_root_error(root.resolve())
+    return list(find_runs(root.resolve()))
 
 
-def among(known: Sequence[Place], reference: str, root: Path) -> Place:
+def among(known: Sequence[RunLocation], reference: str, root: Path) -> RunLocation:
     """The one of some runs that is meant.
 
     Raises:
@@ -88,7 +88,7 @@ def among(known: Sequence[Place], reference: str, root: Path) -> Place:
     raise UnknownNameError(f"There is no run {reference!r} in {root.resolve()}. {_hint(reference, known, names)}")
 
 
-def latest(known: Iterable[Place], root: Path) -> Place:
+def latest(known: Iterable[RunLocation], root: Path) -> RunLocation:
     """The run that was started last.
 
     Raises:
@@ -100,29 +100,29 @@ def latest(known: Iterable[Place], root: Path) -> Place:
     return max(started, key=lambda entry: entry[:2])[2]
 
 
-def root_of(place: Place) -> Path:
+def root_of(place: RunLocation) -> Path:
     """The root that a run lies below."""
     return place.directory.parent.parent
 
 
-def opened(chosen: Sequence[Place]) -> Runs:
+def opened(chosen: Sequence[RunLocation]) -> Runs:
     """Some runs of one root in the store."""
     wanted = {place.id for place in chosen}
     return runs(root_of(chosen[0])).filter(lambda info: info.id in wanted)
 
 
-def _started(place: Place) -> float:
+def _started(place: RunLocation) -> float:
     started: Any = read_facts(place.facts)[0].get("started")
     return float(started) if isinstance(started, int | float) else 0.0
 
 
-def _name(place: Place) -> str:
+def _name(place: RunLocation) -> str:
     """What a run was called by who started it."""
     name: Any = read_facts(place.facts)[0].get("name")
     return name if isinstance(name, str) else ""
 
 
-def _hint(reference: str, known: Sequence[Place], names: Iterable[str]) -> str:
+def _hint(reference: str, known: Sequence[RunLocation], names: Iterable[str]) -> str:
     """The closest name; not all of a thousand."""
     if not known:
         return "There are none."

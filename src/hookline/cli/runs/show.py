@@ -42,7 +42,7 @@ from hookline.cli.runs.text import (
 )
 from hookline.loops import checkpoint
 from hookline.loops.checkpoint import is_file_path
-from hookline.store.index import quoted
+from hookline.store.index import sql_quote
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs
 from hookline.store.series import Series
@@ -110,7 +110,7 @@ _EVENTS = 10
 _KEPT_EVENTS = 100
 """How many events JSON has."""
 _LEFT_OUT = ("heartbeat", "eval", *sorted(BOOKKEEPING))
-_RECENT = f"SELECT * FROM events WHERE name NOT IN ({', '.join(map(quoted, _LEFT_OUT))}) ORDER BY time DESC"  # noqa: S608
+_RECENT = f"SELECT * FROM events WHERE name NOT IN ({', '.join(map(sql_quote, _LEFT_OUT))}) ORDER BY time DESC"  # noqa: S608
 _LOUD = ("error", "alert", "failed", "not_finite", "hang", "lost")
 
 

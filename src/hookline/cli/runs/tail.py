@@ -23,8 +23,8 @@ from hookline._record.terminal import one_line, printable_json
 from hookline.cli.output import console, wrong_input
 from hookline.cli.runs.reference import LATEST, Root, complete, locate
 from hookline.cli.runs.text import STATUS_STYLES, main_metrics, number
-from hookline.store.journal_files import own_files
-from hookline.store.run_info import Place, read_facts
+from hookline.store.journal_files import regular_journal_files
+from hookline.store.run_info import RunLocation, read_facts
 from hookline.store.run_summary import Liveness, summarize
 
 POLL_SECONDS = 0.2
@@ -70,7 +70,7 @@ def tail_command(
         raise typer.Exit(1)
 
 
-def _follow(place: Place, printer: "_Printer", lines: int) -> str:
+def _follow(place: RunLocation, printer: "_Printer", lines: int) -> str:
     """Print until the run is over, and say how it is."""
     earlier: deque[JournalEntry] | None = deque(maxlen=lines)
     word = ""
@@ -93,7 +93,7 @@ def _follow(place: Place, printer: "_Printer", lines: int) -> str:
 
 
 def following(
-    place: Place,
+    place: RunLocation,
     *,
     liveness: Liveness | None = None,
     sleep: Callable[[float], object] = time.sleep,
@@ -112,7 +112,7 @@ def following(
             is_new = True
             add_writer_prefix(parcel.record, parcel.file)
             yield parcel
-        word = liveness.word(summarize(own_files(place.journal)), place.directory, facts)
+        word = liveness.status(summarize(regular_journal_files(place.journal)), place.directory, facts)
         is_over = word not in ("running", "stalled")
         if is_over and is_new:  # what came between the two looks is read first
             continue

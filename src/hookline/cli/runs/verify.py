@@ -29,9 +29,9 @@ from hookline.cli.runs.reference import OptionalRuns, Root, all_places, locate
 from hookline.cli.runs.show import FOLDER, saved_checkpoints
 from hookline.cli.runs.text import bytes_text
 from hookline.loops.checkpoint import damage_of, is_checkpoint, is_file_path, recorded_lines
-from hookline.store.journal_files import behind, byte_at, own_files
-from hookline.store.run_info import Place, read_facts
-from hookline.store.run_summary import Liveness, RunSummary, last_sign, summarize
+from hookline.store.journal_files import byte_at, regular_journal_files, trailing_data
+from hookline.store.run_info import RunLocation, read_facts
+from hookline.store.run_summary import Liveness, RunSummary, last_contact, summarize
 
 _MOST_LISTED = 10
 
@@ -111,7 +111,7 @@ class _Numbers:
 class Verdict:
     """What was found out about a run."""
 
-    place: Place
+    place: RunLocation
     records: int
     bytes: int
     findings: list[Finding]
@@ -141,9 +141,9 @@ def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_
         raise typer.Exit(1)
 
 
-def verify(place: Place) -> Verdict:
+def verify(place: RunLocation) -> Verdict:
     """Read all that a run recorded, and say what is wrong with it."""
-    found = [*own_files(place.journal), *irregular_files(place.journal)]
+    found = [*regular_journal_files(place.journal), *irregular_files(place.journal)]
     numbers: dict[str, _Numbers] = {}
     files = {file: _read(file, numbers.setdefault(file.writer, _Numbers())) for file in found}
     digests, damaged_digests = recorded_digests(place.journal)
@@ -158,7 +158,11 @@ def verify(place: Place) -> Verdict:
         *map(_damaged_digests, damaged_digests),
         *_about_lost(files.values()),
         *_about_checkpoints(place.directory),
-        *(_about_checkpoints_elsewhere(place.directory, files.values()) if last_sign(place.directory) is None else ()),
+        *(
+            _about_checkpoints_elsewhere(place.directory, files.values())
+            if last_contact(place.directory) is None
+            else ()
+        ),
         *(_about_power_cuts(place.directory) if can_be_read else ()),
         *(_about_end(end, place) if can_be_read and not is_live else ()),
         *(_about_sinks(place.directory) if can_be_read and not is_live else ()),
@@ -166,14 +170,14 @@ def verify(place: Place) -> Verdict:
     return Verdict(place, sum(one.records for one in files.values()), sum(one.end for one in files.values()), findings)
 
 
-def _is_live(end: RunSummary, place: Place) -> bool:
+def _is_live(end: RunSummary, place: RunLocation) -> bool:
     """Whether it is written, by its own process, or by a server for a run that is received; as the list of runs has it.
 
     A process may have something to write behind the end of its run. One that has recorded nothing is not waited for.
     """
     if run_directory.is_alive(place.directory):
         return True
-    word = Liveness().word(end, place.directory, read_facts(place.facts)[0])
+    word = Liveness().status(end, place.directory, read_facts(place.facts)[0])
     return bool(end.last_seen) and word in ("running", "stalled")
 
 
@@ -211,7 +215,7 @@ def _read(file: JournalFile, numbers: _Numbers) -> _JournalFile:
     return seen
 
 
-def _about_facts(place: Place) -> Iterator[Finding]:
+def _about_facts(place: RunLocation) -> Iterator[Finding]:
     wrong = read_facts(place.facts)[1]
     if wrong:
         yield Finding(
@@ -267,7 +271,7 @@ def _about_files(files: dict[JournalFile, _JournalFile], *, is_live: bool, was_k
             )
             continue
         yield from _about_lines(name, seen)
-        rest = "" if is_live else behind(file.path, seen.end)  # a live run writes there just now
+        rest = "" if is_live else trailing_data(file.path, seen.end)  # a live run writes there just now
         if rest:
             yield _cut_off(name, seen.end, rest, was_killed=was_killed and last[file.writer] is file)
 
@@ -358,7 +362,7 @@ def _not_records(name: str, seen: _JournalFile) -> Finding:
     return Finding(
         "damage",
         f"{name} has {lines_are}, first line {seen.first_bad_line:,}",
-        "They are left out: pieces that a full disk left behind, or bytes that changed. All others are shown.",
+        "They are left out: pieces that a full disk left trailing_data, or bytes that changed. All others are shown.",
         "Nothing has to be done; look at the line to see what it was.",
     )
 
@@ -448,8 +452,8 @@ def _about_power_cuts(run_dir: Path) -> Iterator[Finding]:
             )
 
 
-def _about_end(end: RunSummary, place: Place) -> Iterator[Finding]:
-    if end.last_seen and not end.has_ended and last_sign(place.directory) is not None:
+def _about_end(end: RunSummary, place: RunLocation) -> Iterator[Finding]:
+    if end.last_seen and not end.has_ended and last_contact(place.directory) is not None:
         yield Finding(
             "note",
             f"nothing more was heard of it after step {end.step:,}",
