@@ -125,7 +125,7 @@ def test_run_with_a_run_that_fails_makes_the_others_and_exits_with_one(files, cl
 def test_run_with_a_benchmark_that_fails_says_which_and_exits_with_one(files, cli):
     done = cli("run", "exp.yaml", "benchmarks=[{arithmetic: {}}]", "repeats=1", "--no-progress")
     assert done.exit_code == 1
-    assert re.search("no result: low-r0, benchmark arithmetic: .*There is nobody to answer it", done.stdout)
+    assert re.search("no result: low-r0, benchmark arithmetic: .*Nothing answers it", done.stdout)
     assert json.loads((files / "runs" / "exp" / "low-r0" / "result.json").read_text())["status"] == "incomplete"
 
 

@@ -52,7 +52,7 @@ def test_arm_with_a_stage_that_there_is_not_is_refused_with_the_closest():
 
 @pytest.mark.parametrize("given", [["grpo"], "grpo"])
 def test_arm_stages_that_are_no_mapping_are_refused(given):
-    with pytest.raises(OptionError, match="give what trains in each stage, by the stage's name"):
+    with pytest.raises(OptionError, match="give a mapping of stage names to trainings"):
         hl.Arm("both", {"a": 1.0}, train=first, stages=given)
 
 

@@ -159,7 +159,7 @@ def test_picture_of_many_arms_shows_the_best_twelve_and_says_so(monkeypatch):
     arms = [(f"arm{i}", [recorded(rows([9, i]), metrics={"loss": i})]) for i in range(15)]
     drawn = {}
     monkeypatch.setattr(
-        "hookline.experiment.results.result.draw",
+        "hookline.experiment.results.result.draw_curves",
         lambda curves, **texts: drawn.update(texts, arms=[curve.arm for curve in curves]) or b"",
     )
 

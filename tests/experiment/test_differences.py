@@ -9,7 +9,7 @@ from hookline._engine.errors import UnknownNameError
 from hookline._engine.state import ArmResult, RunResult
 from hookline.experiment.results.result import ExperimentResult
 from hookline.experiment.results.statistics import Difference
-from hookline.experiment.results.text import sentence
+from hookline.experiment.results.tables import difference_text
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -80,7 +80,7 @@ def test_difference_of_values_that_are_no_ordinary_numbers_says_that_it_cannot_b
 
     assert not row.separated
     assert row.repeats_to_separate is None
-    assert sentence(row, "max")
+    assert difference_text(row, "max")
 
 
 def test_difference_that_no_number_of_repeats_would_show_is_not_promised():
@@ -149,4 +149,4 @@ def row(difference, interval, *, n=3, repeats=None, separated=False):
     ],
 )
 def test_difference_in_a_sentence_says_what_a_person_wants_to_know(given, mode, said):
-    assert sentence(given, mode) == said
+    assert difference_text(given, mode) == said

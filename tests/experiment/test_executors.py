@@ -17,7 +17,7 @@ import hookline as hl
 from hookline._record.reader import read
 from hookline._record.records import Metrics
 from hookline.experiment import job
-from hookline.experiment.process_executor import ProcessExecutor
+from hookline.experiment.executors import ProcessExecutor
 from hookline.rl.types import Task
 
 torch = pytest.importorskip("torch")
@@ -290,15 +290,15 @@ def test_arm_that_fails_leaves_the_others_as_they_are(executor, reference, tmp_p
 def test_watch_that_raises_is_told_no_more_and_the_runs_are_as_they_are(executor, error, reference, tmp_path, caplog):
     def watch(what, about):
         told.append(what)
-        if what == "heard":
+        if what == "message":
             raise error("nobody sees it")
 
     told = []
     made = experiment(tmp_path, executor, [plain_arm()], repeats=1).run(watch=watch, report=False)
 
     assert results(made) == {"plain-r0": reference[0]["plain-r0"]}
-    assert told == ["started", "heard"]
-    assert caplog.text.count("What watches the experiment failed, and is told no more. The experiment goes on.") == 1
+    assert told == ["started", "message"]
+    assert caplog.text.count("The experiment's watch callback failed and is dropped. The experiment continues.") == 1
 
 
 class RefusesScores(hl.Callback):
@@ -372,11 +372,11 @@ class StopsAProcess(ProcessExecutor):
         super().__init__(1)
         self.has_asked = False
 
-    def wait(self, hear):
+    def wait(self, on_message):
         if not self.has_asked:
             self.has_asked = True
             os.kill(os.getpid(), signal.SIGTERM)
-        return super().wait(hear)
+        return super().wait(on_message)
 
 
 def require_stopped_and_taken_up(made, expected):

@@ -494,11 +494,11 @@ def config(**settings):
     [
         (lambda d: experiment(d, [hl.Arm("a", train), hl.Arm("a", train)]), "two are called 'a'"),
         (lambda d: experiment(d, [hl.Arm("a", {"lr": 1})], train=None), "Arm 'a' has nothing that trains"),
-        (lambda d: experiment(d, [hl.Arm("a", config())], train=None), "Arm 'a': .*without model="),
+        (lambda d: experiment(d, [hl.Arm("a", config())], train=None), "Arm 'a': .*model= is missing"),
         (lambda d: experiment(d, [hl.Arm("a", config(), modell=1)]), "takes no 'modell'. Did you mean 'model'"),
         (lambda d: experiment(d, []), "at least one arm"),
         (lambda d: experiment(d, "lr"), "give a list of arms"),
-        (lambda d: experiment(d, [train]), "is no arm"),
+        (lambda d: experiment(d, [train]), "is not an arm"),
         (lambda d: experiment(d, repeats=0), "repeats=0: give a whole number of at least 1"),
         (lambda d: experiment(d, retries=-1), "retries=-1"),
         (lambda d: experiment(d, stages=["a", "a"]), "two are called 'a'"),

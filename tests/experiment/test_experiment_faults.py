@@ -100,7 +100,7 @@ def _refuse():
 
 
 def test_processes_that_linger_die_or_cannot_read_hold_nobody_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookline.experiment.process_executor.LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr("hookline.experiment.executors.EXIT_SECONDS", 0.5)
     arms = [("lingers", lingers), ("killed", killed_by_a_real_time_signal), ("fine", quick)]
     unreadable = hl.Arm("unreadable", {"it": Unreadable()}, train=quick)
     found = runs(experiment(tmp_path, *arms, unreadable, executor=PROCESSES).run())
@@ -413,7 +413,7 @@ def test_ids_that_cannot_be_written_are_said_and_written_with_the_next(tmp_path,
 
     made = experiment(tmp_path, ("a", quick), ("b", quick), callbacks=[InTheWay()])
     assert statuses(made.run()) == {"a-r0": "completed", "b-r0": "completed"}
-    assert caplog.text.count("The ids of the experiment cannot be written") == 2
+    assert caplog.text.count("The experiment's ids cannot be written") == 2
     written = json.loads((tmp_path / "ids.jsonl").read_text())
     id_ = made.store.id
     assert written == {"experiment_id": id_, "tracker": "t-1", "group:a": f"{id_}/a", "group:b": f"{id_}/b"}

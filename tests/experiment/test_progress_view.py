@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hookline._engine.state import EvalResult, RunResult
 from hookline.experiment import Arm, Experiment, ProgressView
-from hookline.experiment.job import Progress, Scored
+from hookline.experiment.job import BenchmarkScored, Progress
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -53,7 +53,7 @@ class Scene:
             self.view("started", self.runs[number])
 
     def progress(self, number, step, num_steps=10, doing="training", **metrics):
-        self.view("heard", Progress(self.runs[number].key, step, num_steps, metrics, doing))
+        self.view("message", Progress(self.runs[number].key, step, num_steps, metrics, doing))
 
     def end(self, number, status="completed"):
         self.view("ended", RunResult(self.runs[number].key, status=status, seconds=2.0))
@@ -97,7 +97,7 @@ def test_view_shows_what_a_benchmark_gave(tmp_path):
     scene = Scene(tmp_path, terminal=True)
     with scene.view:
         scene.start(0)
-        scene.view("heard", Scored("arm0-r0", EvalResult("sums", {"accuracy": 0.75}), [], 5))
+        scene.view("message", BenchmarkScored("arm0-r0", EvalResult("sums", {"accuracy": 0.75}), [], 5))
         assert scene.drawn()[1] == "  arm0-r0 | starting  sums/accuracy 0.75"
 
 

@@ -18,14 +18,14 @@ import hookline as hl
 from hookline._engine.errors import OptionError
 from hookline._record.reader import read
 from hookline._record.records import Metrics
-from hookline.experiment.job import Progress, Scored
+from hookline.experiment.job import BenchmarkScored, Progress
 from hookline.experiment.scheduler import make_executor
 from hookline.rl.types import Task
 
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
 
-from hookline.experiment.ray_executor import RayRuns
+from hookline.experiment.ray_executor import RayExecutor
 from hookline.rl.ray_cluster import RayCluster
 
 STEPS = 6
@@ -104,13 +104,13 @@ def statuses(result):
     ("options", "problem"),
     [
         ({"num_cpu": 2}, "it has no 'num_cpu'. Did you mean 'num_cpus'"),
-        ({"num_cpus": -1}, "num_cpus=-1: give a number of at least 0"),
-        ({"num_cpus": "2"}, "num_cpus='2': give a number"),
-        ({"num_gpus": True}, "num_gpus=True: give a number"),
-        ({"num_gpus": 1.5}, "num_gpus=1.5: give a part of one, or a whole number"),
+        ({"num_cpus": -1}, "num_cpus=-1: give a finite number of at least 0"),
+        ({"num_cpus": "2"}, "num_cpus='2': give a finite number"),
+        ({"num_gpus": True}, "num_gpus=True: give a finite number"),
+        ({"num_gpus": 1.5}, "num_gpus=1.5: give a fraction of one, or a whole number"),
         ({"resources": ["tpu"]}, r"resources=\['tpu'\]: give names with a number each"),
-        ({"resources": {"GPU": 1}}, "'GPU' is no name of a resource of your own. Give CPUs and GPUs as num_cpus"),
-        ({"resources": {"tpu": float("nan")}}, r"resources\['tpu'\]=nan: give a number"),
+        ({"resources": {"GPU": 1}}, "'GPU' is not the name of a custom resource. Give CPUs and GPUs as num_cpus"),
+        ({"resources": {"tpu": float("nan")}}, r"resources\['tpu'\]=nan: give a finite number"),
         ({"max_runs": 0}, "max_runs=0: give a whole number of at least 1"),
         ({"max_runs": 1.0}, "max_runs=1.0: give a whole number"),
     ],
@@ -121,9 +121,9 @@ def test_ray_executor_option_that_is_wrong_is_refused(options, problem):
 
 
 def test_ray_executor_is_built_from_its_name_or_a_mapping():
-    assert isinstance(make_executor("ray"), RayRuns)
+    assert isinstance(make_executor("ray"), RayExecutor)
     options = {"num_cpus": 0.5, "num_gpus": 2, "resources": {"tpu": 1}, "max_runs": 3}
-    assert isinstance(make_executor({"ray": options}), RayRuns)
+    assert isinstance(make_executor({"ray": options}), RayExecutor)
 
 
 class HoldsALock(hl.Callback):
@@ -151,7 +151,7 @@ def test_messages_arrive_in_order_while_the_run_goes_on(ray, tmp_path):
     gate = tmp_path / "gate"
 
     def open_gate(what, about):
-        if isinstance(about, Scored) and about.step == 2:
+        if isinstance(about, BenchmarkScored) and about.step == 2:
             gate.touch()
 
     watch = Watch(open_gate)
@@ -159,8 +159,8 @@ def test_messages_arrive_in_order_while_the_run_goes_on(ray, tmp_path):
 
     assert statuses(made) == {"arm0-r0": "completed"}
     heard = watch.of("arm0-r0")
-    assert [what for what, _ in heard] == ["started", *["heard"] * (len(heard) - 2), "ended"]
-    assert [about.step for _, about in heard if isinstance(about, Scored)] == [2, 4, 6, None]
+    assert [what for what, _ in heard] == ["started", *["message"] * (len(heard) - 2), "ended"]
+    assert [about.step for _, about in heard if isinstance(about, BenchmarkScored)] == [2, 4, 6, None]
     steps = [about.step for _, about in heard if isinstance(about, Progress)]
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (0, STEPS)
@@ -196,7 +196,7 @@ def test_resources_that_no_machine_of_a_cluster_has_are_waited_for_with_a_warnin
         executor.open()
     assert executor.has_room  # one run asks for a machine that may come
     executor.close()
-    assert "A run asks Ray for 1 CPU, 1000 GPU, and no machine of the cluster has that" in caplog.text
+    assert "A run asks Ray for 1 CPU, 1000 GPU, and no node of the cluster has that" in caplog.text
 
 
 class Holder:
@@ -206,7 +206,7 @@ class Holder:
         return True
 
 
-class StopsWhenItWaits(RayRuns):
+class StopsWhenItWaits(RayExecutor):
     """Has somebody ask for a stop once a run is handed to Ray."""
 
     def wait(self, hear):
@@ -240,7 +240,9 @@ def test_mailbox_that_is_killed_is_replaced_and_the_run_goes_on(ray, tmp_path):
     gate, killed = tmp_path / "gate", []
 
     def kill(what, about):
-        if isinstance(about, Scored) and about.step == 2:  # now it waits at its gate, and has nothing else to tell
+        if (
+            isinstance(about, BenchmarkScored) and about.step == 2
+        ):  # now it waits at its gate, and has nothing else to tell
             everybody = psutil.Process().children(recursive=True)
             killed.extend(each for each in everybody if each.name().startswith("ray::Mailbox"))
             for each in killed:
@@ -254,7 +256,7 @@ def test_mailbox_that_is_killed_is_replaced_and_the_run_goes_on(ray, tmp_path):
 
     assert len(killed) == 1
     assert statuses(made) == {"arm0-r0": "completed"}
-    told = [about.step for _, about in watch.of("arm0-r0") if isinstance(about, Scored)]
+    told = [about.step for _, about in watch.of("arm0-r0") if isinstance(about, BenchmarkScored)]
     assert told == [2, 4, 6, None]
 
 

@@ -200,7 +200,7 @@ def test_report_whose_picture_cannot_be_drawn_is_written_all_the_same(tmp_path, 
     def fail(*_args, **_options):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("hookline.experiment.results.result.draw", fail)
+    monkeypatch.setattr("hookline.experiment.results.result.draw_curves", fail)
 
     files = write_report(with_journals(tmp_path))
 

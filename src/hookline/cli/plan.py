@@ -18,7 +18,7 @@ from hookline._engine.subscriber import Options
 from hookline.cli.output import console, table
 
 if TYPE_CHECKING:
-    from hookline.experiment.dry_run import DryRun, Listeners
+    from hookline.experiment.dry_run import DryRun, SubscriberGroup
 
 
 ALWAYS = "always"
@@ -119,7 +119,7 @@ def _name(reference: str | type) -> str:
 
 AFTER_TRAINING = ("on_benchmark_eval", "on_run_end", "on_group_end", "on_experiment_end")
 NAMED_ARMS = 5
-"""How many arms are named above their listeners."""
+"""How many arms are named above their subscribers."""
 
 
 def print_dry_run(planned: "DryRun") -> None:
@@ -127,10 +127,10 @@ def print_dry_run(planned: "DryRun") -> None:
     out = console()
     out.print(f"{planned.name}: {len(planned.runs):,} runs in {planned.output_dir}", style="bold", soft_wrap=True)
     out.print(_runs(planned))
-    for listeners in planned.listeners:
-        if len(planned.listeners) > 1:
-            out.print(f"Arms: {_names(listeners, planned)}", style="bold", soft_wrap=True)
-        print_moments(listeners.collection)
+    for group in planned.subscribers:
+        if len(planned.subscribers) > 1:
+            out.print(f"Arms: {_names(group, planned)}", style="bold", soft_wrap=True)
+        print_moments(group.collection)
     out.print("Nothing was run, and nothing was written.", style="dim")
 
 
@@ -142,11 +142,12 @@ def print_moments(collection: CallbackCollection) -> None:
 
 def dry_run_document(planned: "DryRun") -> dict[str, Any]:
     """The same as JSON can hold it."""
-    listeners = [
-        {"arms": each.arms, "stages": each.stages, "moments": _in_order(each.collection)} for each in planned.listeners
+    groups = [
+        {"arms": each.arms, "stages": each.stages, "moments": _in_order(each.collection)}
+        for each in planned.subscribers
     ]
     runs = [asdict(run) for run in planned.runs]
-    return {"name": planned.name, "output_dir": str(planned.output_dir), "runs": runs, "listeners": listeners}
+    return {"name": planned.name, "output_dir": str(planned.output_dir), "runs": runs, "listeners": groups}
 
 
 def _runs(planned: "DryRun") -> Table:
@@ -165,12 +166,12 @@ def _in_order(collection: CallbackCollection) -> dict[str, list[str]]:
     return {moment: plan[moment] for moment in sorted(plan, key=lambda moment: moment in AFTER_TRAINING)}
 
 
-def _names(listeners: "Listeners", planned: "DryRun") -> str:
-    """The arms, with their stages where the others of an arm have other listeners."""
+def _names(group: "SubscriberGroup", planned: "DryRun") -> str:
+    """The arms, with their stages where the others of an arm have other subscribers."""
     every = {run.stage for run in planned.runs}
     names = [
         f"{arm} ({', '.join(stages)})" if stages and len(stages) < len(every) else arm
-        for arm, stages in listeners.stages.items()
+        for arm, stages in group.stages.items()
     ]
     rest = len(names) - NAMED_ARMS
     return ", ".join(names[:NAMED_ARMS]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -1,31 +1,36 @@
-"""`Arm`: a name and something that trains.
+"""Arms, stages and the plan: what an experiment trains.
 
-`Stage`: one of the trainings that follow one another in an arm, each from where an earlier one left off.
-
-`grid`: arms for all combinations of some settings.
+An `Arm` has a name and a recipe that trains it; `grid` makes arms for all combinations of some settings. A `Stage` is
+one of several trainings that follow one another in each arm. `planned_runs` turns arms, repeats and stages into
+`PlannedRun`s, in the order in which they are executed one after another.
 """
 
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import HooklineError, OptionError, closest
 from hookline._record.run_directory import checked_tags
 from hookline._record.settings import describe
-from hookline.experiment.recipes import FunctionRecipe, Recipe, changed
+from hookline.experiment.recipes import FunctionRecipe, Recipe, with_changes
 from hookline.loops import checkpoint
+
+LONGEST_NAME = 150
+"""In bytes: run directories are named after their arm, and file names have a limit."""
+_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 
 
 class Stage:
-    """A part of a continual training.
+    """One of the trainings that follow one another in an arm.
 
     Args:
-        name: What it is called.
-        start_from: The weights to start from: those of an earlier stage, by its name, or a checkpoint's directory.
-            By default those of the stage before; the first one starts as the arm does.
-        changes: Settings and parts of the arm that are others in this stage: ``train_data=...``,
+        name: The stage's name.
+        start_from: The weights to start from: the name of an earlier stage, or a checkpoint's directory. By default
+            those of the stage before; the first stage starts as the arm does.
+        changes: Settings and parts of the arm that differ in this stage: ``train_data=...``,
             ``**{"train.learning_rate": 1e-4}``.
     """
 
@@ -42,73 +47,52 @@ def checked_stages(given: Any) -> list[Stage]:
     """The stages of an experiment.
 
     Raises:
-        OptionError: There are none, two have one name, or one starts from what is not there.
+        OptionError: The list is empty, two stages have one name, or one starts from what does not exist.
     """
     if given is None:
         return []
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or not given:
         raise OptionError(f"stages={given!r:.120}: give a list of stages, e.g. [hl.Stage('a'), hl.Stage('b')].")
-    stages = [_stage(each, index) for index, each in enumerate(given)]
-    for index, stage in enumerate(stages):
-        earlier = [other.name for other in stages[:index]]
+    stages: list[Stage] = []
+    for index, each in enumerate(given):
+        if isinstance(each, str):
+            stage = Stage(each)
+        elif isinstance(each, Mapping):
+            if not isinstance(each.get("name"), str):
+                raise OptionError(f"stages[{index}]={dict(each)!r:.120}: a stage needs a name.")
+            stage = Stage(**each)
+        elif isinstance(each, Stage):
+            stage = each
+        else:
+            raise OptionError(f"stages[{index}]={each!r:.120}: give a Stage, or the name of one.")
+        earlier = [other.name for other in stages]
         if stage.name in earlier:
             raise OptionError(f"stages: two are called {stage.name!r}. Give each a name of its own.")
-        _check_start(stage, earlier)
+        start = stage.start_from
+        if start is not None and start not in earlier and not checkpoint.is_checkpoint(Path(start)):
+            raise OptionError(
+                f"Stage {stage.name!r} starts from {str(start)!r}, which is neither a stage before it nor the "
+                f"directory of a checkpoint. {closest(str(start), earlier)}"
+            )
+        stages.append(stage)
     return stages
 
 
-def _stage(given: Any, index: int) -> Stage:
-    if isinstance(given, str):
-        return Stage(given)
-    if isinstance(given, Mapping):
-        if not isinstance(given.get("name"), str):
-            raise OptionError(f"stages[{index}]={dict(given)!r:.120}: a stage needs a name.")
-        return Stage(**given)
-    if not isinstance(given, Stage):
-        raise OptionError(f"stages[{index}]={given!r:.120}: give a Stage, or the name of one.")
-    return given
-
-
-def _check_start(stage: Stage, earlier: list[str]) -> None:
-    if stage.start_from is None or stage.start_from in earlier:
-        return
-    path = Path(stage.start_from)
-    if not checkpoint.is_checkpoint(path):
-        raise OptionError(
-            f"Stage {stage.name!r} starts from {str(stage.start_from)!r}, which is neither a stage before it nor the "
-            f"directory of a checkpoint. {closest(str(stage.start_from), earlier)}"
-        )
-
-
-_NAME = re.compile(r"[^/\\\x00-\x1f]+")
-LONGEST_NAME = 150
-"""Run directories are called after their arm, and file names have a limit."""
-
-
-def _is_name(name: Any) -> bool:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
-        return False
-    try:
-        return len(name.encode()) <= LONGEST_NAME
-    except UnicodeEncodeError:
-        return False
-
-
 class Arm:
-    """One of the things that an experiment compares.
+    """One of the trainings that an experiment compares.
 
     Args:
-        name: What it is called in tables; its runs' directories are called after it.
+        name: The arm's name in tables; its runs' directories are named after it.
         config: What trains: a `TrainerConfig` (with ``model=``, ``train_data=`` and the other arguments of a
             `Trainer`), the configuration of an `SFTPolicyWorker` or of `rl.train`, or a function ``(ctx, run)`` that
-            returns a dict of results. Or, with ``train``, the settings of that function.
+            returns a dict of results. With ``train``, the settings of that function.
         train: A function ``(ctx, run)`` that trains with the configuration, which is ``run.config``.
-        answers: What answers benchmarks: a function of the loop that was trained, which returns a policy or a
-            function of a list of prompts. Language models that are trained by configuration answer by themselves.
-        tags: Short words that its runs are found by.
-        stages: What trains in a stage of the experiment, by the stage's name, where that is another training than the
-            arm's own: ``{"grpo": RLConfig(...)}``. An `Arm` where it has parts of its own.
-        parts: The further arguments of what trains. What is given as a function is called anew for each run.
+        answers: Makes what answers benchmarks: a function of the trained loop that returns a policy or a function of
+            a list of prompts. Language models trained by configuration need none.
+        tags: Short words to find its runs by.
+        stages: Replaces the arm's own training in some stages of the experiment, by the stage's name:
+            ``{"grpo": RLConfig(...)}``. Give an `Arm` if the replacement has parts of its own.
+        parts: Further arguments of the training. A part given as a function is called for each run.
     """
 
     def __init__(
@@ -135,20 +119,25 @@ class Arm:
             self.recipe: Recipe | None = recipe_for(config, train, parts, answers)
         except HooklineError as error:
             raise OptionError(f"Arm {name!r}: {error}") from error
-        self._stages = _stage_arms(name, stages)
+        if stages is not None and not isinstance(stages, Mapping):
+            raise OptionError(f"Arm({name!r}, stages={stages!r:.120}): give a mapping of stage names to trainings.")
+        given = (stages or {}).items()
+        self._stages = {stage: value if isinstance(value, Arm) else Arm(name, value) for stage, value in given}
+        for arm in self._stages.values():
+            arm.required_recipe()
 
     def __repr__(self) -> str:
         return f"Arm({self.name!r})"
 
     def trained_by(self, train: Callable[..., Any]) -> "Arm":
-        """The same arm with a function that trains it, unless it has one already."""
+        """The arm with a training function, unless it has a recipe already."""
         if self.recipe is not None:
             return self
         kept: dict[str, Any] = {"answers": self._answers, "tags": self.tags, "stages": self._stages}
         return Arm(self.name, self.config, train=train, **kept, **self._parts)
 
     def changed(self, name: str, changes: Mapping[str, Any]) -> "Arm":
-        """Another arm, with other settings.
+        """A copy with another name and other settings.
 
         Raises:
             OptionError: There is no such setting.
@@ -157,7 +146,7 @@ class Arm:
         arm.__dict__.update(self.__dict__, name=Arm(name).name)
         try:
             if self.recipe is None:
-                arm.config = changed(self.config or {}, changes)
+                arm.config = with_changes(self.config or {}, changes)
             else:
                 arm.recipe = self.recipe.changed(changes)
                 arm.config = arm.recipe.config
@@ -167,21 +156,21 @@ class Arm:
 
     @property
     def own_stages(self) -> list[str]:
-        """The names of the stages in which another training takes its place."""
+        """The names of the stages in which another training replaces it."""
         return list(self._stages)
 
     def in_stage(self, stage: Stage) -> "Arm":
-        """What trains in a stage: the arm, or what it has for that stage, with the changes of the stage."""
+        """The arm, or its replacement, as it trains in a stage."""
         arm = self._stages.get(stage.name, self)
         return arm.changed(self.name, stage.changes) if stage.changes else arm
 
     def describe(self) -> dict[str, Any]:
-        """What trains it, its stages included, as it is written down and compared when it is taken up."""
+        """The recipe in plain values, stages included, for ``experiment.json``."""
         stages = {name: arm.required_recipe().describe() for name, arm in self._stages.items()}
         return {**self.required_recipe().describe(), **({"stages": stages} if stages else {})}
 
     def settings(self) -> Any:
-        """Its settings in plain values, with those of its stages under ``stages``."""
+        """The settings in plain values, with those of its stages under ``stages``."""
         own = describe(self.required_recipe().config)
         if not self._stages:
             return own
@@ -189,10 +178,10 @@ class Arm:
         return {**(own if isinstance(own, dict) else {"config": own}), "stages": stages}
 
     def required_recipe(self) -> Recipe:
-        """What trains it.
+        """The recipe that trains it.
 
         Raises:
-            OptionError: Nothing does.
+            OptionError: It has none.
         """
         if self.recipe is None:
             raise OptionError(
@@ -202,95 +191,132 @@ class Arm:
         return self.recipe
 
 
-def _stage_arms(name: str, given: Any) -> dict[str, Arm]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise OptionError(f"Arm({name!r}, stages={given!r:.120}): give what trains in each stage, by the stage's name.")
-    stages = {stage: value if isinstance(value, Arm) else Arm(name, value) for stage, value in given.items()}
-    for arm in stages.values():
-        arm.required_recipe()
-    return stages
+def _is_name(name: Any) -> bool:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        return False
+    try:
+        return len(name.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def grid(base: Any = None, /, **axes: Iterable[Any]) -> list[Arm]:
-    """An arm for each combination of values.
+    """Make an arm for each combination of values.
 
     >>> [arm.name for arm in grid(lr=[0.1, 0.01], layers=[2, 4])]
     ['lr=0.1,layers=2', 'lr=0.1,layers=4', 'lr=0.01,layers=2', 'lr=0.01,layers=4']
 
     Args:
-        base: What the settings are settings of: an `Arm`, or what one is made of. Without it they are all there is,
-            and the Experiment is told what trains: ``train=function``.
-        axes: The values of each setting; one inside another goes by its path: ``**{"train.learning_rate": [...]}``.
+        base: An `Arm`, or a configuration, that the settings belong to. Without it, give the Experiment the function
+            that trains: ``train=function``.
+        axes: The values of each setting; nested settings go by their path: ``**{"train.learning_rate": [...]}``.
 
     Raises:
         OptionError: There is no such setting, or an axis has no values.
     """
-    values = {name: _values(name, given) for name, given in axes.items()}
+    values: dict[str, list[Any]] = {}
+    for name, given in axes.items():
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise OptionError(f"grid({name}={given!r}): give a list of values.")
+        values[name] = list(given)
+        if not values[name]:
+            raise OptionError(f"grid({name}=[]): give at least one value.")
     if not values:
         raise OptionError("grid(): give the values of at least one setting, e.g. grid(config, learning_rate=[...]).")
     arm = base if isinstance(base, Arm) else Arm("grid", base)
     prefix = f"{arm.name}," if isinstance(base, Arm) else ""
-    names = _shortest(values)
+    # Label each axis with the last part of its path, unless two axes share it.
+    ends = {path: path.rpartition(".")[2] for path in values}
+    labels = {path: end if list(ends.values()).count(end) == 1 else path for path, end in ends.items()}
     arms = []
     for point in itertools.product(*values.values()):
-        label = ",".join(f"{names[path]}={_text(value)}" for path, value in zip(values, point, strict=True))
-        arms.append(arm.changed(prefix + label, dict(zip(values, point, strict=True))))
+        name = ",".join(f"{labels[path]}={_name_part(value)}" for path, value in zip(values, point, strict=True))
+        arms.append(arm.changed(prefix + name, dict(zip(values, point, strict=True))))
     return arms
 
 
-def _values(name: str, given: Any) -> list[Any]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise OptionError(f"grid({name}={given!r}): give a list of values.")
-    values = list(given)
-    if not values:
-        raise OptionError(f"grid({name}=[]): give at least one value.")
-    return values
-
-
-def _shortest(paths: Iterable[str]) -> dict[str, str]:
-    """The last part of each path, where that says which one it is."""
-    ends = {path: path.rpartition(".")[2] for path in paths}
-    return {path: end if list(ends.values()).count(end) == 1 else path for path, end in ends.items()}
-
-
-def _text(value: Any) -> str:
-    """A value as a part of a name."""
-    text = str(getattr(value, "__name__", value))
-    return text.replace("/", "_").replace("\\", "_")
+def _name_part(value: Any) -> str:
+    return str(getattr(value, "__name__", value)).replace("/", "_").replace("\\", "_")
 
 
 def recipe_for(config: Any, train: Any, parts: Mapping[str, Any], answers: Any) -> Recipe | None:
-    """The recipe that can train a configuration; None where nothing can.
+    """The recipe that can train a configuration; None if there is none.
 
     Raises:
-        OptionError: It is given parts that it does not take.
+        OptionError: The recipe does not take one of the parts.
     """
-    if train is not None or _is_function(config):
+    if train is not None or (callable(config) and not isinstance(config, type)):
         function, settings = (config, None) if train is None else (train, config)
         return FunctionRecipe(function, settings, parts, answers)
-    kind = _kind_of(config)
-    return None if kind is None else kind(config, parts, answers)
-
-
-def _is_function(config: Any) -> bool:
-    return callable(config) and not isinstance(config, type)
-
-
-def _kind_of(config: Any) -> Callable[..., Recipe] | None:
-    """Found by the name of the configuration's class, so that nothing is loaded that is not used."""
+    # By class name, so that torch is not imported before it is used.
     names = {f"{kind.__module__}.{kind.__name__}" for kind in type(config).__mro__}
     if "hookline.loops.trainer_config.TrainerConfig" in names:
         from hookline.experiment.training_recipes import TrainerRecipe
 
-        return TrainerRecipe
+        return TrainerRecipe(config, parts, answers)
     if "hookline.loops.worker_config.WorkerConfig" in names:
         from hookline.experiment.training_recipes import SFTRecipe
 
-        return SFTRecipe
+        return SFTRecipe(config, parts, answers)
     if "hookline.rl.learner.config.RLConfig" in names:
         from hookline.experiment.training_recipes import RLRecipe
 
-        return RLRecipe
+        return RLRecipe(config, parts, answers)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One run of an experiment.
+
+    Attributes:
+        key: Its name in the experiment, and that of its directory.
+        after: The run that has to complete first.
+        start_from: The run or the checkpoint directory whose weights it starts with.
+        tags: The tags of its arm.
+    """
+
+    key: str
+    arm: str
+    repeat: int
+    seed: int
+    recipe: Recipe
+    stage: str | None = None
+    after: str | None = None
+    start_from: str | Path | None = None
+    tags: tuple[str, ...] = ()
+
+
+def planned_runs(arms: Sequence[Arm], repeats: int, stages: Sequence[Stage]) -> list[PlannedRun]:
+    """All runs: for each arm its repeats, for each repeat its stages.
+
+    Raises:
+        OptionError: An arm has no recipe, or a stage changes an unknown setting.
+    """
+    runs: list[PlannedRun] = []
+    for arm, repeat in itertools.product(arms, range(repeats)):
+        recipe = arm.required_recipe()
+        key, seed = f"{arm.name}-r{repeat}", recipe.seed + repeat
+        if not stages:
+            runs.append(PlannedRun(key, arm.name, repeat, seed, recipe, tags=arm.tags))
+        keys = {stage.name: f"{key}-s{index}" for index, stage in enumerate(stages)}
+        before: str | None = None
+        for stage in stages:
+            start: str | Path | None = before
+            if stage.start_from is not None:
+                start = keys.get(str(stage.start_from)) or Path(stage.start_from).resolve()
+            runs.append(
+                PlannedRun(
+                    keys[stage.name],
+                    arm.name,
+                    repeat,
+                    seed,
+                    arm.in_stage(stage).required_recipe(),
+                    stage=stage.name,
+                    after=start if isinstance(start, str) else None,
+                    start_from=start,
+                    tags=arm.tags,
+                )
+            )
+            before = keys[stage.name]
+    return runs

@@ -173,7 +173,7 @@ def checked_benchmark(given: Any) -> Benchmark:
         BenchmarkError: The tasks are not as they must be.
     """
     benchmark = as_benchmark(given)
-    with undisturbed():
+    with isolated_random_state():
         checked_tasks(benchmark)
     return benchmark
 
@@ -226,7 +226,7 @@ def tags_of(task: Task) -> list[str]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def isolated_random_state() -> Iterator[None]:
     """Whatever is drawn inside is the same each time, and leaves no trace outside."""
     with rng.kept():
         rng.seed(SEED)

@@ -1,21 +1,16 @@
-"""`ExperimentStore`: the directory of an experiment: whose it is, what is planned, what is complete.
+"""`ExperimentStore`: the files in an experiment's directory.
 
-``experiment.json`` says what was planned, ``ids.jsonl`` which ids the experiment and its groups have, a line each, and
-``result.json`` in a run's directory how that run ended, once everybody has heard of it. Files are written aside and
-renamed, and a torn line is no line, so a process that dies leaves either nothing or all of something. A store can be
-read while the experiment runs, by any process.
+- ``experiment.json``: the plan, which must not change for the runs that exist.
+- ``ids.jsonl``: the ids of the experiment and its groups, appended a line at a time.
+- ``ids.json`` in a run's directory: the ids that loggers gave the run, reused when the experiment restarts.
+- ``result.json`` in a run's directory: the run's result, written after all subscribers were notified of its end.
 
-Where two descriptions of an experiment differ: that of an earlier run of it and the present one.
+Files are written atomically and a torn line is ignored, so a process that dies leaves each of them whole or absent.
+Any process can read a store while the experiment runs. An id file that cannot be read or written costs the ids, never
+the run.
 
-The ids that loggers gave a run, in ``ids.json`` in its directory: an experiment that is started again has them.
-
-A file that cannot be written or read costs the ids, never the run.
-
-`RecordedResult`: what a run of an experiment came to, as its journal says it.
-
-It is the last thing that a run records before it says how it ended. So it is known wherever the journal is: on a server
-that received it, and where the process that wrote results down was killed. ``result.json`` beside the journal says the
-same, and also what became of the run afterwards.
+`RecordedResult` is the same result as an event in the run's journal: it is known wherever the journal is copied, and
+where the process that writes ``result.json`` was killed.
 """
 
 import contextlib
@@ -35,31 +30,19 @@ from hookline._record import files, run_directory
 from hookline._record.files import write_atomically
 from hookline._record.records import clean, parse_nonfinite
 
-
-def differences(then: Any, now: Any, path: str = "") -> list[str]:
-    """Where two descriptions differ, with both values.
-
-    >>> differences({"lr": 0.1, "n": 1}, {"lr": 0.2, "n": 1})
-    ['lr was 0.1, now it is 0.2']
-    """
-    if isinstance(then, dict) and isinstance(now, dict):
-        inner = (
-            (then.get(key), now.get(key), f"{path}.{key}" if path else key) for key in dict.fromkeys([*then, *now])
-        )
-        return [difference for old, new, where in inner for difference in differences(old, new, where)]
-    return [] if then == now else [f"{path or 'it'} was {then!r:.80}, now it is {now!r:.80}"]
-
+logger = logging.getLogger("hookline")
 
 PLAN = "experiment.json"
 RESULT = "result.json"
 LOCK = "experiment.lock"
 IDS = "ids.jsonl"
+RUN_IDS = "ids.json"
 COMPARED = ("arms", "stages", "benchmarks")
-"""What has to stay as it is for runs that are complete to belong to the experiment still."""
+"""The parts of the plan that must stay the same for completed runs to still belong to the experiment."""
 
 
 class ExperimentStore:
-    """What lies in an experiment's directory.
+    """Reads and writes the files of an experiment.
 
     Args:
         directory: The experiment's own directory.
@@ -69,25 +52,25 @@ class ExperimentStore:
         self.directory = Path(directory).resolve()
         self.facts: dict[str, Any] = {}
         self.ids: dict[str, Any] = {}
-        """The ids of the experiment and of its groups, as far as they were kept."""
-        self._holds = False
+        """The ids of the experiment and its groups that were written."""
+        self._is_open = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Other processes get all but the descriptions of all arms, of which there may be many."""
+        # Every run gets a pickled store: leave out the descriptions of all arms, which may be many.
         own = {name: value for name, value in self.facts.items() if name not in COMPARED}
-        return {**vars(self), "facts": own, "_holds": False}
+        return {**vars(self), "facts": own, "_is_open": False}
 
     def __repr__(self) -> str:
         return f"ExperimentStore({str(self.directory)!r})"
 
     def check(self, name: str, plan: Mapping[str, Any]) -> None:
-        """Find out whether the directory can be this experiment's.
+        """Check that the directory is new or belongs to this experiment.
 
         Args:
             plan: The descriptions of its arms, stages and benchmarks.
 
         Raises:
-            ConfigError: It is another one's, or that of the same one with other settings; or it is no directory.
+            ConfigError: It belongs to another experiment, or to this one with other settings, or is no directory.
         """
         if self.directory.exists() and not self.directory.is_dir():
             raise ConfigError(f"output_dir={str(self.directory)!r} is a file: give a directory.")
@@ -105,63 +88,60 @@ class ExperimentStore:
             shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
             raise ConfigError(
                 f"output_dir={str(self.directory)!r} has runs of {name!r} with other settings: {shown}. "
-                "Give another output_dir, or arms with new settings other names; stages and benchmarks cannot be added "
-                "to what is there."
+                "Give another output_dir, or give arms with new settings other names; stages and benchmarks cannot be "
+                "added to existing runs."
             )
 
     def open(self, name: str, plan: Mapping[str, Any]) -> None:
-        """Make the directory, or take up the one that is there.
+        """Lock the directory, creating it if necessary, and write the plan.
 
         Raises:
-            ConfigError: It cannot be written, or another process is at work in it.
+            ConfigError: It cannot be written, or another process has it open.
         """
         self.check(name, plan)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            held = files.acquire_lock(self.directory / LOCK)
+            is_held = files.acquire_lock(self.directory / LOCK)
         except OSError as error:
             raise ConfigError(
                 f"{self.directory} cannot be written: {error.strerror}. Give another output_dir."
             ) from error
-        if not held:
+        if not is_held:
             raise ConfigError(f"{self.directory}: this experiment is running already.")
-        self._holds = True
+        self._is_open = True
         try:
-            self._take_up(name, plan)
+            there = self._read(self.directory / PLAN) or {
+                "id": f"{time.strftime('%Y-%m-%d')}-{secrets.token_hex(4)}",
+                "name": name,
+                "started": time.time(),
+                "git": run_directory.git_metadata(self.directory),
+            }
+            # Arms that were left out this time keep their runs, so the plan keeps their descriptions.
+            self.facts = {**there, **plan, "arms": {**there.get("arms", {}), **plan["arms"]}}
+            self._write(self.directory / PLAN, self.facts)
+            self.ids = self._read_ids()
         except BaseException:
             self.close()
             raise
 
-    def _take_up(self, name: str, plan: Mapping[str, Any]) -> None:
-        there = self._read(self.directory / PLAN) or {
-            "id": f"{time.strftime('%Y-%m-%d')}-{secrets.token_hex(4)}",
-            "name": name,
-            "started": time.time(),
-            "git": run_directory.git_metadata(self.directory),
-        }
-        arms = {**there.get("arms", {}), **plan["arms"]}
-        self.facts = {**there, **plan, "arms": arms}
-        self._write(self.directory / PLAN, self.facts)
-        self.ids = self._read_ids()
-
     def close(self) -> None:
-        """Let others have it; what another store has open is left alone."""
-        if self._holds:
-            self._holds = False
+        """Release the directory, if this store locked it."""
+        if self._is_open:
+            self._is_open = False
             files.release_lock(self.directory / LOCK)
 
     @property
     def id(self) -> str:
-        """What tells this experiment from all others."""
+        """The experiment's unique id."""
         own: str = self.facts["id"]
         return own
 
-    def keep_ids(self, ids: Mapping[str, Any]) -> None:
-        """Keep ids that are new, for when the experiment is taken up; those that could not be written are new still."""
+    def write_ids(self, ids: Mapping[str, Any]) -> None:
+        """Append the ids that are new or changed; after an error they still count as new."""
         new = {name: value for name, value in clean(dict(ids)).items() if self.ids.get(name) != value}
         if new:
             with (self.directory / IDS).open("a", encoding="utf-8") as file:
-                file.write(f"\n{json.dumps(new)}")  # first the end of a line that a dying process left open
+                file.write(f"\n{json.dumps(new)}")  # newline first: a killed process may have left a partial line
             self.ids |= new
 
     def _read_ids(self) -> dict[str, Any]:
@@ -173,27 +153,30 @@ class ExperimentStore:
         return ids
 
     def run_directory(self, key: str) -> Path:
-        """Where a run lies."""
+        """The directory of a run."""
         return self.directory / key
 
     def result(self, key: str) -> RunResult | None:
-        """How a run ended; None where it did not end yet."""
-        found = self._read(self.run_directory(key) / RESULT)
+        """The result of a run; None if it has not ended."""
+        path = self.run_directory(key) / RESULT
+        found = self._read(path)
         if found is None:
             return None
         try:
             return _run_result(found, self.run_directory(key))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            path = self.run_directory(key) / RESULT
             raise ConfigError(
-                f"{path} is not the result of a run ({error!r}). Remove it to make the run again."
+                f"{path} is not the result of a run ({error!r}). Remove it to execute the run again."
             ) from error
 
-    def keep_result(self, result: RunResult) -> None:
-        """Write down how a run ended."""
+    def write_result(self, result: RunResult) -> None:
+        """Write the result of a run."""
         directory = self.run_directory(result.run_key)
         directory.mkdir(exist_ok=True)
-        self._write(directory / RESULT, {**_fields(result), "output_dir": None})
+        fields = msgspec.to_builtins(
+            result, enc_hook=lambda value: str(value) if isinstance(value, Path) else clean(value)
+        )
+        self._write(directory / RESULT, {**fields, "output_dir": None})
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any] | None:
@@ -210,8 +193,22 @@ class ExperimentStore:
         write_atomically(path, f"{json.dumps(clean(dict(values)), indent=1)}\n".encode(), parents=True)
 
 
+def differences(then: Any, now: Any, path: str = "") -> list[str]:
+    """List where two descriptions differ, with both values.
+
+    >>> differences({"lr": 0.1, "n": 1}, {"lr": 0.2, "n": 1})
+    ['lr was 0.1, now it is 0.2']
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        inner = (
+            (then.get(key), now.get(key), f"{path}.{key}" if path else key) for key in dict.fromkeys([*then, *now])
+        )
+        return [difference for old, new, where in inner for difference in differences(old, new, where)]
+    return [] if then == now else [f"{path or 'it'} was {then!r:.80}, now it is {now!r:.80}"]
+
+
 def _changes(then: Any, now: Any, part: str) -> list[str]:
-    """What is not as it was; arms that are new or left out are no change."""
+    """The changes of a part of the plan; added and removed arms do not count."""
     if then is None:
         return []
     if part == "arms":
@@ -220,71 +217,55 @@ def _changes(then: Any, now: Any, part: str) -> list[str]:
     return differences(then, now, part)
 
 
-def _fields(value: Any) -> Any:
-    """Data classes as mappings, all the way down."""
-    return msgspec.to_builtins(value, enc_hook=lambda other: str(other) if isinstance(other, Path) else clean(other))
-
-
 def _run_result(found: Mapping[str, Any], directory: Path) -> RunResult:
-    values = dict(found)
-    values["metrics"] = _numbers(values["metrics"])
-    values["returned"] = tuple(values.get("returned", ()))
-    values["evals"] = tuple(_eval_result(each) for each in values["evals"])
-    artifacts = values["artifacts"]
-    values["artifacts"] = None if artifacts is None else _artifacts(artifacts)
-    return RunResult(**{**values, "output_dir": directory})
+    artifacts = found["artifacts"]
+    if artifacts is not None:
+        rows = tuple(
+            ManifestRow(**{**row, "path": Path(row["path"]), "metrics": _finite(row["metrics"])})
+            for row in artifacts["checkpoints"]
+        )
+        output_dir = None if artifacts["output_dir"] is None else Path(artifacts["output_dir"])
+        metrics = _finite(artifacts["metrics"])
+        artifacts = LoopArtifacts(**{**artifacts, "metrics": metrics, "checkpoints": rows, "output_dir": output_dir})
+    evals = []
+    for each in found["evals"]:
+        intervals = {name: (low, high) for name, (low, high) in each["intervals"].items()}
+        evals.append(EvalResult(**{**each, "intervals": intervals, "tags": tuple(each["tags"])}))
+    values = {**found, "metrics": _finite(found["metrics"]), "returned": tuple(found.get("returned", ()))}
+    return RunResult(**{**values, "evals": tuple(evals), "artifacts": artifacts, "output_dir": directory})
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with NaN and infinities restored, which JSON holds as their names."""
     return {name: parse_nonfinite(value) for name, value in metrics.items()}
 
 
-def _eval_result(found: Mapping[str, Any]) -> EvalResult:
-    intervals = {name: (low, high) for name, (low, high) in found["intervals"].items()}
-    return EvalResult(**{**found, "intervals": intervals, "tags": tuple(found["tags"])})
-
-
-def _artifacts(found: Mapping[str, Any]) -> LoopArtifacts:
-    rows = tuple(
-        ManifestRow(**{**row, "path": Path(row["path"]), "metrics": _numbers(row["metrics"])})
-        for row in found["checkpoints"]
-    )
-    metrics = _numbers(found["metrics"])
-    place = None if found["output_dir"] is None else Path(found["output_dir"])
-    return LoopArtifacts(**{**found, "metrics": metrics, "checkpoints": rows, "output_dir": place})
-
-
-logger = logging.getLogger("hookline")
-
-FILE = "ids.json"
-
-
-def keep_run_ids(directory: Path, ids: Mapping[str, Any]) -> None:
-    """Write down a run's ids, without those of the experiment and of its groups, which are kept with the plan."""
+def write_run_ids(directory: Path, ids: Mapping[str, Any]) -> None:
+    """Write a run's own ids; those of the experiment and its groups are in `IDS`."""
     own = {name: id_ for name, id_ in ids.items() if name != "experiment_id" and not name.startswith("group:")}
-    if own == (run_ids(directory) or {"run_id": directory.name}):  # every run is called so without a logger
+    if own == (read_run_ids(directory) or {"run_id": directory.name}):  # the default id needs no file
         return
     try:
         directory.mkdir(exist_ok=True)
-        write_atomically(directory / FILE, f"{json.dumps(clean(own))}\n".encode(), parents=True)
+        write_atomically(directory / RUN_IDS, f"{json.dumps(clean(own))}\n".encode(), parents=True)
     except OSError as error:
         logger.error("The ids of %s cannot be written: %s. The experiment continues.", directory.name, error)  # noqa: TRY400
 
 
-def run_ids(directory: Path) -> dict[str, Any]:
-    """The ids of a run, as far as any were kept."""
+def read_run_ids(directory: Path) -> dict[str, Any]:
+    """Read a run's own ids; empty if none were written."""
     try:
-        found: dict[str, Any] = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((directory / RUN_IDS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        logger.error("%s cannot be read, and the run gets new ids: %s", directory / FILE, error)  # noqa: TRY400
+        logger.error("%s cannot be read, and the run gets new ids: %s", directory / RUN_IDS, error)  # noqa: TRY400
         return {}
     return found
 
 
 class RecordedResult(msgspec.Struct):
-    """The fields of a `RunResult` that nothing else in the journal says."""
+    """The fields of a `RunResult` that no other record of the journal holds."""
 
     metrics: dict[str, Any] = {}
     evals: list[EvalResult] = []
@@ -295,26 +276,26 @@ class RecordedResult(msgspec.Struct):
 
     @classmethod
     def data_of(cls, result: RunResult) -> dict[str, Any]:
-        """A result as the data of an event."""
+        """The data of the event that records a result."""
         data: dict[str, Any] = {name: getattr(result, name) for name in cls.__struct_fields__}
         return data | {"evals": [msgspec.to_builtins(each) for each in result.evals]}
 
     @classmethod
     def read(cls, data: Any) -> "RecordedResult":
-        """What the data of an event says.
+        """Read the data of an event.
 
         Raises:
-            msgspec.ValidationError: It is not what a run records.
+            msgspec.ValidationError: It is not the result of a run.
         """
-        return msgspec.convert(_finite_back(data), cls)
+        return msgspec.convert(_finite_all(data), cls)
 
     @property
     def status(self) -> str:
-        """The status of a run that was trained and recorded this."""
+        """The status of a run that recorded this: its training had completed."""
         return "incomplete" if self.failed_evals else "completed"
 
     def result(self, key: str, status: str, directory: Path, **about: Any) -> RunResult:
-        """The result of the run that lies in a directory."""
+        """The result of the run in a directory."""
         evals = tuple(EvalResult(e.name, e.metrics, e.breakdowns, tuple(e.tags), e.intervals) for e in self.evals)
         return RunResult(
             run_key=key,
@@ -330,8 +311,7 @@ class RecordedResult(msgspec.Struct):
         )
 
 
-def _finite_back(value: Any) -> Any:
-    """A value with the floats that JSON has no number for, wherever they stand."""
+def _finite_all(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite_back(item) for name, item in value.items()}
-    return [_finite_back(item) for item in value] if isinstance(value, list) else parse_nonfinite(value)
+        return {name: _finite_all(item) for name, item in value.items()}
+    return [_finite_all(item) for item in value] if isinstance(value, list) else parse_nonfinite(value)

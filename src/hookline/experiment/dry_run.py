@@ -1,4 +1,4 @@
-"""`DryRun`: what an experiment would do if it were run now. Nothing is made, and nothing on disk is changed."""
+"""`dry_run`: shows what an experiment would do, without executing runs or changing anything on disk."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +9,15 @@ from hookline._engine.collection import CallbackCollection
 from hookline.experiment.benchmark import BenchmarkCallback
 from hookline.experiment.directory import ExperimentStore
 from hookline.experiment.experiment import Experiment
-from hookline.experiment.plan import PlannedRun
-from hookline.experiment.recipes import Recipe
 from hookline.experiment.subscribers import RunSubscribers, collected
 
 
 @dataclass(frozen=True, slots=True)
-class RunOutlook:
-    """A run that would be made, or is complete.
+class DryRunRow:
+    """A run that would be executed, or is complete.
 
     Attributes:
-        starts_from: The run, or the checkpoint's directory, whose weights it starts with.
+        starts_from: The run or the checkpoint directory whose weights it starts with.
         on_disk: ``new``, ``unfinished``, ``failed`` or ``complete``.
     """
 
@@ -33,11 +31,11 @@ class RunOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Listeners:
-    """Who listens to the runs of some arms in some stages, which all have the same callbacks.
+class SubscriberGroup:
+    """The subscribers of runs that all have the same callbacks.
 
     Attributes:
-        stages: The stages in which each arm has them; none where the experiment has none.
+        stages: The stages in which each arm has them; empty lists if the experiment has no stages.
     """
 
     stages: dict[str, list[str]]
@@ -51,40 +49,38 @@ class Listeners:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What would be done."""
+    """The runs of an experiment and their subscribers."""
 
     name: str
     output_dir: Path
-    runs: list[RunOutlook]
-    listeners: list[Listeners]
+    runs: list[DryRunRow]
+    subscribers: list[SubscriberGroup]
 
 
 def dry_run(experiment: Experiment) -> DryRun:
-    """Find out what an experiment would do.
+    """List the runs that an experiment would execute and their subscribers.
 
     Raises:
-        HooklineError: It could not be run.
+        HooklineError: The experiment cannot be run.
     """
     subscribers = experiment.check()
     try:
-        runs = [_outlook(planned, experiment.store) for planned in experiment.plan()]
-        listeners = _listeners(experiment, subscribers.of_runs())
+        rows = [
+            DryRunRow(
+                run=planned.key,
+                arm=planned.arm,
+                repeat=planned.repeat,
+                stage=planned.stage,
+                seed=planned.seed,
+                starts_from=None if planned.start_from is None else str(planned.start_from),
+                on_disk=_on_disk(planned.key, experiment.store),
+            )
+            for planned in experiment.plan()
+        ]
+        groups = _subscriber_groups(experiment, subscribers.for_run())
     finally:
         subscribers.close()
-    return DryRun(experiment.name, experiment.store.directory, runs, listeners)
-
-
-def _outlook(planned: PlannedRun, store: ExperimentStore) -> RunOutlook:
-    start = planned.start_from
-    return RunOutlook(
-        run=planned.key,
-        arm=planned.arm,
-        repeat=planned.repeat,
-        stage=planned.stage,
-        seed=planned.seed,
-        starts_from=None if start is None else str(start),
-        on_disk=_on_disk(planned.key, store),
-    )
+    return DryRun(experiment.name, experiment.store.directory, rows, groups)
 
 
 def _on_disk(key: str, store: ExperimentStore) -> str:
@@ -94,27 +90,23 @@ def _on_disk(key: str, store: ExperimentStore) -> str:
     return "unfinished" if store.run_directory(key).exists() else "new"
 
 
-def _listeners(experiment: Experiment, of_runs: RunSubscribers) -> list[Listeners]:
-    """The listeners of all arms in all stages, those with the same callbacks together."""
-    alike: dict[str, Listeners] = {}
+def _subscriber_groups(experiment: Experiment, shared: RunSubscribers) -> list[SubscriberGroup]:
+    groups: dict[str, SubscriberGroup] = {}
     for planned in (planned for planned in experiment.plan() if planned.repeat == 0):
-        own = _own_callbacks(planned.recipe)
-        same = alike.setdefault(repr(own), Listeners({}, CallbackCollection()))
-        if not same.stages:
-            same.collection.extend(collected([*RunSubscribers(own).copies(), *of_runs.copies(), of_runs.made()]))
+        config = planned.recipe.config
+        given = [
+            getattr(getattr(config, "train", config), "callbacks", None) or (),
+            planned.recipe.parts.get("callbacks") or (),
+        ]
+        own = [each for part in given for each in ([part] if isinstance(part, CallbackCollection | Mapping) else part)]
+        group = groups.setdefault(repr(own), SubscriberGroup({}, CallbackCollection()))
+        if not group.stages:
+            group.collection.extend(collected([*RunSubscribers(own).copies(), *shared.copies(), shared.make()]))
             if any(getattr(benchmark, "every", None) for benchmark in experiment.benchmarks):
-                same.collection.add(BenchmarkCallback(experiment.benchmarks, _nothing, _nothing))
-        same.stages.setdefault(planned.arm, []).extend([] if planned.stage is None else [planned.stage])
-    return list(alike.values())
+                group.collection.add(BenchmarkCallback(experiment.benchmarks, _ignore, _ignore))
+        group.stages.setdefault(planned.arm, []).extend([] if planned.stage is None else [planned.stage])
+    return list(groups.values())
 
 
-def _own_callbacks(recipe: Recipe) -> list[Any]:
-    """The callbacks that what trains brings itself."""
-    train = getattr(recipe.config, "train", recipe.config)
-    settings = getattr(train, "callbacks", None)
-    given = [settings or (), recipe.parts.get("callbacks") or ()]
-    return [each for part in given for each in ([part] if isinstance(part, CallbackCollection | Mapping) else part)]
-
-
-def _nothing(*given: Any) -> None:
-    """Nothing is scored."""
+def _ignore(*given: Any) -> None:
+    pass

@@ -35,8 +35,8 @@ from hookline.experiment.benchmark import (
     BenchmarkLike,
     as_benchmark,
     checked_tasks,
+    isolated_random_state,
     tags_of,
-    undisturbed,
 )
 from hookline.rl.environments.base import describe_error
 from hookline.rl.policies.base import Policy
@@ -156,7 +156,7 @@ def evaluate(
     checked = as_benchmark(benchmark)
     ask = _asking(subject, checked)
     scored: list[_Scored] = []
-    with undisturbed():
+    with isolated_random_state():
         tasks = checked_tasks(checked)
         for start in range(0, len(tasks), checked.batch_size):
             if should_stop is not None and should_stop():

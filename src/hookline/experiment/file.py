@@ -34,7 +34,7 @@ from hookline.experiment.file_arms import (
     check_callbacks,
     check_keys,
     check_sinks,
-    is_whole,
+    has_training,
 )
 from hookline.experiment.scheduler import make_executor
 
@@ -108,7 +108,7 @@ def _normal(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
 def _normal_arm(arm: Any, base: Any, source: Source, path: str) -> Any:
     if not isinstance(arm, Mapping):
         return arm
-    if is_whole(arm, base):
+    if has_training(arm, base):
         return _normal_whole(arm, source, path)
     return expanded(arm, source, path, names=(STAGES,))
 

@@ -77,7 +77,7 @@ _MISSING = "Nothing trains: give sft, rl or function."
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class Training:
     """What trains: the one of `KINDS` that it is, and the functions that go with it."""
 
     kind: str
@@ -120,7 +120,7 @@ class FileArm(Arm):
     def __init__(
         self,
         name: str,
-        trained: Trained,
+        trained: Training,
         layers: Sequence[Layer],
         source: ExperimentSource,
         path: str,
@@ -140,7 +140,7 @@ class FileArm(Arm):
             raise source.error(path, str(error)) from error
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> Training:
         """What trains it."""
         return self._trained
 
@@ -159,9 +159,9 @@ class FileArm(Arm):
         return self._with_stage[key]
 
 
-def whole(
+def parse_training(
     given: Mapping[str, Any], path: str, source: ExperimentSource, *, besides: Sequence[str] = ()
-) -> tuple[Trained, Layer]:
+) -> tuple[Training, Layer]:
     """What trains, from a mapping with one of the kinds in it, and the settings that it is given there.
 
     Args:
@@ -189,8 +189,8 @@ def whole(
         function = _function(given["function"], f"{path}.function", source)
         if function is None:
             raise source.error(f"{path}.function", "give the function that trains, as package.module:name.")
-        return Trained(kind, function, answers), _settings(given.get("config"), f"{path}.config", source)
-    return Trained(kind, None, answers), _settings(given[kind], f"{path}.{kind}", source)
+        return Training(kind, function, answers), _settings(given.get("config"), f"{path}.config", source)
+    return Training(kind, None, answers), _settings(given[kind], f"{path}.{kind}", source)
 
 
 def config_type(kind: str) -> Any:
@@ -330,7 +330,7 @@ class FileArms:
     def __init__(self, file: ExperimentFile, source: ExperimentSource) -> None:
         self._file, self._source = file, source
         self._stage_names = file.stage_names()
-        self._base = None if file.base is None else whole(file.base, BASE, source, besides=(STAGES,))
+        self._base = None if file.base is None else parse_training(file.base, BASE, source, besides=(STAGES,))
         self._stages = self._stages_of(BASE, file.base or {}, BASE, below={})
 
     def __iter__(self) -> Iterator[FileArm]:
@@ -353,10 +353,10 @@ class FileArms:
             stages = self._stages_of(name, settings, path, below=self._stages)
             yield FileArm(name, trained, layers, self._source, path, stages=stages)
 
-    def _layers(self, settings: Mapping[str, Any], path: str) -> tuple[Trained, list[Layer]]:
+    def _layers(self, settings: Mapping[str, Any], path: str) -> tuple[Training, list[Layer]]:
         """What trains a named arm, and what its configuration is made of."""
-        if is_whole(settings, self._file.base):
-            trained, layer = whole(settings, path, self._source, besides=(STAGES,))
+        if has_training(settings, self._file.base):
+            trained, layer = parse_training(settings, path, self._source, besides=(STAGES,))
             return trained, [layer]
         if self._base is None:
             message = "nothing trains it: give it sft, rl or function, or give the file a base."
@@ -392,7 +392,7 @@ class FileArms:
         if entry is not None and not isinstance(entry, Mapping):
             message = f"{entry!r:.200} was given, a mapping with one of {', '.join(KINDS)} is accepted."
             raise self._source.error(path, message)
-        trained, layer = whole(entry or {}, path, self._source)
+        trained, layer = parse_training(entry or {}, path, self._source)
         return FileArm(name, trained, [layer], self._source, path)
 
     def _of_grid(self) -> Iterator[FileArm]:
@@ -426,7 +426,7 @@ class FileArms:
                 yield place.removeprefix("grid."), given
 
 
-def is_whole(arm: Mapping[str, Any], base: Any) -> bool:
+def has_training(arm: Mapping[str, Any], base: Any) -> bool:
     """Whether an arm has a configuration of its own; otherwise it has settings on top of the base.
 
     A configuration of SFT has a part that is called ``sft`` too. What has none of the other parts is settings of that.

@@ -1,13 +1,10 @@
-"""`Job`: one run of an experiment, carried out in whichever process it is given to.
+"""`Job`: executes one run of an experiment, in whichever process it was sent to.
 
-Whatever goes wrong in it ends this run only, and is told in its outcome. Training, callbacks and benchmarks draw from
-random states that are set when it begins, so it gives the same results whatever ran before it in the process.
+A failure ends this run only and is reported in its `Outcome`. Training, callbacks and benchmarks draw from random
+states that are seeded when the run begins, so its results do not depend on what ran earlier in the process.
 
-What a run tells whoever started it, from wherever it runs; all of it can be pickled.
-
-`ProgressReports`: tells whoever started a run how far it is, a few times a second at the most.
-
-`StopRequests`: stops a run's training when it is asked to, whether that comes before or after its beginning.
+While it runs, a job sends `Progress` and `BenchmarkScored` messages to the scheduler. Assignments, messages and
+outcomes can be pickled.
 """
 
 import contextlib
@@ -28,10 +25,10 @@ from hookline._engine.state import ArmResult, EvalResult, LogContext, RunResult
 from hookline._record import run_directory
 from hookline._record.records import RUN_RESULT
 from hookline._record.run_directory import checked_tags
+from hookline.experiment.arms import PlannedRun
 from hookline.experiment.benchmark import BenchmarkCallback
-from hookline.experiment.directory import RecordedResult, keep_run_ids
+from hookline.experiment.directory import RecordedResult, write_run_ids
 from hookline.experiment.evaluation import EvaluationStopped, evaluate
-from hookline.experiment.plan import PlannedRun
 from hookline.experiment.results.tables import error_line
 from hookline.experiment.subscribers import RunSubscribers, collected
 from hookline.loops import checkpoint, rng
@@ -41,13 +38,26 @@ from hookline.loops.session import Session
 from hookline.loops.signals import is_signal
 from hookline.loops.trainer_config import TrainerConfig
 
+logger = logging.getLogger("hookline")
+
+FINAL = "final"
+"""The axis of benchmarks that are scored after training."""
+OLD_PROCESS_SECONDS = 30.0
+"""How long to wait for the process of an earlier attempt to release the run's directory."""
+_POLL_SECONDS = 0.05
+_NOT_RESULTS = ("hooks/",)
+"""Prefixes of metrics that are no result of a run."""
+NOT_STARTED = "It was stopped before it had begun."
+REPORT_SECONDS = 0.25
+REPORTED_METRICS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        doing: ``training``, or the name of the benchmark that is being scored.
+        doing: ``training``, or the name of the benchmark being scored.
     """
 
     key: str
@@ -58,8 +68,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A benchmark was scored: within the training at a step, or after it."""
+class BenchmarkScored:
+    """A benchmark was scored: at a step of the training, or after it (``step`` is None)."""
 
     key: str
     eval_result: EvalResult
@@ -67,14 +77,19 @@ class Scored:
     step: int | None
 
 
+Message: TypeAlias = Progress | BenchmarkScored
+Send = Callable[[Message], None]
+Predicted = tuple[EvalResult, list[dict[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run ended, one way or another.
+    """The end of a run.
 
     Attributes:
-        ids: Those of the run's context, with what was added to them.
-        signal: The signal that it was asked to stop by, however it ended.
-        died: It began, and its process died or could not say how it ended, so its own subscribers do not know.
+        ids: Those of the run's context, with the ids that were added to them.
+        signal: The signal that asked the run to stop, whatever its status.
+        died: The run began, and its process died or could not report its end, so its own subscribers do not know.
     """
 
     key: str
@@ -84,82 +99,14 @@ class Outcome:
     died: bool = False
 
 
-Message: TypeAlias = Progress | Scored
-
-
-SECONDS = 0.25
-SHOWN = 4
-"""How many metrics are told; whoever wants more reads the record."""
-
-
-class ProgressReports(Callback):
-    """Reports the progress of a run.
-
-    Args:
-        key: The run's name in its experiment.
-        tell: Called with the reports.
-        clock: Seconds, from anywhere.
-    """
-
-    name = "progress_reports"
-    priority = -1001
-
-    def __init__(self, key: str, tell: Callable[[Message], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._key, self._tell, self._clock = key, tell, clock
-        self._due = float("-inf")
-
-    def on_train_start(self, loop: Any) -> None:
-        """Say that it begins."""
-        self._report(loop)
-
-    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
-        """Say how far it is, unless that was just said."""
-        if self._clock() >= self._due:
-            self._due = self._clock() + SECONDS
-            self._report(loop)
-
-    def on_train_end(self, loop: Any, artifacts: Any) -> None:
-        """Say how far it came."""
-        self._report(loop)
-
-    def _report(self, loop: Any) -> None:
-        self._tell(Progress(self._key, loop.step, loop.num_steps, _ready(loop.metrics)))
-
-
-def _ready(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The first numbers that are there; those still on their way from a device are not waited for."""
-    ready: dict[str, Any] = {}
-    for name, value in dict.items(metrics):
-        if isinstance(value, Deferred):
-            value = value.get() if value.source.ready() else None
-        if type(value) in (int, float):
-            ready[name] = value
-        if len(ready) == SHOWN:
-            break
-    return ready
-
-
-logger = logging.getLogger("hookline")
-
-FINAL = "final"
-"""The axis that benchmarks after a training are recorded on."""
-OLD_PROCESS_SECONDS = 30.0
-"""How long a process that has the run's directory still may take to leave it."""
-_LOOK_SECONDS = 0.05
-_UNINTERESTING = ("hooks/",)
-Tell = Callable[[Message], None]
-NEVER_BEGUN = "It was stopped before it had begun."
-Predicted = tuple[EvalResult, list[dict[str, Any]]]
-
-
 @dataclass(frozen=True)
 class Assignment:
-    """Everything that a process needs to carry out a run.
+    """Everything that a process needs to execute a run.
 
     Attributes:
-        facts: What is written down about the run besides what every run knows of itself.
-        start_from: The run's directory, or the checkpoint, whose weights it starts with.
-        earlier: The results of those runs of its arm that had ended when it started.
+        facts: Entries of ``run.json`` besides those that every run has.
+        start_from: The run directory or checkpoint whose weights it starts with.
+        earlier: The results of the arm's runs that had ended when it started.
     """
 
     planned: PlannedRun
@@ -176,17 +123,17 @@ class Assignment:
 
     @property
     def key(self) -> str:
-        """The run's key, as it was planned."""
+        """The key of the planned run."""
         return self.planned.key
 
 
-def lost_outcome(assignment: Assignment, why: str, *, status: str = "failed", began: bool = True) -> Outcome:
-    """The outcome of a run that cannot tell it itself."""
+def lost_outcome(assignment: Assignment, error: str, *, status: str = "failed", began: bool = True) -> Outcome:
+    """The outcome of a run that cannot report it itself."""
     planned = assignment.planned
     result = RunResult(
         run_key=assignment.key,
         status=status,
-        error=why,
+        error=error,
         repeat=planned.repeat,
         stage=planned.stage,
         seed=planned.seed,
@@ -196,27 +143,27 @@ def lost_outcome(assignment: Assignment, why: str, *, status: str = "failed", be
     return Outcome(assignment.key, result, died=began)
 
 
-def carry_out(assignment: Assignment, tell: Tell) -> Outcome:
-    """Make a run, from wherever it was left off, and say what came of it.
+def execute(assignment: Assignment, send: Send) -> Outcome:
+    """Execute a run, resuming an earlier attempt where there is one.
 
     Args:
-        tell: Called with how far it is, and with what its benchmarks give.
+        send: Called with the run's messages.
     """
-    return Job(assignment, tell).carry_out()
+    return Job(assignment, send).execute()
 
 
 class Job:
-    """A run under way; what recipes need of it, and what they tell it."""
+    """A run in progress: recipes get the run's parts from it and attach their loop to it."""
 
-    def __init__(self, assignment: Assignment, tell: Tell) -> None:
-        self._assignment, self._tell = assignment, tell
+    def __init__(self, assignment: Assignment, send: Send) -> None:
+        self._assignment, self._send = assignment, send
         self.ctx = assignment.ctx
         self.run_key, self.seed = assignment.key, assignment.planned.seed
         self.directory, self.strict = assignment.directory, assignment.strict
         self.sinks, self._benchmarks = copy.deepcopy((assignment.sinks, assignment.benchmarks))
         self.start_from: Path | None = None
         self.results: dict[str, Any] = {}
-        """What a function returned."""
+        """The values that a training function returned."""
         self._own = CallbackCollection()
         self._session: Session | None = None
         self._subject: Callable[[], Any] = lambda: None
@@ -228,27 +175,28 @@ class Job:
     def callbacks(self, given: Any = ()) -> CallbackCollection:
         """The subscribers of the run: those of its arm, and those of the experiment."""
         parts: Iterable[Any] = [given] if isinstance(given, CallbackCollection | Mapping) else given or ()
-        collection = collected([*_copied(parts), *self._assignment.subscribers.copies()], strict=self.strict)
-        collection.borrow(self._own)  # they live until the run's end has been told
+        own = RunSubscribers(list(parts)).copies()
+        collection = collected([*own, *self._assignment.subscribers.copies()], strict=self.strict)
+        collection.borrow(self._own)  # they stay open until on_run_end
         return collection
 
-    def follow(self, session: Session, subject: Callable[[], Any]) -> None:
-        """Take note of the loop that trains, before it begins.
+    def attach(self, session: Session, subject: Callable[[], Any]) -> None:
+        """Connect the job to the loop that trains, before it begins.
 
         Args:
-            subject: Gives what answers benchmarks.
+            subject: Returns what answers benchmarks.
         """
         self._session, self._subject = session, subject
         self.ctx.run_config, self.ctx.rank = session.config, session.rank
         session.ctx = self.ctx
         benchmarks = [benchmark for benchmark in self._benchmarks if benchmark.every]
         if benchmarks:
-            session.callbacks.add(BenchmarkCallback(benchmarks, self._scored, self._record_within))
-        session.callbacks.add(ProgressReports(self.run_key, self._tell))
-        session.afterwards = self._score_afterwards
+            session.callbacks.add(BenchmarkCallback(benchmarks, self._score, self._record_during_training))
+        session.callbacks.add(ProgressReporter(self.run_key, self._send))
+        session.afterwards = self._score_after_training
 
-    def carry_out(self) -> Outcome:
-        """Train and score, and say what came of it."""
+    def execute(self) -> Outcome:
+        """Train, score the benchmarks, and notify the run's own subscribers of its end."""
         self._began, error = time.perf_counter(), None
         try:
             with rng.seeded(self.seed):
@@ -257,53 +205,45 @@ class Job:
             if isinstance(failure, KeyboardInterrupt) or (self._is_interrupted() and isinstance(failure, SystemExit)):
                 raise
             error = failure
-        result = self._told_end(self._result(error))
-        signal = None if self._session is None else self._session.signal
-        return Outcome(self.run_key, result, dict(self.ctx.ids), signal)
-
-    def _told_end(self, result: RunResult) -> RunResult:
-        """Tell the run's own subscribers how it ended, and close them; one that is critical can still make it fail."""
+        result = self._result(error)
         self.ctx.status, self.ctx.error = result.status, error_line(result.error) or None
         arm = ArmResult(self._assignment.planned.arm, self.ctx.run_config, (*self._assignment.earlier, result))
         try:
             with contextlib.closing(self._own):
                 self._own.on_run_end(self.ctx, result, arm)
-        except Exception:
-            return replace(result, status="failed", error=traceback.format_exc())
-        return result
+        except Exception:  # of a critical subscriber: it fails the run
+            result = replace(result, status="failed", error=traceback.format_exc())
+        signal = None if self._session is None else self._session.signal
+        return Outcome(self.run_key, result, dict(self.ctx.ids), signal)
 
     def _train(self) -> None:
         self._make_directory()
-        self._own = self._assignment.subscribers.made()
+        self._own = self._assignment.subscribers.make()
         self._own.strict = self.strict
         self._own.on_run_start(self.ctx)
-        keep_run_ids(self.directory, self.ctx.ids)  # at once: whatever ends this process, the next one has them
+        write_run_ids(self.directory, self.ctx.ids)  # at once: if this process dies, the next attempt reuses them
         self.start_from = self._starting_point()
         self._assignment.planned.recipe.train(self)
 
     def _make_directory(self) -> None:
-        self._wait_for_another_process()
-        if not (self.directory / run_directory.METADATA).is_file():
-            home = self.directory.parent
-            facts = {"name": self.run_key, "project": home.name, "config": self._assignment.planned.recipe.describe()}
-            facts |= {"parents": self.ctx.ids, **self._assignment.facts, **self._tags()}
-            run_directory.create(home.parent, home.name, facts, run_id=self.directory.name)
-
-    def _tags(self) -> dict[str, list[str]]:
-        """The tags of the arm and of its settings, where it has any."""
-        planned = self._assignment.planned
-        config = planned.recipe.config
-        tags = checked_tags([*planned.tags, *(config.tags if isinstance(config, TrainerConfig) else ())])
-        return {"tags": list(tags)} if tags else {}
-
-    def _wait_for_another_process(self) -> None:
-        """Let the process of an earlier attempt die, if it was just killed; what lives on is an error later."""
+        # The process of an earlier attempt that was just killed may still hold the directory. One that stays alive
+        # is an error later.
         deadline = time.monotonic() + OLD_PROCESS_SECONDS
         while run_directory.is_alive(self.directory) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
+        if (self.directory / run_directory.METADATA).is_file():
+            return
+        home, planned = self.directory.parent, self._assignment.planned
+        facts = {"name": self.run_key, "project": home.name, "config": planned.recipe.describe()}
+        facts |= {"parents": self.ctx.ids, **self._assignment.facts}
+        config = planned.recipe.config
+        tags = checked_tags([*planned.tags, *(config.tags if isinstance(config, TrainerConfig) else ())])
+        if tags:
+            facts["tags"] = list(tags)
+        run_directory.create(home.parent, home.name, facts, run_id=self.directory.name)
 
     def _starting_point(self) -> Path | None:
-        """The checkpoint whose weights to start with, unless the run itself has one to go on from."""
+        """The checkpoint whose weights to start with; None where the run resumes its own checkpoint."""
         source = self._assignment.start_from
         if source is None or checkpoint.last(self.directory) is not None:
             return None
@@ -317,79 +257,70 @@ class Job:
             )
         return saved
 
-    def _record_within(self, loop: Any, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
-        """Record a benchmark that was scored in the middle of the training, as every evaluation is."""
+    def _record_during_training(self, loop: Any, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
         axis = BENCHMARK_AXIS if EVALUATIONS in loop.other_axes else EVALUATIONS
-        self._record_samples(loop, predictions, axis)
+        _record_samples(loop, predictions, axis)
         loop.record_evaluation(result.name, benchmark_metrics(result), axis=axis)
         self._announce(result, predictions, loop.step)
 
-    def _score_afterwards(self) -> None:
+    def _score_after_training(self) -> None:
         session = self._session
         if session is None or self._is_interrupted():
             return
-        if session.resumed_from is not None and session.recorder is not None:
-            session.recorder.resume(**{FINAL: -1})  # what was scored before it was interrupted is scored again
+        recorder = session.recorder
+        if session.resumed_from is not None and recorder is not None:
+            recorder.resume(**{FINAL: -1})  # benchmarks scored before an interruption are scored again
         for benchmark in self._benchmarks:
-            self._tell(Progress(self.run_key, session.step, session.num_steps, doing=benchmark.name))
-            scored = self._scored(benchmark, self._is_interrupted)
+            self._send(Progress(self.run_key, session.step, session.num_steps, doing=benchmark.name))
+            scored = self._score(benchmark, self._is_interrupted)
             if self._is_interrupted():
                 return
-            if scored is not None:
-                self._failed_evals.pop(benchmark.name, None)  # it failed at an earlier step
-                self._evals.append(scored[0])
-                self._record_final(session, *scored)
-                self._announce(*scored, None)
-        self._record_result(session)
+            if scored is None:
+                continue
+            result, predictions = scored
+            self._failed_evals.pop(benchmark.name, None)  # it may have failed at an earlier step
+            self._evals.append(result)
+            # The loop has ended, so its subscribers get no further moments: record directly.
+            values = benchmark_metrics(result)
+            session.metrics.update(values)
+            if recorder is not None:
+                recorder.metrics(dict(values), session.step, FINAL)
+            _record_samples(session, predictions, FINAL)
+            self._announce(result, predictions, None)
+        self._seconds = time.perf_counter() - self._began  # before sinks close, which is not part of the run
+        if recorder is not None:
+            # The journal then holds the result wherever it is copied. Values from a device must precede it.
+            recorder.flush()
+            recorder.event(RUN_RESULT, step=session.step, **RecordedResult.data_of(self._result(None)))
 
-    def _record_result(self, session: Session) -> None:
-        """Record what the run came to while that is possible: wherever the journal goes, it is known then."""
-        self._seconds = time.perf_counter() - self._began  # what it takes to close sinks is no part of it
-        if session.recorder is not None:
-            session.recorder.flush()  # what comes from a device belongs before it
-            session.recorder.event(RUN_RESULT, step=session.step, **RecordedResult.data_of(self._result(None)))
-
-    def _scored(self, benchmark: Any, should_stop: Callable[[], bool] = lambda: False) -> Predicted | None:
-        """Score a benchmark; its failure does not concern the training."""
+    def _score(self, benchmark: Any, should_stop: Callable[[], bool] = lambda: False) -> Predicted | None:
+        """Score a benchmark; if it fails, log and record that, and let the run continue."""
         try:
-            return evaluate(benchmark, self._answering(), should_stop=should_stop)
+            return evaluate(benchmark, self._required_subject(), should_stop=should_stop)
         except EvaluationStopped:
             return None
         except Exception as error:
             self._failed_evals[benchmark.name] = traceback.format_exc()
-            told = None if isinstance(error, HooklineError) else error  # ours say all there is to say
-            words = "The benchmark %s of %s failed, and the run continues: %s"
-            logger.log(logging.ERROR, words, benchmark.name, self.run_key, error, exc_info=told)
+            with_traceback = None if isinstance(error, HooklineError) else error  # our own messages need none
+            message = "The benchmark %s of %s failed, and the run continues: %s"
+            logger.log(logging.ERROR, message, benchmark.name, self.run_key, error, exc_info=with_traceback)
             if self._session is not None and self._session.recorder is not None:
-                words = f"{type(error).__name__}: {error}"
-                facts = {"benchmark": benchmark.name, "error": words}
+                facts = {"benchmark": benchmark.name, "error": f"{type(error).__name__}: {error}"}
                 self._session.recorder.event("benchmark_failed", step=self._session.step, **facts)
             return None
 
-    def _answering(self) -> Any:
+    def _required_subject(self) -> Any:
         subject = self._subject()
         if subject is None:
             raise OptionError(
-                "There is nobody to answer it: set run.answers in the function that trains, or give the arm answers=, "
-                "to a policy or a function of a list of prompts."
+                "Nothing answers it: set run.answers in the function that trains, or give the arm answers=, to a "
+                "policy or a function of a list of prompts."
             )
         return subject
 
-    def _record_final(self, session: Session, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
-        """Record a benchmark of what was trained: the loop has ended, and its subscribers hear no more of it."""
-        values = benchmark_metrics(result)
-        session.metrics.update(values)
-        if session.recorder is not None:
-            session.recorder.metrics(dict(values), session.step, FINAL)
-        self._record_samples(session, predictions, FINAL)
-
-    def _record_samples(self, loop: Any, predictions: list[dict[str, Any]], axis: str) -> None:
-        if loop.recorder is not None:
-            loop.recorder.samples([_sample(row) for row in predictions], loop.step, axis)
-
     def _announce(self, result: EvalResult, predictions: list[dict[str, Any]], step: int | None) -> None:
         self._own.on_benchmark_eval(self.ctx, result, predictions, step=step)
-        self._tell(Scored(self.run_key, result, predictions, step))
+        self._send(BenchmarkScored(self.run_key, result, predictions, step))
 
     def _is_interrupted(self) -> bool:
         return self._session is not None and (
@@ -398,17 +329,27 @@ class Job:
 
     def _result(self, error: BaseException | None) -> RunResult:
         session, planned = self._session, self._assignment.planned
-        trained = "incomplete" if self._failed_evals else "completed"
-        status = "failed" if error is not None else "stopped" if self._is_interrupted() else trained
+        message = None
+        if error is not None:
+            status, message = "failed", "".join(traceback.format_exception(error))
+        elif session is not None and self._is_interrupted():
+            status, message = "stopped", f"Stopped by {session.stop_reason}."
+        elif self._failed_evals:
+            failed = [f"{name}: {error_line(why)}" for name, why in self._failed_evals.items()]
+            status, message = "incomplete", f"Benchmarks failed: {'; '.join(failed)}"
+        else:
+            status = "completed"
+        last = {} if session is None else dict(session.metrics)
+        kept = {name: value for name, value in last.items() if not name.startswith(_NOT_RESULTS)}
         if session is not None:
             self.ctx.ids.update(session.outlets.ids())
         return RunResult(
             run_key=self.run_key,
             status=status,
-            metrics=self._metrics(),
+            metrics=plain({**self.results, **kept, **self.results}),  # returned values come first, and win
             evals=tuple(self._evals),
             artifacts=None if session is None else session.artifacts(),
-            error=self._why(error),
+            error=message,
             seconds=time.perf_counter() - self._began if self._seconds is None else self._seconds,
             failed_evals=dict(self._failed_evals),
             repeat=planned.repeat,
@@ -419,45 +360,74 @@ class Job:
             returned=tuple(self.results),
         )
 
-    def _why(self, error: BaseException | None) -> str | None:
-        if error is not None:
-            return "".join(traceback.format_exception(error))
-        if self._session is not None and self._is_interrupted():
-            return f"Stopped by {self._session.stop_reason}."
-        failed = [f"{name}: {error_line(why)}" for name, why in self._failed_evals.items()]
-        return f"Benchmarks failed: {'; '.join(failed)}" if failed else None
-
-    def _metrics(self) -> dict[str, Any]:
-        last = {} if self._session is None else dict(self._session.metrics)
-        kept = {name: value for name, value in last.items() if not name.startswith(_UNINTERESTING)}
-        plain_values: dict[str, Any] = plain({**self.results, **kept, **self.results})  # what it returned comes first
-        return plain_values
-
 
 def benchmark_metrics(result: EvalResult) -> dict[str, float]:
-    """The metrics of a benchmark, as they are called in the record."""
+    """The metrics of a benchmark under the names they are recorded by."""
     return {f"{result.name}/{name}": value for name, value in result.metrics.items()}
 
 
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A prediction as a sample of the record."""
-    shown = {
-        "prompt": row["instruction"],
-        "completion": row["output"] if isinstance(row["output"], str) else repr(row["output"]),
-        "expected": row["expected"],
-        "rewards": row["scores"],
-        "total": row["reward"],
-        "lesson": row["benchmark"],
-    }
-    return shown | {"task_id": row["task_id"], "metadata": row["metadata"]}
+def _record_samples(loop: Any, predictions: list[dict[str, Any]], axis: str) -> None:
+    if loop.recorder is None:
+        return
+    samples = [
+        {
+            "prompt": row["instruction"],
+            "completion": row["output"] if isinstance(row["output"], str) else repr(row["output"]),
+            "expected": row["expected"],
+            "rewards": row["scores"],
+            "total": row["reward"],
+            "lesson": row["benchmark"],
+            "task_id": row["task_id"],
+            "metadata": row["metadata"],
+        }
+        for row in predictions
+    ]
+    loop.recorder.samples(samples, loop.step, axis)
 
 
-def _copied(parts: Iterable[Any]) -> list[Any]:
-    return RunSubscribers(list(parts)).copies()
+class ProgressReporter(Callback):
+    """Sends a run's progress to the scheduler, at most every `REPORT_SECONDS`.
+
+    Args:
+        key: The run's key in its experiment.
+        clock: Seconds, from any starting point.
+    """
+
+    name = "progress_reports"
+    priority = -1001
+
+    def __init__(self, key: str, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._key, self._send, self._clock = key, send, clock
+        self._due = float("-inf")
+
+    def on_train_start(self, loop: Any) -> None:
+        """Report the step it starts at."""
+        self._report(loop)
+
+    def on_step_end(self, loop: Any, step_idx: int, batch: Any, metrics: Any) -> None:
+        """Report the step, if the last report is old enough."""
+        if self._clock() >= self._due:
+            self._due = self._clock() + REPORT_SECONDS
+            self._report(loop)
+
+    def on_train_end(self, loop: Any, artifacts: Any) -> None:
+        """Report the last step."""
+        self._report(loop)
+
+    def _report(self, loop: Any) -> None:
+        ready: dict[str, Any] = {}
+        for name, value in dict.items(loop.metrics):
+            if isinstance(value, Deferred):  # never wait for a device here
+                value = value.get() if value.source.ready() else None
+            if type(value) in (int, float):
+                ready[name] = value
+            if len(ready) == REPORTED_METRICS:
+                break
+        self._send(Progress(self._key, loop.step, loop.num_steps, ready))
 
 
 class StopRequests(Callback):
-    """Stops a run's training when it is asked to."""
+    """Passes stop requests to a run's training, whether they come before or after it begins."""
 
     name = "stop_requests"
 
@@ -469,18 +439,18 @@ class StopRequests(Callback):
         return self  # it belongs to one run
 
     def on_train_start(self, loop: Any) -> None:
-        """Take note of the loop."""
+        """Pass on a request that came before the training began."""
         self._loop = loop
         if self.reason is not None:
             loop.request_stop(self.reason)
 
-    def ask(self, reason: str) -> None:
-        """Ask for a stop, from any thread."""
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to stop, from any thread."""
         self.reason = reason
         if self._loop is not None:
             self._loop.request_stop(reason)
 
-    def added_to(self, assignment: Assignment) -> Assignment:
-        """The run with this among those who listen to it."""
+    def attached_to(self, assignment: Assignment) -> Assignment:
+        """The assignment with this callback among its subscribers."""
         subscribers = replace(assignment.subscribers, instances=[*assignment.subscribers.instances, self])
         return replace(assignment, subscribers=subscribers)

@@ -1,8 +1,9 @@
-"""`Conductor`: brings an experiment's runs through, and tells its subscribers of them.
+"""`Scheduler`: executes an experiment's runs and fires the experiment's moments.
 
-It fires, in this process and for whatever executor: `on_experiment_start`, for each group `on_group_start` before its
-first run and `on_group_end` after its last, for each run `on_run_start`, the `on_benchmark_eval` of its benchmarks and
-`on_run_end`, and `on_experiment_end`. A run that is complete from an earlier start is neither made nor told again.
+In this process, with any executor, it fires `on_experiment_start`; for each group `on_group_start` before its first run
+and `on_group_end` after its last; for each run `on_run_start`, `on_benchmark_eval` for its benchmarks, and
+`on_run_end`; and finally `on_experiment_end`. A run that completed in an earlier start is neither executed nor
+announced again.
 """
 
 import logging
@@ -16,38 +17,28 @@ from typing import Any
 from hookline._engine.errors import OptionError, closest
 from hookline._engine.state import ArmResult, LogContext, RunResult
 from hookline._record import run_directory
-from hookline.experiment.directory import ExperimentStore, keep_run_ids, run_ids
-from hookline.experiment.executors import Executor, InlineExecutor
-from hookline.experiment.job import NEVER_BEGUN, Assignment, Message, Outcome, Scored, lost_outcome
-from hookline.experiment.plan import PlannedRun
+from hookline.experiment.arms import PlannedRun
+from hookline.experiment.directory import ExperimentStore, read_run_ids, write_run_ids
+from hookline.experiment.executors import Executor, InlineExecutor, ProcessExecutor
+from hookline.experiment.job import NOT_STARTED, Assignment, BenchmarkScored, Message, Outcome, lost_outcome
 from hookline.experiment.results.tables import error_line
 from hookline.experiment.subscribers import Subscribers
 from hookline.loops.signals import StopSignals
 
 logger = logging.getLogger("hookline")
 
-NOT_WELL = {"failed": "failed", "incomplete": "is incomplete"}
-"""The statuses of runs that are tried again, with what is said of them."""
+RETRIED = {"failed": "failed", "incomplete": "is incomplete"}
+"""The statuses of runs that are retried, with the verb for log messages."""
 Watch = Callable[[str, Any], None]
-"""Told what happens to runs: ``started``, ``heard`` or ``ended``, with the run, the message or the result."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A run under way."""
-
-    planned: PlannedRun
-    ctx: LogContext
-    attempt: int
-    failure: str | None = None
+"""Receives run events: ``started`` with the planned run, ``message`` with the message, ``ended`` with the result."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be done, and how.
+class Schedule:
+    """The runs of an experiment, and everything that executing them takes.
 
     Attributes:
-        retries: How often a run that fails is tried again.
+        retries: How many times a failed run is retried.
     """
 
     name: str
@@ -62,137 +53,145 @@ class Work:
     strict: bool = False
 
 
+@dataclass(slots=True)
+class _ActiveRun:
+    planned: PlannedRun
+    ctx: LogContext
+    attempt: int
+    failure: str | None = None
+    """The traceback of a critical subscriber, which fails the run."""
+
+
 class Scheduler:
-    """Brings runs through.
+    """Executes the runs of a schedule.
 
     Args:
-        watch: Told what happens, for a display. One that raises is told no more, and the experiment goes on.
+        watch: Receives run events, for a display. It is dropped when it raises; the experiment continues.
     """
 
-    def __init__(self, work: Work, watch: Watch) -> None:
-        self._work = work
-        self._watch: Watch | None = watch
-        self._ctx = LogContext(output_dir=work.store.directory, config=work.config, store=work.store)
-        self._ctx.ids = {"experiment_id": work.store.id, **work.store.ids}
+    def __init__(self, schedule: Schedule, watch: Watch | None = None) -> None:
+        self._schedule, self._watch = schedule, watch
+        self._store, self._subscribers, self._executor = schedule.store, schedule.subscribers, schedule.executor
+        self._ctx = LogContext(output_dir=self._store.directory, config=schedule.config, store=self._store)
+        self._ctx.ids = {"experiment_id": self._store.id, **self._store.ids}
         self.results: dict[str, RunResult] = {}
-        self._waiting = deque(work.runs)
-        self._running: dict[str, _Run] = {}
+        self._waiting = deque(schedule.runs)
+        self._active: dict[str, _ActiveRun] = {}
         self._attempts: dict[str, int] = {}
-        self._told: dict[str, LogContext] = {}
+        self._contexts: dict[str, LogContext] = {}
+        """Contexts of runs whose `on_run_start` was fired and whose `on_run_end` was not."""
         self._open_groups: set[str] = set()
-        self._of_arm = _by_arm(work.runs)
-        self._positions = {arm: position for position, arm in enumerate(self._of_arm)}
-        self._unfinished = {arm: len(runs) for arm, runs in self._of_arm.items()}
+        self._arm_runs: dict[str, list[PlannedRun]] = {}
+        for planned in schedule.runs:
+            self._arm_runs.setdefault(planned.arm, []).append(planned)
+        self._positions = {arm: position for position, arm in enumerate(self._arm_runs)}
+        self._unfinished = {arm: len(runs) for arm, runs in self._arm_runs.items()}
         self.stop_reason: str | None = None
         self._signals = StopSignals(self._request_stop)
 
     def run(self) -> None:
-        """Make every run that is not complete, unless a signal asks to stop."""
-        self._skip_complete()
-        self._ctx.extras["resumed"] = any(self._has_begun(planned) for planned in self._work.runs)
+        """Execute every run that is not complete, unless a signal asks to stop."""
+        self._skip_completed()
+        self._ctx.extras["resumed"] = any(self._has_begun(planned) for planned in self._schedule.runs)
         self._signals.install()
         try:
-            self._work.executor.open()
-            self._work.subscribers.experiment("on_experiment_start", self._ctx)
-            self._keep_ids()
-            while self._waiting or self._running:
-                self._start_what_can()
-                for outcome in self._work.executor.wait(self._hear):
+            self._executor.open()
+            self._subscribers.notify_experiment("on_experiment_start", self._ctx)
+            self._write_ids()
+            while self._waiting or self._active:
+                self._start_ready_runs()
+                for outcome in self._executor.wait(self._receive):
                     self._end(outcome)
-                if self.stop_reason is not None and not self._running:
+                if self.stop_reason is not None and not self._active:
                     break
         finally:
-            self._work.executor.close()
+            self._executor.close()
             self._signals.restore()
 
     def finish(self, result: Any) -> None:
-        """Say that the experiment is over."""
+        """Fire `on_experiment_end`."""
         self._ctx.status = result.status
-        self._work.subscribers.experiment("on_experiment_end", self._ctx, result)
+        self._subscribers.notify_experiment("on_experiment_end", self._ctx, result)
 
     def _request_stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
-        self._work.executor.stop(reason)
+        self._executor.stop(reason)
 
-    def _skip_complete(self) -> None:
-        for planned in self._work.runs:
-            found = self._work.store.result(planned.key)
+    def _skip_completed(self) -> None:
+        for planned in self._schedule.runs:
+            found = self._store.result(planned.key)
             if found is not None and found.status == "completed":
                 self._settle(planned, found)
             elif found is not None:
-                self._attempts[planned.key] = found.attempts - 1 if found.status == "stopped" else 0  # it goes on
+                # A stopped run resumes the same attempt; a failed one starts counting again.
+                self._attempts[planned.key] = found.attempts - 1 if found.status == "stopped" else 0
         self._waiting = deque(planned for planned in self._waiting if planned.key not in self.results)
 
     def _has_begun(self, planned: PlannedRun) -> bool:
-        """Whether a run was begun before, in an earlier start of the experiment or in an earlier attempt."""
-        return (self._work.store.run_directory(planned.key) / run_directory.METADATA).is_file()
+        return (self._store.run_directory(planned.key) / run_directory.METADATA).is_file()
 
     def _settle(self, planned: PlannedRun, result: RunResult) -> None:
         self.results[planned.key] = result
         self._unfinished[planned.arm] -= 1
 
-    def _start_what_can(self) -> None:
-        """Start runs in their order, as far as what they go on from is complete and there is room."""
-        too_early: list[PlannedRun] = []
-        while self._waiting and self.stop_reason is None and self._work.executor.has_room:
+    def _start_ready_runs(self) -> None:
+        """Start waiting runs in order, while there is room and the run they depend on is complete."""
+        not_ready: list[PlannedRun] = []
+        while self._waiting and self.stop_reason is None and self._executor.has_room:
             planned = self._waiting.popleft()
             before = None if planned.after is None else self.results.get(planned.after)
             if planned.after is not None and before is None:
-                too_early.append(planned)
+                not_ready.append(planned)
             elif before is not None and not before.is_trained:
-                self._skip(planned, before)
+                error = f"{before.run_key}, which it starts from, {before.status}."
+                result = unfinished_result(planned, status="skipped", error=error)
+                self._settle(planned, result)
+                self._show("ended", result)
+                self._close_group(planned.arm)
             else:
                 self._start(planned)
-        self._waiting.extendleft(reversed(too_early))
-
-    def _skip(self, planned: PlannedRun, before: RunResult) -> None:
-        why = f"{before.run_key}, which it starts from, {before.status}."
-        facts: dict[str, Any] = {"repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
-        result = RunResult(planned.key, status="skipped", error=why, attempts=0, **facts)
-        self._settle(planned, result)
-        self._show("ended", result)
-        self._close_group(planned.arm)
+        self._waiting.extendleft(reversed(not_ready))
 
     def _start(self, planned: PlannedRun) -> None:
         self._open_group(planned.arm)
-        directory = self._work.store.run_directory(planned.key)
+        directory = self._store.run_directory(planned.key)
         attempt = self._attempts[planned.key] = self._attempts.get(planned.key, 0) + 1
-        ctx = self._told.get(planned.key) or self._run_context(planned, directory)
+        ctx = self._contexts.get(planned.key) or self._run_context(planned, directory)
         ctx.extras |= {"attempt": attempt, "resumed": self._has_begun(planned)}
-        # Those that an earlier start or an attempt that died has set; the experiment's own may have changed since.
-        ctx.ids |= {name: id_ for name, id_ in run_ids(directory).items() if name not in self._ctx.ids}
-        self._running[planned.key] = _Run(planned, ctx, attempt)
+        # Reuse the ids of an earlier start or attempt, but not the experiment's own, which may have changed since.
+        ctx.ids |= {name: id_ for name, id_ in read_run_ids(directory).items() if name not in self._ctx.ids}
+        run = self._active[planned.key] = _ActiveRun(planned, ctx, attempt)
         self._show("started", planned)
-        if planned.key not in self._told:  # once, however often it is tried
-            self._told[planned.key] = ctx
-            self._tell(self._running[planned.key], "on_run_start")
-            keep_run_ids(directory, ctx.ids)
+        if planned.key not in self._contexts:  # once, however many attempts
+            self._contexts[planned.key] = ctx
+            self._notify(run, "on_run_start")
+            write_run_ids(directory, ctx.ids)
         assignment = self._assignment(planned, ctx, directory, attempt)
-        if self.stop_reason is not None:  # somebody asked for it while subscribers were told
-            self._end(lost_outcome(assignment, NEVER_BEGUN, status="stopped", began=False))
+        if self.stop_reason is not None:  # a signal came during on_run_start
+            self._end(lost_outcome(assignment, NOT_STARTED, status="stopped", began=False))
             return
-        failure = self._running[planned.key].failure or self._started(assignment)
+        failure = run.failure
+        if failure is None:
+            try:
+                self._executor.start(assignment)
+            except (OptionError, OSError) as error:  # e.g. a subscriber put something unpicklable into the context
+                failure = f"{type(error).__name__}: {error}"
         if failure is not None:
             self._end(lost_outcome(assignment, failure, began=False))
 
-    def _started(self, assignment: Assignment) -> str | None:
-        """Start a run; why that is not possible, if it is not: somebody put into the context what cannot be sent."""
+    def _notify(self, run: _ActiveRun, moment: str, *arguments: Any, **named: Any) -> None:
+        """Fire a moment of a run; the exception of a critical subscriber fails that run and no other."""
         try:
-            self._work.executor.start(assignment)
-        except (OptionError, OSError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None
-
-    def _tell(self, run: "_Run", moment: str, *arguments: Any, **named: Any) -> None:
-        """Tell subscribers of a run's moment; what a critical one raises makes that run fail, and no other."""
-        try:
-            self._work.subscribers.run(moment, run.ctx, *arguments, **named)
+            self._subscribers.notify_run(moment, run.ctx, *arguments, **named)
         except Exception:
-            if self._work.strict:
+            if self._schedule.strict:
                 raise
             run.failure = run.failure or traceback.format_exc()
 
     def _run_context(self, planned: PlannedRun, directory: Path) -> LogContext:
+        # Of the group ids only the run's own: an experiment may have many groups.
+        own = f"group:{planned.arm}"
+        ids = {name: id_ for name, id_ in self._ctx.ids.items() if name == own or not name.startswith("group:")}
         about = {"arm": planned.arm, "repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
         return replace(
             self._ctx,
@@ -200,173 +199,144 @@ class Scheduler:
             run_key=planned.key,
             run_config=planned.recipe.config,
             group_name=planned.arm,
-            ids={**self._ids_of(planned.arm), "run_id": planned.key},
+            ids={**ids, "run_id": planned.key},
             extras={**self._ctx.extras, **about},
             status="running",
             error=None,
             metrics={},
         )
 
-    def _ids_of(self, group: str) -> dict[str, Any]:
-        """The ids that concern a group: not those of others, of which there may be many."""
-        own = f"group:{group}"
-        return {name: id_ for name, id_ in self._ctx.ids.items() if name == own or not name.startswith("group:")}
-
     def _assignment(self, planned: PlannedRun, ctx: LogContext, directory: Path, attempt: int) -> Assignment:
-        work = self._work
         experiment: dict[str, Any] = {
-            "name": work.name,
-            "id": work.store.id,
+            "name": self._schedule.name,
+            "id": self._store.id,
             "group": planned.arm,
             "run_key": planned.key,
+            "group_id": ctx.ids[f"group:{planned.arm}"],
+            "arm": planned.arm,
+            "repeat": planned.repeat,
+            "stage": planned.stage,
+            "seed": planned.seed,
+            "position": self._positions[planned.arm],
         }
-        experiment |= {"group_id": ctx.ids[f"group:{planned.arm}"], "arm": planned.arm, "repeat": planned.repeat}
-        experiment |= {"stage": planned.stage, "seed": planned.seed, "position": self._positions[planned.arm]}
         start = planned.start_from
         return Assignment(
             planned=planned,
-            # its own, in whichever process it runs
+            # A copy, also where the run executes in this process.
             ctx=replace(ctx, ids=dict(ctx.ids), extras=dict(ctx.extras), metrics=dict(ctx.metrics)),
             directory=directory,
-            subscribers=work.subscribers.of_runs(),
-            benchmarks=work.benchmarks,
-            sinks=work.sinks,
-            facts={"experiment": experiment, "git": work.store.facts.get("git")},
-            start_from=work.store.run_directory(start) if isinstance(start, str) else start,
-            strict=work.strict,
+            subscribers=self._subscribers.for_run(),
+            benchmarks=self._schedule.benchmarks,
+            sinks=self._schedule.sinks,
+            facts={"experiment": experiment, "git": self._store.facts.get("git")},
+            start_from=self._store.run_directory(start) if isinstance(start, str) else start,
+            strict=self._schedule.strict,
             attempt=attempt,
-            earlier=tuple(self.results[each.key] for each in self._of_arm[planned.arm] if each.key in self.results),
+            earlier=tuple(self.results[each.key] for each in self._arm_runs[planned.arm] if each.key in self.results),
         )
 
-    def _show(self, what: str, about: Any) -> None:
-        """Tell whoever watches; nothing that it does concerns the runs."""
+    def _show(self, event: str, about: Any) -> None:
         try:
             if self._watch is not None:
-                self._watch(what, about)
+                self._watch(event, about)
         except Exception:
             self._watch = None
-            logger.exception("What watches the experiment failed, and is told no more. The experiment goes on.")
+            logger.exception("The experiment's watch callback failed and is dropped. The experiment continues.")
 
-    def _hear(self, message: Message) -> None:
-        run = self._running[message.key]
-        self._show("heard", message)
-        if isinstance(message, Scored):
-            self._tell(run, "on_benchmark_eval", message.eval_result, message.predictions, step=message.step)
+    def _receive(self, message: Message) -> None:
+        run = self._active[message.key]
+        self._show("message", message)
+        if isinstance(message, BenchmarkScored):
+            self._notify(run, "on_benchmark_eval", message.eval_result, message.predictions, step=message.step)
 
     def _end(self, outcome: Outcome) -> None:
-        run, result = self._running.pop(outcome.key), outcome.result
+        run, result = self._active.pop(outcome.key), outcome.result
         self.stop_reason = self.stop_reason or outcome.signal
         if run.failure is not None and result.is_trained:
             result = replace(result, status="failed", error=run.failure)
-        if result.status in NOT_WELL and run.attempt <= self._work.retries and self.stop_reason is None:
-            run.ctx.ids.update(outcome.ids)
-            logger.warning(
-                "%s %s and is tried again: %s", outcome.key, NOT_WELL[result.status], error_line(result.error)
-            )
-            self._waiting.appendleft(run.planned)
-            self._show("ended", replace(result, status="retried"))
-            return
-        if result.status in NOT_WELL:
-            logger.error("%s %s: %s", outcome.key, NOT_WELL[result.status], error_line(result.error))
-        if result.status == "stopped":
-            self.stop_reason = self.stop_reason or _reason_of(result)
-        result = self._told_end(run, result, outcome)
-        del self._told[outcome.key]
+        if result.status in RETRIED:
+            error, verb = error_line(result.error), RETRIED[result.status]
+            if run.attempt <= self._schedule.retries and self.stop_reason is None:
+                run.ctx.ids.update(outcome.ids)
+                logger.warning("%s %s and is tried again: %s", outcome.key, verb, error)
+                self._waiting.appendleft(run.planned)
+                self._show("ended", replace(result, status="retried"))
+                return
+            logger.error("%s %s: %s", outcome.key, verb, error)
+        if result.status == "stopped" and self.stop_reason is None:
+            self.stop_reason = (result.artifacts.stop_reason if result.artifacts is not None else None) or "a signal"
+        result = self._notify_end(run, result, outcome)
+        del self._contexts[outcome.key]
         self._settle(run.planned, result)
-        self._keep(result)
+        try:
+            self._store.write_result(result)
+        except OSError as error:  # the run is executed again when the experiment restarts
+            logger.error("The result of %s cannot be written: %s. The experiment continues.", result.run_key, error)  # noqa: TRY400
         self._show("ended", result)
         self._close_group(run.planned.arm)
 
-    def _told_end(self, run: _Run, result: RunResult, outcome: Outcome) -> RunResult:
-        """Tell everybody how a run ended; one of them that is critical can still make it fail."""
-        run.ctx.ids.update(run_ids(self._work.store.run_directory(outcome.key)) if outcome.died else outcome.ids)
-        keep_run_ids(self._work.store.run_directory(run.planned.key), run.ctx.ids)
+    def _notify_end(self, run: _ActiveRun, result: RunResult, outcome: Outcome) -> RunResult:
+        """Fire `on_run_end`; a critical subscriber can still fail the run."""
+        planned, directory = run.planned, self._store.run_directory(run.planned.key)
+        run.ctx.ids.update(read_run_ids(directory) if outcome.died else outcome.ids)
+        write_run_ids(directory, run.ctx.ids)
         run.ctx.status, run.ctx.error = result.status, error_line(result.error) or None
         run.failure = None
-        arm = self._arm_result(run.planned, result)
-        self._tell(run, "on_run_end", result, arm)
-        if outcome.died:
-            self._work.subscribers.run_died(run.ctx, result, arm)
-        return result if run.failure is None else replace(result, status="failed", error=run.failure)
-
-    def _keep(self, result: RunResult) -> None:
-        """Write a result down; where that fails, the run is made again when the experiment is started again."""
-        try:
-            self._work.store.keep_result(result)
-        except OSError as error:
-            logger.error("The result of %s cannot be written: %s. The experiment goes on.", result.run_key, error)  # noqa: TRY400
-
-    def _arm_result(self, planned: PlannedRun, result: RunResult) -> ArmResult:
-        """The arm as far as it is: the runs of it that have ended, in their order."""
         known = ChainMap({planned.key: result}, self.results)
-        runs = [known[each.key] for each in self._of_arm[planned.arm] if each.key in known]
-        return ArmResult(planned.arm, planned.recipe.config, tuple(runs))
+        ended = tuple(known[each.key] for each in self._arm_runs[planned.arm] if each.key in known)
+        arm = ArmResult(planned.arm, planned.recipe.config, ended)
+        self._notify(run, "on_run_end", result, arm)
+        if outcome.died:
+            self._subscribers.notify_run_died(run.ctx, result, arm)
+        return result if run.failure is None else replace(result, status="failed", error=run.failure)
 
     def _open_group(self, name: str) -> None:
         if name in self._open_groups:
             return
         self._open_groups.add(name)
-        self._ctx.ids.setdefault(f"group:{name}", f"{self._work.store.id}/{name}")
-        self._work.subscribers.experiment("on_group_start", replace(self._ctx, group_name=name), name)
-        self._keep_ids()
+        self._ctx.ids.setdefault(f"group:{name}", f"{self._store.id}/{name}")
+        self._subscribers.notify_experiment("on_group_start", replace(self._ctx, group_name=name), name)
+        self._write_ids()
 
     def _close_group(self, name: str) -> None:
         if self._unfinished[name] == 0 and name in self._open_groups:
-            self._work.subscribers.experiment("on_group_end", replace(self._ctx, group_name=name), name)
+            self._subscribers.notify_experiment("on_group_end", replace(self._ctx, group_name=name), name)
 
-    def _keep_ids(self) -> None:
-        """Write ids down; where that fails, they are written with the next ones."""
+    def _write_ids(self) -> None:
         try:
-            self._work.store.keep_ids(self._ctx.ids)
-        except OSError as error:
-            logger.error("The ids of the experiment cannot be written: %s. The experiment goes on.", error)  # noqa: TRY400
+            self._store.write_ids(self._ctx.ids)
+        except OSError as error:  # they are written with the next ones
+            logger.error("The experiment's ids cannot be written: %s. The experiment continues.", error)  # noqa: TRY400
 
 
-def _reason_of(result: RunResult) -> str:
-    reason = None if result.artifacts is None else result.artifacts.stop_reason
-    return reason or "a signal"
-
-
-def _by_arm(runs: Sequence[PlannedRun]) -> dict[str, list[PlannedRun]]:
-    arms: dict[str, list[PlannedRun]] = {}
-    for planned in runs:
-        arms.setdefault(planned.arm, []).append(planned)
-    return arms
+def unfinished_result(planned: PlannedRun, *, status: str, error: str | None = None) -> RunResult:
+    """The result of a run that was not executed."""
+    facts: dict[str, Any] = {"repeat": planned.repeat, "stage": planned.stage, "seed": planned.seed}
+    return RunResult(planned.key, status=status, error=error, attempts=0, **facts)
 
 
 def make_executor(given: Any) -> Executor:
-    """The executor that is meant: ``"local"``, ``"ray"``, ``{"local": {"processes": 4}}``, or one.
+    """Make an executor from ``"local"``, ``"ray"``, ``{"local": {"processes": 4}}``, or an `Executor`.
 
     Raises:
-        OptionError: There is no such executor, or it does not take such an option.
+        OptionError: There is no such executor, or it does not accept such an option.
     """
     if isinstance(given, Executor):
         return given
-    if isinstance(given, Mapping) and len(given) == 1:
-        ((name, options),) = given.items()
-    else:
-        name, options = given, {}
-    options_of = {"local": ("processes",), "ray": ("num_cpus", "num_gpus", "resources", "max_runs")}
-    if not isinstance(name, str) or name not in options_of:
-        known = closest(name, options_of) if isinstance(name, str) else "Give 'local' or 'ray'."
+    name, options = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else (given, None)
+    accepted = {"local": ("processes",), "ray": ("num_cpus", "num_gpus", "resources", "max_runs")}
+    if not isinstance(name, str) or name not in accepted:
+        known = closest(name, accepted) if isinstance(name, str) else "Give 'local' or 'ray'."
         raise OptionError(f"executor={given!r}: there is no such executor. {known}")
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"executor={given!r}: the options of {name!r} are a mapping.")
-    for option in options or ():
-        if option not in options_of[name]:
-            raise OptionError(f"executor={given!r}: it has no {option!r}. {closest(str(option), options_of[name])}")
-    return (_ray if name == "ray" else _local)(**(options or {}))
+    options = dict(options or {})
+    for option in options:
+        if option not in accepted[name]:
+            raise OptionError(f"executor={given!r}: it has no {option!r}. {closest(str(option), accepted[name])}")
+    if name == "ray":
+        from hookline.experiment.ray_executor import RayExecutor
 
-
-def _local(*, processes: int | None = None) -> Executor:
-    if processes is None:
-        return InlineExecutor()
-    from hookline.experiment.process_executor import ProcessExecutor
-
-    return ProcessExecutor(processes)
-
-
-def _ray(**options: Any) -> Executor:
-    from hookline.experiment.ray_executor import RayRuns
-
-    return RayRuns(**options)
+        return RayExecutor(**options)
+    processes = options.get("processes")
+    return InlineExecutor() if processes is None else ProcessExecutor(processes)

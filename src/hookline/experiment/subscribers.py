@@ -1,17 +1,16 @@
-"""Who listens to an experiment: what is shared by all of it, and what each run has of its own.
+"""The subscribers of an experiment: which callbacks are shared, and which each run gets for itself.
 
-A callback that is given as an instance is notified as follows, so that nothing leaks from one run into another:
+A callback given as an instance is used as follows, so that nothing leaks from one run into another:
 
-- One without moments of training is notified of everything itself: the experiment, its groups and all runs.
-- One without moments of runs (`on_run_start`, `on_benchmark_eval`, `on_run_end`) is copied for each run, and the copy
-  is notified of the training.
-- One with both is copied as well. The copy is notified of its run from `on_run_start` to `on_run_end`, the training
-  included, in the process that the run is in: what it opens at the start is there in every step. The instance is
-  notified of the experiment and its groups only. It is copied when a run starts, so copies have what the instance set
-  in `on_experiment_start` and `on_group_start`, unless that cannot be copied.
+- If it has no moments of training, the instance itself receives everything: the experiment, its groups and all runs.
+- If it has no moments of runs (`on_run_start`, `on_benchmark_eval`, `on_run_end`), each run trains with a copy.
+- If it has both, each run also gets a copy, which receives the run from `on_run_start` to `on_run_end`, the training
+  included, in the process of the run: what it opens at the start is there at every step. The instance receives only
+  the experiment and its groups. It is copied when a run starts, so copies have what the instance set in
+  `on_experiment_start` and `on_group_start`, unless that cannot be copied.
 
-One that is given as a class, a function that makes it, a name or an entry of a configuration is made for each run, and
-lives as a copy of the last kind does; another one is notified of the experiment and its groups.
+A callback given as a class, a factory function, a name or a configuration entry is made for each run and lives like a
+copy of the last kind; one more is made for the moments of the experiment and its groups.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ TRAINING_MOMENTS = frozenset(name for name, moment in MOMENTS.items() if moment.
 
 @dataclass(frozen=True)
 class RunSubscribers:
-    """What the runs' own subscribers are made of; goes to the processes that they run in."""
+    """The instances to copy and factories to call for one run; sent to the process of the run."""
 
     instances: list[Any] = field(default_factory=list)
     factories: list[Callable[[], Any]] = field(default_factory=list)
@@ -48,22 +47,22 @@ class RunSubscribers:
         """A copy of each instance."""
         return copy.deepcopy(self.instances)
 
-    def made(self) -> CallbackCollection:
-        """What the factories make."""
-        return collected(map(_product, self.factories))
+    def make(self) -> CallbackCollection:
+        """Call the factories and collect what they make."""
+        return collected(map(_call, self.factories))
 
     def parts(self) -> list[Any]:
-        """What all of it consists of, one by one."""
+        """All instances and factories, with collections opened up."""
         given = [*self.instances, *self.factories]
-        inside = [part.original if isinstance(part, _Copy) else part for part in given]
-        return [each for part in inside for each in (part if isinstance(part, CallbackCollection) else [part])]
+        opened = [part.original if isinstance(part, _Copy) else part for part in given]
+        return [each for part in opened for each in (part if isinstance(part, CallbackCollection) else [part])]
 
 
 class Subscribers:
-    """Those of an experiment.
+    """The subscribers of an experiment.
 
     Args:
-        given: What was given as ``callbacks``.
+        given: The experiment's ``callbacks``.
         strict: Let their exceptions propagate.
 
     Raises:
@@ -75,26 +74,34 @@ class Subscribers:
         self._factories = [_factory(entry) for entry in entries if _is_factory(entry)]
         instances = [entry for entry in entries if not _is_factory(entry)]
         for instance in instances:
-            _require_copy(instance)
+            try:
+                copy.deepcopy(instance)
+            except HooklineError:
+                raise
+            except Exception as error:
+                raise OptionError(
+                    f"callbacks: {instance!r:.120} cannot be copied for each run ({type(error).__name__}: {error}). "
+                    f"Give its class, or a function that makes one: callbacks=[lambda: {type(instance).__name__}(...)]."
+                ) from error
         self._shared = collected(instances, strict=strict)
-        self._owners = _taken_out(self._shared, strict=strict)
+        self._owners = _split_run_owners(self._shared, strict=strict)
         self._trained_with, self._first_owners = copy.deepcopy((self._shared, self._owners))
-        self._made = collected(map(_product, self._factories), strict=strict)
-        self._said_why_first = False
+        self._made = collected(map(_call, self._factories), strict=strict)
+        self._has_warned = False
 
-    def of_runs(self) -> RunSubscribers:
-        """What the subscribers of a run that starts now are made of."""
+    def for_run(self) -> RunSubscribers:
+        """The subscribers of a run that starts now."""
         owners = [_Copy(self._copied_owners())] if len(self._owners) else []
         return RunSubscribers([self._trained_with], [*owners, *self._factories])
 
     def _copied_owners(self) -> CallbackCollection:
-        """Those that own a run, as they are now or, where that cannot be copied, as they were before anything began."""
-        self._owners.drain()  # what sets their attributes may be on another thread
+        """Copy the run owners as they are now or, if that fails, as they were before the experiment started."""
+        self._owners.drain()  # a handler on another thread may still be setting attributes
         try:
             return copy.deepcopy(self._owners)
         except Exception as error:
-            if not self._said_why_first:
-                self._said_why_first = True
+            if not self._has_warned:
+                self._has_warned = True
                 logger.warning(
                     "%s cannot be copied after on_experiment_start (%s: %s): runs get copies of how it was before. "
                     "To pass something to the runs, put it into ctx.ids or ctx.extras.",
@@ -102,22 +109,22 @@ class Subscribers:
                 )
             return self._first_owners
 
-    def experiment(self, moment: str, ctx: LogContext, *arguments: Any) -> None:
-        """Tell a moment of the experiment or of a group."""
+    def notify_experiment(self, moment: str, ctx: LogContext, *arguments: Any) -> None:
+        """Fire a moment of the experiment or of a group."""
         for part in (self._shared, self._owners, self._made):
             getattr(part, moment)(ctx, *arguments)
 
-    def run(self, moment: str, ctx: LogContext, *arguments: Any, **named: Any) -> None:
-        """Tell a moment of a run; those that are copied or made for each run are told where it runs."""
+    def notify_run(self, moment: str, ctx: LogContext, *arguments: Any, **named: Any) -> None:
+        """Fire a moment of a run for shared subscribers; the run's own are notified in its process."""
         getattr(self._shared, moment)(ctx, *arguments, **named)
 
-    def run_died(self, ctx: LogContext, *arguments: Any) -> None:
-        """Tell the end of a run whose own subscribers died with its process to other copies of the instances.
+    def notify_run_died(self, ctx: LogContext, *arguments: Any) -> None:
+        """Fire `on_run_end` on fresh copies, for a run whose own subscribers died with its process.
 
-        These can complete what they keep elsewhere under ``ctx.ids``. What the others had opened they do not have, so
-        an exception is only logged, whatever the policy.
+        The copies can complete external records by ``ctx.ids``. They lack whatever the dead ones had opened, so
+        exceptions are only logged, whatever the policy.
         """
-        stand_ins = _Copy(self._copied_owners())()
+        stand_ins = copy.deepcopy(self._copied_owners())
         stand_ins.strict = False
         try:
             with contextlib.closing(stand_ins):
@@ -126,13 +133,13 @@ class Subscribers:
             logger.exception("on_run_end of %s failed. The process of the run had died.", ctx.run_key)
 
     def close(self) -> None:
-        """Wait for those on other threads."""
+        """Wait for subscribers on other threads, and close all."""
         for part in (self._shared, self._owners, self._made):
             part.close()
 
 
 def collected(subscribers: Iterable[Any], *, strict: bool = False) -> CallbackCollection:
-    """Subscribers in one collection; the members of collections among them keep their options."""
+    """Put subscribers into one collection; members of collections among them keep their options."""
     collection = CallbackCollection(strict=strict)
     for subscriber in subscribers:
         if isinstance(subscriber, CallbackCollection) and "name" not in configured(subscriber):
@@ -142,8 +149,8 @@ def collected(subscribers: Iterable[Any], *, strict: bool = False) -> CallbackCo
     return collection
 
 
-def _taken_out(shared: CallbackCollection, *, strict: bool) -> CallbackCollection:
-    """Those that have moments of runs and moments of the training, in a collection of their own."""
+def _split_run_owners(shared: CallbackCollection, *, strict: bool) -> CallbackCollection:
+    """Move the subscribers with moments of runs and of training into a collection of their own."""
     names = {
         leaf.chain[0].name
         for leaf in shared.leaves()
@@ -162,7 +169,7 @@ def _taken_out(shared: CallbackCollection, *, strict: bool) -> CallbackCollectio
 
 @dataclass(frozen=True)
 class _Copy:
-    """Makes copies of subscribers."""
+    """A factory that copies a collection; unlike a lambda, it can be pickled."""
 
     original: CallbackCollection
 
@@ -172,7 +179,7 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A name, or an entry of a configuration: makes its subscriber."""
+    """A factory for a name or a configuration entry."""
 
     given: Any
 
@@ -182,7 +189,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Source:
-    """A configuration, or a file with one: makes all of its subscribers."""
+    """A factory for all subscribers of a configuration or a configuration file."""
 
     given: Any
 
@@ -191,16 +198,16 @@ class _Source:
 
 
 def subscriber_entries(given: Any) -> list[Any]:
-    """What was given as callbacks, one by one.
+    """The entries of an experiment's ``callbacks``.
 
     Raises:
-        OptionError: It is no list of them.
+        OptionError: It is no list of callbacks.
     """
     if given is None:
         return []
     if isinstance(given, str | Path):
         return [_Source(Path(given).resolve())]
-    if isinstance(given, Mapping) and not _is_functions(given):
+    if isinstance(given, Mapping) and not _is_hook_functions(given):
         return [_Source(given)]
     if isinstance(given, CallbackCollection):
         return [given]
@@ -210,27 +217,23 @@ def subscriber_entries(given: Any) -> list[Any]:
 
 
 def checked_entries(given: Any) -> list[Any]:
-    """What was given as callbacks, one by one, once it is known that a collection takes them.
+    """The entries of an experiment's ``callbacks``, checked as far as possible without calling factories.
 
-    Classes are only looked at, and functions not even called: what they make may open what a run needs.
+    A factory may open what only a run needs, so classes are inspected and functions are not called.
 
     Raises:
-        HooklineError: One of them is no subscriber, overrides what is no moment, or cannot be called as one.
+        HooklineError: One of them is no subscriber, overrides an unknown moment, or cannot be called as one.
     """
     entries = subscriber_entries(given)
     collected(entry for entry in entries if not _is_factory(entry))
     for entry in entries:
         if isinstance(entry, type):
-            _check_class(entry)
+            if issubclass(entry, Callback) and not inspect.isabstract(entry):
+                with contextlib.suppress(AttributeError):  # a property that needs __init__: checked when it is made
+                    bind(object.__new__(entry), MOMENTS)
         elif isinstance(entry, str | Mapping | _Source) and _is_factory(entry):
-            collected([_product(_factory(entry))]).close()
+            collected([_call(_factory(entry))]).close()
     return entries
-
-
-def _check_class(kind: type) -> None:
-    if issubclass(kind, Callback) and not inspect.isabstract(kind):
-        with contextlib.suppress(AttributeError):  # a property that needs what is not set yet: seen when it is made
-            bind(object.__new__(kind), MOMENTS)
 
 
 def _factory(entry: Any) -> Callable[[], Any]:
@@ -238,12 +241,10 @@ def _factory(entry: Any) -> Callable[[], Any]:
 
 
 def _is_factory(entry: Any) -> bool:
-    if isinstance(entry, str):
+    if isinstance(entry, str | type):
         return True
     if isinstance(entry, Mapping):
-        return not _is_functions(entry)
-    if isinstance(entry, type):
-        return True
+        return not _is_hook_functions(entry)
     if isinstance(entry, Subscriber) or not callable(entry):
         return False
     try:
@@ -253,26 +254,13 @@ def _is_factory(entry: Any) -> bool:
     return True
 
 
-def _is_functions(entry: Mapping[Any, Any]) -> bool:
+def _is_hook_functions(entry: Mapping[Any, Any]) -> bool:
     return bool(entry) and all(key in HOOK_FUNCTIONS for key in entry)
 
 
-def _product(factory: Callable[[], Any]) -> Any:
+def _call(factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except TypeError as error:
         name = getattr(factory, "__name__", repr(factory))
         raise OptionError(f"callbacks: {name} cannot be made without arguments ({error}).") from error
-
-
-def _require_copy(instance: Any) -> None:
-    try:
-        copy.deepcopy(instance)
-    except HooklineError:
-        raise
-    except Exception as error:
-        name = type(instance).__name__
-        raise OptionError(
-            f"callbacks: {instance!r:.120} cannot be copied for each run ({type(error).__name__}: {error}). Give its "
-            f"class, or a function that makes one: callbacks=[lambda: {name}(...)]."
-        ) from error

@@ -30,7 +30,14 @@ from hookline._engine.state import ArmResult, RunResult
 from hookline._record.reader import read
 from hookline._record.records import Metrics
 from hookline.callbacks.monitoring import direction
-from hookline.experiment.results.statistics import benchmark_names, completed, last_stage, names, number, spread
+from hookline.experiment.results.statistics import (
+    benchmark_names,
+    completed,
+    last_stage,
+    metric_names,
+    number,
+    spread,
+)
 
 _OVERHEAD = "hooks/"
 
@@ -55,7 +62,7 @@ def by_likelihood(metrics: Iterable[str]) -> list[str]:
     return sorted((name for name in metrics if not name.startswith(_OVERHEAD)), key=_unlikelihood)
 
 
-def better(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -> Literal["min", "max"]:
+def metric_mode(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -> Literal["min", "max"]:
     """Whether a metric is better when it is smaller or larger: as it was said, or as its name suggests.
 
     A benchmark's metric whose name says nothing is a score: larger is better.
@@ -91,7 +98,7 @@ def _shared(
     counts = Counter(
         name
         for runs in runs_of
-        for name in names(runs)
+        for name in metric_names(runs)
         if not name.startswith(_OVERHEAD) and (some is None or any(name in some(run) for run in runs))
     )
     most = max(counts.values(), default=0)
@@ -192,7 +199,7 @@ _NAME_LENGTH = 40
 _MOST_POINTS = 500
 
 
-def draw(curves: Sequence[Curve], *, title: str, metric: str) -> bytes:
+def draw_curves(curves: Sequence[Curve], *, title: str, metric: str) -> bytes:
     """The curves as a PNG.
 
     Raises:

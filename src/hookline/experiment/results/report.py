@@ -27,18 +27,23 @@ from hookline.experiment.results.report_formats import (
 )
 from hookline.experiment.results.result import COMPARED_ARMS, CURVES_FILE, ExperimentResult
 from hookline.experiment.results.tables import (
+    NOTHING,
     ArmRow,
     Leaderboard,
     benchmark_blocks,
     config_differences,
     count_text,
+    difference_text,
     error_line,
     failed_benchmarks,
+    incomplete_text,
     leaderboard,
+    mean_text,
+    number_text,
+    plural,
+    time_text,
     unfinished_runs,
-    what_is_missing,
 )
-from hookline.experiment.results.text import NOTHING, count, mean_text, sentence, shown, time_text
 
 logger = logging.getLogger("hookline")
 
@@ -78,7 +83,7 @@ def _report(result: ExperimentResult, curves: Picture | Paragraph) -> list[Block
     board = leaderboard(result.arms, metric, result.mode(metric))
     shown_arms = _arms_of(result, board)
     blocks: list[Block] = [Heading(result.name, 1), Paragraph(_overview(result))]
-    if missing := what_is_missing(result.arms):
+    if missing := incomplete_text(result.arms):
         blocks.append(Paragraph(missing))
     blocks += _results(result, board)
     blocks += _differences(result, board)
@@ -94,7 +99,7 @@ def _overview(result: ExperimentResult) -> str:
     runs = result.runs
     states = {status: sum(run.status == status for run in runs) for status in dict.fromkeys(r.status for r in runs)}
     counted = ", ".join(f"{number:,} {status}" for status, number in states.items()) or "none"
-    parts = [f"{count(len(result.arms), 'arm')}, {count(len(runs), 'run')} ({counted})"]
+    parts = [f"{plural(len(result.arms), 'arm')}, {plural(len(runs), 'run')} ({counted})"]
     if named := result.stages():
         parts.append(f"stages: {', '.join(named)}")
     if (begun := _begun(runs)) is not None:
@@ -122,11 +127,11 @@ def _results(result: ExperimentResult, board: Leaderboard) -> list[Block]:
         return [*blocks, Paragraph("No run completed with a result that could be compared.")]
     best = next(row for row in result.table() if row.arm == board.best)
     better = "larger" if board.mode == "max" else "smaller"
-    so_far = " so far" if what_is_missing(result.arms) else ""
+    so_far = " so far" if incomplete_text(result.arms) else ""
     blocks.append(
         Paragraph(
             f"{board.best} is best{so_far} by {board.metric} ({better} is better){_of_stage(board)}: "
-            f"{mean_text(best.mean, best.std)} over {count(best.n, 'repeat')}."
+            f"{mean_text(best.mean, best.std)} over {plural(best.n, 'repeat')}."
         )
     )
     strong = next((place for place, row in enumerate(board.rows) if row.arm == board.best), None)
@@ -157,14 +162,17 @@ def _stages(result: ExperimentResult, board: Leaderboard) -> list[Block]:
 
 def _stage_cells(row: ArmRow) -> tuple[str, ...]:
     result = mean_text(row.mean, row.std)
-    return (row.arm, row.stage or NOTHING, result, count_text(row), shown(row.best), str(row.failed or ""))
+    return (row.arm, row.stage or NOTHING, result, count_text(row), number_text(row.best), str(row.failed or ""))
 
 
 def _differences(result: ExperimentResult, board: Leaderboard) -> list[Block]:
     rows = result.differences()
     if not rows:
         return []
-    blocks: list[Block] = [Heading("What can be told apart"), Items([("", sentence(row, board.mode)) for row in rows])]
+    blocks: list[Block] = [
+        Heading("What can be told apart"),
+        Items([("", difference_text(row, board.mode)) for row in rows]),
+    ]
     note = "Each interval stands by itself: of twenty pairs of arms that do not differ, about one looks as if it did."
     if len(result.arms) > COMPARED_ARMS:
         note = f"Only the best {COMPARED_ARMS} arms are compared. {note}"

@@ -19,11 +19,19 @@ from hookline._engine.state import ArmResult, EvalResult, RunResult
 from hookline._record.files import write_atomically
 from hookline._record.records import clean
 from hookline._record.settings import describe
-from hookline.experiment.results.curves import MOST_ARMS, Curve, better, curve_metric, curves, draw, main_metric
+from hookline.experiment.results.curves import (
+    MOST_ARMS,
+    Curve,
+    curve_metric,
+    curves,
+    draw_curves,
+    main_metric,
+    metric_mode,
+)
 from hookline.experiment.results.report_formats import Paragraph, Table, markdown
-from hookline.experiment.results.statistics import Difference, last_stage, metrics_of, names, pairwise, stages
+from hookline.experiment.results.statistics import Difference, last_stage, metric_names, pairwise, run_metrics, stages
 from hookline.experiment.results.tables import ArmRow, leaderboard, ranked, stage_table, table
-from hookline.experiment.results.view import print_out, view
+from hookline.experiment.results.view import print_rendered, render
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -67,7 +75,7 @@ class ExperimentResult(state.ExperimentResult):
 
     def metric_names(self) -> list[str]:
         """The metrics that trained runs have, benchmarks' as ``<benchmark>/<metric>``."""
-        return names(run for run in self.runs if run.is_trained)
+        return metric_names(run for run in self.runs if run.is_trained)
 
     def stages(self) -> list[str]:
         """The names of the stages in their order; none where there are no stages."""
@@ -76,7 +84,7 @@ class ExperimentResult(state.ExperimentResult):
     def mode(self, metric: str | None = None, mode: str | None = None) -> Mode:
         """Whether a metric is better when it is smaller (``"min"``) or larger (``"max"``)."""
         about = self.main_metric if metric is None else metric
-        return better(about, mode or (self.direction if about == self.metric else None), self.runs)
+        return metric_mode(about, mode or (self.direction if about == self.metric else None), self.runs)
 
     def table(self, metric: str | None = None, *, by_stage: bool = False, mode: str | None = None) -> list[ArmRow]:
         """A row for each arm, in the order given; with ``by_stage``, one for each arm and stage.
@@ -158,7 +166,7 @@ class ExperimentResult(state.ExperimentResult):
             raise UnknownNameError(f"{what} completed run of {self.name!r} recorded it over its steps.")
         left = len(self.arms) - len(chosen)
         which = f", the best {len(chosen)} of {len(self.arms):,} arms" if left > 0 else ""
-        return draw(found, title=f"{self.name}{which}", metric=name)
+        return draw_curves(found, title=f"{self.name}{which}", metric=name)
 
     def plot(
         self, metric: str | None = None, path: str | os.PathLike[str] | None = None, *, mode: str | None = None
@@ -217,14 +225,14 @@ class ExperimentResult(state.ExperimentResult):
         if console is not None:
             console.print(shown)
         else:
-            print_out(shown)
+            print_rendered(shown)
 
     def __rich__(self) -> "Group":
         return self._view(None, None)
 
     def _view(self, metric: str | None, mode: str | None) -> "Group":
         about = self._metric(metric)
-        return view(self, leaderboard(self.arms, about, self.mode(about, mode)))
+        return render(self, leaderboard(self.arms, about, self.mode(about, mode)))
 
     def _metric(self, metric: str | None) -> str | None:
         """The metric that is meant; a name that nothing has is an error, unless there are no metrics at all."""
@@ -253,7 +261,9 @@ def _frame_row(arm: ArmResult, run: RunResult) -> dict[str, Any]:
         "status": run.status,
         "seconds": run.seconds,
     }
-    return own | {(f"metrics/{name}" if name in own else name): value for name, value in plain(metrics_of(run)).items()}
+    return own | {
+        (f"metrics/{name}" if name in own else name): value for name, value in plain(run_metrics(run)).items()
+    }
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -269,7 +279,7 @@ def _run_dict(run: RunResult) -> dict[str, Any]:
         "seed": run.seed,
         "seconds": run.seconds,
         "attempts": run.attempts,
-        "metrics": plain(metrics_of(run)),
+        "metrics": plain(run_metrics(run)),
         "evals": [_eval_dict(result) for result in run.evals],
         "failed_evals": dict(run.failed_evals),
         "error": run.error,

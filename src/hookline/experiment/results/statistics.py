@@ -105,14 +105,14 @@ def values(arm: ArmResult, metric: str | None, stage: str | None) -> list[float]
     return [value for value in found if value is not None]
 
 
-def metrics_of(run: RunResult) -> dict[str, Any]:
+def run_metrics(run: RunResult) -> dict[str, Any]:
     """All metrics of a run, also those that stand in the results of its benchmarks alone."""
     return dict(run.metrics) | {name: given for name, given in _benchmark_values(run) if name not in run.metrics}
 
 
-def names(runs: Iterable[RunResult]) -> list[str]:
+def metric_names(runs: Iterable[RunResult]) -> list[str]:
     """The metrics of some runs that are numbers, each once, in the order in which they come."""
-    found = ((name, given) for run in runs for name, given in metrics_of(run).items())
+    found = ((name, given) for run in runs for name, given in run_metrics(run).items())
     return list(dict.fromkeys(name for name, given in found if number(given) is not None))
 
 
@@ -251,7 +251,7 @@ def pairwise(arms: Sequence[ArmResult], names: Sequence[str], metric: str) -> li
     return [_difference(a, b, metric, spreads) for a, b in combinations(names, 2)]
 
 
-def against(arms: Sequence[ArmResult], first: str, others: Sequence[str], metric: str) -> list[Difference]:
+def differences_from(arms: Sequence[ArmResult], first: str, others: Sequence[str], metric: str) -> list[Difference]:
     """How much larger the metric is in each of the other arms than in the first."""
     spreads = _spreads(arms, {first, *others}, metric)
     return [_difference(first, other, metric, spreads) for other in others]

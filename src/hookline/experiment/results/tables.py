@@ -1,4 +1,8 @@
-"""The table of an experiment: what each arm reached.
+"""Numbers as people read them in tables and sentences.
+
+A difference between two arms in a sentence.
+
+The table of an experiment: what each arm reached.
 
 The arms as they stand by one metric, for people: a limited number of them, with their distance from the best.
 
@@ -18,20 +22,137 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hookline._engine.costs import duration
 from hookline._engine.state import ArmResult, EvalResult, RunResult
 from hookline._record.settings import describe
 from hookline.experiment.results.report_formats import Block, Heading, Paragraph, Table
 from hookline.experiment.results.statistics import (
     Difference,
-    against,
     completed,
+    differences_from,
     last_stage,
     number,
     spread,
     stages,
     values,
 )
-from hookline.experiment.results.text import NOTHING, count, mean_text, shown, signed
+
+NOTHING = "—"
+
+
+def number_text(value: float | None) -> str:
+    """A number with four digits that count.
+
+    >>> shown(0.123456), shown(1234567.0), shown(None)
+    ('0.1235', '1.235e+06', '—')
+    """
+    return NOTHING if value is None else f"{value:.4g}"
+
+
+def mean_text(mean: float | None, std: float | None) -> str:
+    """A mean with its spread, both to the same decimal.
+
+    >>> mean_text(0.84312, 0.01234), mean_text(0.84312, None), mean_text(1.0, 0.0)
+    ('0.843 ± 0.012', '0.8431', '1 ± 0')
+    """
+    if mean is None or std is None:
+        return number_text(mean)
+    decimals = _decimals(std)
+    if decimals is None or not math.isfinite(mean) or abs(mean) >= 1e6:
+        return f"{number_text(mean)} ± {std:.2g}"
+    return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+
+
+def signed_text(value: float) -> str:
+    """A difference, with its sign also where it is positive.
+
+    >>> signed(0.5), signed(-0.25)
+    ('+0.5', '-0.25')
+    """
+    return f"{value:+.3g}"
+
+
+def time_text(seconds: float) -> str:
+    """A length of time, in the units that one would say it in.
+
+    >>> time_text(12.34), time_text(754), time_text(7260)
+    ('12.3 s', '12 min 34 s', '2 h 01 min')
+    """
+    if seconds < 60 or not math.isfinite(seconds):
+        return duration(seconds) if math.isfinite(seconds) and seconds > 0 else f"{seconds:g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def plural(number: int, noun: str) -> str:
+    """How many there are of something.
+
+    >>> count(1, "run"), count(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _decimals(std: float) -> int | None:
+    """The decimals that show two digits of a spread; None where that is no way to write it."""
+    if not math.isfinite(std) or std == 0.0:
+        return None
+    decimals = 1 - math.floor(math.log10(abs(std)))
+    return None if decimals > 8 else max(0, decimals)
+
+
+def difference_text(row: Difference, mode: Literal["min", "max"]) -> str:
+    """What a difference says: which arm is better and how surely, or what it would take to know.
+
+    >>> sentence(Difference("low", "high", "accuracy", 0.12, (0.03, 0.21), 3, 3, True, 3), "max")
+    'high beats low by 0.12 (95% interval 0.03 to 0.21).'
+    """
+    if row.difference is None:
+        without = [name for name, n in ((row.a, row.n_a), (row.b, row.n_b)) if n == 0]
+        return f"{row.a} and {row.b} cannot be compared: {' and '.join(without)} has no result."
+    if row.difference != row.difference:
+        return f"{row.a} and {row.b} cannot be compared: not all of their results are numbers."
+    if row.interval is None:
+        return _once(row, mode)
+    return _beats(row, mode) if row.separated else _alike(row)
+
+
+def _beats(row: Difference, mode: Literal["min", "max"]) -> str:
+    winner, loser, by, interval = _facing(row, mode)
+    low, high = interval or (by, by)
+    if low == high:
+        return f"{winner} beats {loser} by {by:.3g} (the repeats of each all gave the same)."
+    return f"{winner} beats {loser} by {by:.3g} (95% interval {low:.3g} to {high:.3g})."
+
+
+def _alike(row: Difference) -> str:
+    low, high = row.interval or (0.0, 0.0)
+    observed = f"the difference is {row.difference:.3g}, its 95% interval {low:.3g} to {high:.3g}"
+    said = f"{row.a} and {row.b} cannot be told apart with {_repeats(row)}: {observed}"
+    if row.repeats_to_separate is None:
+        return f"{said}."
+    return f"{said}; about {row.repeats_to_separate:,} of each would, if difference and spread stay as they are."
+
+
+def _once(row: Difference, mode: Literal["min", "max"]) -> str:
+    winner, loser, by, _ = _facing(row, mode)
+    said = f"{winner} came out {by:.3g} better than {loser}" if by else f"{winner} and {loser} came out alike"
+    if min(row.n_a, row.n_b) > 1:
+        return f"{said}; how far that can be relied on cannot be said of these values."
+    return f"{said}, with {_repeats(row)}: at least 2 of each are needed to say whether that is more than chance."
+
+
+def _facing(row: Difference, mode: Literal["min", "max"]) -> tuple[str, str, float, tuple[float, float] | None]:
+    """The better arm first, by how much, and the interval seen from there."""
+    gap, interval = row.difference or 0.0, row.interval
+    winner, loser = (row.b, row.a) if (gap > 0 if mode == "max" else gap < 0) else (row.a, row.b)
+    if gap < 0 and interval is not None:
+        interval = (-interval[1], -interval[0])
+    return winner, loser, abs(gap), interval
+
+
+def _repeats(row: Difference) -> str:
+    return plural(row.n_a, "repeat") if row.n_a == row.n_b else f"{row.n_a} and {row.n_b} repeats"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +265,7 @@ class Leaderboard:
     def cells(self, row: ArmRow) -> tuple[str, ...]:
         """What stands in a row."""
         result = mean_text(row.mean, row.std)
-        return (row.arm, result, count_text(row), shown(row.best), self._gap(row), str(row.failed or ""))
+        return (row.arm, result, count_text(row), number_text(row.best), self._gap(row), str(row.failed or ""))
 
     def _gap(self, row: ArmRow) -> str:
         if row.arm == self.best:
@@ -152,7 +273,9 @@ class Leaderboard:
         gap = self.gaps.get(row.arm)
         if gap is None or gap.difference is None:
             return NOTHING
-        return signed(gap.difference) + (f" ({gap.interval[0]:.3g} to {gap.interval[1]:.3g})" if gap.interval else "")
+        return signed_text(gap.difference) + (
+            f" ({gap.interval[0]:.3g} to {gap.interval[1]:.3g})" if gap.interval else ""
+        )
 
 
 def count_text(row: ArmRow) -> str:
@@ -168,7 +291,7 @@ def leaderboard(arms: Sequence[ArmResult], metric: str | None, mode: Literal["mi
     gaps: dict[str, Difference] = {}
     if best is not None and metric is not None:
         others = [row.arm for row in shown_rows if row.arm != best.arm]
-        gaps = {gap.b: gap for gap in against(arms, best.arm, others, metric)}
+        gaps = {gap.b: gap for gap in differences_from(arms, best.arm, others, metric)}
     return Leaderboard(metric, mode, shown_rows, len(rows) - len(shown_rows), best.arm if best else None, gaps)
 
 
@@ -215,7 +338,7 @@ def _rows(
         parts = [result.breakdowns[tag] for result in results if tag in result.breakdowns]
         if parts:
             tasks = number(parts[0].get(_COUNT))
-            label = tag if tasks is None else f"{tag} ({count(int(tasks), 'task')})"
+            label = tag if tasks is None else f"{tag} ({plural(int(tasks), 'task')})"
             rows.append((arm, label, *(_mean([part.get(metric) for part in parts]) for metric in metrics)))
     return rows
 
@@ -280,7 +403,7 @@ def unfinished_runs(arms: Iterable[ArmResult]) -> list[RunResult]:
     return [run for arm in arms for run in arm.runs if not run.is_trained and run.status != "waiting"]
 
 
-def what_is_missing(arms: Iterable[ArmResult]) -> str | None:
+def incomplete_text(arms: Iterable[ArmResult]) -> str | None:
     """What an experiment that was stopped lacks, in a sentence; None where it was brought to its end."""
     runs = [run for arm in arms for run in arm.runs]
     stopped, waiting = (sum(run.status == status for run in runs) for status in ("stopped", "waiting"))

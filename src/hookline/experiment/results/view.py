@@ -10,10 +10,11 @@ from hookline.experiment.results.tables import (
     Leaderboard,
     error_line,
     failed_benchmarks,
+    incomplete_text,
+    plural,
+    time_text,
     unfinished_runs,
-    what_is_missing,
 )
-from hookline.experiment.results.text import count, time_text
 from hookline.loops.summary import LOG_FILE_WIDTH
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MOST_FAILURES = 20
 
 
-def view(result: ExperimentResult, board: Leaderboard) -> "Group":
+def render(result: ExperimentResult, board: Leaderboard) -> "Group":
     """Everything, for a console; names are shown as they are, brackets in them are no markup."""
     from rich.console import Group
 
@@ -32,11 +33,11 @@ def view(result: ExperimentResult, board: Leaderboard) -> "Group":
     if board.rows:
         parts.append(_table(board))
     if board.left_out:
-        parts.append(f"  and {count(board.left_out, 'more arm')}; all of them: result.table()")
+        parts.append(f"  and {plural(board.left_out, 'more arm')}; all of them: result.table()")
     return Group(*parts, *_failures(result))
 
 
-def print_out(shown: "Group") -> None:
+def print_rendered(shown: "Group") -> None:
     """Print to standard output; where nobody reads that any more (``| head``), nothing is printed or fails."""
     from hookline._record.terminal import terminal_console
 
@@ -58,7 +59,7 @@ def _headline(result: ExperimentResult, board: Leaderboard) -> "RenderableType":
     runs = [run for arm in result.arms for run in arm.runs]
     stage = f", stage {board.stage}" if board.stage else ""
     took = time_text(sum(run.seconds for run in runs))
-    about = f": {count(len(result.arms), 'arm')}, {count(len(runs), 'run')}{stage}, {took} in all"
+    about = f": {plural(len(result.arms), 'arm')}, {plural(len(runs), 'run')}{stage}, {took} in all"
     return Text.assemble((result.name, "bold"), about)
 
 
@@ -80,7 +81,7 @@ def _table(board: Leaderboard) -> "Table":
 def _failures(result: ExperimentResult) -> "Sequence[RenderableType]":
     from rich.text import Text
 
-    missing = what_is_missing(result.arms)
+    missing = incomplete_text(result.arms)
     lines = [Text(f"  {missing}", style="yellow")] if missing else []
     lines += [
         Text(
