@@ -1,4 +1,4 @@
-"""Reward functions that are recorded sample by sample, a library of them, and their configuration."""
+"""Reward functions that record their values per sample, a library of them, and their configuration."""
 
 from hookline.logging.completions import extract_reasoning_and_answer
 from hookline.rl.rewards import library
@@ -7,7 +7,7 @@ from hookline.rl.rewards.config import RewardConfig
 from hookline.rl.rewards.library import extract_xml_answer
 from hookline.rl.rewards.logged import LoggedReward, logged, wrap
 from hookline.rl.rewards.recording import flush, lost_rows, record_to
-from hookline.rl.rewards.scoring import Accuracy, accuracy, reset_statistics, statistics
+from hookline.rl.rewards.statistics import Accuracy, accuracy, reset_statistics, statistics
 
 __all__ = [
     "Accuracy",

@@ -239,7 +239,7 @@ def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_on
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert (callback.total_answers, len(dead._waiting)) == (4, heard)
-    assert recording.present() is None
+    assert recording.current_destination() is None
 
 
 @pytest.mark.parametrize("second", [EnhancedLoggingCallback, OptimizedLoggingCallback])
@@ -248,7 +248,7 @@ def test_second_logging_callback_of_a_trainer_is_an_error(torch, tmp_path, secon
     trainer.add_callback(second())
     with pytest.raises(OptionError, match=f"{second.__name__} would both log this training: give the trainer one"):
         trainer.train()
-    assert recording.present() is None
+    assert recording.current_destination() is None
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert callback.total_answers == 4
@@ -259,7 +259,7 @@ def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_th
     rewards.record_to(ended)
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
-    assert (callback.total_answers, ended.total_answers, recording.present()) == (4, 0, None)
+    assert (callback.total_answers, ended.total_answers, recording.current_destination()) == (4, 0, None)
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_grpo_reward_function_that_raises_fails_the_run(torch, tmp_path):
 
 
 def test_grpo_whose_columns_cannot_be_read_is_said_and_training_goes_on(torch, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(hookline_trl.Call, "of", lambda arguments: 1 / 0)
+    monkeypatch.setattr(hookline_trl.RewardCall, "from_arguments", lambda arguments: 1 / 0)
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path)
     hooked(trainer, seen, strict=True)

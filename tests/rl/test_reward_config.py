@@ -122,5 +122,5 @@ def test_config_from_constants_of_a_training_script():
 
 
 def test_config_constant_that_belongs_to_no_function_is_refused():
-    with pytest.raises(hl.ConfigError, match="CORECTNESS_REWARD is no setting .* Did you mean 'CORRECTNESS_REWARD'"):
+    with pytest.raises(hl.ConfigError, match="CORECTNESS_REWARD is not a setting .* Did you mean 'CORRECTNESS_REWARD'"):
         RewardConfig.from_constants({"CORECTNESS_REWARD": 1.0})

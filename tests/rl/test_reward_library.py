@@ -113,7 +113,7 @@ def test_correctness_of_a_question_without_an_answer_does_not_apply():
 def test_correctness_finds_the_column_or_says_which_there_are():
     assert score(library.Correctness(), "<answer>4</answer>", solution=["4"]) == [2.0]
     assert score(library.Correctness(column="gold"), "<answer>4</answer>", gold=["4"], answer=["5"]) == [2.0]
-    with pytest.raises(hl.OptionError, match="column 'gold', which is not there. Did you mean 'golds'"):
+    with pytest.raises(hl.OptionError, match="there is no column 'gold' with the right answers. Did you mean 'golds'"):
         score(library.Correctness(column="gold"), "4", golds=["4"])
     with pytest.raises(hl.OptionError, match="one of 'expected', 'answer'"):
         score(library.Correctness(), "4", topic=["4"])
@@ -199,7 +199,7 @@ def test_length_in_tokens_counts_ids():
         (lambda: library.SoftFormat(weight=math.nan), "weight=nan\\): give a finite number"),
         (lambda: library.XMLCount(trailing_penalty=-1), "at least 0"),
         (lambda: library.AntiRepetition(threshold=1.0), "below 1"),
-        (lambda: library.AntiRepetition(penalty=-0.5), "it is taken off"),
+        (lambda: library.AntiRepetition(penalty=-0.5), "it is subtracted"),
         (lambda: library.AntiRepetition(run=0), "at least 1"),
         (lambda: library.TopicRelevance(threshold=0), "above 0"),
         (lambda: library.Length(minimum=5, maximum=4), "at least 1 and the minimum"),

@@ -239,7 +239,7 @@ def test_wrap_two_functions_of_one_name_is_an_error_and_a_dict_helps():
     ("make", "message"),
     [
         (lambda: rewards.wrap(correctness), "give a list of reward functions"),
-        (lambda: rewards.wrap([3]), "3 is no reward function"),
+        (lambda: rewards.wrap([3]), "3 is not a reward function"),
         (lambda: rewards.wrap([correctness], weights=[1, 2]), "one for each of the 1 functions"),
         (lambda: rewards.wrap([correctness], on_error="ignore"), "on_error='ignore': give 'raise' or 'skip'"),
         (lambda: rewards.wrap([correctness], recorder="runs"), "'runs' cannot record rewards"),
@@ -504,7 +504,7 @@ def test_arguments_that_cannot_be_read_never_stop_training(caplog):
     (function,) = rewards.wrap({"any": lambda completions: [1.0]})
     assert function(completions=[Text()]) == [1.0]
     assert rewards.statistics()["any"]["unrecorded"] == 1
-    assert caplog.messages[0].startswith("any: what this reward function scores cannot be recorded")
+    assert caplog.messages[0].startswith("any: the samples of this reward function cannot be recorded")
 
 
 def test_record_to_takes_a_recorder_or_anything_with_log_samples(tmp_path):

@@ -19,7 +19,7 @@ from typing import Any
 
 from hookline.integrations.host_loop import HostLoop
 from hookline.logging.completions import extract_reasoning_and_answer
-from hookline.rl.rewards.batch import Call
+from hookline.rl.rewards.batch import RewardCall
 from hookline.rl.types import Completion, Rollout, Task
 
 logger = logging.getLogger("hookline")
@@ -128,7 +128,7 @@ class Generations:
             return []
 
     def _made_of(self, arguments: Mapping[str, Any], values: Mapping[str, Sequence[Any]]) -> list[Rollout]:
-        call = Call.of(arguments)
+        call = RewardCall.from_arguments(arguments)
         if call is None:
             return []
         advantages, noted = self._noted(arguments)
@@ -145,7 +145,12 @@ class Generations:
         ]
 
     def _rollout(
-        self, call: Call, index: int, arguments: Mapping[str, Any], rewards: dict[str, float], advantage: float | None
+        self,
+        call: RewardCall,
+        index: int,
+        arguments: Mapping[str, Any],
+        rewards: dict[str, float],
+        advantage: float | None,
     ) -> Rollout:
         expected = None if call.expected is None else call.expected[index]
         own_id = "" if call.ids is None else call.ids[index]

@@ -39,7 +39,7 @@ from hookline.logging import (
 )
 from hookline.rl.rewards import recording
 from hookline.rl.rewards.recording import RecordTo, flush
-from hookline.rl.rewards.scoring import Accuracy, accuracy
+from hookline.rl.rewards.statistics import Accuracy, accuracy
 
 logger = logging.getLogger("hookline")
 
@@ -108,7 +108,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         self._stop_listening()
         _end_failed_trainings(state)
         self._begin(state)
-        self._beyond = recording.present()
+        self._beyond = recording.current_destination()
         self._destination, self._training = RecordTo(self), state
         if state.is_world_process_zero:
             self._do(log_memory_usage)
@@ -305,15 +305,15 @@ def _end_failed_trainings(state: Any) -> None:
 
     A process has one training at a time: whoever still listens for another one is of one that failed.
     """
-    while isinstance(left := recording.present(), EnhancedLoggingCallback) and left._training is not state:
+    while isinstance(left := recording.current_destination(), EnhancedLoggingCallback) and left._training is not state:
         left._stop_listening()
-        if recording.present() is left:  # put back by somebody who did not know that it had ended
-            recording.replace(None)
+        if recording.current_destination() is left:  # put back by somebody who did not know that it had ended
+            recording.set_destination(None)
 
 
 def _require_the_only_one(callback: EnhancedLoggingCallback, state: Any) -> None:
     """Refuse a second callback of a trainer: all that it logs would be logged twice."""
-    other = recording.present()
+    other = recording.current_destination()
     if isinstance(other, EnhancedLoggingCallback) and other._training is state:
         _end_failed_trainings(None)
         raise OptionError(

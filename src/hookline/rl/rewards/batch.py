@@ -1,14 +1,9 @@
-"""`Batch`: completions, and what several reward functions gave for them.
+"""`RewardCall`, the samples that a reward function is called with, and `RewardBatch`, their rewards by function.
 
-`Call`: what a reward function was asked, read from the arguments that TRL, or anybody else, calls it with.
-
-The step is found where it is: in TRL's ``trainer_state``, whose ``global_step`` counts completed steps, so that what
-is generated for training belongs to the step after it; in an argument or column ``step``; otherwise nowhere. That
-an evaluation calls is seen by the model of TRL's trainer, whose method ``log_metric`` is: it is not in training mode.
-
-`RewardError`: a reward function gave something that no reward can be.
-
-What a reward function returned: handed on as it came, and read as plain numbers.
+A call is read from keyword arguments as TRL, or any other caller, passes them. The step comes from TRL's
+``trainer_state``, whose ``global_step`` counts completed steps, so samples that are generated for training belong to
+the next step; otherwise from an argument or column ``step``; otherwise it is unknown. A call is an evaluation if the
+model of TRL's trainer, to which the ``log_metric`` argument is bound, is not in training mode.
 """
 
 import math
@@ -17,20 +12,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hookline._engine.errors import HooklineError
-from hookline._engine.metrics import plain
+from hookline._engine.metrics import plain, whole
 from hookline.logging.completions import completion_text, extract_reasoning_and_answer, prompt_text
 from hookline.rl.types import Task
 
 EXPECTED_COLUMNS = ("expected", "answer", "solution", "ground_truth", "target")
-"""Where the right answer is looked for, in this order."""
+"""The usual columns of right answers; the first that exists is used."""
+
+Values = list[float | None]
+
+
+class RewardError(HooklineError, ValueError):
+    """A reward function did not return a number or None for each completion."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The samples that a reward function is to score; what nobody said is None.
+class RewardCall:
+    """The samples that a reward function scores; None stands for what is unknown.
 
     Attributes:
-        steps: The number of completed steps that each sample's row belongs to.
+        steps: The step of each sample, as a number of completed steps.
         axis: "train" or "eval".
     """
 
@@ -42,11 +43,11 @@ class Call:
     axis: str = "train"
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], expected: str | None = None) -> "Call | None":
-        """The call with these arguments by name; None for one without completions.
+    def from_arguments(cls, arguments: Mapping[str, Any], expected: str | None = None) -> "RewardCall | None":
+        """Read a call from its arguments by name; None if there are no completions.
 
         Args:
-            expected: The column that holds the right answers; looked for in `EXPECTED_COLUMNS` where None.
+            expected: The column of right answers; by default the first of `EXPECTED_COLUMNS` that exists.
         """
         if "completions" not in arguments:
             return None
@@ -54,11 +55,12 @@ class Call:
         count = len(completions)
         prompts = _column(arguments, "prompts", count)
         ids = _column(arguments, "id", count)
-        axis, steps = _steps(arguments, count)
+        answers = _column(arguments, expected_column(arguments, expected), count)
+        axis, steps = _axis_and_steps(arguments, count)
         return cls(
             completions,
             None if prompts is None else [prompt_text(each) for each in prompts],
-            _answers(arguments, expected, count),
+            None if answers is None else [None if each is None else prompt_text(each) for each in answers],
             None if ids is None else [str(plain(each)) for each in ids],
             steps,
             axis,
@@ -66,107 +68,80 @@ class Call:
 
 
 def expected_column(arguments: Mapping[str, Any], wanted: str | None = None) -> str | None:
-    """The name of the column that holds the right answers; None where there is none."""
+    """Return the name of the column of right answers; None if there is none."""
     return next((name for name in ((wanted,) if wanted else EXPECTED_COLUMNS) if name in arguments), None)
 
 
-def _answers(arguments: Mapping[str, Any], wanted: str | None, count: int) -> list[str | None] | None:
-    name = expected_column(arguments, wanted)
-    answers = None if name is None else _column(arguments, name, count)
-    return None if answers is None else [None if each is None else prompt_text(each) for each in answers]
-
-
-def _column(arguments: Mapping[str, Any], name: str, count: int) -> Sequence[Any] | None:
-    values: Any = arguments.get(name)
+def _column(arguments: Mapping[str, Any], name: str | None, count: int) -> Sequence[Any] | None:
+    values: Any = None if name is None else arguments.get(name)
     values = values.tolist() if hasattr(values, "tolist") else values
     return values if isinstance(values, list | tuple) and len(values) == count else None
 
 
-def _steps(arguments: Mapping[str, Any], count: int) -> tuple[str, list[int] | None]:
-    completed = _whole(getattr(arguments.get("trainer_state"), "global_step", None))
+def _axis_and_steps(arguments: Mapping[str, Any], count: int) -> tuple[str, list[int] | None]:
+    completed = whole(plain(getattr(arguments.get("trainer_state"), "global_step", None)))
     if completed is not None:
-        evaluating = _is_evaluating(arguments.get("log_metric"))
-        return "eval" if evaluating else "train", [completed + (not evaluating)] * count
-    step = _whole(arguments.get("step"))
+        model = getattr(getattr(arguments.get("log_metric"), "__self__", None), "model", None)
+        is_evaluation = getattr(model, "training", True) is False
+        return "eval" if is_evaluation else "train", [completed + (not is_evaluation)] * count
+    step = whole(plain(arguments.get("step")))
     column = _column(arguments, "step", count) if step is None else [step] * count
-    steps = [each for value in column or () if (each := _whole(value)) is not None]
+    steps = [each for value in column or () if (each := whole(plain(value))) is not None]
     return "train", steps if column is not None and len(steps) == count else None
 
 
-def _is_evaluating(log_metric: Any) -> bool:
-    model = getattr(getattr(log_metric, "__self__", None), "model", None)
-    return getattr(model, "training", True) is False
+def read_values(result: Any, name: str, count: int | None) -> tuple[Any, Values]:
+    """Return the result of a reward function, and its numbers.
 
-
-def _whole(value: Any) -> int | None:
-    number = plain(value)
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-class RewardError(HooklineError, ValueError):
-    """A reward function returned something else than a number or None for each completion."""
-
-
-Values = list[float | None]
-
-
-def read(result: Any, name: str, count: int | None) -> tuple[Any, Values]:
-    """What to hand on, which is the very result unless that can be read only once; and its numbers.
+    The result itself is returned unless it can only be read once, as a generator, which becomes a list.
 
     Args:
-        name: The reward function's, for errors.
-        count: How many completions there are; None where nobody knows.
+        name: The function's name, for errors.
+        count: The number of completions; None if it is unknown.
 
     Raises:
         RewardError: It is not a number or None for each completion.
     """
     wanted = f"a list with a number or None for each of the {'' if count is None else f'{count} '}completions"
-    handed_on = result if hasattr(result, "tolist") or isinstance(result, list | tuple) else _listed(result)
-    values = handed_on.tolist() if hasattr(handed_on, "tolist") else handed_on
+    is_iterator = isinstance(result, Iterable) and not isinstance(result, list | tuple | str | bytes | Mapping)
+    returned = list(result) if is_iterator and not hasattr(result, "tolist") else result
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple):
         raise RewardError(f"{name}: the reward function returned {result!r:.200}; {wanted} is needed.")
     if count is not None and len(values) != count:
         raise RewardError(f"{name}: the reward function returned {len(values)} values; {wanted} is needed.")
-    return handed_on, [_number(value, index, name, wanted) for index, value in enumerate(values)]
+    numbers: Values = []
+    for index, value in enumerate(values):
+        number = plain(value)
+        if number is not None and not isinstance(number, int | float):
+            raise RewardError(
+                f"{name}: value {index} that the reward function returned is {value!r:.200}; {wanted} is needed."
+            )
+        try:
+            numbers.append(None if number is None else float(number))
+        except OverflowError:
+            raise RewardError(
+                f"{name}: value {index} that the reward function returned is larger than a float."
+            ) from None
+    return returned, numbers
 
 
-def _listed(result: Any) -> Any:
-    """A generator as a list; anything that is no series of values as it is."""
-    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-        return result
-    return list(result)
-
-
-def _number(value: Any, index: int, name: str, wanted: str) -> float | None:
-    number = plain(value)
-    if number is None:
-        return None
-    if not isinstance(number, int | float):
-        raise RewardError(
-            f"{name}: value {index} that the reward function returned is {value!r:.200}; {wanted} is needed."
-        )
-    try:
-        return float(number)
-    except OverflowError:
-        raise RewardError(f"{name}: value {index} that the reward function returned is larger than a float.") from None
-
-
-class Batch:
-    """The samples of one batch; one row each, however many functions score them.
+class RewardBatch:
+    """The samples of one batch, with one row each, and the rewards of several functions.
 
     Args:
-        call: What the first of the functions was asked.
-        number: Which batch this is, counted from 1: the step, where nobody says one.
+        call: The call of the first function.
+        number: The number of the batch, from 1: the step if the caller does not provide one.
 
     Attributes:
         running: How many functions are scoring it now.
-        failed: Whether one of them ended with an exception that went on to its caller.
-        values: What each function gave.
-        errors: Why a function gave nothing.
+        failed: Whether a function raised an exception that reached its caller.
+        values: The values of each function.
+        errors: The error of each function that has no values.
         names: The functions that have begun to score it.
     """
 
-    def __init__(self, call: Call, number: int) -> None:
+    def __init__(self, call: RewardCall, number: int) -> None:
         self.call = call
         self.number = number
         self.running = 0
@@ -177,19 +152,18 @@ class Batch:
 
     @property
     def step(self) -> int:
-        """The step of its first sample."""
+        """The step of the first sample."""
         return self.call.steps[0] if self.call.steps else self.number
 
     @property
     def ids(self) -> list[str]:
-        """The questions' ids: the dataset's own, or made from prompt and right answer as `Task` does it."""
-        call = self.call
-        if call.ids is not None:
-            return call.ids
-        return [Task(self._prompt(index), self._expected(index)).id for index in range(len(call.completions))]
+        """The ids of the questions: those of the dataset, or made of prompt and right answer as in `Task`."""
+        if self.call.ids is not None:
+            return self.call.ids
+        return [Task(self._prompt(index), self._expected(index)).id for index in range(len(self.call.completions))]
 
-    def takes(self, name: str, call: Call) -> bool:
-        """Whether a function's call is about these samples, and its first one."""
+    def accepts(self, name: str, call: RewardCall) -> bool:
+        """Return whether a call has the same samples, and is the function's first for them."""
         mine = self.call
         return (
             name not in self.names
@@ -198,8 +172,8 @@ class Batch:
             and (mine.prompts is None or call.prompts is None or mine.prompts == call.prompts)
         )
 
-    def begin(self, name: str, call: Call) -> None:
-        """A function begins to score; what it was told about the samples is known from now on."""
+    def begin(self, name: str, call: RewardCall) -> None:
+        """Note that a function begins to score, and keep what its call adds to the samples."""
         self.names.add(name)
         self.running += 1
         mine = self.call
@@ -211,46 +185,35 @@ class Batch:
         )
 
     def is_complete(self, members: Collection[str]) -> bool:
-        """Whether nothing more is to come: all functions, if they are known, have scored, or one has ended it."""
+        """Return whether all functions, if they are known, have scored it, or one of them has failed."""
         return not self.running and (self.failed or (bool(members) and self.names.issuperset(members)))
 
     def rows(self, weights: Mapping[str, float]) -> list[dict[str, Any]]:
-        """A row for each sample, as `Recorder.samples` takes it."""
-        ids = self.ids
-        return [self._row(index, ids[index], weights) for index in range(len(self.call.completions))]
-
-    def rewards(self, index: int) -> dict[str, float]:
-        """What each function gave for a sample; one that gave nothing is missing."""
-        given = {name: values[index] for name, values in self.values.items()}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def _row(self, index: int, question: str, weights: Mapping[str, float]) -> dict[str, Any]:
-        completion = self.call.completions[index]
-        rewards = self.rewards(index)
-        reasoning, answer = extract_reasoning_and_answer(completion)
-        row = {
-            "step": self.call.steps[index] if self.call.steps else self.number,
-            "axis": self.call.axis,
-            "group": question,
-            "prompt": self._prompt(index),
-            "completion": completion,
-            "expected": self._expected(index),
-            "reasoning": reasoning,
-            "answer": answer,
-            "rewards": rewards,
-            "total": total(rewards, weights),
-            "reward_errors": dict(self.errors) or None,
-        }
-        return {key: value for key, value in row.items() if value is not None}
+        """Return a row per sample, for `Recorder.samples`; the total is weighted as in TRL, ignoring NaN."""
+        rows = []
+        for index, (completion, question) in enumerate(zip(self.call.completions, self.ids, strict=True)):
+            values = {name: values[index] for name, values in self.values.items()}
+            rewards = {name: value for name, value in values.items() if value is not None}
+            weighted = [weights.get(name, 1.0) * value for name, value in rewards.items() if not math.isnan(value)]
+            reasoning, answer = extract_reasoning_and_answer(completion)
+            row = {
+                "step": self.call.steps[index] if self.call.steps else self.number,
+                "axis": self.call.axis,
+                "group": question,
+                "prompt": self._prompt(index),
+                "completion": completion,
+                "expected": self._expected(index),
+                "reasoning": reasoning,
+                "answer": answer,
+                "rewards": rewards,
+                "total": sum(weighted) if weighted else None,
+                "reward_errors": dict(self.errors) or None,
+            }
+            rows.append({key: value for key, value in row.items() if value is not None})
+        return rows
 
     def _prompt(self, index: int) -> str:
         return self.call.prompts[index] if self.call.prompts is not None else ""
 
     def _expected(self, index: int) -> str | None:
         return self.call.expected[index] if self.call.expected is not None else None
-
-
-def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
-    """The weighted sum, as TRL makes it: NaN counts for nothing; None where nothing counts."""
-    counted = [weights.get(name, 1.0) * value for name, value in rewards.items() if not math.isnan(value)]
-    return sum(counted) if counted else None

@@ -1,26 +1,12 @@
 """Ready-made reward functions, called as TRL calls them: ``(prompts, completions, **columns)``.
 
-Classes make functions with settings; the functions ending in ``_reward_func`` have the default ones. All take any
-text, as a string or as a chat, and are not logged by themselves: `hookline.rewards.wrap` or a `RewardConfig` does it.
-
-What the reward functions of the library have in common: settings that are checked, and texts to look at.
-
-Rewards for answers: the right one, and one that is a whole number.
-
-A reward for completions that are neither too short nor too long.
-
-A reward for keeping to the topic.
-
-A penalty for repeating oneself.
-
-Rewards for a completion's form: ``<reasoning>...</reasoning>`` and then ``<answer>...</answer>``.
-
-All patterns take time in proportion to the text's length, whatever it is.
+Classes make functions with settings; the functions ending in ``_reward_func`` have the default settings. They accept
+completions as texts or chats, and are not logged by themselves: use `hookline.rewards.wrap` or a `RewardConfig`. All
+patterns take time in proportion to the length of the text, for any text.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -54,12 +40,12 @@ __all__ = [
 ]
 
 
-class TextReward(CheckedStruct, kw_only=True):
-    """The settings that all have.
+class Reward(CheckedStruct, kw_only=True):
+    """The common settings.
 
     Args:
-        weight: What the function counts for beside others, as TRL's ``reward_weights``; it does not change what the
-            function gives. 0 leaves it out of a `RewardConfig`.
+        weight: The weight of the function among others, as in TRL's ``reward_weights``; it does not change the values
+            of the function. 0 leaves it out of a `RewardConfig`.
     """
 
     weight: float = 1.0
@@ -71,19 +57,24 @@ class TextReward(CheckedStruct, kw_only=True):
             if isinstance(value, float) and not math.isfinite(value):
                 raise OptionError(f"{type(self).__name__}({name}={value!r}): give a finite number.")
 
-    def _require(self, name: str, least: float, most: float, wanted: str) -> None:
+    def _require(self, name: str, wanted: str, *, minimum: float, maximum: float = math.inf) -> None:
         value = getattr(self, name)
-        if not least <= value <= most:
+        if not minimum <= value <= maximum:
             raise OptionError(f"{type(self).__name__}({name}={value!r}): give {wanted}.")
 
 
-def texts_of(completions: Iterable[Any]) -> list[str]:
-    """Completions as texts, be they texts or chats."""
-    return [completion_text(each) for each in completions]
+class TextReward(Reward, kw_only=True):
+    """A reward that depends on the text of the completion only."""
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [self._score(completion_text(each)) for each in completions]
+
+    def _score(self, text: str) -> float:
+        raise NotImplementedError
 
 
 def extract_xml_answer(text: str) -> str | None:
-    """What stands in the last ``<answer>``; None where there is none that is closed.
+    """Return the content of the last closed ``<answer>``; None if there is none.
 
     >>> extract_xml_answer("<reasoning>2 + 2</reasoning><answer> 4 </answer>")
     '4'
@@ -91,8 +82,8 @@ def extract_xml_answer(text: str) -> str | None:
     return extract_reasoning_and_answer(text)[1]
 
 
-def answer_in(text: str, tagged: bool) -> str | None:
-    """The answer that a completion gives: what is tagged as such, else the whole text where tags are not asked for."""
+def _answer(text: str, tagged: bool) -> str | None:
+    """Return the tagged answer, or the whole text if there is none and tags are not required."""
     answer = extract_xml_answer(text)
     return text.strip() if answer is None and not tagged else answer
 
@@ -101,17 +92,17 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]*)?|[+-
 _WHOLE = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 
 
-class Correctness(TextReward, kw_only=True):
-    """Whether the answer is the right one: ``reward`` or ``wrong``, and None where nobody knows what is right.
+class Correctness(Reward, kw_only=True):
+    """Rewards the right answer: ``reward`` or ``wrong``, and None if the right answer is unknown.
 
-    Answers are compared as numbers where both are (``1,234.0`` is ``1234``), otherwise as texts, in which case and
-    the amount of white space do not matter.
+    Answers are compared as numbers if both are numbers (``1,234.0`` equals ``1234``), otherwise as texts, ignoring case
+    and the amount of white space.
 
     Args:
         reward: For the right answer.
-        wrong: For any other, or none.
-        tagged: The answer must stand in ``<answer>``; otherwise the whole completion is one where there is no tag.
-        column: What holds the right answers; the first of the usual names that the dataset has, where None.
+        wrong: For any other answer, or none.
+        tagged: Require the answer in ``<answer>``; otherwise a completion without tags is an answer as a whole.
+        column: The column of right answers; by default the first of the usual names that the dataset has.
     """
 
     reward: float = 2.0
@@ -130,39 +121,36 @@ class Correctness(TextReward, kw_only=True):
             )
 
     def __call__(self, prompts: Any, completions: Any, answer: Any = None, **columns: Any) -> list[float | None]:
-        """A reward for each completion.
+        """Return a reward for each completion.
 
         Raises:
-            OptionError: There is no column with the right answers, or not one answer for each completion.
+            OptionError: There is no column of right answers, or it has a wrong number of them.
         """
         columns = columns if answer is None else {"answer": answer, **columns}
-        texts, answers = texts_of(completions), self._answers(columns, len(completions))
-        return [
-            None if expected is None else self._score(text, expected)
-            for text, expected in zip(texts, answers, strict=True)
-        ]
+        rewards: list[float | None] = []
+        for completion, expected in zip(completions, self._expected(columns, len(completions)), strict=True):
+            given = _answer(completion_text(completion), self.tagged)
+            is_right = expected is not None and given is not None and same_answer(given, expected)
+            rewards.append(None if expected is None else self.reward if is_right else self.wrong)
+        return rewards
 
-    def _score(self, text: str, expected: Any) -> float:
-        given = answer_in(text, self.tagged)
-        return self.reward if given is not None and same_answer(given, expected) else self.wrong
-
-    def _answers(self, columns: dict[str, Any], count: int) -> list[Any]:
+    def _expected(self, columns: dict[str, Any], count: int) -> list[Any]:
         name = expected_column(columns, self.column)
         if name is None:
             wanted = repr(self.column) if self.column else f"one of {', '.join(map(repr, EXPECTED_COLUMNS))}"
             raise OptionError(
-                f"correctness: the right answers are looked for in the column {wanted}, which is not there. "
-                f"{closest(self.column or 'answer', columns)} Say which it is with column=..."
+                f"correctness: there is no column {wanted} with the right answers. "
+                f"{closest(self.column or 'answer', columns)} Name the column with column=..."
             )
         answers = columns[name]
         answers = answers.tolist() if hasattr(answers, "tolist") else answers
         if not isinstance(answers, list | tuple) or len(answers) != count:
-            raise OptionError(f"correctness: {name}={answers!r:.200}: give the right answer for each of {count}.")
+            raise OptionError(f"correctness: {name}={answers!r:.200}: give {count} right answers.")
         return list(answers)
 
 
 class Integer(TextReward, kw_only=True):
-    """Whether the answer is a whole number, such as ``-12`` or ``1,234``: ``reward`` or 0.
+    """Rewards an answer that is a whole number, such as ``-12`` or ``1,234``: ``reward`` or 0.
 
     Args:
         reward: For a whole number.
@@ -175,43 +163,39 @@ class Integer(TextReward, kw_only=True):
     reward_name = "integer"
     __name__ = "int_reward_func"
 
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """A reward for each completion."""
-        answers = [answer_in(text, self.tagged) for text in texts_of(completions)]
-        return [self.reward if each is not None and _WHOLE.fullmatch(each) else 0.0 for each in answers]
+    def _score(self, text: str) -> float:
+        answer = _answer(text, self.tagged)
+        return self.reward if answer is not None and _WHOLE.fullmatch(answer) else 0.0
 
 
 def same_answer(given: str, expected: Any) -> bool:
-    """Whether two answers are the same.
+    """Return whether two answers are equal, as numbers or as texts.
 
     >>> same_answer("1,234.0", 1234), same_answer(" New  York", "new york"), same_answer("4", "5")
     (True, True, False)
     """
-    one, other = _normal(given), _normal(prompt_text(plain(expected)))
+    one, other = _normalized(given), _normalized(prompt_text(plain(expected)))
     if one == other:
         return True
-    return bool(_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)) and _value(one) == _value(other)
+    if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+        return False
+    return Decimal(one.replace(",", "")) == Decimal(other.replace(",", ""))
 
 
-def _normal(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _value(text: str) -> Decimal:
-    return Decimal(text.replace(",", ""))
+class Length(Reward, kw_only=True):
+    """Rewards the right length: ``reward`` from ``minimum`` to ``maximum``, less outside.
 
-
-class Length(TextReward, kw_only=True):
-    """Whether it has the right length: ``reward`` from ``minimum`` to ``maximum``, less outside.
-
-    Below, the reward is in proportion to the length; above, it falls to 0 at twice the maximum. It is between 0 and
-    ``reward``.
+    Below the minimum, the reward is proportional to the length; above the maximum, it falls to 0 at twice the maximum.
 
     Args:
         reward: For the right length.
-        minimum: The shortest that earns all of it.
-        maximum: The longest that earns all of it.
-        unit: What is counted: "words", "characters", or "tokens", of which TRL says the ids.
+        minimum: The smallest length with the full reward.
+        maximum: The largest length with the full reward.
+        unit: "words", "characters", or "tokens", which needs the ``completion_ids`` that TRL passes.
     """
 
     reward: float = 0.5
@@ -224,21 +208,19 @@ class Length(TextReward, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("minimum", 0, float("inf"), "a whole number of at least 0")
-        self._require("maximum", max(1, self.minimum), float("inf"), "a whole number of at least 1 and the minimum")
+        self._require("minimum", "a whole number of at least 0", minimum=0)
+        self._require("maximum", "a whole number of at least 1 and the minimum", minimum=max(1, self.minimum))
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """A reward for each completion."""
-        return [self._score(length) for length in self._lengths(completions, columns)]
-
-    def _lengths(self, completions: Any, columns: dict[str, Any]) -> list[int]:
-        if self.unit != "tokens":
-            texts = texts_of(completions)
-            return [len(text.split()) if self.unit == "words" else len(text) for text in texts]
-        ids = columns.get("completion_ids")
-        if ids is None or len(ids) != len(completions):
-            raise OptionError(f"length: completion_ids={ids!r:.200}: unit='tokens' needs the ids of each completion.")
-        return [len(each) for each in ids]
+        if self.unit == "tokens":
+            ids = columns.get("completion_ids")
+            if ids is None or len(ids) != len(completions):
+                raise OptionError(
+                    f"length: completion_ids={ids!r:.200}: unit='tokens' needs the ids of each completion."
+                )
+            return [self._score(len(each)) for each in ids]
+        texts = [completion_text(each) for each in completions]
+        return [self._score(len(text.split()) if self.unit == "words" else len(text)) for text in texts]
 
     def _score(self, length: int) -> float:
         if length < self.minimum:
@@ -257,22 +239,21 @@ _COMMON = frozenset(
         this those through very want were what when where which while whom whose will with would write your""",
     )
 )
-"""Words of questions that say nothing about their topic."""
+"""Words of questions that are unrelated to their topic."""
 
 
-class TopicRelevance(TextReward, kw_only=True):
-    """How many of the question's key words the completion has: between 0 and ``reward``.
+class TopicRelevance(Reward, kw_only=True):
+    """Rewards the key words of the question in the completion: between 0 and ``reward``.
 
-    Key words are the different words of the question (of a chat: of its last message of the user) that have at
-    least ``min_letters`` letters and are not among the most common of questions. ``reward`` is given in proportion
-    to the share of them that the completion has, and in full from ``threshold`` on. A question without key words is
-    given None: it does not apply.
+    Key words are the distinct words of the question (of a chat: of the user's last message) that have at least
+    ``min_letters`` letters and are not common in questions. The reward is proportional to the share of key words in
+    the completion, up to ``threshold``. A question without key words gets None.
 
     Args:
-        reward: The most that is given.
-        threshold: The share of key words that earns all of it.
-        min_letters: How many letters a key word has.
-        column: What holds the topic, as a text, where it is not the question itself.
+        reward: The largest reward.
+        threshold: The share of key words with the full reward.
+        min_letters: The least number of letters of a key word.
+        column: A column of texts to use as the topic instead of the question.
     """
 
     reward: float = 0.5
@@ -285,22 +266,22 @@ class TopicRelevance(TextReward, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("threshold", 1e-9, 1, "a share above 0, and at most 1")
-        self._require("min_letters", 1, float("inf"), "a whole number of at least 1")
+        self._require("threshold", "a share above 0, and at most 1", minimum=1e-9, maximum=1)
+        self._require("min_letters", "a whole number of at least 1", minimum=1)
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        """A reward for each completion."""
         topics = prompts if self.column is None else columns.get(self.column)
         if topics is None or len(topics) != len(completions):
             raise OptionError(f"topic_relevance: {self.column or 'prompts'}={topics!r:.200}: give one per completion.")
-        texts = texts_of(completions)
-        return [self._score(_question(topic), text) for topic, text in zip(topics, texts, strict=True)]
+        return [self._score(topic, completion_text(each)) for topic, each in zip(topics, completions, strict=True)]
 
-    def _score(self, topic: str, text: str) -> float | None:
-        wanted = {word for word in _words(topic) if len(word) >= self.min_letters} - _COMMON
-        if not wanted:
+    def _score(self, topic: Any, text: str) -> float | None:
+        questions = [each for each in topic if each.get("role") == "user"] if is_chat(topic) else []
+        question = prompt_text(questions[-1] if questions else topic)
+        key_words = {word for word in _words(question) if len(word) >= self.min_letters} - _COMMON
+        if not key_words:
             return None
-        share = len(wanted & _words(text)) / len(wanted)
+        share = len(key_words & _words(text)) / len(key_words)
         return self.reward * min(1.0, share / self.threshold)
 
 
@@ -308,24 +289,16 @@ def _words(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-def _question(prompt: Any) -> str:
-    """What is asked: the last that the user of a chat said, or the whole prompt."""
-    asked = [each for each in prompt if each.get("role") == "user"] if is_chat(prompt) else []
-    last: Mapping[str, Any] | Any = asked[-1] if asked else prompt
-    return prompt_text(last)
-
-
 class AntiRepetition(TextReward, kw_only=True):
-    """Costs up to ``penalty`` for runs of words that stood in the completion before.
+    """Penalizes repeated runs of words: between ``-penalty`` and 0.
 
-    The share of such runs among all is tolerated up to ``threshold``; from there the cost grows in proportion, and
-    reaches ``penalty`` where everything is repetition. The reward is between ``-penalty`` and 0, and 0 for a text
-    that is shorter than a run.
+    A share of repeated runs up to ``threshold`` is free; from there the penalty grows linearly, up to ``penalty`` for
+    a text of repetitions only. A text that is shorter than a run is not penalized.
 
     Args:
-        penalty: The most that it costs.
-        threshold: The share of repeated runs that costs nothing.
-        run: How many words in a row make a run.
+        penalty: The largest penalty.
+        threshold: The share of repeated runs without a penalty.
+        run: The number of words in a run.
     """
 
     penalty: float = 0.5
@@ -337,13 +310,9 @@ class AntiRepetition(TextReward, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("penalty", 0, float("inf"), "a number of at least 0; it is taken off")
-        self._require("threshold", 0, 0.999, "a share of at least 0 and below 1")
-        self._require("run", 1, float("inf"), "a whole number of at least 1")
-
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """A reward for each completion."""
-        return [self._score(text) for text in texts_of(completions)]
+        self._require("penalty", "a number of at least 0; it is subtracted", minimum=0)
+        self._require("threshold", "a share of at least 0 and below 1", minimum=0, maximum=0.999)
+        self._require("run", "a whole number of at least 1", minimum=1)
 
     def _score(self, text: str) -> float:
         excess = repetition(text, self.run) - self.threshold
@@ -351,7 +320,7 @@ class AntiRepetition(TextReward, kw_only=True):
 
 
 def repetition(text: str, run: int = 4) -> float:
-    """The share of a text's runs of words that stood in it before; 0 for a text without a run.
+    """Return the share of repeated runs of words in a text; 0 for a text without a run.
 
     >>> repetition("one two three four five"), repetition("no no no no no no")
     (0.0, 0.6666666666666667)
@@ -369,10 +338,10 @@ _STRICT = re.compile(rf"<reasoning>\n{_INSIDE}(?<=\n)</reasoning>\n<answer>\n{_I
 
 
 class SoftFormat(TextReward, kw_only=True):
-    """Whether a reasoning, directly followed by an answer, stands anywhere in it: ``reward`` or 0.
+    """Rewards a reasoning directly followed by an answer, anywhere in the completion: ``reward`` or 0.
 
     Args:
-        reward: For one that is well formed.
+        reward: For the right format.
     """
 
     reward: float = 0.5
@@ -380,16 +349,15 @@ class SoftFormat(TextReward, kw_only=True):
     reward_name = "soft_format"
     __name__ = "soft_format_reward_func"
 
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """A reward for each completion."""
-        return [self.reward if _SOFT.search(text) else 0.0 for text in texts_of(completions)]
+    def _score(self, text: str) -> float:
+        return self.reward if _SOFT.search(text) else 0.0
 
 
 class StrictFormat(TextReward, kw_only=True):
-    """Whether it is one reasoning and one answer, each tag on a line of its own, and nothing else: ``reward`` or 0.
+    """Rewards one reasoning and one answer, each tag on its own line, and nothing else: ``reward`` or 0.
 
     Args:
-        reward: For one that is well formed.
+        reward: For the right format.
     """
 
     reward: float = 0.5
@@ -397,20 +365,19 @@ class StrictFormat(TextReward, kw_only=True):
     reward_name = "strict_format"
     __name__ = "strict_format_reward_func"
 
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """A reward for each completion."""
-        return [self.reward if _STRICT.fullmatch(text) else 0.0 for text in texts_of(completions)]
+    def _score(self, text: str) -> float:
+        return self.reward if _STRICT.fullmatch(text) else 0.0
 
 
 class XMLCount(TextReward, kw_only=True):
-    """How many of the four tags stand in it exactly once: a quarter of ``reward`` for each.
+    """Rewards tags that occur exactly once: a quarter of ``reward`` for each of the four.
 
-    What follows the last ``</answer>``, white space at its ends aside, costs ``trailing_penalty`` a character. The
-    reward is between 0 and ``reward``.
+    Each character after the last ``</answer>``, ignoring surrounding white space, costs ``trailing_penalty``. The
+    reward is never negative.
 
     Args:
-        reward: For all four tags, with nothing behind them.
-        trailing_penalty: For each character behind the answer.
+        reward: For all four tags, with nothing after them.
+        trailing_penalty: For each character after the answer.
     """
 
     reward: float = 0.5
@@ -421,17 +388,13 @@ class XMLCount(TextReward, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("reward", 0, float("inf"), "a number of at least 0")
-        self._require("trailing_penalty", 0, float("inf"), "a number of at least 0")
-
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """A reward for each completion."""
-        return [self._score(text) for text in texts_of(completions)]
+        self._require("reward", "a number of at least 0", minimum=0)
+        self._require("trailing_penalty", "a number of at least 0", minimum=0)
 
     def _score(self, text: str) -> float:
         once = sum(text.count(tag) == 1 for tag in TAGS)
-        _, closed, behind = text.rpartition(TAGS[-1])
-        penalty = self.trailing_penalty * len(behind.strip()) if closed else 0.0
+        _, closed, trailing = text.rpartition(TAGS[-1])
+        penalty = self.trailing_penalty * len(trailing.strip()) if closed else 0.0
         return max(0.0, self.reward * once / len(TAGS) - penalty)
 
 

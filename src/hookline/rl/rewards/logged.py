@@ -1,80 +1,84 @@
-"""`logged` and `wrap`: reward functions that record what they give.
+"""`logged` and `wrap`: reward functions that record their values.
 
-A wrapped function returns what the function returns, goes by its name and has its signature; one that is ``async``
-is so when wrapped. Every reward is joined to its sample: the rewards of one completion from several functions stand
-in one row, with prompt, completion, right answer, the reasoning and the answer found in it, the question's id (as the
-row's ``group``) and the weighted total. See `hookline.rl.rewards.batch` for where the step comes from,
-`hookline.rl.rewards.recording` for when a row is written and `hookline.rl.rewards.recording` for where to.
+A wrapped function returns what the function returns, and has its name and signature; an ``async`` function stays
+``async``. The rewards of one completion from several functions are recorded in one row, with the prompt, the
+completion, the right answer, the extracted reasoning and answer, the question's id (as ``group``) and the weighted
+total. `hookline.rl.rewards.batch` determines the step, `hookline.rl.rewards.recording` when and where rows are
+written.
 
-Recording never raises. What a function does wrong (an exception, a wrong number of values, something that is no
-number, NaN, infinity) is counted, said with the function's name, and recorded in the row; then the exception or the
-values go on to the caller unchanged, or, with ``on_error="skip"``, None takes their place and training goes on.
+Recording never raises. Mistakes of a function (an exception, a wrong number of values, a value that is not a number,
+NaN, infinity) are counted, logged with the function's name, and recorded in the row. The exception or the values are
+then passed on to the caller unchanged, or replaced by None with ``on_error="skip"``.
 """
 
 import functools
 import inspect
+import logging
+import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args, overload
+from typing import Any, Literal, get_args, overload
 
+from hookline._engine.binding import is_async
 from hookline._engine.errors import DuplicateError, OptionError
-from hookline.rl.rewards.recording import Join, checked, shared
-from hookline.rl.rewards.scoring import OnError, Scoring
+from hookline.rl.rewards.batch import RewardBatch, RewardCall, Values, read_values
+from hookline.rl.rewards.recording import BatchCollector, checked_destination, shared_collector, should_log
+from hookline.rl.rewards.statistics import statistics_of
+
+logger = logging.getLogger("hookline")
 
 RewardFunction = Callable[..., Any]
+OnError = Literal["raise", "skip"]
+MAX_ERROR_LENGTH = 1000
 
 
 class LoggedReward:
-    """A reward function that records what it gives; made by `logged` and `wrap`.
+    """A reward function that records its values; made by `logged` and `wrap`.
 
     Attributes:
-        name: What its rewards are recorded under; ``__name__`` is the function's own.
-        on_error: What happens to results that cannot be used.
+        name: The name that its rewards are recorded under; ``__name__`` is the function's own.
+        on_error: What happens to invalid results.
     """
 
     def __init__(
-        self, function: RewardFunction, name: str, join: Join, on_error: OnError, expected: str | None = None
+        self,
+        function: RewardFunction,
+        name: str,
+        collector: BatchCollector,
+        on_error: OnError,
+        expected: str | None = None,
     ) -> None:
         self._source = function
         self._function: RewardFunction = function._function if isinstance(function, LoggedReward) else function
         function = self._function
         functools.update_wrapper(self, function, updated=())
-        self.__name__ = plain_name(function)
+        self.__name__ = _function_name(function)
         self.name = name
         self.on_error = on_error
-        self._join, self._expected = join, expected
-        self._positions = _positions(function)
+        self._collector, self._expected = collector, expected
+        self._positional = _positional_names(function)
         self._is_async = is_async(function)
-        if self._is_async:  # what `inspect.iscoroutinefunction` looks at in an object that is like a function
-            self.__code__, self.__defaults__, self.__kwdefaults__ = _asynchronous.__code__, None, None
+        if self._is_async:  # makes inspect.iscoroutinefunction() true for this object
+            self.__code__, self.__defaults__, self.__kwdefaults__ = _async_signature.__code__, None, None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_async:
             return self._call_async(args, kwargs)
-        scoring = self._scoring(args, kwargs)
+        call = _RecordedCall(self, args, kwargs)
         try:
             result = self._function(*args, **kwargs)
         except BaseException as error:
-            return scoring.give_up(error)
-        return scoring.finish(result)
+            return call.fail(error)
+        return call.finish(result)
 
     async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scoring = self._scoring(args, kwargs)
+        call = _RecordedCall(self, args, kwargs)
         try:
             result = await self._function(*args, **kwargs)
         except BaseException as error:
-            return scoring.give_up(error)
-        return scoring.finish(result)
-
-    def _scoring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scoring:
-        return Scoring(
-            self.name,
-            self.on_error,
-            self._join,
-            dict(zip(self._positions, args, strict=False)) | kwargs,
-            self._expected,
-        )
+            return call.fail(error)
+        return call.finish(result)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -91,17 +95,83 @@ class LoggedReward:
         return self
 
     def __deepcopy__(self, memo: Any) -> "LoggedReward":
-        return self  # as functions do
+        return self  # like a function
 
     def __reduce__(self) -> Any:
-        """By name where it stands in its module, otherwise with the function; without its recorder."""
-        if _found(self) is self:
+        """Pickle by name if the module has this object under its name, else with the function; without a recorder."""
+        found: Any = sys.modules.get(self.__module__) if "__qualname__" in self.__dict__ else None
+        for part in self.__qualname__.split(".") if found is not None else ():
+            found = getattr(found, part, None)
+        if found is self:
             return self.__qualname__
-        return LoggedReward, (self._source, self.name, self._join, self.on_error, self._expected)
+        return LoggedReward, (self._source, self.name, self._collector, self.on_error, self._expected)
 
-    def again(self, join: Join, *, name: str | None, on_error: OnError | None, expected: str | None) -> "LoggedReward":
-        """The same function in another join."""
-        return LoggedReward(self, name or self.name, join, on_error or self.on_error, expected or self._expected)
+
+class _RecordedCall:
+    """One call of a reward function, from its arguments to the result that the caller gets."""
+
+    def __init__(self, reward: LoggedReward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._name, self._on_error, self._collector = reward.name, reward.on_error, reward._collector
+        self._batch: RewardBatch | None = None
+        arguments = dict(zip(reward._positional, args, strict=False)) | kwargs
+        try:
+            call = RewardCall.from_arguments(arguments, reward._expected)
+            self._batch = None if call is None else self._collector.begin(self._name, call)
+        except Exception as error:  # unusual arguments, which the function itself may accept
+            if should_log(statistics_of(self._name).add_unrecorded()):
+                logger.warning("%s: the samples of this reward function cannot be recorded: %r", self._name, error)
+
+    @property
+    def _count(self) -> int | None:
+        return None if self._batch is None else len(self._batch.call.completions)
+
+    def finish(self, result: Any) -> Any:
+        """Record the result of the function, and return it."""
+        try:
+            returned, values = read_values(result, self._name, self._count)
+        except Exception as error:
+            return self.fail(error)
+        self._end(values)
+        statistics = statistics_of(self._name)
+        nonfinite = statistics.add(values)
+        if not nonfinite:
+            return returned
+        is_skipped = self._on_error == "skip"
+        if should_log(statistics.nonfinite_calls):
+            outcome = "None is returned instead" if is_skipped else "they are returned unchanged"
+            logger.warning("%s: %d of %d rewards are NaN or infinite; %s.", self._name, nonfinite, len(values), outcome)
+        if is_skipped:
+            return [value if value is not None and math.isfinite(value) else None for value in values]
+        return returned
+
+    def fail(self, error: BaseException) -> Values:
+        """Record that the function failed; raise the error again, or return None for each completion."""
+        if not isinstance(error, Exception):  # e.g. KeyboardInterrupt, which is not the function's failure
+            self._end(None, failed=True)
+            raise error
+        is_skipped = self._on_error == "skip" and self._count is not None
+        failures = statistics_of(self._name).add_error()
+        try:
+            text = f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]
+        except Exception:  # str() of a user's exception may fail itself
+            text = type(error).__name__
+        self._end(None, error=text, failed=not is_skipped)
+        if should_log(failures):
+            logger.warning(
+                "%s: this reward function failed at step %s (%d failures so far)%s: %s",
+                self._name,
+                "?" if self._batch is None else self._batch.step,
+                failures,
+                " and returns None for the whole batch" if is_skipped else "",
+                text,
+            )
+        if not is_skipped:
+            raise error
+        return [None] * (self._count or 0)
+
+    def _end(self, values: Values | None, *, error: str | None = None, failed: bool = False) -> None:
+        if self._batch is not None:
+            self._collector.end(self._batch, self._name, values, error=error, failed=failed)
 
 
 @overload
@@ -117,27 +187,23 @@ def logged(
     on_error: OnError = "raise",
     expected: str | None = None,
 ) -> LoggedReward | Callable[[RewardFunction], LoggedReward]:
-    """Make a reward function record what it gives: ``@rewards.logged("correctness")``, or ``@rewards.logged``.
+    """Make a reward function record its values: ``@rewards.logged("correctness")``, or ``@rewards.logged``.
 
     Args:
-        name: What its rewards are recorded under; the function's own name where none is given.
-        recorder: A run, a `Recorder`, or anything with ``log_samples(rows)``; see `record_to` for where rewards go
-            otherwise.
-        on_error: "raise" hands on what the function raises and returns; "skip" gives None instead of what cannot be
-            used, so that training goes on.
-        expected: The column that holds the right answers; found by its usual names where none is given.
+        name: The name that its rewards are recorded under; the function's own name by default.
+        recorder: A run, a `Recorder`, or an object with ``log_samples(rows)``; by default the destination of
+            `record_to`.
+        on_error: "raise" passes on what the function raises and returns; "skip" replaces invalid results by None, so
+            that training continues.
+        expected: The column of right answers; found by its usual names by default.
     """
-    require_on_error(on_error)
-    join, own = shared(checked(recorder)), None if callable(name) else name
+    _require_on_error(on_error)
+    collector = shared_collector(checked_destination(recorder))
     if callable(name):
-        return _logged(name, own, join, on_error, expected)
+        return _make_logged(name, None, collector, on_error, expected)
     if not (name is None or (isinstance(name, str) and name)):
         raise OptionError(f"logged({name!r}): give a name for its rewards, or nothing.")
-
-    def decorate(function: RewardFunction) -> LoggedReward:
-        return _logged(function, own, join, on_error, expected)
-
-    return decorate
+    return lambda function: _make_logged(function, name, collector, on_error, expected)
 
 
 def wrap(
@@ -148,88 +214,74 @@ def wrap(
     on_error: OnError | None = None,
     expected: str | None = None,
 ) -> list[Any]:
-    """Reward functions that record what they give, in one row for each completion; for ``reward_funcs=`` of TRL.
+    """Make reward functions record their values, in one row per completion; for ``reward_funcs=`` of TRL.
 
-    Reward models and names of models, which TRL calls in its own way, are handed on as they are.
+    Reward models and names of models, which TRL calls itself, are returned unchanged.
 
     Args:
         functions: Functions, or functions by the names that their rewards are recorded under.
         recorder: As for `logged`.
-        weights: What each function counts for in a sample's total: TRL's ``reward_weights``; 1 where none are given.
-        on_error: As for `logged`; functions that are logged already keep their own where none is given.
+        weights: The weight of each function in a sample's total, TRL's ``reward_weights``; 1 by default.
+        on_error: As for `logged`; by default, functions that are logged already keep theirs.
         expected: As for `logged`.
 
     Raises:
         DuplicateError: Two functions have the same name.
     """
-    named = _named(functions)
-    if on_error is not None:
-        require_on_error(on_error)
-    if weights is not None and len(weights) != len(named):
-        raise OptionError(f"weights={list(weights)!r:.200}: give one for each of the {len(named)} functions.")
-    by_name = {name: float(weight) for (name, _), weight in zip(named, weights or (), strict=False) if name is not None}
-    join = Join(checked(recorder), [name for name, _ in named if name is not None], by_name)
-    return [each if name is None else _logged(each, name, join, on_error, expected) for name, each in named]
-
-
-def require_on_error(on_error: Any) -> None:
-    """Refuse what is no way to treat errors."""
-    if on_error not in get_args(OnError):
-        raise OptionError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
-
-
-def plain_name(function: Any) -> str:
-    """What a function is called; of an object that is called like one, its class's name."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__name__", None)
-    return name if isinstance(name, str) else type(function).__name__
-
-
-def is_async(function: Any) -> bool:
-    """Whether calling it gives something to await."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _logged(
-    function: Any, name: str | None, join: Join, on_error: OnError | None, expected: str | None
-) -> LoggedReward:
-    if isinstance(function, LoggedReward):
-        return function.again(join, name=name, on_error=on_error, expected=expected)
-    if not callable(function):
-        raise OptionError(f"{function!r:.200} is no reward function: give something that can be called.")
-    return LoggedReward(function, name or own_name(function), join, on_error or "raise", expected)
-
-
-def own_name(function: Any) -> str:
-    """The name that a function's rewards are recorded under where nobody says another."""
-    if isinstance(function, LoggedReward):
-        return function.name
-    given = getattr(function, "reward_name", None)
-    return given if isinstance(given, str) else plain_name(function)
-
-
-def _named(functions: Any) -> list[tuple[str | None, Any]]:
-    """The functions with their names; models have none."""
     if isinstance(functions, str) or callable(functions) or not isinstance(functions, Iterable):
         raise OptionError(f"wrap({functions!r:.200}): give a list of reward functions, or a dict of them by name.")
     pairs = functions.items() if isinstance(functions, Mapping) else [(None, each) for each in functions]
-    named = [(None if _is_model(each) else name or own_name(each), each) for name, each in pairs]
+    named = [(None if _is_model(each) else name or _reward_name(each), each) for name, each in pairs]
     names = [name for name, _ in named if name is not None]
     for name in names:
         if names.count(name) > 1:
             raise DuplicateError(
                 f"Two reward functions are called {name!r}: give a dict of functions by name to wrap()."
             )
-    return named
+    if on_error is not None:
+        _require_on_error(on_error)
+    if weights is not None and len(weights) != len(named):
+        raise OptionError(f"weights={list(weights)!r:.200}: give one for each of the {len(named)} functions.")
+    by_name = {name: float(weight) for (name, _), weight in zip(named, weights or (), strict=False) if name is not None}
+    collector = BatchCollector(checked_destination(recorder), names, by_name)
+    return [each if name is None else _make_logged(each, name, collector, on_error, expected) for name, each in named]
+
+
+def _make_logged(
+    function: Any, name: str | None, collector: BatchCollector, on_error: OnError | None, expected: str | None
+) -> LoggedReward:
+    if isinstance(function, LoggedReward):
+        on_error, expected = on_error or function.on_error, expected or function._expected
+    elif not callable(function):
+        raise OptionError(f"{function!r:.200} is not a reward function: give a callable.")
+    return LoggedReward(function, name or _reward_name(function), collector, on_error or "raise", expected)
+
+
+def _require_on_error(on_error: Any) -> None:
+    if on_error not in get_args(OnError):
+        raise OptionError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
+
+
+def _function_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
+
+
+def _reward_name(function: Any) -> str:
+    """Return the default name of a function's rewards."""
+    if isinstance(function, LoggedReward):
+        return function.name
+    own = getattr(function, "reward_name", None)
+    return own if isinstance(own, str) else _function_name(function)
 
 
 def _is_model(function: Any) -> bool:
     return isinstance(function, str) or (hasattr(function, "forward") and hasattr(function, "named_parameters"))
 
 
-def _positions(function: Any) -> list[str]:
-    """The names of the arguments that can be given by position."""
+def _positional_names(function: Any) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -237,13 +289,5 @@ def _positions(function: Any) -> list[str]:
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
-def _found(reward: LoggedReward) -> Any:
-    """What stands in a wrapped function's module under its name."""
-    found: Any = sys.modules.get(reward.__module__) if "__qualname__" in reward.__dict__ else None
-    for part in reward.__qualname__.split(".") if found is not None else ():
-        found = getattr(found, part, None)
-    return found
-
-
-async def _asynchronous(prompts: Any, completions: Any, **columns: Any) -> None:
-    """Like every asynchronous function in what `inspect` can see of it."""
+async def _async_signature(prompts: Any, completions: Any, **columns: Any) -> None:
+    """Provides the code flags of an async function."""

@@ -1,21 +1,13 @@
-"""`Join`: puts what several reward functions give for one batch together, and has it written once.
+"""Joins the rewards of several functions for one batch into rows, and writes the rows to their destination.
 
-A batch is written when all functions have scored it, when one of them raised into training, when another batch
-begins, or at `flush`; never while a function is still at it. Functions that were wrapped together are known from the
-start; of those that were decorated one by one, the ones that took part in earlier batches are waited for. A function
-that scores a batch after it was written makes rows of its own. Safe to call from several threads.
+`BatchCollector` writes a batch when all functions have scored it, when one of them raised an exception that reached
+its caller, when another batch begins, or at `flush`; never while a function is still scoring it. Functions that were
+wrapped together are known from the start. Functions that were decorated one by one are learnt from earlier batches. A
+function that scores a batch after it was written makes new rows. All of this is thread-safe.
 
-When something that happens again and again is worth saying.
-
-Where the rows of reward functions go.
-
-A function's own ``recorder=`` comes first, then what `record_to` set, then the topics of `hookline.logging`: an
-output of the model for each sample, and the values of each function, where somebody listens to them or logging was
-initialized with a run. Where there is none of these, rows are kept nowhere; statistics are always kept.
-
-A destination that fails never stops training: it is said, and counted in `lost_rows`.
-
-`record_to`: says where all reward functions record to that were not told.
+Rows go to a function's own ``recorder=``, else to the destination of `record_to`, else to the topics of
+`hookline.logging`, if they have listeners or logging was initialized with a run; otherwise they are dropped. A
+destination that fails never stops training: the failure is logged and counted in `lost_rows`.
 """
 
 import atexit
@@ -30,59 +22,65 @@ from typing import Any
 from hookline._engine.errors import OptionError
 from hookline.logging import payloads
 from hookline.logging.functions import current, log_model_output, log_reward
-from hookline.rl.rewards.batch import Batch, Call, Values
-
-
-def should_log(count: int) -> bool:
-    """Whether to say it this time: the first three times, then each time that the count has a digit more."""
-    return count <= 3 or str(count).rstrip("0") == "1"
-
+from hookline.rl.rewards.batch import RewardBatch, RewardCall, Values
 
 logger = logging.getLogger("hookline")
 
-_present: Any = None
+_destination: Any = None
 _lost = 0
 _failures = 0
 
 
-def present() -> Any:
-    """What `record_to` set."""
-    return _present
+def should_log(count: int) -> bool:
+    """Return whether to log the ``count``-th occurrence: the first three, then each power of ten."""
+    return count <= 3 or str(count).rstrip("0") == "1"
 
 
-def replace(target: Any) -> None:
-    """Make another destination the present one."""
-    global _present
-    _present = target
+def current_destination() -> Any:
+    """Return the destination set by `record_to`, or None."""
+    return _destination
 
 
-def checked(target: Any) -> Any:
-    """A destination, or None.
+def set_destination(destination: Any) -> None:
+    """Replace the destination, without a check."""
+    global _destination
+    _destination = destination
+
+
+def checked_destination(destination: Any) -> Any:
+    """Return a destination, or None.
 
     Raises:
-        OptionError: It cannot take samples.
+        OptionError: It cannot record samples.
     """
-    if target is None or callable(getattr(target, "log_samples", None)) or callable(getattr(target, "samples", None)):
-        return target
+    if destination is None or any(callable(getattr(destination, name, None)) for name in ("log_samples", "samples")):
+        return destination
     raise OptionError(
-        f"{target!r:.200} cannot record rewards: give a run, a Recorder, or an object with log_samples()."
+        f"{destination!r:.200} cannot record rewards: give a run, a Recorder, or an object with log_samples()."
     )
 
 
 def lost_rows() -> int:
-    """How many rows of samples a destination failed to take."""
+    """Return the number of sample rows that destinations failed to record."""
     return _lost
 
 
-def deliver(target: Any, batch: Batch, weights: Mapping[str, float]) -> None:
+def _write(destination: Any, batch: RewardBatch, weights: Mapping[str, float]) -> None:
     """Write the rows of a batch; never raises."""
     global _lost, _failures
-    target = _present if target is None else target
+    destination = _destination if destination is None else destination
     try:
-        if target is None:
+        if destination is None:
             _log(batch)
+            return
+        rows = batch.rows(weights)
+        if callable(getattr(destination, "log_samples", None)):
+            destination.log_samples(rows)
         else:
-            _record(target, batch, weights)
+            destination.samples(rows)
+        event: Any = getattr(getattr(destination, "recorder", None) or destination, "event", None)
+        for name, error in batch.errors.items() if callable(event) else ():
+            event("reward_error", step=batch.step, function=name, error=error, completions=len(rows))
     except Exception as error:
         count = len(batch.call.completions)
         _lost, _failures = _lost + count, _failures + 1
@@ -90,21 +88,10 @@ def deliver(target: Any, batch: Batch, weights: Mapping[str, float]) -> None:
             logger.warning("%d samples with their rewards could not be recorded: %r", count, error)
 
 
-def _record(target: Any, batch: Batch, weights: Mapping[str, float]) -> None:
-    rows = batch.rows(weights)
-    if callable(getattr(target, "log_samples", None)):
-        target.log_samples(rows)
-    else:
-        target.samples(rows)
-    event: Any = getattr(getattr(target, "recorder", None) or target, "event", None)
-    for name, error in batch.errors.items() if callable(event) else ():
-        event("reward_error", step=batch.step, function=name, error=error, completions=len(rows))
-
-
-def _log(batch: Batch) -> None:
-    """Give the topics of logging what they take."""
-    recorded = current().run is not None
-    if recorded or payloads.get_model_logger().isEnabledFor(logging.INFO):
+def _log(batch: RewardBatch) -> None:
+    """Write a batch to the topics of `hookline.logging`."""
+    is_recorded = current().run is not None
+    if is_recorded or payloads.get_model_logger().isEnabledFor(logging.INFO):
         for row in batch.rows({}):
             log_model_output(
                 row["prompt"],
@@ -115,61 +102,61 @@ def _log(batch: Batch) -> None:
                 group=row["group"],
                 axis=row["axis"],
             )
-    if recorded or payloads.get_reward_logger().isEnabledFor(logging.INFO):
+    if is_recorded or payloads.get_reward_logger().isEnabledFor(logging.INFO):
         for name, values in batch.values.items():
             log_reward(name, values, batch.ids, step=batch.step)
 
 
-_joins: "weakref.WeakSet[Join]" = weakref.WeakSet()
-_waiting: "set[Join]" = set()
-"""Those with batches that are not written: they outlive their functions."""
+_collectors: "weakref.WeakSet[BatchCollector]" = weakref.WeakSet()
+_waiting: "set[BatchCollector]" = set()
+"""The collectors with unwritten batches. Strong references, so that these outlive their functions."""
 
 
-class Join:
-    """The batches that are waiting for functions.
+class BatchCollector:
+    """Keeps batches until all functions have scored them.
 
     Args:
-        target: Where rows go; None for what `record_to` says when they are written.
+        destination: Where rows go; None for the destination of `record_to` when they are written.
         members: The names of the functions that score each batch; None to learn them.
-        weights: What each counts for in a sample's total; 1 for those not given.
+        weights: The weight of each function in a sample's total; 1 by default.
     """
 
     def __init__(
-        self, target: Any = None, members: Iterable[str] | None = None, weights: Mapping[str, float] | None = None
+        self, destination: Any = None, members: Iterable[str] | None = None, weights: Mapping[str, float] | None = None
     ) -> None:
-        self.target = target
+        self.destination = destination
         self.is_shared = members is None
         self._members = set(members or ())
         self._weights = dict(weights or {})
-        self._open: list[Batch] = []
-        self._batches = 0
+        self._open: list[RewardBatch] = []
+        self._count = 0
         self._lock = threading.Lock()
-        _joins.add(self)
+        _collectors.add(self)
 
-    def begin(self, name: str, call: Call) -> Batch:
-        """A function begins to score samples; the batch that they make up."""
+    def begin(self, name: str, call: RewardCall) -> RewardBatch:
+        """Return the batch that a function begins to score."""
         _flush_at_exit()
-        done: list[Batch] = []
+        done: list[RewardBatch] = []
         with self._lock:
-            batch = next((each for each in self._open if each.takes(name, call)), None)
+            batch = next((each for each in self._open if each.accepts(name, call)), None)
             if batch is None:
                 done = self._take_idle()
-                self._batches += 1
-                batch = Batch(call, self._batches)
+                self._count += 1
+                batch = RewardBatch(call, self._count)
                 self._open.append(batch)
                 _waiting.add(self)
             batch.begin(name, call)
-        self._deliver(done)
+        self._write(done)
         return batch
 
     def end(
-        self, batch: Batch, name: str, values: Values | None, *, error: str | None = None, failed: bool = False
+        self, batch: RewardBatch, name: str, values: Values | None, *, error: str | None = None, failed: bool = False
     ) -> None:
-        """A function is done with a batch.
+        """Note that a function has scored a batch.
 
         Args:
-            error: Why it gave no values.
-            failed: Whether its exception goes on to whoever called it, so that other functions may not be called.
+            error: Why it has no values.
+            failed: Whether its exception reaches the caller, so that other functions may not be called.
         """
         with self._lock:
             batch.running -= 1
@@ -177,94 +164,93 @@ class Join:
             batch.values |= {} if values is None else {name: values}
             batch.errors |= {} if error is None else {name: error}
             done = [batch] if batch.is_complete(self._members) else []
-            self._keep([each for each in self._open if each not in done])
-            self._learn(done)
-        self._deliver(done)
+            self._close(done)
+        self._write(done)
 
     def flush(self) -> None:
-        """Write every batch that no function is at."""
+        """Write every batch that no function is scoring now."""
         with self._lock:
             done = self._take_idle()
-        self._deliver(done)
+        self._write(done)
 
-    def _take_idle(self) -> list[Batch]:
+    def _take_idle(self) -> list[RewardBatch]:
         idle = [each for each in self._open if not each.running]
-        self._keep([each for each in self._open if each.running])
-        self._learn(idle)
+        self._close(idle)
         return idle
 
-    def _learn(self, batches: Iterable[Batch]) -> None:
-        """Know the functions that score a batch from batches that all could score."""
+    def _close(self, batches: list[RewardBatch]) -> None:
+        """Stop waiting for functions, and learn the functions of a batch from batches without a failure."""
+        self._open = [each for each in self._open if each not in batches]
+        if not self._open:
+            _waiting.discard(self)
         if self.is_shared:
             self._members.update(*(each.names for each in batches if not each.failed))
 
-    def _keep(self, batches: list[Batch]) -> None:
-        self._open = batches
-        if not batches:
-            _waiting.discard(self)
-
-    def _deliver(self, batches: Iterable[Batch]) -> None:
+    def _write(self, batches: Iterable[RewardBatch]) -> None:  # without the lock: a destination may be slow
         for batch in batches:
-            deliver(self.target, batch, self._weights)
+            _write(self.destination, batch, self._weights)
 
     def __reduce__(self) -> Any:
-        """A copy in another process: it has the same functions, and records to what is set there."""
-        return (shared, ()) if self.is_shared else (Join, (None, sorted(self._members), self._weights))
+        """Pickle as a collector of the same functions, which records to the destination of its own process."""
+        return (
+            (shared_collector, ()) if self.is_shared else (BatchCollector, (None, sorted(self._members), self._weights))
+        )
 
 
-_common = Join()
+_default_collector = BatchCollector()
 
 
-def shared(target: Any = None) -> Join:
-    """The join of all functions that were decorated one by one and record to the same target."""
-    if target is None:
-        return _common
-    return next((each for each in list(_joins) if each.is_shared and each.target is target), None) or Join(target)
+def shared_collector(destination: Any = None) -> BatchCollector:
+    """Return the collector of all functions that were decorated one by one and have the same destination."""
+    if destination is None:
+        return _default_collector
+    shared = (each for each in list(_collectors) if each.is_shared and each.destination is destination)
+    return next(shared, None) or BatchCollector(destination)
 
 
 def flush() -> None:
-    """Write what waits for more functions: the last batch, where not all of them scored it.
+    """Write batches that wait for further functions, such as the last one if not all functions scored it.
 
-    `record_to` does it at the end of its ``with`` block, and so does the end of the program.
+    `record_to` flushes at the end of its ``with`` block, and so does the end of the program.
     """
-    for join in list(_waiting):
-        join.flush()
+    for collector in list(_waiting):
+        collector.flush()
 
 
 @functools.cache
 def _flush_at_exit() -> None:
-    """Write what is left when the program ends; asked for by the first batch, so that it comes before runs end."""
+    """Flush when the program ends; registered with the first batch, so that it runs before runs end."""
     atexit.register(flush)
 
 
 class RecordTo:
-    """Names the destination until its ``with`` block ends, or for good where it is not used as one."""
+    """Sets the destination until its ``with`` block ends, or for good if it is not used in one."""
 
     def __init__(self, run: Any) -> None:
-        target = checked(run)
+        destination = checked_destination(run)
         flush()
-        self._before = present()
-        replace(target)
+        self._previous = _destination
+        set_destination(destination)
 
     def __enter__(self) -> Any:
-        return present()
+        return _destination
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         flush()
-        replace(self._before)
+        set_destination(self._previous)
 
 
 def record_to(run: Any) -> RecordTo:
-    """Record the rows of all reward functions in this process that were not given a recorder to a run.
+    """Record the rows of all reward functions in this process that have no recorder of their own to a run.
 
         with hl.run("grpo") as run, rewards.record_to(run):
             trainer.train()
 
-    What waits for more functions is written to the destination before, and at the end of a ``with`` block.
+    Unfinished batches are written to the previous destination first, and at the end of a ``with`` block.
 
     Args:
-        run: A run, a loop, a `Recorder`, or anything with ``log_samples(rows)``; None for none.
+        run: A run, a loop, a `Recorder`, or an object with ``log_samples(rows)``; None for no destination.
     """
     return RecordTo(run)
