@@ -117,7 +117,7 @@ def test_correctness_finds_the_column_or_says_which_there_are():
         score(library.Correctness(column="gold"), "4", golds=["4"])
     with pytest.raises(hl.OptionError, match="one of 'expected', 'answer'"):
         score(library.Correctness(), "4", topic=["4"])
-    with pytest.raises(hl.OptionError, match="right answer for each of 1"):
+    with pytest.raises(hl.OptionError, match="give a list of 1 right answers"):
         score(library.Correctness(), "4", answer="4")
 
 

@@ -145,7 +145,7 @@ class Correctness(Reward, kw_only=True):
         answers = columns[name]
         answers = answers.tolist() if hasattr(answers, "tolist") else answers
         if not isinstance(answers, list | tuple) or len(answers) != count:
-            raise OptionError(f"correctness: {name}={answers!r:.200}: give {count} right answers.")
+            raise OptionError(f"correctness: {name}={answers!r:.200}: give a list of {count} right answers.")
         return list(answers)
 
 
