@@ -75,7 +75,7 @@ def test_sync_of_a_planted_endpoint_with_trust_delivers(endpoint, monkeypatch):
     monkeypatch.setenv("SECRET", "s3cret")
     run_dir = left_behind("csv")
     plant(run_dir, "status", {"endpoint": address, "headers": {"Authorization": "${SECRET}"}})
-    assert wishes(sync(run_dir, seconds=10, trusts=True)) == ("ok", "")
+    assert wishes(sync(run_dir, seconds=10, trusted=True)) == ("ok", "")
     assert set(seen) == {"s3cret"}
 
 
@@ -104,8 +104,8 @@ def test_sync_of_a_sink_that_the_own_run_wrote_down_needs_no_trust(endpoint, mon
         ("trackio", {"directory": "/nowhere"}, "trackio's database, path /nowhere"),
     ],
 )
-@pytest.mark.parametrize("mend", [False, True])
-def test_sync_of_a_planted_sink_refuses_what_it_asks_for(tmp_path, monkeypatch, use, settings, wish, mend):
+@pytest.mark.parametrize("repair", [False, True])
+def test_sync_of_a_planted_sink_refuses_what_it_asks_for(tmp_path, monkeypatch, use, settings, wish, repair):
     (tmp_path / "planted.py").write_text("import pathlib; pathlib.Path('imported').touch()")
     monkeypatch.syspath_prepend(tmp_path)
     run_dir = left_behind("csv")
@@ -114,7 +114,7 @@ def test_sync_of_a_planted_sink_refuses_what_it_asks_for(tmp_path, monkeypatch, 
         use,
         {key: str(value).replace("RUN", str(run_dir)) if key == "path" else value for key, value in settings.items()},
     )
-    status, error = wishes(sync(run_dir, seconds=10, mend=mend))
+    status, error = wishes(sync(run_dir, seconds=10, repair=repair))
     assert (status, wish in error) == ("refused", True), error
     assert not (tmp_path / "imported").exists()
 

@@ -20,7 +20,7 @@ from waiting import wait_until
 import hookline as hl
 from hookline._record.delivery import Pace
 from hookline._record.records import Metrics
-from hookline.sinks import StatusSink, outbox, status_hooks
+from hookline.sinks import StatusSink, status_hooks, status_outbox
 from hookline.status import TAOStatusLogger, create_training_hooks, create_validation_hooks
 
 SUMS = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in (1, 2) for b in (1, 2)]
@@ -53,10 +53,10 @@ def _one_thread(torch):
 
 @pytest.fixture(autouse=True)
 def _outboxes_end_with_the_test(monkeypatch):
-    monkeypatch.setattr(outbox, "PACE", Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05))
-    monkeypatch.setattr(outbox, "_OUTBOXES", {})
+    monkeypatch.setattr(status_outbox, "PACE", Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05))
+    monkeypatch.setattr(status_outbox, "_OUTBOXES", {})
     yield
-    for each in outbox._OUTBOXES.values():
+    for each in status_outbox._OUTBOXES.values():
         each.close(0)
 
 
@@ -123,7 +123,7 @@ def told(server: StatusServer) -> list[tuple[str, int]]:
 
 def drain() -> None:
     """Wait until everything was delivered, as the end of the process does."""
-    assert all(each.drain(60) for each in outbox._OUTBOXES.values())
+    assert all(each.drain(60) for each in status_outbox._OUTBOXES.values())
 
 
 # Custom Logger Functions

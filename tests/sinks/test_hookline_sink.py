@@ -562,7 +562,7 @@ def test_sync_that_mends_sends_again_what_the_server_lost_of_a_run_that_was_deli
     journal.write_bytes(journal.read_bytes()[:kept])
     if lost == "the run":
         shutil.rmtree(received(server))
-    (left,), (mended,) = (sync(run_dir, seconds=30, mend=mend, pace=PACE) for mend in (False, True))
+    (left,), (mended,) = (sync(run_dir, seconds=30, repair=repair, pace=PACE) for repair in (False, True))
     assert (left.sent_again_bytes, mended.sent_again_bytes, mended.status) == (0, whole - kept, "ok")
     assert journals(received(server)) == journals(run_dir)
 

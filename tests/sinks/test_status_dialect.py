@@ -22,7 +22,7 @@ import hookline as hl
 from hookline._engine.errors import MissingExtraError, OptionError
 from hookline._record.delivery import Pace
 from hookline.functions import HOOK_FUNCTIONS
-from hookline.sinks import StatusSink, outbox
+from hookline.sinks import StatusSink, status_outbox
 from hookline.sinks.status_hooks import StatusReport
 from hookline.status import TAOStatusLogger, create_status_logger, create_training_hooks, create_validation_hooks
 
@@ -31,12 +31,12 @@ FAULTS = ("unreachable", "hanging", "error", "half_closed", "refused")
 
 @pytest.fixture(autouse=True)
 def _outboxes_end_with_the_test(monkeypatch):
-    monkeypatch.setattr(outbox, "PACE", Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05))
-    monkeypatch.setattr(outbox, "_OUTBOXES", {})  # those of other tests in this process are none of ours
+    monkeypatch.setattr(status_outbox, "PACE", Pace(poll_seconds=0.01, retry_seconds=0.01, longest_seconds=0.05))
+    monkeypatch.setattr(status_outbox, "_OUTBOXES", {})  # those of other tests in this process are none of ours
     yield
-    for each in outbox._OUTBOXES.values():
+    for each in status_outbox._OUTBOXES.values():
         each.close(0)
-    outbox._OUTBOXES.clear()
+    status_outbox._OUTBOXES.clear()
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ def told(server):
 
 
 def the_outbox():
-    (only,) = outbox._OUTBOXES.values()
+    (only,) = status_outbox._OUTBOXES.values()
     return only
 
 
 def has_felt_it():
     """Whether every outbox knows by now that its endpoint is down."""
-    return all(slot.fails() for each in outbox._OUTBOXES.values() for slot in each._slots)
+    return all(each.has_failed() for each in status_outbox._OUTBOXES.values())
 
 
 def python(code, server, *, kill_at=None, cwd=None):
@@ -252,7 +252,7 @@ def test_end_of_training_waits_for_so_many_seconds_at_most(server, monkeypatch, 
     now = itertools.count()  # a second passes from each look at the clock to the next
     server.fail("hanging")
     with monkeypatch.context() as patched:
-        patched.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        patched.setattr(status_outbox, "time", SimpleNamespace(monotonic=lambda: next(now)))
         hooks["post_training_hook"](SimpleNamespace(), {"final_step": 5})
     server.heal()
     assert next(now) == 4
@@ -269,7 +269,7 @@ def test_batches_of_a_validation_are_all_reported_where_no_time_has_to_pass(serv
 
 def test_batches_of_a_validation_are_reported_at_a_bounded_rate(server):
     now = [0.0]
-    box = outbox.outbox_for({"endpoint": StatusSink(server.url)})
+    box = status_outbox.outbox_for({"endpoint": StatusSink(server.url)})
     hooks = StatusReport(box, "Validation", heartbeat_seconds=10.0, clock=lambda: now[0]).validation_hooks()
     worker = type("Worker", (), {})()
     hooks["pre_validation_hook"](worker, {"current_epoch": 0, "is_last_step": False})
@@ -282,7 +282,7 @@ def test_batches_of_a_validation_are_reported_at_a_bounded_rate(server):
 
 
 def test_heartbeats_go_on_while_one_batch_takes_long_and_end_with_the_training(server):
-    box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
+    box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
     report = StatusReport(box, "sft")
     with hl.run(callbacks=[report.training_hooks(), report.validation_hooks()], summary=False, strict=True) as run:
         for _ in run.steps(3):
@@ -319,7 +319,7 @@ def test_validation_without_training_hooks_reports_the_step_it_measures(server):
 
 
 def test_training_that_fails_is_told_as_failed_and_sends_no_more_heartbeats(server):
-    box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
+    box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
     with (
         pytest.raises(ValueError, match="bad batch"),
         hl.run(callbacks=[StatusReport(box, "sft", 1).training_hooks()], summary=False) as run,
@@ -345,7 +345,7 @@ def fail_at_step(step, callbacks):
 
 
 def test_training_that_fails_is_told_as_failed_long_before_a_heartbeat_is_due(server):
-    box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
+    box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
     fail_at_step(3, [StatusReport(box, "sft").training_hooks()])
     wait_until(lambda: server.bodies and server.bodies[-1]["status"] == "failed")
     assert (server.bodies[-1]["message"], server.bodies[-1]["step"]) == ("ValueError: bad batch", 3)
@@ -363,7 +363,7 @@ def test_training_that_failed_just_before_another_begins_is_told_first(server, m
 
 def test_worker_that_failed_and_has_no_context_is_told_as_failed(server):
     worker = SimpleNamespace(state="running")
-    box = outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
+    box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
     StatusReport(box, "sft").pre_training_hook(worker, {"total_steps": 5})
     worker.state = "failed"
     wait_until(lambda: server.bodies and server.bodies[-1]["status"] == "failed")
@@ -502,7 +502,7 @@ def test_two_outboxes_for_one_place_keep_out_of_each_others_way(server, tmp_path
     for step, log in enumerate(loggers):
         log({"loss": 1.0}, step)
     assert len(list((tmp_path / "runs" / ".outbox").iterdir())) == 2
-    assert all(each.drain(60) for each in outbox._OUTBOXES.values())
+    assert all(each.drain(60) for each in status_outbox._OUTBOXES.values())
     assert sorted(step for _, step in told(server)) == [0, 1]
 
 
@@ -512,7 +512,7 @@ def test_directory_that_another_process_left_is_delivered_beside_the_own_one(ser
     for step, log in enumerate(loggers):
         log({"loss": 1.0}, step)
     wait_until(has_felt_it)
-    for each in outbox._OUTBOXES.values():
+    for each in status_outbox._OUTBOXES.values():
         each.close(0)
     server.heal()
     loggers[0]({"loss": 1.0}, 2)

@@ -1,21 +1,20 @@
-"""`Delivery`: brings one sink what is in a run's journals, and remembers durably how far it came.
+"""`Delivery`: feeds one sink from a run's journals and durably remembers its position.
 
 Guarantees:
 
-- Records come in order, and none is skipped: the cursor moves only when `write` has returned.
+- Records arrive in order and none is skipped: the cursor moves only after `Sink.write` has returned.
 - The cursor and the sink's own state are saved together, in one file that is replaced as a whole
-  (``sinks/<name>.json`` in the run's directory), so that after a crash the sink goes on exactly
-  behind what counts as delivered.
-- A fault is retried for ever, after waits that double up to half a minute, with jitter. What waits
-  is in the journal; memory holds one batch.
-- A file that is gone, cut or replaced, also while the sink is open, is delivered again from the beginning.
-- One deliverer per sink: a lock keeps a second process, or a thread that was given up on, out.
+  (``sinks/<name>.json`` in the run's directory). After a crash the sink continues exactly behind what counts as
+  delivered; at most one batch is written twice.
+- A failed write is retried for ever, with exponential backoff up to half a minute and jitter. What waits is in the
+  journal; memory holds one batch.
+- A file that was deleted, truncated or replaced, also while the sink is open, is delivered again from the beginning.
+- One deliverer per sink: a lock keeps out a second process, and the thread of a run that did not end in time.
 """
 
 import contextlib
 import json
 import logging
-import os
 import random
 import threading
 import time
@@ -39,9 +38,13 @@ BATCH_BYTES = 1 << 20
 SinkStatus = Literal["ok", "lagging", "refused"]
 
 
+class BusyError(HooklineError, RuntimeError):
+    """Another process or thread is delivering to the sink."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a delivery looks for news, and how long it waits after a fault."""
+    """How often a delivery polls the journal, and how long it waits after a failure."""
 
     poll_seconds: float = 0.5
     retry_seconds: float = 0.5
@@ -50,17 +53,19 @@ class Pace:
     clock: Callable[[], float] = time.monotonic
 
     def after(self, faults: int) -> float:
-        """How long to wait after so many faults in a row."""
+        """Return how long to wait after this many failures in a row."""
         return min(self.longest_seconds, self.retry_seconds * 2.0 ** min(faults - 1, 30)) * (0.5 + self.jitter() / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """How a sink stands: ``ok``, ``lagging`` (a fault, it is being retried) or ``refused`` (it needs a fix).
+    """The state of one sink of a run, from its saved file.
 
-    ``sent_again_bytes`` is what `sync` brought again because the destination had lost it. ``is_own`` says whether this
-    user's own process wrote the settings down (see `hookline._record.trust`). ``left_out`` is how many values of
-    delivered rows the destination did not take; they are in the run.
+    Attributes:
+        status: ``ok``, ``lagging`` (a failure is being retried) or ``refused`` (the settings need a fix).
+        sent_again_bytes: What `sync` delivered again because the destination had lost it.
+        is_own: Whether a process of this user wrote the file (see `hookline._record.trust`).
+        left_out: How many values of delivered rows the destination did not accept; the run has them.
     """
 
     name: str
@@ -76,9 +81,9 @@ class SinkState:
 
 @dataclass(slots=True)
 class Progress:
-    """What a delivery saves.
+    """The saved position and state of a delivery.
 
-    ``is_own`` says whether this user's own process wrote the file; where it did not, it stays unsigned.
+    ``is_own`` says whether a process of this user wrote the file; if not, the file stays unsigned.
     """
 
     path: Path
@@ -93,81 +98,79 @@ class Progress:
 
     @classmethod
     def load(cls, path: Path, spec: dict[str, Any]) -> "Progress":
-        """What was saved for the same sink; a sink with other settings begins at the beginning."""
-        saved, is_own = _saved(path)
+        """Read what was saved for this sink; with other settings, delivery starts from the beginning."""
+        saved, is_own = _read_saved(path)
         if saved.get("sink") != spec:
             return cls(path, spec)
-        facts = saved["state"], saved["delivered"], saved["status"], saved["error"]
-        return cls(path, spec, _cursor(saved), *facts, was_saved=True, is_own=is_own)
+        values = saved["state"], saved["delivered"], saved["status"], saved["error"]
+        return cls(path, spec, _cursor(saved), *values, was_saved=True, is_own=is_own)
 
     def save(self, *, sign: bool = True) -> None:
-        """Replace the file as a whole; signed, unless its settings came from a file that was not."""
+        """Replace the file as a whole; ``sign=False`` if its settings came from a file without a valid signature."""
         data = {"sink": self.spec, "status": self.status, "error": self.error, "delivered": self.delivered}
         data |= {"places": self.cursor.places, "state": self.state}
-        aside = self.path.with_suffix(f".{os.getpid()}.partial")
         self.was_saved = False
-        try:
-            aside.unlink(missing_ok=True)
-            with aside.open("xb") as file:  # never through a link that somebody put there
-                file.write(trust.sign(self.path, data) if sign else json.dumps(data).encode())
-            aside.replace(self.path)
-            self.was_saved = True
-        except OSError:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-            raise
+        content = trust.sign(self.path, data) if sign else json.dumps(data).encode()
+        # Not synced: this happens for every batch. After a power cut the sink finds out itself what it holds.
+        files.write_atomically(self.path, content, sync=False)
+        self.was_saved = True
 
 
 def sink_states(run_dir: Path) -> list[SinkState]:
-    """How each sink of a run stands, by what was saved last."""
-    journal, found = Path(run_dir) / JOURNAL, []
+    """Return the saved state of each sink of a run."""
+    journal, states = Path(run_dir) / JOURNAL, []
     for path in sorted((Path(run_dir) / SINKS_FOLDER).glob("*.json")):
-        saved, is_own = _saved(path)
-        if saved:
-            behind, status, error = _cursor(saved).behind(journal), saved["status"], saved["error"]
-            if status == "ok" and behind and not saved["delivered"]:
-                status, error = "lagging", "Nothing has been delivered yet."
-            left_out = saved["state"].get("left_out") if isinstance(saved["state"], dict) else 0
-            found.append(
-                SinkState(
-                    path.stem,
-                    status,
-                    saved["delivered"],
-                    behind,
-                    error,
-                    saved["sink"],
-                    is_own=is_own,
-                    left_out=left_out if isinstance(left_out, int) else 0,
-                )
+        saved, is_own = _read_saved(path)
+        if not saved:
+            continue
+        behind, status, error = _cursor(saved).behind(journal), saved["status"], saved["error"]
+        if status == "ok" and behind and not saved["delivered"]:
+            status, error = "lagging", "Nothing has been delivered yet."
+        left_out = saved["state"].get("left_out") if isinstance(saved["state"], dict) else 0
+        states.append(
+            SinkState(
+                path.stem,
+                status,
+                saved["delivered"],
+                behind,
+                error,
+                saved["sink"],
+                is_own=is_own,
+                left_out=left_out if isinstance(left_out, int) else 0,
             )
-    return found
+        )
+    return states
 
 
-_here = threading.local()
+_thread = threading.local()
 
 
 def is_in_sink() -> bool:
-    """Whether this thread is at work in a sink: what it logs comes of delivering, and must not make more to deliver."""
-    return getattr(_here, "is_in_sink", False)
+    """Return whether this thread is executing a sink: what it logs must not become more to deliver."""
+    return getattr(_thread, "is_in_sink", False)
 
 
 @contextlib.contextmanager
 def _in_sink() -> Iterator[None]:
-    _here.is_in_sink = True
+    _thread.is_in_sink = True
     try:
         yield
     finally:
-        _here.is_in_sink = False
+        _thread.is_in_sink = False
 
 
 class Delivery:
-    """Feeds one sink, from a thread of its own or one round at a time."""
+    """Feeds one sink, from a thread that calls `run` or one `round` at a time.
+
+    Args:
+        is_trusted: False if the settings came from a file without a valid signature.
+    """
 
     def __init__(
         self, run_dir: Path, name: str, sink: Sink, pace: Pace | None = None, *, is_trusted: bool = True
     ) -> None:
         self.run_dir, self.name, self.sink, self.pace = Path(run_dir), name, sink, pace or Pace()
-        self._is_trusted = is_trusted  # False: the settings came from a file that nobody vouches for
+        self._is_trusted = is_trusted
         self.opened = threading.Event()
         self.refusal: RefusedError | None = None
         self.beats = True
@@ -180,72 +183,89 @@ class Delivery:
             with contextlib.suppress(OSError):  # tried again when the sink is opened
                 self._save()
         self._reader: Reader | None = None
-        self._news: Iterator[JournalEntry] = iter(())
-        self._held: JournalEntry | None = None
+        self._entries: Iterator[JournalEntry] = iter(())
+        self._held_back: JournalEntry | None = None
         self._faults = 0
-        self._said: SinkStatus | None = None
-        self._holds = False
-        self._closing = threading.Event()
+        self._reported: SinkStatus | None = None
+        self._is_locked = False
+        self._closing = False
+        self._wake = threading.Event()
         self._deadline = 0.0
 
     def run(self) -> None:
-        """Deliver until `close` is called, and then what is left, within its time."""
+        """Deliver until `close` is called, then what is left, within its time limit."""
         try:
-            while not self._closing.wait(self.round()):
-                pass
-            self._drain()
+            while True:
+                self._wake.clear()
+                seconds = self.round()
+                if self._closing:
+                    break
+                self._wake.wait(seconds)
+            while not (self.is_done() and self._is_intact()) and (left := self._deadline - self.pace.clock()) > 0:
+                seconds = self.round()
+                if self._faults:
+                    time.sleep(min(seconds, max(0.0, left), 1.0))
         finally:
-            self._shut()
-            if self._holds:
+            self._close_sink()
+            if self._is_locked:
                 files.release_lock(self._lock)
 
+    def wake(self) -> None:
+        """Start the next round now instead of at its time."""
+        self._wake.set()
+
     def close(self, seconds: float) -> None:
-        """Ask for the end; what is new is still delivered, for so long at most."""
+        """Make `run` return; what is in the journal is still delivered, for at most this long."""
         self._deadline = self.pace.clock() + seconds
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
 
     def round(self) -> float:
-        """Deliver what is new, and say how long to wait before the next round."""
+        """Deliver what is new, and return how long to wait before the next round."""
         try:
             if not self._is_intact():
-                self._reader = self._held = None
-            self._news = self._open().new()
-            while parcels := self._batch():
-                if not self._is_intact():  # or it would be written behind a hole; the next round delivers all again
-                    self._reader = self._held = None
+                self._reader = self._held_back = None
+            self._entries = self._open().new()
+            while entries := self._next_batch():
+                if not self._is_intact():  # writing would leave a gap; the next round delivers everything again
+                    self._reader = self._held_back = None
                     return 0.0
-                self._write(parcels)
-                if self._closing.is_set() and self.pace.clock() > self._deadline:
+                self._write(entries)
+                if self._closing and self.pace.clock() > self._deadline:
                     break
             else:
-                self._pass_what_is_no_record()
-            if self.beats and not self._closing.is_set():
+                self._skip_damaged_lines()
+            if self.beats and not self._closing:
                 with _in_sink():
                     self.sink.beat()
-        except BaseException as error:  # also SystemExit: the thread must live on
-            return self._note_fault(error)
+        except BaseException as error:  # SystemExit as well: the thread must survive
+            return self._handle_failure(error)
         finally:
             self.opened.set()
-        self._note_success()
+        self._faults = 0
+        if self._reported not in (None, "ok"):
+            self._reported = "ok"
+            logger.warning("%s takes records again.", self.name)
+        self._set_status("ok", "")
         return self.pace.poll_seconds
 
     def is_done(self) -> bool:
-        """Whether nothing waits to be delivered."""
+        """Return whether everything in the journal has been delivered."""
         return self._faults == 0 and self.progress.cursor.behind(self.run_dir / JOURNAL) == 0
-
-    def _drain(self) -> None:
-        while not (self.is_done() and self._is_intact()) and (left := self._deadline - self.pace.clock()) > 0:
-            wait = self.round()
-            if self._faults:
-                time.sleep(min(wait, max(0.0, left), 1.0))
 
     def _open(self) -> Reader:
         if self._reader is None:
-            self._hold()
-            self._shut()
-            if self.progress.state is not None and not self.progress.is_own:
-                self.sink.check_foreign(self.run_dir, self.progress.state)
-            self._look_for_losses()
+            if not self._is_locked:
+                if not files.acquire_lock(self._lock):
+                    raise BusyError(f"another process, or a thread that hangs, is delivering to {self.name}")
+                self._is_locked = True
+                # Another process may have delivered since this one read the file.
+                self.progress = Progress.load(self.progress.path, self.progress.spec)
+            self._close_sink()
+            if self.progress.state is not None:
+                if not self.progress.is_own:
+                    self.sink.check_foreign(self.run_dir, self.progress.state)
+                self._restart_if_lost()
             with _in_sink():
                 state = clean(self.sink.open(self.run_dir, self.progress.state))
             if state != self.progress.state or not self.progress.was_saved:
@@ -254,10 +274,8 @@ class Delivery:
             self._reader = Reader(self.run_dir / JOURNAL, Cursor(dict(self.progress.cursor.places)))
         return self._reader
 
-    def _look_for_losses(self) -> None:
-        """Begin at the beginning where the destination does not have any more what it had."""
-        if self.progress.state is None:
-            return
+    def _restart_if_lost(self) -> None:
+        """Start from the beginning if the destination has lost what was delivered."""
         with _in_sink():
             reason = self.sink.find_loss(self.run_dir, self.progress.state)
             if reason:
@@ -272,95 +290,76 @@ class Delivery:
             self._save()
 
     def _is_intact(self) -> bool:
-        """Whether an open sink still has everything; one that is not open is looked at when it is opened."""
-        if self._reader is None:
+        if self._reader is None:  # checked when the sink is opened
             return True
         with _in_sink():
             return self.sink.is_intact()
 
-    def _save(self) -> None:
-        self.progress.save(sign=self._is_trusted)
-
-    def _hold(self) -> None:
-        """Become the only deliverer, and go on from where the one before ended."""
-        if self._holds:
-            return
-        if not files.acquire_lock(self._lock):
-            raise BusyError(f"another process, or a thread that hangs, is delivering to {self.name}")
-        self._holds = True
-        self.progress = Progress.load(self.progress.path, self.progress.spec)
-
-    def _pass_what_is_no_record(self) -> None:
-        """Move the cursor behind lines at the end that are no records."""
+    def _skip_damaged_lines(self) -> None:
+        """Move the cursor behind trailing lines that hold no record."""
         assert self._reader is not None
         if self.progress.cursor.places != self._reader.cursor.places:
             self.progress.cursor.places.update(self._reader.cursor.places)
             self._save()
 
-    def _batch(self) -> list[JournalEntry]:
-        """The next records; a resume mark alone, so that a sink can cut back without losing count."""
-        parcels: list[JournalEntry] = []
+    def _next_batch(self) -> list[JournalEntry]:
+        """Return the next records; a resume mark comes alone, so that a sink can truncate without losing count."""
+        batch: list[JournalEntry] = []
         size = 0
-        while len(parcels) < self.sink.batch_records and size < BATCH_BYTES:
-            parcel = self._held or next(self._news, None)
-            self._held = None
-            if parcel is None:
+        while len(batch) < self.sink.batch_records and size < BATCH_BYTES:
+            entry = self._held_back or next(self._entries, None)
+            self._held_back = None
+            if entry is None:
                 break
-            if is_resume(parcel.record) and parcels:
-                self._held = parcel
+            if is_resume(entry.record) and batch:
+                self._held_back = entry
                 break
-            parcels.append(parcel)
-            size += parcel.size
-            if is_resume(parcel.record):
+            batch.append(entry)
+            size += entry.size
+            if is_resume(entry.record):
                 break
-        return parcels
+        return batch
 
-    def _write(self, parcels: list[JournalEntry]) -> None:
+    def _write(self, entries: list[JournalEntry]) -> None:
         with _in_sink():
-            state = clean(self.sink.write(parcels))
+            state = clean(self.sink.write(entries))
         progress = self.progress
         progress.state = state
-        progress.delivered += len(parcels)
-        for parcel in parcels:
-            progress.cursor.pass_by(parcel.file, parcel.end)
-        self._save()  # nothing more is written until that was possible: one batch at most comes again after a crash
+        progress.delivered += len(entries)
+        for entry in entries:
+            progress.cursor.pass_by(entry.file, entry.end)
+        self._save()  # before anything more is written: after a crash at most one batch comes twice
         self._faults = 0
 
-    def _note_fault(self, error: BaseException) -> float:
+    def _save(self) -> None:
+        self.progress.save(sign=self._is_trusted)
+
+    def _handle_failure(self, error: BaseException) -> float:
         self._faults += 1
-        self._reader = self._held = None
-        status: SinkStatus = "refused" if isinstance(error, RefusedError) else "lagging"
+        self._reader = self._held_back = None
+        status: SinkStatus = "lagging"
         if isinstance(error, RefusedError):
-            self.refusal = error
-        self._say(status, str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}")
+            status, self.refusal = "refused", error
+        text = str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}"
+        # Reported when the status changes, not at every attempt; while starting, a refusal is raised by the caller.
+        if self._reported != status and not (self.starting and status == "refused"):
+            self._reported = status
+            reason = text.rstrip(". ") or "no reason given"
+            if status == "refused":
+                logger.error("%s refuses: %s. Its records are kept, and tried again now and then.", self.name, reason)
+            else:
+                logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, reason)
+        self._set_status(status, text)
         return self.pace.longest_seconds if status == "refused" else self.pace.after(self._faults)
 
-    def _note_success(self) -> None:
-        self._faults = 0
-        if self._said not in (None, "ok"):
-            self._said = "ok"
-            logger.warning("%s takes records again.", self.name)
-        self._set("ok", "")
-
-    def _say(self, status: SinkStatus, error: str) -> None:
-        """Say it when a sink begins to lag or to refuse, not at every attempt."""
-        told = error.rstrip(". ") or "no reason given"
-        if self._said != status and not (self.starting and status == "refused"):  # that is raised where it is started
-            self._said = status
-            if status == "refused":
-                logger.error("%s refuses: %s. Its records are kept, and tried again now and then.", self.name, told)
-            else:
-                logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, told)
-        self._set(status, error)
-
-    def _set(self, status: SinkStatus, error: str) -> None:
+    def _set_status(self, status: SinkStatus, error: str) -> None:
         changed = (self.progress.status, self.progress.error) != (status, error)
         self.progress.status, self.progress.error = status, error
-        if changed and self._holds:
+        if changed and self._is_locked:
             with contextlib.suppress(OSError):
                 self._save()
 
-    def _shut(self) -> None:
+    def _close_sink(self) -> None:
         try:
             with _in_sink():
                 self.sink.close()
@@ -368,28 +367,16 @@ class Delivery:
             logger.warning("%s could not be closed.", self.name, exc_info=True)
 
 
-class BusyError(HooklineError, RuntimeError):
-    """Somebody else is delivering to the sink."""
-
-
-def _saved(path: Path) -> tuple[dict[str, Any], bool]:
-    """What a file says, where it has the form of one that was saved; and whether it is the user's own."""
+def _read_saved(path: Path) -> tuple[dict[str, Any], bool]:
+    """Read a sink's file, and whether it is this user's own; nothing if it does not have the expected form."""
     saved, is_own = trust.read(path)
-    return (saved, is_own) if _is_whole(saved) else ({}, False)
-
-
-def _is_whole(saved: dict[str, Any]) -> bool:
     kinds = {"sink": dict, "status": str, "error": str, "delivered": int, "places": dict}
-    places = saved.get("places")
-    return (
-        "state" in saved
-        and all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
-        and isinstance(places, dict)
-        and all(
-            isinstance(place, list) and len(place) == 2 and all(type(number) is int for number in place)
-            for place in places.values()
-        )
-    )
+    if "state" not in saved or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
+        return {}, False
+    for position in saved["places"].values():
+        if not (isinstance(position, list) and len(position) == 2 and all(type(number) is int for number in position)):
+            return {}, False
+    return saved, is_own
 
 
 def _cursor(saved: dict[str, Any]) -> Cursor:

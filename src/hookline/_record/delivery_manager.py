@@ -1,21 +1,18 @@
-"""`Courier`: delivers a run's journals to its sinks, beside the training.
+"""Delivers a run's journals to its sinks while the run trains, and afterwards.
 
-The training thread hands it nothing: it writes to the journal, and the courier reads that. Each sink
-has a thread of its own, so one that hangs holds up none of the others. At the end what is left is
-delivered within a time limit; what is still left then stays in the journal, and `sync` or the next
-start of the run delivers it.
+The training thread hands nothing over: it writes to the journal, and deliveries read that. Each sink has a thread of
+its own, so a sink that hangs delays no other. At the end, what is left is delivered within a time limit; what remains
+stays in the journal, and `sync` or the next start of the run delivers it.
 
-`start` opens the sinks and waits for that, within limits, so that one that refuses (bad credentials,
-a bad address) is an error at the start. One that is merely unreachable is not.
-
-`ProcessCourier`: a courier in a process of its own, which outlives the training by a little.
-
-It costs the training process nothing but the start. It notices within a heartbeat that the training
-process is dead, also by ``kill -9``: by the end of its standard input, or by having got another parent.
-Then it sends no more heartbeats, records the run as failed, delivers what is left, and exits.
-
-The two talk over the standard input of the courier: first a pickled `Order`, then a line
-``close <seconds>`` at an orderly end. It answers once, when the sinks were tried.
+- `DeliveryManager` uses threads of the training process. Its `start` opens the sinks and waits for that, within
+  limits, so a sink that refuses (bad credentials, a bad address) is an error at the start. One that is merely
+  unreachable is not.
+- `DeliveryProcess` runs a `DeliveryManager` in a process of its own, which costs the training process nothing but the
+  start and outlives it. It notices within a heartbeat that the training process died, by ``kill -9`` as well: its
+  standard input ends, or it has another parent. Then it stops sending heartbeats, records the run as failed, delivers
+  what is left, and exits. The two communicate over that process's standard input: first a pickled `_Order`, then a
+  line ``close <seconds>`` at an orderly end. It answers once, after it has tried to open the sinks.
+- `sync` delivers what a run that ended left behind; `record_death` notes that a run's process died.
 """
 
 import contextlib
@@ -41,10 +38,16 @@ from hookline._record.reader import DELIVERY_WRITER, FINAL, last_status, last_st
 from hookline._record.recorder import Recorder
 from hookline._record.sink import Sink, can_repair, external_access, make_sink
 
+logger = logging.getLogger("hookline")
+
 START_SECONDS = 5.0
 DRAIN_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
-"""How long `sync` leaves sinks at least to close."""
+"""The least time that `sync` gives sinks to close."""
+HEARTBEAT_SECONDS = 1.0
+"""How often a delivery process checks that the training process lives."""
+ORPHAN_SECONDS = 300.0
+"""How long a delivery process keeps trying after the training process died."""
 
 
 class DeliveryManager:
@@ -53,8 +56,9 @@ class DeliveryManager:
     Args:
         run_dir: The run's directory.
         sinks: The sinks by name.
-        pace: How often it looks for news, and how it waits after faults.
-        untrusted: The names of those whose settings come from files that nobody vouches for.
+        pace: How often it polls the journal, and how long it waits after failures.
+        untrusted: The names of sinks with settings from files without a valid signature.
+        check: Whether to check the sinks' settings; False if the caller has done so.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class DeliveryManager:
         *,
         pace: Pace | None = None,
         untrusted: Collection[str] = (),
+        check: bool = True,
     ) -> None:
         self.run_dir = Path(run_dir)
-        for sink in sinks.values():
+        for sink in sinks.values() if check else ():
             sink.check()
         self.deliveries = [
             Delivery(self.run_dir, name, sink, pace, is_trusted=name not in untrusted) for name, sink in sinks.items()
@@ -74,17 +79,29 @@ class DeliveryManager:
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Begin to deliver."""
+        """Start a thread for each sink."""
         for delivery in self.deliveries:
-            thread = threading.Thread(target=delivery.run, name=f"hookline-sink-{delivery.name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start_thread(delivery)
+
+    def run(self) -> None:
+        """Deliver until `close` is called: to the first sink from this thread, to the others from threads."""
+        first, *others = self.deliveries
+        for delivery in others:
+            self._start_thread(delivery)
+        first.run()
+        for thread in self._threads:
+            thread.join()
+
+    def _start_thread(self, delivery: Delivery) -> None:
+        thread = threading.Thread(target=delivery.run, name=f"hookline-sink-{delivery.name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def start(self, seconds: float = START_SECONDS) -> None:
-        """Begin, and wait until every sink was tried once, for so long at most.
+        """Start the threads, and wait at most this long until each sink was opened or failed to open.
 
         Raises:
-            RefusedError: A sink refuses; none is delivered to.
+            RefusedError: A sink refuses. Nothing is delivered to any of them.
         """
         for delivery in self.deliveries:
             delivery.starting = True
@@ -99,20 +116,25 @@ class DeliveryManager:
             raise RefusedError(f"{refused.name}: {refused.refusal}") from refused.refusal
 
     def close(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Deliver what is left, for so long at most. May be called again."""
+        """Deliver what is left, for at most this long. May be called again."""
         for delivery in self.deliveries:
             delivery.close(seconds)
+        # A thread in a sink that hangs is left behind: it is a daemon, and its lock keeps later deliveries out.
         deadline = time.monotonic() + seconds + 0.5
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def is_done(self) -> bool:
-        """Whether nothing waits to be delivered."""
+        """Return whether everything in the journal has been delivered to every sink."""
         return all(delivery.is_done() for delivery in self.deliveries)
 
     def has_tried(self) -> bool:
-        """Whether each sink was opened, or that was tried."""
+        """Return whether each sink was opened or failed to open."""
         return all(delivery.opened.is_set() for delivery in self.deliveries)
+
+    def has_failed(self) -> bool:
+        """Return whether a sink that was tried in this process lags or refuses."""
+        return any(delivery.opened.is_set() and delivery.progress.status != "ok" for delivery in self.deliveries)
 
     def stop_beating(self) -> None:
         """Send no more heartbeats: the training process is dead."""
@@ -120,7 +142,7 @@ class DeliveryManager:
             delivery.beats = False
 
     def states(self) -> list[SinkState]:
-        """How each sink stands."""
+        """Return the saved state of each sink."""
         return sink_states(self.run_dir)
 
 
@@ -128,23 +150,25 @@ def sync(
     run_dir: str | Path,
     *,
     seconds: float,
-    mend: bool = False,
-    trusts: bool = False,
+    repair: bool = False,
+    trusted: bool = False,
     progress: Callable[[list[SinkState]], object] = lambda states: None,
     pace: Pace | None = None,
 ) -> list[SinkState]:
-    """Deliver what a run that is over left behind, for so long at most, and say how its sinks stand.
+    """Deliver what a run that ended left behind, for at most this long, and return the states of its sinks.
 
-    Files of sinks that are gone, cut or replaced are delivered again.
-
-    A sink that cannot be built again is left as it is, with the reason. A run without sinks is left as it is.
+    Files of sinks that were deleted, truncated or replaced are delivered again. A sink that cannot be built is
+    reported as refused, with the reason.
 
     Args:
-        mend: Also have sinks that can find it out look for what was delivered and got lost there, and bring it again.
-        trusts: Obey every sink's file in the directory, and sign it. Otherwise a file that was not written by this
-            user's own process is refused where it asks for variables of the environment, imports, addresses or paths
-            outside of the run's directory; the other sinks are delivered to.
-        progress: Called with the states now and then.
+        repair: Also open sinks that can tell what their destination has lost, and deliver that again.
+        trusted: Obey and sign every sink's file in the directory. Otherwise a file that no process of this user wrote
+            is refused if it asks for environment variables, imports, addresses, or paths outside of the run's
+            directory; the other sinks are delivered to.
+        progress: Called repeatedly with the states.
+
+    Raises:
+        ConfigError: The run is still running.
     """
     directory = Path(run_dir)
     if run_directory.is_alive(directory):
@@ -152,40 +176,40 @@ def sync(
     found = sink_states(directory)
     if not found:
         return []
-    if trusts:
-        found = _adopted(directory, found)
+    if trusted:
+        found = _sign_files(directory, found)
     else:
         try:
             trust.reject_outside_links(directory, but_own=all(state.is_own for state in found))
-        except ConfigError as error:  # nothing at all is written there
+        except ConfigError as error:  # nothing is written to such a directory
             return [replace(state, status="refused", error=str(error)) for state in found]
     record_death(directory)
-    sinks, unbuilt = _rebuilt(directory, found, mend=mend)
-    courier = DeliveryManager(
+    sinks, unbuilt = _rebuild(directory, found, repair=repair)
+    manager = DeliveryManager(
         directory, sinks, pace=pace, untrusted=[state.name for state in found if not state.is_own]
     )
-    courier.stop_beating()
-    courier.begin()
+    manager.stop_beating()
+    manager.begin()
     deadline = time.monotonic() + seconds
-    while not (courier.has_tried() and courier.is_done()) and time.monotonic() < deadline:
-        progress(courier.states())
+    while not (manager.has_tried() and manager.is_done()) and time.monotonic() < deadline:
+        progress(manager.states())
         time.sleep(0.1)
-    courier.close(max(CLOSE_SECONDS, deadline - time.monotonic()) if courier.is_done() else 0.0)
+    manager.close(max(CLOSE_SECONDS, deadline - time.monotonic()) if manager.is_done() else 0.0)
     again = {name: sink.sent_again_bytes for name, sink in sinks.items()}
-    states = [replace(state, sent_again_bytes=again.get(state.name, 0)) for state in courier.states()]
+    states = [replace(state, sent_again_bytes=again.get(state.name, 0)) for state in manager.states()]
     return [unbuilt.get(state.name, state) for state in states]
 
 
 def find_lost_outputs(run_dir: str | Path) -> dict[str, str]:
-    """The sinks whose files do not have any more what was delivered to them, with what is known about it.
+    """Return the sinks whose files have lost what was delivered to them, each with the reason. Changes nothing.
 
-    Only sinks of hookline's own are looked at, and of a file that this user did not write, only what lies in the run's
-    directory. Nothing is changed.
+    Only checks hookline's own sinks and, for settings that no process of this user wrote, only files in the run's
+    directory.
     """
     directory, found = Path(run_dir), {}
     for state in sink_states(directory):
         use = str(state.spec.get("use"))
-        with contextlib.suppress(HooklineError, KeyError, TypeError, AttributeError, OSError):  # of a planted state
+        with contextlib.suppress(HooklineError, KeyError, TypeError, AttributeError, OSError):  # a forged state
             if ":" in use or use == "function" or (not state.is_own and external_access(state.spec, directory)):
                 continue
             saved = Progress.load(directory / SINKS_FOLDER / f"{state.name}.json", state.spec).state
@@ -195,18 +219,21 @@ def find_lost_outputs(run_dir: str | Path) -> dict[str, str]:
     return found
 
 
-def _rebuilt(directory: Path, found: list[SinkState], *, mend: bool) -> tuple[dict[str, Sink], dict[str, SinkState]]:
-    """The sinks of a run, made from what it wrote down; and the states of those that cannot be."""
+def _rebuild(directory: Path, found: list[SinkState], *, repair: bool) -> tuple[dict[str, Sink], dict[str, SinkState]]:
+    """Build the sinks that have something to do from their saved settings; returns the states of the others, too."""
     sinks: dict[str, Sink] = {}
     unbuilt: dict[str, SinkState] = {}
     lost = find_lost_outputs(directory)
     for state in found:
         try:
-            is_asked = mend and state.is_own and can_repair(state.spec)
+            is_asked = repair and state.is_own and can_repair(state.spec)
             if not state.behind_bytes and state.name not in lost and not is_asked:
                 continue
-            if not state.is_own:  # before anything that the file names is looked for
-                _refuse_wishes(state, directory)
+            if not state.is_own and (access := external_access(state.spec, directory)):  # before importing anything
+                raise RefusedError(
+                    f"{SINKS_FOLDER}/{state.name}.json was not written by a process of this user, and asks for: "
+                    f"{', '.join(access)}. If you trust this directory: hookline runs sync {directory} --trust"
+                )
             sink = make_sink(state.spec)
             sink.check()
         except HooklineError as error:
@@ -216,25 +243,16 @@ def _rebuilt(directory: Path, found: list[SinkState], *, mend: bool) -> tuple[di
     return sinks, unbuilt
 
 
-def _adopted(directory: Path, found: list[SinkState]) -> list[SinkState]:
-    """The states of the sinks, whose files are signed now: the user said that they are trusted."""
+def _sign_files(directory: Path, found: list[SinkState]) -> list[SinkState]:
+    """Sign the files of sinks that the user has declared trusted."""
     for state in found:
         if not state.is_own:
             Progress.load(directory / SINKS_FOLDER / f"{state.name}.json", state.spec).save()
     return [replace(state, is_own=True) for state in found]
 
 
-def _refuse_wishes(state: SinkState, directory: Path) -> None:
-    wishes = external_access(state.spec, directory)
-    if wishes:
-        raise RefusedError(
-            f"{SINKS_FOLDER}/{state.name}.json was not written by a process of this user, and asks for: "
-            f"{', '.join(wishes)}. If you trust this directory: hookline runs sync {directory} --trust"
-        )
-
-
 def record_death(run_dir: str | Path) -> bool:
-    """Record that a run failed if its process died without saying how it ended; whether it did."""
+    """Record that a run failed if its process died without recording an end; returns whether it did."""
     directory = Path(run_dir)
     last, noted = last_status(directory), last_status(directory, DELIVERY_WRITER)
     began = last is not None or (directory / run_directory.METADATA).is_file()
@@ -242,22 +260,15 @@ def record_death(run_dir: str | Path) -> bool:
         return False
     if noted is not None and (last is None or noted.time >= last.time):
         return False
-    recorder = Recorder(directory, name=DELIVERY_WRITER)  # which also tidies up after the dead
+    recorder = Recorder(directory, name=DELIVERY_WRITER)  # which also reclaims what the dead process preallocated
     recorder.status("failed", "The training process died without saying why.", step=last_step(directory))
     recorder.close()
     return True
 
 
-logger = logging.getLogger("hookline")
-
-HEARTBEAT_SECONDS = 1.0
-ORPHAN_SECONDS = 300.0
-"""How long a courier goes on trying after the training process died."""
-
-
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the process is told at its start."""
+class _Order:
+    """The arguments of the delivery process."""
 
     run_dir: Path
     sinks: Mapping[str, Sink]
@@ -268,7 +279,7 @@ class Order:
 
 
 class DeliveryProcess:
-    """Delivers to sinks from another process; the face of `Courier`."""
+    """Delivers to sinks from another process, with the interface of `DeliveryManager`."""
 
     def __init__(
         self,
@@ -282,27 +293,27 @@ class DeliveryProcess:
         self._pace, self._orphan_seconds = pace, orphan_seconds
         for name, sink in sinks.items():
             sink.check()
-            Delivery(self.run_dir, name, sink)  # its file is there before the process is
+            Delivery(self.run_dir, name, sink)  # creates the sink's file before the process starts
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
     @property
     def pid(self) -> int | None:
-        """The process, once it was started."""
+        """The pid of the process, once it is started."""
         return self._process.pid if self._process else None
 
     def start(self, seconds: float = START_SECONDS) -> None:
-        """Begin, and wait until every sink was tried once, for so long at most.
+        """Start the process, and wait at most this long until each sink was opened or failed to open.
 
         Raises:
-            RefusedError: A sink refuses; none is delivered to.
+            RefusedError: A sink refuses. Nothing is delivered to any of them.
             ConfigError: A sink cannot be sent to another process.
         """
-        order = _pickled(Order(self.run_dir, self._sinks, self._pace, seconds, self._orphan_seconds, os.getpid()))
+        order = _pickled(_Order(self.run_dir, self._sinks, self._pace, seconds, self._orphan_seconds, os.getpid()))
         answer, theirs = os.pipe()
         command = [sys.executable, "-m", __name__, str(theirs)]
         path = os.pathsep.join(entry or "." for entry in sys.path)
-        self._process = subprocess.Popen(  # noqa: S603 - this very module
+        self._process = subprocess.Popen(  # noqa: S603 - this module
             command,
             stdin=subprocess.PIPE,
             pass_fds=[theirs],
@@ -316,7 +327,7 @@ class DeliveryProcess:
         self._await_answer(answer, seconds + 10.0)
 
     def close(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Deliver what is left, for so long at most. May be called again."""
+        """Deliver what is left, for at most this long. May be called again."""
         process = self._process
         if process is None or process.stdin is None or process.stdin.closed or os.getpid() != self._owner:
             return
@@ -335,20 +346,20 @@ class DeliveryProcess:
             )
 
     def states(self) -> list[SinkState]:
-        """How each sink stands."""
+        """Return the saved state of each sink."""
         return sink_states(self.run_dir)
 
     def _await_answer(self, answer: int, seconds: float) -> None:
         with os.fdopen(answer, "rb") as pipe:
             ready, _, _ = select.select([pipe], [], [], seconds)
-            said = pipe.readline() if ready else b"{}"
-        message = json.loads(said or b'{"error": "the process that delivers to the sinks could not be started"}')
+            line = pipe.readline() if ready else b"{}"
+        message = json.loads(line or b'{"error": "the process that delivers to the sinks could not be started"}')
         if "refused" in message or "error" in message:
             self.close(0.0)
             raise RefusedError(message["refused"]) if "refused" in message else ConfigError(message["error"])
 
 
-def _pickled(order: Order) -> bytes:
+def _pickled(order: _Order) -> bytes:
     for name, sink in order.sinks.items():
         try:
             pickle.dumps(sink)
@@ -361,36 +372,36 @@ def _pickled(order: Order) -> bytes:
 
 
 def main() -> None:
-    """Be the process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # both are for the training, whose end is noticed
+    """Run the delivery process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the training process; its end is noticed
         signal.signal(number, signal.SIG_IGN)
     answer = os.fdopen(int(sys.argv[1]), "w")
     try:
-        order: Order = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
-        courier = DeliveryManager(order.run_dir, order.sinks, pace=order.pace)
-        courier.start(order.start_seconds)
+        order: _Order = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
+        manager = DeliveryManager(order.run_dir, order.sinks, pace=order.pace)
+        manager.start(order.start_seconds)
     except RefusedError as error:
-        _answer(answer, {"refused": str(error)})
+        _reply(answer, {"refused": str(error)})
         return
     except (HooklineError, AttributeError, ImportError, pickle.UnpicklingError) as error:
-        _answer(answer, {"error": f"The sinks cannot be set up in another process: {error}. Use delivery='thread'."})
+        _reply(answer, {"error": f"The sinks cannot be set up in another process: {error}. Use delivery='thread'."})
         return
-    _answer(answer, {})
-    seconds = _wait_for_the_end(order.parent)
+    _reply(answer, {})
+    seconds = _wait_for_end(order.parent)
     if seconds is None:
-        courier.stop_beating()
+        manager.stop_beating()
         record_death(order.run_dir)
         seconds = order.orphan_seconds
-    courier.close(seconds)
+    manager.close(seconds)
 
 
-def _answer(pipe: TextIO, message: dict[str, str]) -> None:
-    with contextlib.suppress(BrokenPipeError), pipe:  # the training died while the sinks were opened
+def _reply(pipe: TextIO, message: dict[str, str]) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:  # the parent died meanwhile
         pipe.write(json.dumps(message) + "\n")
 
 
-def _wait_for_the_end(parent: int) -> float | None:
-    """The seconds that an orderly end leaves, or None when the parent died."""
+def _wait_for_end(parent: int) -> float | None:
+    """Return the time limit of an orderly end, or None if the parent died."""
     while os.getppid() == parent:
         ready, _, _ = select.select([sys.stdin], [], [], HEARTBEAT_SECONDS)
         if ready:

@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline._engine.errors import OptionError
-from hookline._record.delivery import is_in_sink
+from hookline._record.delivery import Pace, is_in_sink
+from hookline._record.outbox import Outbox, by_rank, life_of
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.recorder import Recorder, checked_step
 from hookline._record.records import clean
 from hookline._record.sink import Sink
 from hookline.logging.payloads import fields_of, payload_of
-from hookline.logging.spool import Spool, by_rank, life_of
 from hookline.sinks.csv import EXTRA, CsvSink
 from hookline.sinks.tensorboard import TensorboardSink
 
@@ -154,9 +154,14 @@ class OutboxHandler(JournalHandler):
         require_writable(beside.absolute().parent)
         self.drain_seconds = drain_seconds
         folder = outbox_directory(beside)
-        self.spool = Spool(folder, made, name=name, poll_seconds=poll_seconds, settings=settings or {})
+        self.outbox = Outbox(
+            folder,
+            lambda: {name: made()},
+            pace=Pace(poll_seconds=poll_seconds),
+            settings={"handler": name, "settings": dict(settings or {})},
+        )
         super().__init__()
-        if self.spool.has_left_over():
+        if self.outbox.has_leftovers():
             self.start()
 
     @abstractmethod
@@ -167,23 +172,23 @@ class OutboxHandler(JournalHandler):
         """Begin to deliver, also what an earlier process left; the first record does it as well."""
         self.acquire()
         try:
-            self.spool.start()
+            self.outbox.start()
         finally:
             self.release()
 
     def keep(self, record: logging.LogRecord) -> None:
         """Write a record to the journal, which the first one begins."""
-        if not self.spool.is_started:
+        if not self.outbox.is_started:
             self.start()
-        self.write(self.spool.recorder, record)
+        self.write(self.outbox.recorder, record)
 
     def flush(self) -> None:
         """Deliver what was emitted so far, and wait a few seconds for that at most."""
-        self.spool.flush(FLUSH_SECONDS)
+        self.outbox.drain(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Deliver the rest within ``drain_seconds``; the next start or ``hookline runs sync`` delivers what is left."""
-        self.spool.close(self.drain_seconds)
+        self.outbox.close(self.drain_seconds)
         super().close()
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, RefusedError
 from hookline._record import files, trust
 from hookline._record.delivery import SinkState
+from hookline._record.outbox import SETTINGS, TURN
 from hookline.config.sources import Source
 from hookline.logging import functions
 from hookline.logging.config import Plan, read_plan
@@ -38,7 +39,6 @@ from hookline.logging.handlers import (
     TensorBoardHandler,
     outbox_directory,
 )
-from hookline.logging.spool import SETTINGS
 
 logger = logging.getLogger("hookline")
 
@@ -257,29 +257,29 @@ class UndeliveredJournal:
     path: Path
 
     def deliver(
-        self, seconds: float, progress: Callable[[list[SinkState]], object], *, trusts: bool = False
+        self, seconds: float, progress: Callable[[list[SinkState]], object], *, trusted: bool = False
     ) -> list[SinkState]:
         """Deliver it for so long at most; how its sink stands then.
 
         Args:
-            trusts: Deliver also what was not left by one of this user's own processes.
+            trusted: Deliver also what was not left by one of this user's own processes.
         """
         try:
-            handler = self._handler(trusts=trusts)
+            handler = self._handler(trusted=trusted)
         except HooklineError as error:
             return [SinkState(self.path.name, "refused", error=str(error))]
-        states = handler.spool.deliver_left_over(seconds, progress)
+        states = handler.outbox.deliver_leftovers(seconds, progress)
         handler.close()
         return states
 
-    def _handler(self, *, trusts: bool) -> OutboxHandler:
+    def _handler(self, *, trusted: bool) -> OutboxHandler:
         saved, is_own = trust.read(self.directory / SETTINGS)
-        if not (trusts or is_own):
+        if not (trusted or is_own):
             raise RefusedError(
                 f"{self.directory} was not left by a process of this user, and asks for: path {self.path}. If you "
                 f"trust it: hookline runs sync {self.directory} --trust"
             )
-        if not trusts:
+        if not trusted:
             trust.reject_outside_links(self.directory)
         try:
             make = _HANDLERS[saved["handler"]]
@@ -301,5 +301,5 @@ def find_undelivered(place: Path) -> list[UndeliveredJournal]:
         found = [outbox_directory(place)]
     else:
         found = [each for depth in range(DEPTH + 1) for each in sorted(place.glob("[!.]*/" * depth + _JOURNALS))]
-    journals = [each for each in found if (each / SETTINGS).is_file() and not files.is_locked(each / "turn")]
+    journals = [each for each in found if (each / SETTINGS).is_file() and not files.is_locked(each / TURN)]
     return [UndeliveredJournal(each, each.with_name(each.name[1:].removesuffix(".journal"))) for each in journals]

@@ -14,8 +14,8 @@ from typing import Any
 
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
-from hookline.sinks.outbox import StatusOutbox, outbox_for
 from hookline.sinks.status import StatusSink
+from hookline.sinks.status_outbox import StatusOutbox, outbox_for
 
 LoggerFn = Callable[[dict[str, Any], int], None]
 HookFn = Callable[[Any, dict[str, Any]], None]
@@ -204,7 +204,7 @@ class StatusReport:
         if os.environ.get("RANK", "0") == "0":
             self.outbox.step = step
             told = {"component": self.component, "phase": "metrics", "report": {}, "metrics": plain(report_data)}
-            self.outbox.tell("running", f"Metrics at step {step}.", step=step, **told)
+            self.outbox.report("running", f"Metrics at step {step}.", step=step, **told)
 
     def pre_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
         """Report that a training begins, and how long it will be."""
@@ -274,7 +274,7 @@ class StatusReport:
             (report_data[k] for k in ("current_epoch", "final_epoch", "start_epoch") if k in report_data), None
         )
         told = {"component": self.component, "phase": phase, "epoch": epoch, "report": plain(report_data), **data}
-        self.outbox.tell(status, message, step=self.outbox.step, **told)
+        self.outbox.report(status, message, step=self.outbox.step, **told)
 
 
 def _pulse(heartbeat_seconds: float) -> float:

@@ -66,7 +66,7 @@ def sync(
     for place in chosen:
         with _bar(sink_states(place.directory)) as show:
             delivered.append(
-                deliver(place.directory, seconds=seconds, mend=run is not None, trusts=trust, progress=show)
+                deliver(place.directory, seconds=seconds, repair=run is not None, trusted=trust, progress=show)
             )
         if not as_json:
             _print(place.id, delivered[-1])
@@ -74,7 +74,7 @@ def sync(
     from_logging = []
     for left in logged:
         with _bar(sink_states(left.directory)) as show:
-            delivered.append(left.deliver(seconds, show, trusts=trust))
+            delivered.append(left.deliver(seconds, show, trusted=trust))
         from_logging.append({"path": str(left.path), "sinks": delivered[-1]})
         if not as_json:
             _print(str(left.path), delivered[-1])

@@ -10,7 +10,7 @@ callbacks neither. An answer is right when the function for correctness gave it 
 answer by answer; what no function scored is neither right nor wrong. What evaluations generate is counted apart.
 
 Completions and rewards are logged when they have been scored, and everything else when Hugging Face reports it, on the
-training thread: nothing waits in memory, so what was logged survives ``kill -9`` (see `hookline.logging.spool`).
+training thread: nothing waits in memory, so what was logged survives ``kill -9`` (see `hookline._record.outbox`).
 
 They are callbacks of Hugging Face and need no run of hookline; `attach` may be used beside them.
 """
