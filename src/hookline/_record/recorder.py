@@ -123,9 +123,7 @@ def resolve_values(record: Record) -> Record:
         case Metrics():
             items = dict.items(record.values)
             try:  # all at once: this thread takes its time from the training thread's
-                record.values = {
-                    key: value.source.number(value.index) if type(value) is Deferred else value for key, value in items
-                }
+                record.values = {key: value() if type(value) is Deferred else value for key, value in items}
             except Exception:
                 record.values = {key: _number(key, value) for key, value in items}
         case Sample():
@@ -152,7 +150,7 @@ def _number(name: str, value: Any) -> Any:
     if type(value) is not Deferred:
         return value
     try:
-        return value.source.number(value.index)
+        return value()
     except Exception as error:
         logger.warning("%r could not be fetched from its device and is recorded as None: %s", name, error)
         return None
