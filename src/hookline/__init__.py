@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hookline._engine.collection import CallbackCollection, load_callbacks
+from hookline._engine.collection import CallbackCollection
 from hookline._engine.costs import Cost, Costs
 from hookline._engine.errors import (
     CheckpointError,
@@ -19,7 +19,8 @@ from hookline._engine.errors import (
     UnknownNameError,
 )
 from hookline._engine.functions import on
-from hookline._engine.hooks import Hook, HookContext, HookManager
+from hookline._engine.hook_manager import HookManager
+from hookline._engine.hooks import Hook, HookContext
 from hookline._engine.moments import MOMENTS, Callback
 from hookline._engine.policy import Failure, Policy
 from hookline._engine.registry import register
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from hookline._record.recorder import Recorder
     from hookline._record.sink import Sink
     from hookline.compat import wrap
+    from hookline.config.subscribers import load_callbacks
     from hookline.experiment.arms import Arm, Stage, grid
     from hookline.experiment.benchmark import Benchmark
     from hookline.experiment.experiment import Experiment
@@ -182,6 +184,7 @@ _LAZY = {
     "hooks": "hookline.hooks",
     "importers": "hookline.importers",
     "integrations": "hookline.integrations",
+    "load_callbacks": "hookline.config.subscribers:load_callbacks",
     "read": "hookline._record.reader:read",
     "rewards": "hookline.rewards",
     "rl": "hookline.rl",

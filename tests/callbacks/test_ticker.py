@@ -24,7 +24,7 @@ def test_ticker_that_fails_goes_on_and_says_so_once(caplog):
     ticker = Ticker("test", 0.001, fail)
     assert [called.acquire(timeout=10) for _ in range(3)] == [True, True, True]
     ticker.close()
-    assert [record.getMessage() for record in caplog.records] == ["test failed on its thread; it goes on."]
+    assert [record.getMessage() for record in caplog.records] == ["test failed on its thread; it continues."]
 
 
 def test_ticker_can_be_closed_by_its_own_function():

@@ -241,7 +241,7 @@ def test_run_of_a_file_that_is_not_there_and_has_no_others_beside_it_says_where_
         (["ex.yaml"], "ex.yaml: there is no such configuration file. Did you mean 'exp.yaml'?"),
         (["no.yaml"], "no.yaml: there is no such configuration file."),
         (["exp.yaml", "repeat=2"], "command line: repeat: unknown key. Did you mean 'repeats'?"),
-        (["exp.yaml", "oops"], "command line: 'oops' is no override: give train.epochs=3 or --train.epochs 3."),
+        (["exp.yaml", "oops"], "command line: 'oops' is not an override: give train.epochs=3 or --train.epochs 3."),
         (
             ["exp.yaml", "--executor", "locl"],
             "command line: executor: there is no such executor. Did you mean 'local'?",

@@ -139,7 +139,7 @@ def test_background_work_not_finished_in_time_is_counted_and_left(caplog):
     )
     FakeLoop(callbacks=callbacks).run_steps(3)
     callbacks.close()
-    assert caplog.records[-1].getMessage() == "stuck did not finish within 0 s; calls left undone: 3."
+    assert caplog.records[-1].getMessage() == "stuck did not finish within 0 s; unfinished calls: 3."
 
 
 def test_background_calls_after_a_drain_that_ran_out_of_time_are_made():

@@ -29,7 +29,9 @@ def test_closing_of_critical_subscribers_that_raise_closes_all_and_raises_the_fi
     with pytest.raises(ValueError, match="first"):
         callbacks.close()
     assert closed == ["a", "b", "c"]
-    assert [r.getMessage() for r in caplog.records] == ["ValueError: second (beside the exception that is raised)"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "ValueError: second (in addition to the exception that is raised)"
+    ]
 
 
 def test_closing_that_is_interrupted_closes_the_others_and_raises_the_interrupt():

@@ -171,10 +171,10 @@ def test_collection_group_left_is_no_longer_called():
     assert seen == ["inner"]
 
 
-def test_collection_cannot_hold_itself():
+def test_collection_cannot_contain_itself():
     inner = hl.CallbackCollection()
     outer = hl.CallbackCollection([inner])
-    with pytest.raises(hl.DuplicateError, match="cannot hold itself"):
+    with pytest.raises(hl.DuplicateError, match="cannot contain itself"):
         inner.add(outer)
 
 
@@ -216,7 +216,7 @@ def test_collection_state_is_saved_and_restored_by_name(caplog):
         "new": {"count": 0},
     }
     assert sorted(record.getMessage() for record in caplog.records) == [
-        "The checkpoint has no state for 'new': it starts anew.",
+        "The checkpoint has no state for 'new': it starts from scratch.",
         "The checkpoint has state for 'gone', which is not here: ignored.",
     ]
 

@@ -29,7 +29,7 @@ def test_failing_observer_is_logged_and_kept_from_the_others(caplog):
     run(hl.CallbackCollection([Failing(1), recording]), 3)
     assert recording.names().count("on_step_end") == 3
     assert [r.getMessage() for r in caplog.records] == [
-        "failing failed at on_step_end, step 2: ValueError: bad step 1 (training goes on)"
+        "failing failed at on_step_end, step 2: ValueError: bad step 1 (training continues)"
     ]
     assert caplog.records[0].exc_info is not None
 

@@ -226,7 +226,7 @@ def test_move_that_breaks_a_constraint_is_refused():
 def test_move_of_several_at_once_is_refused_with_their_names():
     callbacks = hl.CallbackCollection([Logger(), Csv(), Listener()], strict=True)
     message = refused(callbacks, hl.OptionError, lambda: callbacks.move_to_front(Logger))
-    assert "means several subscribers (logger, csv); give one of these names." in message
+    assert "refers to several subscribers (logger, csv); give one of these names." in message
 
 
 @pytest.mark.parametrize("position", [3, -4, 1.0, True, "1", None])
@@ -280,7 +280,7 @@ def test_insert_dict_of_several_hook_functions_is_refused():
     callbacks = collection(a={})
     functions = {"pre_training_hook": lambda w, r: None, "post_training_hook": lambda w, r: None}
     message = refused(callbacks, hl.MomentError, lambda: callbacks.insert(0, functions))
-    assert message == "A dict of several hook functions has no single place: add it instead."
+    assert message == "A dict of several hook functions has no single position: add it instead."
 
 
 def test_remove_by_instance_takes_out_this_very_one():
@@ -365,8 +365,8 @@ def test_add_collection_to_itself_or_into_its_own_group_is_refused():
     outer = hl.CallbackCollection([Listener()], name="outer")
     inner = hl.CallbackCollection(name="inner")
     outer.add(inner)
-    assert "cannot hold itself" in refused(inner, hl.DuplicateError, lambda: inner.add(outer))
-    assert "cannot hold itself" in refused(outer, hl.DuplicateError, lambda: outer.add(outer))
+    assert "cannot contain itself" in refused(inner, hl.DuplicateError, lambda: inner.add(outer))
+    assert "cannot contain itself" in refused(outer, hl.DuplicateError, lambda: outer.add(outer))
 
 
 def test_add_second_of_a_class_gets_a_number():

@@ -329,9 +329,9 @@ def test_seconds_together_with_every_counts_from_the_first_question(combine):
     assert opened == [100, 200]
 
 
-def test_gate_that_was_told_to_forget_asks_again_at_the_same_count():
+def test_gate_reset_decides_again_at_the_same_count():
     schedule = Counting()
     gate = Gate(schedule, "train")
     gate(2, "loop")
-    gate.forget()
+    gate.reset()
     assert (gate(2, "loop"), schedule.events) == (True, [("due", 2, "loop"), ("fired", 2)] * 2)

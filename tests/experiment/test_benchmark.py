@@ -449,7 +449,7 @@ def test_make_benchmarks_of_a_registered_class_sets_options_that_its_constructor
         ({"sorting": {}, "format": {}}, "give {name: {setting: value}}"),
         ({"sorting": [4]}, "give {name: {setting: value}}"),
         ({}, "benchmarks[1]: {} is not a benchmark"),
-        ("os:system", "which is no class with tasks() and score()"),
+        ("os:system", "which is not a class with tasks() and score()"),
         ("hookline.nowhere:X", "cannot be imported"),
         ("sums", "benchmarks[1]: Nothing is registered as 'sums'"),
         (7, "benchmarks[1]: 7 is not a benchmark, it has no name"),

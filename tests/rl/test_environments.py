@@ -73,7 +73,7 @@ def test_make_environment_from_an_instance_gives_it_back():
         ({"sorting": {}, "copying": {}}, "give {name: {setting: value}}"),
         ({"sorting": [4]}, "give {name: {setting: value}}"),
         ({}, "give {name: {setting: value}}"),
-        ("os:system", "which is no class with sample() and score()"),
+        ("os:system", "which is not a class with sample() and score()"),
         ("hookline.rl.nowhere:X", "cannot be imported"),
         (Sorting, "is not an environment"),
         (7, "7 is not an environment: give a name such as 'sorting'"),

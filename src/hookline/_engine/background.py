@@ -1,20 +1,14 @@
-"""Moments off the training thread: one lane per subscriber, in order, bounded, drained at the end.
+"""Work off the training thread: worker queues, snapshots, a watch on slow calls, and a ticker.
 
-A lane is a thread of its own (``background = True``) or a queue on one shared event loop
-(``async def``). A lane that is full drops calls of repeating moments and counts them, because it may
-neither stall the training nor grow without bound; starts, ends, checkpoints and failures are few
-and always get in. What is handed over is a snapshot: the counters and metrics are those of the
-moment that fired; models, tensors and batches are handed over as they are.
+- `WorkerQueue`: one per background or async subscriber; its calls run in order, on a thread (``background = True``) or
+  on one shared event loop (``async def``). A full queue drops calls of repeating moments and counts them, because it
+  may neither stall training nor grow without bound. Starts, ends, checkpoints and failures are few and never dropped.
+- Snapshots: a queued call gets the counters and metrics of the moment that fired. Models, tensors and batches are
+  passed by reference.
+- `SlowCalls`: warns about a call that takes long while it is still running.
+- `Ticker`: calls a function at a fixed interval on a thread of its own.
 
-`SlowCalls`: warns about a call that takes long while it is still running.
-
-One thread watches all calls of a process. It is started by the first one, looks once a second, and ends when nothing
-is watched any more; a call itself costs two entries in a dict. A warning is repeated after twice the time.
-
-`Ticker`: calls a function at a fixed pace on a thread of its own, until it is closed.
-
-An exception of the function is logged the first time and does not end the thread. The thread is a
-daemon's: it never keeps a program from ending.
+All threads are daemons: none keeps a program from ending.
 """
 
 import logging
@@ -38,22 +32,22 @@ logger = logging.getLogger("hookline")
 
 
 class WorkerQueue(ABC):
-    """A place where one subscriber's calls wait and run in order."""
+    """The calls of one subscriber, run in order."""
 
     def __init__(self, name: str, policy: Policy) -> None:
         self.name = name
         self.dropped = 0
         self.error: BaseException | None = None
         self._policy = policy
-        # Each is written by one thread only: the first by the loop's, the second by the lane's.
+        # No lock: each is written by one thread only, the first by the loop's, the second by the queue's.
         self._submitted = 0
         self._done = 0
 
     def submit(self, job: Callable[[], Any], *, droppable: bool) -> None:
-        """Take a job, or drop and count it when the lane is full and the job may be dropped."""
-        if not droppable or self.undone() < self._policy.queue_size:
+        """Queue a job; if the queue is full and the job may be dropped, drop and count it."""
+        if not droppable or self.unfinished() < self._policy.queue_size:
             self._submitted += 1
-            self.take(job)
+            self._put(job)
             return
         if not self.dropped:
             logger.warning(
@@ -63,49 +57,51 @@ class WorkerQueue(ABC):
             )
         self.dropped += 1
 
-    def raise_waiting(self) -> None:
+    def raise_pending(self) -> None:
         """Raise, once, the exception of a subscriber whose errors propagate."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
 
-    def undone(self) -> int:
-        """How many jobs wait or are under way."""
+    def unfinished(self) -> int:
+        """Return how many jobs wait or run."""
         return self._submitted - self._done
 
     @property
     def stopping(self) -> bool:
-        """Whether what still runs is being ended."""
+        """Whether running jobs are being cancelled."""
         return False
 
     @abstractmethod
     def is_current(self) -> bool:
-        """Whether who asks is on the thread that makes this lane's calls, and so must not wait for them."""
+        """Return whether the caller runs on this queue, and so must not wait for it."""
 
     @abstractmethod
-    def take(self, job: Callable[[], Any]) -> None:
-        """Put a job at the end of the queue."""
+    def _put(self, job: Callable[[], Any]) -> None:
+        """Append a job."""
 
     @abstractmethod
     def drain(self, seconds: float) -> None:
-        """Wait for what was submitted, but no longer than this."""
+        """Wait for all submitted jobs, at most this long."""
 
 
 class ThreadQueue(WorkerQueue):
-    """One thread that runs one subscriber's calls in order; it is started by the first of them."""
+    """Runs calls on a thread that the first call starts."""
 
     def __init__(self, name: str, policy: Policy) -> None:
         super().__init__(name, policy)
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._thread: Joinable | None = None
-        self._leaving = threading.RLock()  # a thread that leaves, and a job that comes, must know of each other
+        # A thread must not end between the check that it is alive and the job that relies on it. Reentrant: a
+        # signal handler may fire a moment on the same thread.
+        self._ending = threading.RLock()
         self._here = threading.local()
 
     def is_current(self) -> bool:
         return getattr(self._here, "runs", False)
 
-    def take(self, job: Callable[[], Any]) -> None:
-        with self._leaving:
+    def _put(self, job: Callable[[], Any]) -> None:
+        with self._ending:
             self._jobs.put(job)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
@@ -119,26 +115,22 @@ class ThreadQueue(WorkerQueue):
     def _run(self) -> None:
         self._here.runs = True
         try:
-            while not self._leaves(job := self._jobs.get()):
+            while True:
+                job = self._jobs.get()
                 if job is not None:
                     job()
                     self._done += 1
+                    continue
+                with self._ending:
+                    if self._jobs.empty():  # otherwise the drain timed out and more jobs came after it
+                        self._thread = None
+                        return
         finally:
             self._here.runs = False
 
-    def _leaves(self, job: Callable[[], Any] | None) -> bool:
-        """Whether the thread is to end: not where a drain ran out of time and more came behind it."""
-        if job is not None:
-            return False
-        with self._leaving:
-            if self._jobs.empty():
-                self._thread = None
-                return True
-        return False
-
 
 class EventLoop:
-    """One managed event loop in one thread, shared by all async subscribers of a collection."""
+    """An event loop on a thread of its own, shared by all async subscribers of a collection."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -148,8 +140,8 @@ class EventLoop:
         self.stopping = False
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop, starting it first if need be."""
-        import asyncio  # 30 ms that only users of async moments pay
+        """Run ``function`` on the loop, which is started if necessary."""
+        import asyncio  # takes 30 ms, which only users of async moments pay
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -157,7 +149,7 @@ class EventLoop:
         self._loop.call_soon_threadsafe(function)
 
     def is_current(self) -> bool:
-        """Whether who asks is called by the loop."""
+        """Return whether the caller runs on the loop."""
         if self._loop is None:
             return False
         import asyncio
@@ -168,14 +160,14 @@ class EventLoop:
             return False
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine; only from within the loop, which itself keeps but weak references to tasks."""
+        """Start a coroutine; call it on the loop only. The loop itself keeps weak references to tasks."""
         if self._loop is not None:
             task = self._loop.create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """Cancel what still runs, end the loop and its thread; a later call starts a fresh one."""
+        """Cancel running tasks and end the loop and its thread; a later call starts a new one."""
         if self._loop is None or self._thread is None:
             return
         loop, thread = self._loop, self._thread
@@ -198,7 +190,7 @@ class EventLoop:
 
 
 class AsyncQueue(WorkerQueue):
-    """One async subscriber's calls, awaited one after another on the shared event loop."""
+    """Awaits calls one after another on the shared event loop."""
 
     def __init__(self, name: str, policy: Policy, loop: EventLoop) -> None:
         super().__init__(name, policy)
@@ -213,7 +205,7 @@ class AsyncQueue(WorkerQueue):
     def is_current(self) -> bool:
         return self._loop.is_current()
 
-    def take(self, job: Callable[[], Any]) -> None:
+    def _put(self, job: Callable[[], Any]) -> None:
         async def counted() -> None:
             await job()
             self._done += 1
@@ -221,7 +213,7 @@ class AsyncQueue(WorkerQueue):
         self._append(counted)
 
     def drain(self, seconds: float) -> None:
-        if self.undone():
+        if self.unfinished():
             reached = threading.Event()
 
             async def reach() -> None:
@@ -243,7 +235,7 @@ class AsyncQueue(WorkerQueue):
         try:
             while self._jobs:
                 await self._jobs.popleft()()
-        except BaseException:  # cancelled at the end of the run: what still waits was reported as undone
+        except BaseException:  # cancelled at the end of the run, after waiting jobs were reported as unfinished
             self._jobs.clear()
             self._submitted = self._done
             raise
@@ -252,7 +244,7 @@ class AsyncQueue(WorkerQueue):
 
 
 class LoopSnapshot:
-    """A loop as it was when a moment fired; what is not data (`log`, `request_stop`, ...) is the loop's own."""
+    """A loop with the counters and metrics of a moment; everything else (`log`, `request_stop`, ...) is the loop's."""
 
     _DATA = ("step", "current_step", "num_steps", "total_steps", "epoch", "current_epoch", "num_epochs", "in_step")
 
@@ -263,19 +255,19 @@ class LoopSnapshot:
         vars(self)["_loop"] = loop
 
     def get_metric(self, name: str) -> Any:
-        """The value that a metric had then, or None."""
+        """Return the value of a metric at the moment, or None."""
         return find_metric(self.metrics, name)
 
     def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
-        """Record metrics at the step of the snapshot rather than at the one under way."""
-        self._loop.log(*args, step=self._under_way() if step is None else step, **values)
+        """Record metrics at the step of the snapshot rather than the current one."""
+        self._loop.log(*args, step=self._step_of_moment() if step is None else step, **values)
 
     def log_samples(self, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> None:
-        """Record samples at the step of the snapshot rather than at the one under way."""
-        self._loop.log_samples(rows, step=self._under_way() if step is None else step)
+        """Record samples at the step of the snapshot rather than the current one."""
+        self._loop.log_samples(rows, step=self._step_of_moment() if step is None else step)
 
-    def _under_way(self) -> int:
-        """The step that the moment fired in, or the last one if it fired between two."""
+    def _step_of_moment(self) -> int:
+        """The step during which the moment fired, or the last one if it fired between two."""
         return int(self.step) + bool(vars(self).get("in_step", False))
 
     def __getattr__(self, name: str) -> Any:
@@ -286,13 +278,13 @@ class LoopSnapshot:
 
 
 def snapshot_subject(subject: Any) -> Any:
-    """A moment's first argument as it is now: what has its own `snapshot()` gives it, a loop is wrapped."""
+    """Snapshot a moment's first argument: by its own `snapshot()` if it has one, otherwise as a loop."""
     own = getattr(type(subject), "snapshot", None)
     return own(subject) if callable(own) else LoopSnapshot(subject)
 
 
 def snapshot(value: Any) -> Any:
-    """A further argument as it is now: plain dicts and lists are copied, the rest is handed over as it is."""
+    """Copy plain dicts and lists; return anything else unchanged."""
     if type(value) is MetricsRow:
         return value.copy()
     if type(value) is dict:
@@ -301,10 +293,10 @@ def snapshot(value: Any) -> Any:
 
 
 SLOW_SECONDS = 5.0
-"""After how long a call is warned about."""
+"""The duration of a call that is warned about; the warning is repeated after twice the time."""
 LOOK_SECONDS = 1.0
 IDLE_SECONDS = 60.0
-"""How long the thread waits for another call before it ends."""
+"""How long the watching thread waits for another call before it ends."""
 
 
 class _Call:
@@ -317,7 +309,7 @@ class _Call:
 
 
 class SlowCalls:
-    """The calls that are under way."""
+    """Watches all running calls of a process on one thread, once a second. A call costs two dict operations."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
@@ -325,13 +317,11 @@ class SlowCalls:
         self._wake = threading.Event()
 
     def begin(self, owner: Any, name: str, step: int, advice: str) -> None:
-        """Watch a call from now on.
+        """Watch a call.
 
         Args:
-            owner: Who is called; it has one call under way at a time.
-            name: What it is called in the warning.
-            step: The step that it is called for.
-            advice: What to do about it, for the warning.
+            owner: The called object; it has one call at a time.
+            name, step, advice: For the warning.
         """
         self._calls[id(owner)] = _Call(name, step, advice)
         if self._thread is None or not self._thread.is_alive():  # a forked child has the object, not the thread
@@ -340,11 +330,11 @@ class SlowCalls:
             self._thread.start()
 
     def end(self, owner: Any) -> None:
-        """The call has returned, or raised."""
+        """Stop watching the call, which has returned or raised."""
         self._calls.pop(id(owner), None)
 
     def close(self) -> None:
-        """End the thread, unless a call is under way; another call starts it again."""
+        """End the thread unless a call is running; another call starts it again."""
         self._wake.set()
 
     def _watch(self) -> None:
@@ -362,7 +352,7 @@ class SlowCalls:
                         "%s has been running for %.0f s at step %d. %s", call.name, seconds, call.step, call.advice
                     )
             if not self._calls and (woken or now - last_seen >= IDLE_SECONDS):
-                # Unset before the last look: a call that begins now either is seen here or starts another thread.
+                # Cleared before the last check: a call that begins now is either seen here or starts another thread.
                 self._thread = None
                 if not self._calls:
                     return
@@ -370,11 +360,9 @@ class SlowCalls:
 
 
 SLOW_CALLS = SlowCalls()
-"""Those of this process."""
-
 
 CLOSE_SECONDS = 5.0
-"""How long `Ticker.close` waits for a call that is under way."""
+"""How long `Ticker.close` waits for a running call."""
 
 
 def require_seconds(name: str, value: float) -> float:
@@ -385,11 +373,11 @@ def require_seconds(name: str, value: float) -> float:
 
 
 class Ticker:
-    """Runs from the moment that it is made.
+    """Calls a function every so many seconds until it is closed. The first exception is logged and ends nothing.
 
     Args:
-        name: What the thread and its errors go by.
-        seconds: The time between two calls; the first comes after as long.
+        name: The name of the thread, and in the log.
+        seconds: The time before the first call and between two calls.
     """
 
     def __init__(self, name: str, seconds: float, action: Callable[[], object]) -> None:
@@ -400,7 +388,7 @@ class Ticker:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, after the call that is under way. May be called again, and by the function itself."""
+        """End the thread after a running call. May be called again, and by the function itself."""
         self._ended.set()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
@@ -412,4 +400,4 @@ class Ticker:
             except Exception:
                 if not self._has_failed:
                     self._has_failed = True
-                    logger.exception("%s failed on its thread; it goes on.", self.name)
+                    logger.exception("%s failed on its thread; it continues.", self.name)

@@ -1,11 +1,11 @@
-"""The states of subscribers as a checkpoint holds them: by name, those of a group in a dict under the group's name.
+"""Saves and restores the states of subscribers: by name, those of a group in a dict under the group's name.
 
-Each subscriber is asked under the policy of the outermost roster, so one in a group is treated as one
-beside it. A group of a class with a state of its own is asked as one.
+Errors are handled by the policy of the outermost list, so a subscriber in a group is treated as one beside it. A group
+whose class has a state of its own is saved and restored as one subscriber.
 
 A saved state goes to the subscriber with the same given name or ``state_key``; else to that of the same class with the
-same identifying arguments; else to the only one of its class (see `Identity`). Where that leaves a choice, loading is
-refused before anything is changed.
+same identifying arguments; else to the only one of its class (see `Identity`). If that is ambiguous, loading is refused
+before anything is changed.
 """
 
 import logging
@@ -16,93 +16,93 @@ from typing import Any
 
 from hookline._engine.errors import CheckpointError
 from hookline._engine.health import Health
-from hookline._engine.registration import FlatRegistration, Group, Identity, Registration
+from hookline._engine.registration import FlatRegistration, Identity, Registration, RegistrationTree
 
 logger = logging.getLogger("hookline")
 
 IDENTITIES = "/identities"
-"""The key beside the states that holds what they are matched by; no name has a slash."""
+"""The key of the identities beside the states; no name contains a slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A state that is not empty."""
+    """A saved state that is not empty."""
 
     name: str
     state: Any
     identity: Identity
-    by_name: bool  # one of several of its class, saved before identities were
+    by_name: bool  # one of several of its class, saved before there were identities
 
 
 class CheckpointState:
-    """Saves and restores the states of a roster's subscribers.
+    """Saves and restores the states of a list's subscribers.
 
     Args:
-        health: Of the outermost roster.
-        kind: The class whose methods of state this works for; a group that overrides one is asked itself.
+        health: That of the outermost list.
+        kind: The class of lists; a group of a subclass that overrides its ``state_dict`` is saved by that method.
     """
 
-    def __init__(self, health: Health, kind: type[Group]) -> None:
+    def __init__(self, health: Health, kind: type[RegistrationTree]) -> None:
         self._health, self._kind = health, kind
 
-    def save(self, group: Group, groups: tuple[Registration, ...] = ()) -> dict[str, Any]:
-        """The state of every subscriber; one that fails, or cannot be held by a checkpoint, has none."""
-        states = {entry.name: self._state(entry, groups) for entry in group.entries}
+    def save(self, group: RegistrationTree, groups: tuple[Registration, ...] = ()) -> dict[str, Any]:
+        """Return the state of every subscriber, without those that fail or that a checkpoint cannot hold."""
+        states = {each.name: self._state(each, groups) for each in group.registrations}
         saved = {name: state for name, state in states.items() if state is not None}
-        records = {entry.name: entry.identity.record(entry.name) for entry in group.entries if saved.get(entry.name)}
+        records = {each.name: each.identity.record(each.name) for each in group.registrations if saved.get(each.name)}
         identities = {name: record for name, record in records.items() if record is not None}
         return {**saved, IDENTITIES: identities} if identities else saved
 
-    def check(self, group: Group, state: Mapping[str, Any]) -> None:
-        """Raise if the states cannot be told apart; nothing is changed."""
+    def check(self, group: RegistrationTree, state: Mapping[str, Any]) -> None:
+        """Raise if the states cannot be matched; nothing is changed."""
         list(self._matched(group, state, ()))
 
-    def load(self, group: Group, state: Mapping[str, Any], groups: tuple[Registration, ...] = ()) -> None:
+    def load(self, group: RegistrationTree, state: Mapping[str, Any], groups: tuple[Registration, ...] = ()) -> None:
         """Restore every subscriber; warn about those that are on one side only."""
         for load in list(self._matched(group, state, groups)):  # all are matched before the first is changed
             load()
 
     def _matched(
-        self, group: Group, state: Mapping[str, Any], groups: tuple[Registration, ...]
+        self, group: RegistrationTree, state: Mapping[str, Any], groups: tuple[Registration, ...]
     ) -> Iterable[Callable[[], object]]:
-        """What loading consists of, in order."""
+        """Yield the steps of loading."""
         saved = _read(state)
-        pairs = _Matching(group.entries, saved).pairs()
+        pairs = _Matching(group.registrations, saved).pairs()
         loaded = {each.name for each in pairs.values()}
         for each in saved:
             if each.name not in loaded:
-                yield partial(_warn_not_here, each)
-        for entry in group.entries:
-            found = pairs.get(entry)
-            # An empty state is given back as well: a subscriber may act on being loaded.
-            empty = entry.name in state and not _holds_something(state[entry.name])
-            own = found.state if found is not None else state[entry.name] if empty else None
+                yield partial(logger.warning, "The checkpoint has state for %r, which is not here: ignored.", each.name)
+        for registration in group.registrations:
+            found = pairs.get(registration)
+            # An empty state is restored as well: a subscriber may act on being loaded.
+            empty = registration.name in state and not _is_nonempty(state[registration.name])
+            own = found.state if found is not None else state[registration.name] if empty else None
             if own is None:
-                yield partial(self._warn_without_state, entry, groups)
-            elif self._goes_through(entry, "load_state_dict") and isinstance(own, Mapping):
-                yield from self._matched(entry.target, own, (*groups, entry))
+                yield partial(self._warn_without_state, registration, groups)
+            elif self._is_transparent(registration, "load_state_dict") and isinstance(own, Mapping):
+                yield from self._matched(registration.target, own, (*groups, registration))
             else:
-                load = partial(entry.target.load_state_dict, own)
-                yield partial(self._health.guarded, FlatRegistration(entry, groups), "load_state_dict", load)
+                load = partial(registration.target.load_state_dict, own)
+                yield partial(self._health.guarded, FlatRegistration(registration, groups), "load_state_dict", load)
 
-    def _warn_without_state(self, entry: Registration, groups: tuple[Registration, ...]) -> None:
-        if self._state(entry, groups):
-            logger.warning("The checkpoint has no state for %r: it starts anew.", entry.name)
+    def _warn_without_state(self, registration: Registration, groups: tuple[Registration, ...]) -> None:
+        if self._state(registration, groups):
+            logger.warning("The checkpoint has no state for %r: it starts from scratch.", registration.name)
 
-    def _state(self, entry: Registration, groups: tuple[Registration, ...]) -> Any:
-        if self._goes_through(entry, "state_dict"):
-            return self.save(entry.target, (*groups, entry))
-        leaf = FlatRegistration(entry, groups)
-        return self._health.guarded(leaf, "state_dict", partial(_checked_state, leaf.path, entry.target))
+    def _state(self, registration: Registration, groups: tuple[Registration, ...]) -> Any:
+        if self._is_transparent(registration, "state_dict"):
+            return self.save(registration.target, (*groups, registration))
+        flat = FlatRegistration(registration, groups)
+        return self._health.guarded(flat, "state_dict", partial(_encodable_state, flat.path, registration.target))
 
-    def _goes_through(self, entry: Registration, method: str) -> bool:
-        """Whether the members are asked, one by one, rather than the group."""
-        return isinstance(entry.target, Group) and getattr(type(entry.target), method) is getattr(self._kind, method)
+    def _is_transparent(self, registration: Registration, method: str) -> bool:
+        """Whether the states are those of the members rather than one of the group's class."""
+        target = registration.target
+        return isinstance(target, RegistrationTree) and getattr(type(target), method) is getattr(self._kind, method)
 
 
-def _checked_state(path: str, subscriber: Any) -> Any:
-    """A subscriber's state, once it is known that a checkpoint can hold it."""
-    from hookline._engine.encoding import encode  # only who saves pays for it
+def _encodable_state(path: str, subscriber: Any) -> Any:
+    from hookline._engine.encoding import encode  # only loops that save pay for the import
 
     state = subscriber.state_dict()
     try:
@@ -114,7 +114,7 @@ def _checked_state(path: str, subscriber: Any) -> Any:
 
 def _read(state: Mapping[str, Any]) -> list[_Saved]:
     records = state.get(IDENTITIES)
-    states = {name: each for name, each in state.items() if name != IDENTITIES and _holds_something(each)}
+    states = {name: each for name, each in state.items() if name != IDENTITIES and _is_nonempty(each)}
     # Before there were identities, the second of a class was saved as <name>_2, by the order of adding.
     numbered = set() if records is not None else {name for name in states if f"{name}_2" in states}
     return [
@@ -128,96 +128,92 @@ def _read(state: Mapping[str, Any]) -> list[_Saved]:
     ]
 
 
-def _holds_something(state: Any) -> bool:
-    """Whether a state, or one in it if it is that of a group, is not empty."""
+def _is_nonempty(state: Any) -> bool:
+    """Whether a state, or any state inside that of a group, is not empty."""
     if isinstance(state, Mapping) and state and all(isinstance(each, Mapping) for each in state.values()):
-        return any(map(_holds_something, state.values()))
+        return any(map(_is_nonempty, state.values()))
     return bool(state) if isinstance(state, Mapping) else state is not None
 
 
 class _Matching:
     """Pairs subscribers with saved states."""
 
-    def __init__(self, entries: Iterable[Registration], saved: Iterable[_Saved]) -> None:
-        self._entries, self._saved = list(entries), list(saved)
+    def __init__(self, registrations: Iterable[Registration], saved: Iterable[_Saved]) -> None:
+        self._registrations, self._saved = list(registrations), list(saved)
         self._pairs: dict[Registration, _Saved] = {}
 
     def pairs(self) -> dict[Registration, _Saved]:
-        """The states that go to somebody.
+        """Return the saved state of each subscriber that has one.
 
         Raises:
             CheckpointError: A state fits several subscribers, or several states fit one.
         """
         self._by_key()
-        # Those that nobody gave a name come first: a name that was given is a reason to be another one.
-        self._by_arguments(lambda entry, saved: not entry.identity.is_given and not saved.identity.is_given)
-        self._by_arguments(lambda entry, saved: not (entry.identity.is_given and saved.identity.is_given))
+        # Unnamed ones come first: a different given name suggests a different subscriber.
+        self._by_arguments(lambda here, saved: not here.identity.is_given and not saved.identity.is_given)
+        self._by_arguments(lambda here, saved: not (here.identity.is_given and saved.identity.is_given))
         self._by_class()
         return self._pairs
 
-    def _left(self) -> tuple[list[Registration], list[_Saved]]:
+    def _unpaired(self) -> tuple[list[Registration], list[_Saved]]:
         taken = {saved.name for saved in self._pairs.values()}
-        entries = [entry for entry in self._entries if entry not in self._pairs]
-        return entries, [saved for saved in self._saved if saved.name not in taken]
+        registrations = [each for each in self._registrations if each not in self._pairs]
+        return registrations, [saved for saved in self._saved if saved.name not in taken]
 
     def _by_key(self) -> None:
         by_state_key = {saved.identity.state_key: saved for saved in self._saved if saved.identity.state_key}
         by_name = {saved.name: saved for saved in self._saved}
-        for entry in self._entries:
-            key = entry.identity.state_key
+        for registration in self._registrations:
+            key = registration.identity.state_key
             saved = None if key is None else by_state_key.get(key)
-            if saved is None and entry.name in by_name:
-                same = by_name[entry.name]
-                saved = same if entry.identity.is_given or same.by_name else None
+            if saved is None and registration.name in by_name:
+                same = by_name[registration.name]
+                saved = same if registration.identity.is_given or same.by_name else None
             if saved is not None:
-                self._pairs[entry] = saved
+                self._pairs[registration] = saved
 
     def _by_arguments(self, fits: Callable[[Registration, _Saved], bool]) -> None:
-        entries, saved = self._left()
-        for entry in entries:
-            if entry in self._pairs:
+        unpaired, saved = self._unpaired()
+        for registration in unpaired:
+            if registration in self._pairs:
                 continue
-            like = (entry.identity.kind, entry.identity.arguments)
-            fitting = [s for s in saved if (s.identity.kind, s.identity.arguments) == like and fits(entry, s)]
-            others = [
-                e
-                for e in entries
-                if (e.identity.kind, e.identity.arguments) == like and any(fits(e, s) for s in fitting)
+            like = (registration.identity.kind, registration.identity.arguments)
+            fitting = [s for s in saved if (s.identity.kind, s.identity.arguments) == like and fits(registration, s)]
+            twins = [
+                r
+                for r in unpaired
+                if (r.identity.kind, r.identity.arguments) == like and any(fits(r, s) for s in fitting)
             ]
-            if fitting and (len(fitting) < len(others) or not _all_equal(fitting)):
-                raise _ambiguous(others, fitting)
-            self._pairs |= dict(zip(others, fitting, strict=False))
+            if fitting and (len(fitting) < len(twins) or not _all_equal(fitting)):
+                raise _ambiguous(twins, fitting)
+            self._pairs |= dict(zip(twins, fitting, strict=False))
 
     def _by_class(self) -> None:
-        entries, saved = self._left()
+        unpaired, saved = self._unpaired()
         for each in saved:
-            here = [entry for entry in self._entries if entry.identity.kind == each.identity.kind]
+            here = [r for r in self._registrations if r.identity.kind == each.identity.kind]
             there = [other for other in self._saved if other.identity.kind == each.identity.kind]
-            left = [entry for entry in entries if entry in here]
-            if len(here) == len(there) == 1 and left:
-                if not each.identity.measures_another(left[0].identity):
-                    self._pairs[left[0]] = each
-            elif left and not each.identity.arguments and left[0].identity.arguments:
-                raise _ambiguous(left, [each])  # saved before the arguments were: any of them may be meant
+            candidates = [r for r in unpaired if r in here]
+            if len(here) == len(there) == 1 and candidates:
+                if not each.identity.measures_another(candidates[0].identity):
+                    self._pairs[candidates[0]] = each
+            elif candidates and not each.identity.arguments and candidates[0].identity.arguments:
+                raise _ambiguous(candidates, [each])  # saved before arguments were: it may belong to any of them
 
 
 def _all_equal(saved: list[_Saved]) -> bool:
-    """Whether it makes no difference which of these states is taken."""
+    """Whether it makes no difference which subscriber gets which of these states."""
     from hookline._engine.encoding import encode
 
     first, *others = (encode(each.state, tensor=id) for each in saved)
     return all(other == first for other in others)
 
 
-def _ambiguous(entries: list[Registration], saved: list[_Saved]) -> CheckpointError:
+def _ambiguous(registrations: list[Registration], saved: list[_Saved]) -> CheckpointError:
     states = ", ".join(repr(each.name) for each in saved)
-    here = ", ".join(f"{entry.name!r}" for entry in entries)
+    here = ", ".join(repr(each.name) for each in registrations)
     return CheckpointError(
-        f"The checkpoint's state of {states} cannot be matched: {here} of class {entries[0].identity} fits as well as "
-        "another. Give each a name, add(callback, name=...) or callback.state_key, that differs; a name that the "
-        "checkpoint has gets the state saved under it."
+        f"The checkpoint's state of {states} cannot be matched: {here} of class {registrations[0].identity} "
+        "fits as well as another. Give each a name, add(callback, name=...) or callback.state_key, that differs; "
+        "a name that the checkpoint has gets the state saved under it."
     )
-
-
-def _warn_not_here(saved: _Saved) -> None:
-    logger.warning("The checkpoint has state for %r, which is not here: ignored.", saved.name)

@@ -1,16 +1,10 @@
 """`CallbackCollection`: an ordered set of subscribers that is itself a callback.
 
-Call a moment on it and every subscriber gets it. A collection inside another is a group; a loop
-only ever holds one. Order, isolation, cadence and cost are the engine's (`Roster`); this class adds
-what people give it: callbacks, hooks, names, functions, dicts, other collections.
+Calling a moment on it calls every subscriber. A collection inside another is a group; a loop holds exactly one. Order,
+isolation, cadence and costs come from `SubscriberList`; this class converts what users add: callbacks, hooks, names,
+functions, dicts, other collections.
 
-Do not keep a moment's bound attribute (``fire = callbacks.on_step_end``): a change to the collection
-replaces it.
-
-`Fired`: the moments as a collection is called, with all arguments.
-
-Only type checkers read this. To them a moment of `Callback` is something that may take fewer arguments, so that users
-may leave off trailing ones; a collection takes all of them. A test holds that both say the same.
+Do not keep a moment's bound attribute (``fire = callbacks.on_step_end``): a change to the collection replaces it.
 """
 
 from __future__ import annotations
@@ -20,8 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from hookline._engine.errors import MomentError
+from hookline._engine.factories import Entries, Source, build_subscriber
 from hookline._engine.functions import HOOK_FUNCTIONS, LoggerFunction, hook_functions
-from hookline._engine.hooks import Hook, hook_target
+from hookline._engine.hook_manager import hook_target
+from hookline._engine.hooks import Hook
 from hookline._engine.moments import MOMENTS, Callback
 from hookline._engine.policy import Failure, Policy
 from hookline._engine.registry import REGISTRY
@@ -36,19 +32,16 @@ from hookline._engine.state import (
     RunResult,
 )
 from hookline._engine.subscriber import Subscriber, configured
-from hookline._engine.subscriber_list import Member, Newcomer, SubscriberList
-from hookline.config.sources import Entries
+from hookline._engine.subscriber_list import Addition, Member, SubscriberList
 
-if TYPE_CHECKING:
-    from hookline.config.sources import Source
-else:
+if not TYPE_CHECKING:
 
     class Fired:
-        """Nothing more than what `Callback` has: type checkers are told that moments are called with all arguments."""
+        """At run time, nothing; type checkers read the class of the same name below."""
 
 
 _WRAPPED = ("transformers", "lightning", "pytorch_lightning", "keras")
-"""Frameworks whose callbacks `hl.wrap` makes subscribers of."""
+"""Frameworks whose callbacks `hl.wrap` adapts."""
 
 
 class CallbackCollection(SubscriberList, Fired, Callback):
@@ -57,8 +50,8 @@ class CallbackCollection(SubscriberList, Fired, Callback):
     Args:
         subscribers: Callbacks, hooks, registered names, ``hl.on(...)`` functions, logger functions
             ``fn(report_data, step)``, dicts of hook functions, entries of a configuration,
-            other collections; or one collection, whose members are taken over.
-        name: What it is called as a group in another collection.
+            other collections; or one collection, whose members are copied.
+        name: Its name as a group in another collection.
         strict: Let every exception propagate instead of isolating observers.
         policy: Further settings of the engine.
     """
@@ -84,11 +77,11 @@ class CallbackCollection(SubscriberList, Fired, Callback):
         """Add one subscriber; see `Subscriber` for the options.
 
         Raises:
-            MomentError: It overrides something that is no moment, or cannot be called as one.
-            OrderError: Its ``before`` or ``after`` names nobody, or makes a cycle.
+            MomentError: It overrides something that is not a moment, or cannot be called as one.
+            OrderError: Its ``before`` or ``after`` names no subscriber, or makes a cycle.
             DuplicateError: The name, or this very instance, is there already.
         """
-        self.enter(self._newcomers(subscriber, options))
+        self.register(self._additions(subscriber, options))
 
     def extend(self, subscribers: Iterable[Any]) -> None:
         """Add several at once, all or none; they may name one another in ``before`` and ``after``."""
@@ -96,54 +89,58 @@ class CallbackCollection(SubscriberList, Fired, Callback):
             raise MomentError(f"{subscribers!r} is one subscriber: give a list of them.")
         if isinstance(subscribers, CallbackCollection):  # with the options that they were added with
             members = subscribers.members()
-            self.enter([(member.subscriber, self._target(member.subscriber), member.given) for member in members])
-            self._lend([member.subscriber for member in members if member.borrowed])
+            self.register([(member.subscriber, self._target(member.subscriber), member.given) for member in members])
+            self._mark_borrowed([member.subscriber for member in members if member.borrowed])
             return
         entries = subscribers if isinstance(subscribers, Entries) else Entries(subscribers)
-        self.enter(
+        self.register(
             [
-                newcomer
+                addition
                 for index, entry in enumerate(entries)
-                for newcomer in self._newcomers(entry, {}, entries.source, f"{entries.path}[{index}]")
+                for addition in self._additions(entry, {}, entries.source, f"{entries.path}[{index}]")
             ]
         )
 
-    def borrow(self, subscribers: CallbackCollection) -> None:
-        """Let the members of another collection hear what this one hears; that other one closes them."""
-        self.extend(subscribers)
-        self._lend(list(subscribers))
+    def add_all(self, subscribers: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
+        """Add several at once with their options, all or none."""
+        self.register([each for subscriber, options in subscribers for each in self._additions(subscriber, options)])
 
-    def _lend(self, subscribers: Iterable[Any]) -> None:
+    def borrow(self, subscribers: CallbackCollection) -> None:
+        """Add the members of another collection, which still closes them."""
+        self.extend(subscribers)
+        self._mark_borrowed(list(subscribers))
+
+    def _mark_borrowed(self, subscribers: Iterable[Any]) -> None:
         for subscriber in subscribers:
-            for entry in self.find(subscriber):
-                entry.borrowed = True
+            for registration in self.find(subscriber):
+                registration.borrowed = True
 
     def insert(self, index: int, subscriber: Any, **options: Any) -> None:
-        """Add one subscriber at a place of its own, whatever its priority."""
-        newcomers = self._newcomers(subscriber, options)
-        if len(newcomers) != 1:
-            raise MomentError("A dict of several hook functions has no single place: add it instead.")
-        self.enter_at(index, *newcomers[0])
+        """Add one subscriber at a position, whatever its priority."""
+        additions = self._additions(subscriber, options)
+        if len(additions) != 1:
+            raise MomentError("A dict of several hook functions has no single position: add it instead.")
+        self.register_at(index, *additions[0])
 
     def remove(self, reference: Any) -> None:
-        """Take out an instance (this very one), all of a class, or the one with a name."""
-        self.leave(reference)
+        """Remove an instance (by identity), all of a class, or the one with a name."""
+        self.unregister(reference)
 
     def move_to_front(self, reference: Any) -> None:
         """Make a subscriber run first."""
-        self.place(reference, 0)
+        self.move(reference, 0)
 
     def move_to_back(self, reference: Any) -> None:
         """Make a subscriber run last."""
-        self.place(reference, -1)
+        self.move(reference, -1)
 
     def move_to_position(self, reference: Any, index: int) -> None:
-        """Make a subscriber run at this place, counted as in a list."""
-        self.place(reference, index)
+        """Make a subscriber run at a position, counted as in a list."""
+        self.move(reference, index)
 
     def names(self) -> list[str]:
-        """The subscribers' names, in the order in which they run."""
-        return [entry.name for entry in self.entries]
+        """Return the subscribers' names in the order in which they run."""
+        return [each.name for each in self.registrations]
 
     @property
     def failures(self) -> list[Failure]:
@@ -151,10 +148,10 @@ class CallbackCollection(SubscriberList, Fired, Callback):
         return list(self.health.failures)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.registrations)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([entry.subscriber for entry in self.entries])
+        return iter([each.subscriber for each in self.registrations])
 
     def __contains__(self, reference: object) -> bool:
         return bool(self.find(reference))
@@ -165,11 +162,11 @@ class CallbackCollection(SubscriberList, Fired, Callback):
     def __getitem__(self, key: slice) -> list[Any]: ...
     def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, str):
-            return self._meant(key)[0].subscriber
+            return self._find_required(key)[0].subscriber
         return list(self)[key]
 
     def __bool__(self) -> bool:
-        return True  # a loop's collection is there even while it is empty
+        return True  # `if callbacks` asks whether there is a collection, not whether it has members
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -184,17 +181,15 @@ class CallbackCollection(SubscriberList, Fired, Callback):
         """Copies and pickles hold the subscribers and their options, not the compiled moments."""
         return _rebuild, (replace(self.policy, strict=self.strict), self.members(), configured(self))
 
-    def _newcomers(
+    def _additions(
         self, given: Any, options: Mapping[str, Any], source: Source | None = None, path: str = "callbacks"
-    ) -> list[Newcomer]:
-        """What somebody gave, as subscribers; errors about an entry of a configuration name the path in the source."""
+    ) -> list[Addition]:
+        """Convert what a user added; errors about an entry of a configuration name its path in the source."""
         if isinstance(given, str) and source is None and ":" not in given:
-            return self._newcomers(REGISTRY.find(given)(), options)
+            return self._additions(REGISTRY.find(given)(), options)
         if isinstance(given, str) or (isinstance(given, Mapping) and not _is_hook_functions(given)):
-            from hookline.config.factories import read_subscriber  # only who configures pays for it
-
-            subscriber, own = read_subscriber(given, source, path)
-            return self._newcomers(subscriber, {**own, **options})
+            subscriber, own = build_subscriber(given, source, path)
+            return self._additions(subscriber, {**own, **options})
         if isinstance(given, Mapping):
             return [(function, function, options) for function in hook_functions(given)]
         if isinstance(given, Callback | Hook):
@@ -223,22 +218,12 @@ class CallbackCollection(SubscriberList, Fired, Callback):
 
 def _is_hook_functions(given: Mapping[Any, Any]) -> bool:
     """Whether a dict holds hook functions; any other is an entry of a configuration."""
-    return all(key in HOOK_FUNCTIONS or _is_functions(value) for key, value in given.items())
-
-
-def _is_functions(value: Any) -> bool:
-    return callable(value) or (isinstance(value, list | tuple) and bool(value) and all(map(callable, value)))
-
-
-def load_callbacks(source: Any, *, strict: bool = False, policy: Policy | None = None) -> CallbackCollection:
-    """The collection that a YAML or JSON file, a dict or a list describes."""
-    from hookline.config.factories import pointing_to, read_subscribers
-
-    members = read_subscribers(source)
-    collection = CallbackCollection(strict=strict, policy=policy)
-    with pointing_to(source):
-        collection.enter([n for subscriber, options in members for n in collection._newcomers(subscriber, options)])
-    return collection
+    return all(
+        key in HOOK_FUNCTIONS
+        or callable(value)
+        or (isinstance(value, list | tuple) and bool(value) and all(map(callable, value)))
+        for key, value in given.items()
+    )
 
 
 def _rebuild(policy: Policy, members: list[Member], options: Mapping[str, Any]) -> CallbackCollection:
@@ -249,7 +234,7 @@ def _rebuild(policy: Policy, members: list[Member], options: Mapping[str, Any]) 
 
 def _firing(name: str) -> Callable[..., None]:
     def fire(self: CallbackCollection, *args: Any, **kwargs: Any) -> None:
-        """Fire the moment for the first time after a change; from then on the compiled function stands here."""
+        """Fire the moment for the first time after a change; from then on the compiled function replaces this one."""
         self.fire(name)(*args, **kwargs)
 
     return fire
@@ -260,7 +245,11 @@ for _name in MOMENTS:
 
 
 class Fired:
-    """What a loop calls on a collection; `Callback` says when."""
+    """The moments as a loop calls them on a collection, with all arguments; only type checkers read this.
+
+    To them a method of `Callback` may take fewer arguments, because an override may leave off trailing ones. A test
+    compares both.
+    """
 
     def on_experiment_start(self, ctx: LogContext, /) -> None: ...
     def on_group_start(self, ctx: LogContext, group_name: str, /) -> None: ...

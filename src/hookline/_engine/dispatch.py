@@ -3,17 +3,17 @@
 This is the hot path, and the one place where the engine is clever. For each moment it generates a
 function that calls the subscribers in a straight line, each behind its own guard (a `try` costs
 nothing until something is raised), and the collection keeps that function as its attribute: firing
-a moment is one attribute look-up and one call, and with nobody listening the function is empty.
+a moment is one attribute look-up and one call, and without subscribers the function is empty.
 
 The text of such a function depends only on its *shape* (the moment, and for each call which
 arguments it takes, whether it is guarded, timed, gated, can return something). Compiled templates
-are cached by shape and only loaded anew after an `add`. What a call needs are globals of the
+are cached by shape and only loaded again after an `add`. What a call needs are globals of the
 function's own, because free variables are copied at each call; and each function gets a fresh copy
-of the code, because the interpreter keeps in it where it found those globals.
+of the code, because the interpreter caches in it where it found those globals.
 
-A moment with a cadence keeps a window ``low < count < high`` in which nobody scheduled is due: one
-comparison, and the scheduled subscribers are not looked at. Outside of the window each is asked by
-its gate, in order, right before it would be called, and the window moves on.
+A moment with a cadence keeps a window ``low < count < high`` in which no scheduled subscriber is due: one
+comparison skips them all. Outside of the window the gate of each decides, in order, right before the call, and the
+window moves forward.
 """
 
 import marshal
@@ -30,7 +30,7 @@ Fire = Callable[..., None]
 
 
 class Slot(NamedTuple):
-    """The shape of one call: what the generated text depends on."""
+    """The shape of one call, which the generated text depends on."""
 
     arguments: tuple[str, ...]
     guarded: bool
@@ -44,28 +44,28 @@ class Slot(NamedTuple):
 class Call:
     """One subscriber at one moment, as the generated code sees it.
 
-    ``fail(subject, error, ns)`` counts and reports, with the time where the call was timed, otherwise None;
-    ``give(subject, value)`` takes a returned value.
+    ``on_error(subject, error, ns)`` counts and reports a failure, with its time if the call was timed, otherwise None;
+    ``on_result(subject, value)`` handles a returned value.
     """
 
     invoke: Callable[..., Any]
     slot: Slot
-    fail: Callable[[Any, BaseException, int | None], None]
-    give: Callable[[Any, Any], None]
+    on_error: Callable[[Any, BaseException, int | None], None]
+    on_result: Callable[[Any, Any], None]
     meter: Meter = field(default_factory=Meter)
     gate: Gate | None = None
 
 
 @dataclass(slots=True)
-class Compiled:
-    """A moment made callable, with the tally that counts its firings."""
+class CompiledMoment:
+    """The function that fires a moment, with the tallies that count its firings."""
 
     fire: Fire
     calls: Sequence[Call]
     tallies: Sequence[tuple[Tally, Sequence[Call]]]
 
-    def credit(self) -> None:
-        """Hand the firings since the last time to the meters of the calls that are only counted."""
+    def collect_counts(self) -> None:
+        """Add the firings since the last time to the meters of the calls that are only counted."""
         for tally, calls in self.tallies:
             fired = tally.take()
             for call in calls:
@@ -80,13 +80,13 @@ def compile_moment(
     sampled: Callable[[Any], None],
     reviewed: bool = False,
     first: Callable[[], None] | None = None,
-) -> Compiled:
+) -> CompiledMoment:
     """Build the function that fires ``moment`` for ``calls``.
 
     Args:
         sampled: Called with the moment's subject after a timed pass.
         reviewed: Make timed passes even where every call is timed anyway, for the sake of ``sampled``.
-        first: Called before the subscribers are, each time.
+        first: Called before the subscribers at each firing.
     """
     quiet = [call for call in calls if not call.slot.gated]
     gates = [call.gate for call in calls if call.gate is not None]
@@ -100,16 +100,17 @@ def compile_moment(
     }
     for i, call in enumerate(calls):
         time = call.meter.count if call.slot.metered else call.meter.sample
-        namespace |= {f"invoke{i}": call.invoke, f"give{i}": call.give, f"fail{i}": call.fail}
+        namespace |= {f"invoke{i}": call.invoke, f"on_result{i}": call.on_result, f"on_error{i}": call.on_error}
         namespace |= {f"gate{i}": call.gate, f"time{i}": time}
-    # What is slow is timed at every call, and reviewed in timed passes for whether it still is.
+    # Slow calls are timed every time. Timed passes review whether they are still slow.
     slow = any(call.meter.slow for call in quiet)
     code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls), slow)
     exec(marshal.loads(code), namespace)  # noqa: S102, S302 - our own text, compiled by ourselves
     fire, tally.left, open_tally.left = namespace["make"]()
     if first is not None:
         fire = _preceded(first, fire)
-    return Compiled(fire, calls, [(tally, _counted(quiet)), (open_tally, _counted(calls))])
+    counted, quiet_counted = ([call for call in group if not call.slot.metered] for group in (calls, quiet))
+    return CompiledMoment(fire, calls, [(tally, quiet_counted), (open_tally, counted)])
 
 
 def _preceded(first: Callable[[], None], fire: Fire) -> Fire:
@@ -118,10 +119,6 @@ def _preceded(first: Callable[[], None], fire: Fire) -> Fire:
         fire(*arguments, **keywords)
 
     return fire_after
-
-
-def _counted(calls: Iterable[Call]) -> list[Call]:
-    return [call for call in calls if not call.slot.metered]
 
 
 def _horizon(gates: Iterable[Gate], count: int) -> int:
@@ -160,21 +157,22 @@ def _sampling(
     window: bool = False,
     moves: bool = False,
 ) -> list[str]:
-    """A function that makes the calls and, where some are only counted, one that now and then times them.
+    """Generate a function that makes the calls and, if some are only counted, one that times them now and then.
 
     Args:
-        window: Hand over to ``fire_open`` where somebody may be due.
-        moves: Move the window on afterwards.
+        window: Call ``fire_open`` instead when a scheduled subscriber may be due.
+        moves: Move the window forward afterwards.
     """
     count = ["count"] if moves else []
     keywords = ["*", *(f"{name}=None" for name in moment.keywords)] if moment.keywords else []
     header = ", ".join([*count, *moment.arguments, *keywords])
     passed = ", ".join([*count, *moment.everything])
     ending = ["low, high = count, horizon(count)"] if moves else []
-    usual = _calls(moment, slots, timed=False)
+    usual = [line for i, slot in slots for line in _call(moment, i, slot, chained=False)]
     timed: list[str] = []
     if reviewed or not all(slot.metered for _, slot in slots):
-        body = ["start = clock()", *_calls(moment, slots, timed=True), f"sampled({moment.subject})"]
+        calls = [line for i, slot in slots for line in _call(moment, i, slot, chained=True)]
+        body = ["start = clock()", *calls, f"sampled({moment.subject})"]
         timed = [f"def {name}_timed({header}):", *_indent(body)]
         usual = [
             f"if {left} > 0:",
@@ -195,29 +193,25 @@ def _sampling(
     return [f"def {name}({header}):", *_indent([*declared, *usual, *ending]), *timed]
 
 
-def _calls(moment: Moment, slots: list[tuple[int, Slot]], *, timed: bool) -> list[str]:
-    return [line for i, slot in slots for line in _call(moment, i, slot, chained=timed)]
-
-
 def _call(moment: Moment, i: int, slot: Slot, *, chained: bool) -> list[str]:
-    """One call; in a timed pass (``chained``) the clock read after it is the one before the next."""
+    """Generate one call; in a timed pass (``chained``) the clock reading after it is the one before the next."""
     subject, call = moment.subject, f"invoke{i}({', '.join(slot.arguments)})"
     timed = chained or slot.metered
     body = [call if slot.silent else f"value = {call}"]
     if timed:
         body += ["now = clock()", f"time{i}(now - start)", "start = now"]
     if not slot.silent:
-        body += ["if value is not None:", f"    give{i}({subject}, value)"]
+        body += ["if value is not None:", f"    on_result{i}({subject}, value)"]
     if slot.gated:
         body = [f"if gate{i}(count, {subject}):", *_indent(["start = clock()", *body])]
     if slot.rank_zero:
         body = [f"if getattr({subject}, 'rank', 0) == 0:", *_indent(body)]
     begin = ["start = clock()"] if slot.metered and not chained else []
-    caught = [f"fail{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
+    caught = [f"on_error{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
     caught += ["start = clock()"] if chained else []
     caught += [] if slot.guarded else ["raise"]
     return [*begin, "try:", *_indent(body), "except Exception as error:", *_indent(caught)]
 
 
-def _indent(lines: list[str], levels: int = 1) -> list[str]:
-    return ["    " * levels + line for line in lines]
+def _indent(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

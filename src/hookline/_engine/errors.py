@@ -17,7 +17,6 @@ Each also inherits the built-in type that it resembles, so ``except ValueError``
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 
 
@@ -92,12 +91,3 @@ def closest(name: str, known: Iterable[str], *, listed: Sequence[str] | None = N
     if listed is not None and len(listed) < len(names):
         return f"Known: {', '.join(listed)} and {len(names) - len(listed)} more."
     return f"Known: {', '.join(names)}." if names else "There are none."
-
-
-def reworded(said: str) -> str:
-    """What a conversion says of a value, with the word of Python and YAML for a list.
-
-    >>> reworded("Expected `array`, got `str`")
-    'Expected a list, got `str`'
-    """
-    return re.sub(r"\barray\b", "list", said.replace("`array`", "a list"))

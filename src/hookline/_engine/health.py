@@ -1,13 +1,10 @@
-"""What happens when a subscriber raises.
+"""Handles exceptions of subscribers, and compares their costs with their budgets.
 
-An observer's exception is logged with its name, moment and step, counted, and kept from the others. An observer
-that fails several times in a row, or in a third of its recent calls, is disabled, loudly. The exception of a
-critical subscriber, or any under a strict policy, is counted too, gets a note that says where it came from, and
-propagates.
+An observer's exception is logged with its name, moment and step, counted, and does not reach the others. An observer
+that fails several times in a row, or in a third of its recent calls, is disabled with an error message. The exception
+of a critical subscriber, or any under a strict policy, is counted too, gets a note with its origin, and propagates.
 
-Looks after what subscribers cost while a loop runs: budgets, and a report at a low rate.
-
-Both are looked at after a timed pass of the moment that paces the loop, so at most once in a dozen
+Budgets and the cost report are reviewed after a timed pass of the moment that paces the loop: at most once in a dozen
 steps, never on the usual path.
 """
 
@@ -25,13 +22,13 @@ from hookline._engine.registration import FlatRegistration, Registration
 logger = logging.getLogger("hookline")
 
 RECENT_CALLS = 10
-"""How many calls for each failure allowed in a row are looked at for a subscriber that fails now and then."""
+"""The window for a subscriber that fails now and then, in calls per failure allowed in a row."""
 FAILING_SHARE = 1 / 3
-"""The share of them whose failure disables it."""
+"""The share of failed calls in that window that disables a subscriber."""
 
 
 class Health:
-    """The failures of a roster's subscribers, and who is disabled for them."""
+    """Counts the failures of a list's subscribers and disables those that fail too often."""
 
     def __init__(self, policy: Policy) -> None:
         self.strict = policy.strict
@@ -42,29 +39,29 @@ class Health:
         self.on_failure: Callable[[Failure], None] | None = None
         self.log_failure: Callable[[Failure], None] = _log_failure
 
-    def propagates(self, leaf: FlatRegistration) -> bool:
-        """Whether this subscriber's exceptions reach the loop."""
-        return self.strict or leaf.critical
+    def propagates(self, flat: FlatRegistration) -> bool:
+        """Return whether this subscriber's exceptions reach the loop."""
+        return self.strict or flat.critical
 
-    def failed(self, leaf: FlatRegistration, moment: Moment, subject: Any, error: BaseException) -> bool:
-        """Note a failed call, already counted in its meter; return whether the subscriber is disabled for it."""
-        entry = leaf.entry
-        meter = entry.meters[moment.name]
+    def failed(self, flat: FlatRegistration, moment: Moment, subject: Any, error: BaseException) -> bool:
+        """Handle a failed call, already counted in its meter; return whether the subscriber is disabled for it."""
+        registration = flat.registration
+        meter = registration.meters[moment.name]
         meter.errors += 1
-        # Only failures are noted, by the number of the call: a call that succeeds costs nothing.
-        failed = entry.failed_calls.setdefault(moment.name, deque(maxlen=max(self._allowed, self._share)))
+        # Failures are stored by the number of the call, so that a successful call costs nothing.
+        failed = registration.failed_calls.setdefault(moment.name, deque(maxlen=max(self._allowed, self._share)))
         failed.append(meter.calls)
-        fatal = self.propagates(leaf)
-        why = None if fatal or entry.disabled else self._reason_to_disable(failed)
-        entry.disabled = entry.disabled or why is not None
+        fatal = self.propagates(flat)
+        why = None if fatal or registration.disabled else self._reason_to_disable(failed)
+        registration.disabled = registration.disabled or why is not None
         step = getattr(subject, "step", None)
-        self._note(Failure(leaf.path, moment.name, step, error, why is not None), fatal=fatal)
+        self._report(Failure(flat.path, moment.name, step, error, why is not None), fatal=fatal)
         if why is not None:
-            logger.error("%s is DISABLED from here on: it failed %s.", leaf.path, why)
+            logger.error("%s is DISABLED from here on: it failed %s.", flat.path, why)
         return why is not None
 
     def _reason_to_disable(self, failed: Sequence[int]) -> str | None:
-        """How often a subscriber failed, if that is too often; given the numbers of the calls that failed."""
+        """Return how often a subscriber failed, if that is too often, from the numbers of its failed calls."""
         allowed, share = self._allowed, self._share
         if len(failed) >= allowed and failed[-1] - failed[-allowed] < allowed:
             return f"{allowed} times in a row"
@@ -72,19 +69,19 @@ class Health:
             return f"{share} times in its last {failed[-1] - failed[-share] + 1} calls"
         return None
 
-    def guarded(self, leaf: FlatRegistration, what: str, function: Callable[[], Any]) -> Any:
-        """Call something other than a moment (state, close) under the same policy; None if it failed."""
+    def guarded(self, flat: FlatRegistration, what: str, function: Callable[[], Any]) -> Any:
+        """Call something other than a moment (state, close) under the same policy; return None if it failed."""
         try:
             return function()
         except Exception as error:
-            leaf.entry.meters.setdefault(what, Meter()).errors += 1
-            fatal = self.propagates(leaf)
-            self._note(Failure(leaf.path, what, None, error, disabled=False), fatal=fatal)
+            flat.registration.meters.setdefault(what, Meter()).errors += 1
+            fatal = self.propagates(flat)
+            self._report(Failure(flat.path, what, None, error, disabled=False), fatal=fatal)
             if fatal:
                 raise
             return None
 
-    def _note(self, failure: Failure, *, fatal: bool) -> None:
+    def _report(self, failure: Failure, *, fatal: bool) -> None:
         self.failures.append(failure)
         if fatal:
             failure.error.add_note(f"hookline: raised by {failure.subscriber} at {failure.where}")
@@ -95,11 +92,11 @@ class Health:
 
 
 def _log_failure(failure: Failure) -> None:
-    logger.error("%s (training goes on)", failure, exc_info=failure.error)
+    logger.error("%s (training continues)", failure, exc_info=failure.error)
 
 
-def make_all(calls: Iterable[Callable[[], Any]]) -> None:
-    """Make every call, then raise the first exception; an exit or an interrupt goes before any other."""
+def call_all(calls: Iterable[Callable[[], Any]]) -> None:
+    """Call all functions, then raise the first exception; an exit or an interrupt takes precedence."""
     errors: list[BaseException] = []
     for call in calls:
         try:
@@ -111,12 +108,14 @@ def make_all(calls: Iterable[Callable[[], Any]]) -> None:
     raised = next((each for each in errors if not isinstance(each, Exception)), errors[0])
     for other in errors:
         if other is not raised:
-            logger.error("%s: %s (beside the exception that is raised)", type(other).__name__, other, exc_info=other)
+            logger.error(
+                "%s: %s (in addition to the exception that is raised)", type(other).__name__, other, exc_info=other
+            )
     raise raised
 
 
 class Budgets:
-    """Compares what subscribers took with the time that passed."""
+    """Compares the time that subscribers took with the time that passed, and reports all costs now and then."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -125,37 +124,38 @@ class Budgets:
         self._spent_before: dict[Registration, float] = {}
 
     def is_due(self) -> bool:
-        """Whether it is time for a report."""
+        """Return whether a report is due."""
         return self._policy.clock() >= self._report_at_ns
 
-    def review(self, leaves: Iterable[FlatRegistration], subject: Any) -> None:
-        """Warn once about each subscriber over its budget, and log all costs when it is time."""
+    def review(self, subscribers: Iterable[FlatRegistration], subject: Any) -> None:
+        """Warn once about each subscriber over its budget, and log all costs if a report is due."""
         now = self._policy.clock()
-        leaves = list(leaves)
+        subscribers = list(subscribers)
         if self._began_ns is None:
             self._began_ns = now
             self._report_at_ns = now + int(self._policy.report_seconds * 1e9)
-        for leaf in leaves:
-            self._check(leaf, now - self._began_ns)
+        for flat in subscribers:
+            self._check(flat, now - self._began_ns)
         if now >= self._report_at_ns:
             self._report_at_ns = now + int(self._policy.report_seconds * 1e9)
             if hasattr(subject, "log"):
-                subject.log(Costs(leaf.cost() for leaf in leaves).as_metrics())
+                subject.log(Costs(flat.cost() for flat in subscribers).as_metrics())
 
-    def _check(self, leaf: FlatRegistration, elapsed_ns: int) -> None:
-        entry, budget = leaf.entry, leaf.entry.options.budget
-        if budget is None or entry.over_budget or leaf.background:
+    def _check(self, flat: FlatRegistration, elapsed_ns: int) -> None:
+        registration, budget = flat.registration, flat.registration.options.budget
+        if budget is None or registration.over_budget or flat.background:
             return
-        spent_before = self._spent_before.setdefault(entry, entry.total_ns)
+        # A subscriber added later must not be charged for what it took before its first review.
+        spent_before = self._spent_before.setdefault(registration, registration.total_ns)
         if elapsed_ns <= 0:
             return
-        share = (entry.total_ns - spent_before) / elapsed_ns
+        share = (registration.total_ns - spent_before) / elapsed_ns
         if share > budget:
-            entry.over_budget = True
+            registration.over_budget = True
             logger.warning(
                 "%s takes %.1f%% of the step time; its budget is %.1f%%. Give it a cadence (every=), "
                 "less to do, or background=True.",
-                leaf.path,
+                flat.path,
                 100 * share,
                 100 * budget,
             )

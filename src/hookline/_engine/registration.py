@@ -1,16 +1,9 @@
-"""One subscriber in a roster, and the same subscriber as the outermost roster sees it.
+"""A subscriber in a collection: its options, bindings, queues, costs and identity.
 
-`Identity`: what tells a subscriber's state in a checkpoint from that of another of its class.
-
-A name or a ``state_key`` that somebody gave decides. Otherwise it is the class together with the arguments that say
-what a subscriber is about: ``monitor``, ``metric``, ``mode``, ``source``, and paths. Arguments that tune it, such as
-``patience``, are no part of it, so they can be changed for a resume.
-
-`Group`: entries in the order in which they run, and those that left; an entry may hold a group itself.
-
-Walking it gives single subscribers, each with the groups around it.
-
-Hands a subscriber's call over to its lane instead of making it on the training thread.
+- `Registration`: one subscriber in one list. `FlatRegistration` adds the groups around it, which pass their options on.
+- `RegistrationTree`: registrations in the order in which they run; one that holds another tree is a group.
+- `Identity`: distinguishes the saved state of a subscriber from that of another one of its class.
+- `DeferredCall`: stands in for a background or async subscriber at one moment and queues its call.
 """
 
 import re
@@ -28,21 +21,25 @@ from hookline._engine.schedules import Gate, RowGate, Schedule
 from hookline._engine.subscriber import Options, Subscriber, snake_case
 
 QUANTITY = ("monitor", "metric", "mode")
-"""Arguments that name what is measured: a state with other ones holds values of something else."""
+"""Arguments that name the measured quantity: a state saved with other ones holds values of something else."""
 
-_WORDS = frozenset({*QUANTITY, "source"})
+_IDENTIFYING = frozenset({*QUANTITY, "source"})
 _PATH_NAME = re.compile(r"(^|_)(path|file|filename|filepath|dir|dirpath|directory)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a state is matched by.
+    """Matches a subscriber with its saved state.
+
+    A given name or a ``state_key`` decides. Otherwise it is the class together with the arguments that say what the
+    subscriber is about: ``monitor``, ``metric``, ``mode``, ``source``, and paths. Arguments that tune it, such as
+    ``patience``, are not part of it, so they can be changed for a resume.
 
     Attributes:
         kind: The class, by its default name, so that a class that moves to another module keeps its states.
         arguments: The identifying arguments, as text.
-        named: Whether somebody gave the subscriber its name.
-        state_key: The key that the subscriber has for its state, if any.
+        named: Whether the user named the subscriber.
+        state_key: The subscriber's own key for its state, if any.
     """
 
     kind: str
@@ -52,25 +49,36 @@ class Identity:
 
     @classmethod
     def of(cls, subscriber: Subscriber, options: Options) -> "Identity":
-        """That of a subscriber when it is added: later its attributes may be those of a run."""
+        """Read the identity when the subscriber is added; a run may change its attributes later."""
         own = snake_case(type(subscriber).__name__)
         # A MagicMock(spec=Hook) has no name on its class.
         default: Any = vars(subscriber).get("_default_name") or getattr(type(subscriber), "name", own)
-        is_computed = not isinstance(default, str)  # a property, which gives each instance a name of its own
-        kind = own if is_computed else default
-        attributes = getattr(getattr(subscriber, "foreign", subscriber), "__dict__", {})
-        return cls(kind, _identifying(attributes), options.named or is_computed, _state_key(subscriber))
+        is_computed = not isinstance(default, str)  # a property that names each instance
+        state_key = getattr(subscriber, "state_key", None)
+        if state_key is not None and (not isinstance(state_key, str) or not state_key):
+            raise OptionError(f"{type(subscriber).__name__}: state_key={state_key!r}; give a non-empty string.")
+        attributes: Mapping[str, Any] = getattr(getattr(subscriber, "foreign", subscriber), "__dict__", {})
+        arguments = {
+            name: str(value)
+            for name, value in sorted(attributes.items())
+            if not name.startswith("_")
+            and (
+                (isinstance(value, str) and (name in _IDENTIFYING or _PATH_NAME.search(name)))
+                or type(value).__module__.partition(".")[0] == "pathlib"  # by name: importing pathlib costs time
+            )
+        }
+        return cls(own if is_computed else default, arguments, options.named or is_computed, state_key)
 
     @classmethod
     def read(cls, name: str, record: Mapping[str, Any] | None) -> "Identity":
-        """That of a saved state; one without a record was the only one of its class, or is of an earlier version."""
+        """Read a saved identity. Without a record the state was the only one of its class, or is of an old version."""
         if record is None:
             return cls(name)
         named = bool(record.get("named"))
         return cls(record["class"], dict(record.get("arguments", {})), named, record.get("state_key"))
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """What `read` takes; None where the name says it all."""
+        """Return the record for `read`, or None if the name is enough."""
         found: dict[str, Any] = {"class": self.kind}
         if self.arguments:
             found["arguments"] = dict(self.arguments)
@@ -82,7 +90,7 @@ class Identity:
 
     @property
     def is_given(self) -> bool:
-        """Whether somebody gave a name or a key."""
+        """Whether the user gave a name or a key."""
         return self.named or self.state_key is not None
 
     def measures_another(self, other: "Identity") -> bool:
@@ -94,33 +102,21 @@ class Identity:
         return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
-def _identifying(attributes: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name: str(value)
-        for name, value in sorted(attributes.items())
-        if not name.startswith("_")
-        and (
-            (isinstance(value, str) and (name in _WORDS or _PATH_NAME.search(name)))
-            or type(value).__module__.partition(".")[0] == "pathlib"  # not imported for this
-        )
-    }
-
-
-def _state_key(subscriber: Subscriber) -> str | None:
-    key = getattr(subscriber, "state_key", None)
-    if key is not None and (not isinstance(key, str) or not key):
-        raise OptionError(f"{type(subscriber).__name__}: state_key={key!r}; give a non-empty string.")
-    return key
-
-
 @dataclass(eq=False, slots=True)
 class Registration:
-    """A subscriber with its settled options, its unique name and its health.
+    """A subscriber in a list, with its settled options, its unique name and its health.
 
-    ``subscriber`` is what the user gave; ``target`` is what the engine calls: the same object, the
-    wrapper around a hook, or the roster inside a composite hook. One that is ``borrowed`` is closed by somebody else.
-    ``former_lanes`` are those of the same subscriber before it left and came again; ``was_async`` and ``dropped``
-    remember the lanes that were let go of.
+    Attributes:
+        subscriber: The object that the user gave.
+        target: The object that the engine calls: the subscriber itself, the wrapper around a hook, or the list inside a
+            composite hook.
+        given: The options that were passed to `add()`.
+        moved: Whether it was put at a position explicitly; its priority no longer decides.
+        borrowed: Whether another collection closes it.
+        former_queues: Queues of the same subscriber from before it was removed and added again.
+        was_async, dropped: What the queues of an event loop that has ended leave for the costs.
+        gates: By axis, groups around it, and whether it is the gate of `on_log`.
+        failed_calls: The numbers of the latest failed calls, by moment.
     """
 
     subscriber: Any
@@ -136,109 +132,110 @@ class Registration:
     over_budget: bool = False
     warned: bool = False
     meters: dict[str, Meter] = field(default_factory=dict)
-    lanes: dict[str, WorkerQueue] = field(default_factory=dict)
-    former_lanes: dict[str, WorkerQueue] = field(default_factory=dict)
+    queues: dict[str, WorkerQueue] = field(default_factory=dict)
+    former_queues: dict[str, WorkerQueue] = field(default_factory=dict)
     was_async: bool = False
     dropped: int = 0
     gates: "dict[tuple[str, tuple[Registration, ...], bool], Gate]" = field(default_factory=dict)
     failed_calls: dict[str, deque[int]] = field(default_factory=dict)
 
     def is_for(self, thing: object) -> bool:
-        """Whether ``thing`` is this very subscriber; equality would also find its twin."""
+        """Whether this registers exactly ``thing``; equality would also match an equal twin."""
         function = getattr(self.subscriber, "function", self.subscriber)
         return thing is self.subscriber or thing is self.target or thing is function
 
     @property
-    def all_lanes(self) -> list[WorkerQueue]:
-        """Where calls may still wait or run."""
-        return [*self.former_lanes.values(), *self.lanes.values()]
+    def all_queues(self) -> list[WorkerQueue]:
+        """The queues in which calls may still wait or run."""
+        return [*self.former_queues.values(), *self.queues.values()]
 
-    def take_over(self, former: "Registration") -> None:
-        """Go on in the lanes of the same subscriber as it was before it left: what waits there comes first."""
-        self.former_lanes = {**former.former_lanes, **former.lanes}
+    def continue_queues_of(self, former: "Registration") -> None:
+        """Reuse the queues of the same subscriber's former registration: the calls waiting there come first."""
+        self.former_queues = {**former.former_queues, **former.queues}
 
-    def leave_event_loop(self) -> bool:
-        """Let go of async lanes, whose event loop has ended; return whether there were any."""
-        ended = [lanes.pop("async") for lanes in (self.lanes, self.former_lanes) if "async" in lanes]
+    def release_event_loop(self) -> bool:
+        """Drop async queues, whose event loop has ended; return whether there were any."""
+        ended = [queues.pop("async") for queues in (self.queues, self.former_queues) if "async" in queues]
         self.was_async = self.was_async or bool(ended)
-        self.dropped += sum(lane.dropped for lane in ended)
+        self.dropped += sum(queue.dropped for queue in ended)
         return bool(ended)
 
     @property
     def total_ns(self) -> float:
-        """What all its calls took."""
+        """The time of all its calls."""
         return sum(meter.total_ns for meter in self.meters.values())
 
 
 @dataclass(frozen=True, slots=True)
 class FlatRegistration:
-    """An entry together with the groups around it, outermost first; they hand their options down."""
+    """A registration with the groups around it, outermost first."""
 
-    entry: Registration
+    registration: Registration
     groups: tuple[Registration, ...] = ()
 
     @property
     def chain(self) -> tuple[Registration, ...]:
-        """The groups and the entry itself."""
-        return (*self.groups, self.entry)
+        """The groups, then the registration itself."""
+        return (*self.groups, self.registration)
 
     @property
     def path(self) -> str:
-        """The entry's name behind those of its groups, e.g. ``monitoring/loss_monitor``."""
-        return "/".join(entry.name for entry in self.chain)
+        """The name behind those of the groups, e.g. ``monitoring/loss_monitor``."""
+        return "/".join(each.name for each in self.chain)
 
     @property
     def critical(self) -> bool:
         """Whether its exceptions propagate."""
-        return any(entry.options.critical for entry in self.chain)
+        return any(each.options.critical for each in self.chain)
 
     @property
     def borrowed(self) -> bool:
-        """Whether somebody else closes it."""
-        return any(entry.borrowed for entry in self.chain)
+        """Whether another collection closes it."""
+        return any(each.borrowed for each in self.chain)
 
     @property
     def background(self) -> bool:
         """Whether it runs on a thread of its own."""
-        return any(entry.options.background for entry in self.chain)
+        return any(each.options.background for each in self.chain)
 
     @property
     def rank_zero(self) -> bool:
         """Whether it runs on rank zero only."""
-        return any(entry.options.ranks == "zero" for entry in self.chain)
+        return any(each.options.ranks == "zero" for each in self.chain)
 
     def gate(self, moment: Moment) -> Gate | None:
-        """The gate that all moments of an axis share, or None where nothing schedules this leaf."""
-        schedules = [entry.options.schedule for entry in self.chain if entry.options.schedule is not None]
+        """Return the gate that all moments of an axis share, or None if nothing schedules the subscriber."""
+        schedules = [each.options.schedule for each in self.chain if each.options.schedule is not None]
         if moment.axis is None or not schedules:
             return None
-        gates, key, row_key = self.entry.gates, (moment.axis, self.groups, False), (moment.axis, self.groups, True)
+        gates = self.registration.gates
+        key, row_key = (moment.axis, self.groups, False), (moment.axis, self.groups, True)
         if key not in gates:
-            # A copy, so that two subscribers given the same Once() or Seconds() do not share its memory.
+            # A copy: two subscribers given the same Once() or Seconds() must not share its memory.
             gates[key] = Gate(Schedule.together(schedules).copy(), moment.axis)
             gates[row_key] = RowGate(gates[key])
         return gates[row_key if moment.of_row else key]
 
-    def forget_answers(self) -> None:
-        """Let every gate ask again at a count that it has an answer for."""
-        for (_, groups, _), gate in list(self.entry.gates.items()):
+    def reset_gates(self) -> None:
+        """Let every gate decide again at a count that it has decided already."""
+        for (_, groups, _), gate in list(self.registration.gates.items()):
             if groups == self.groups:
-                gate.forget()
+                gate.reset()
 
     def cost(self) -> Cost:
-        """What it has cost so far."""
-        lanes = self.entry.lanes.values()
+        """Return its cost so far."""
+        queues = self.registration.queues.values()
         return Cost.of(
             self.path,
-            self.entry.meters.values(),
-            disabled=self.entry.disabled,
-            background=bool(lanes) or self.entry.was_async,
-            dropped=self.entry.dropped + sum(lane.dropped for lane in lanes),
+            self.registration.meters.values(),
+            disabled=self.registration.disabled,
+            background=bool(queues) or self.registration.was_async,
+            dropped=self.registration.dropped + sum(queue.dropped for queue in queues),
         )
 
 
 def unique_name(options: Options, taken: Iterable[str]) -> str:
-    """The subscriber's name; a second one of a class gets a number, a second one of a given name is refused."""
+    """Return the subscriber's name, numbered if another one has it; refuse a given name that is taken."""
     names = set(taken)
     if options.name not in names:
         return options.name
@@ -250,98 +247,100 @@ def unique_name(options: Options, taken: Iterable[str]) -> str:
     return f"{options.name}_{number}"
 
 
-class Group:
-    """What a roster is made of, as far as walking through it goes."""
+class RegistrationTree:
+    """Registrations in the order in which they run, and removed ones, which are still drained and closed at the end."""
 
     def __init__(self) -> None:
-        self._entries: list[Registration] = []
-        self._left: list[Registration] = []
+        self._registrations: list[Registration] = []
+        self._removed: list[Registration] = []
 
     @property
-    def entries(self) -> Sequence[Registration]:
-        """The subscribers in the order in which they run."""
-        return self._entries
+    def registrations(self) -> Sequence[Registration]:
+        """The registrations in the order in which they run."""
+        return self._registrations
 
-    def leaves(self, groups: tuple[Registration, ...] = ()) -> Iterator[FlatRegistration]:
-        """Every subscriber in the order of running, those of groups in their group's place."""
-        for entry in self._entries:
-            if isinstance(entry.target, Group):
-                yield from entry.target.leaves((*groups, entry))
+    def flatten(self, groups: tuple[Registration, ...] = ()) -> Iterator[FlatRegistration]:
+        """Iterate over single subscribers in the order of running, the members of a group in its place."""
+        for registration in self._registrations:
+            if isinstance(registration.target, RegistrationTree):
+                yield from registration.target.flatten((*groups, registration))
             else:
-                yield FlatRegistration(entry, groups)
+                yield FlatRegistration(registration, groups)
 
-    def everyone(self, groups: tuple[Registration, ...] = ()) -> Iterator[FlatRegistration]:
-        """The leaves, and those that left, here or in a group: all that is to be drained and closed at the end."""
-        for entry in [*self._entries, *self._left]:
-            if not isinstance(entry.target, Group):
-                yield FlatRegistration(entry, groups)
-            elif all(entry.target is not around.target for around in groups):  # what left may now hold this one
-                yield from entry.target.everyone((*groups, entry))
+    def flatten_with_removed(self, groups: tuple[Registration, ...] = ()) -> Iterator[FlatRegistration]:
+        """Iterate over single subscribers, removed ones included, here and in groups."""
+        for registration in [*self._registrations, *self._removed]:
+            if not isinstance(registration.target, RegistrationTree):
+                yield FlatRegistration(registration, groups)
+            # A group that was removed from here may contain this one now.
+            elif all(registration.target is not around.target for around in groups):
+                yield from registration.target.flatten_with_removed((*groups, registration))
 
-    def forget_left(self) -> None:
-        """Let go of those that left, here and in the groups that are not borrowed."""
-        left, self._left = self._left, []
-        for entry in [*self._entries, *left]:
-            if isinstance(entry.target, Group) and not entry.borrowed:
-                entry.target.forget_left()
+    def forget_removed(self) -> None:
+        """Release the removed ones, here and in the groups that are not borrowed."""
+        removed, self._removed = self._removed, []
+        for registration in [*self._registrations, *removed]:
+            if isinstance(registration.target, RegistrationTree) and not registration.borrowed:
+                registration.target.forget_removed()
 
 
 @dataclass(slots=True)
 class DeferredCall:
     """The callable that stands in for a background or async subscriber at one moment.
 
-    The work is counted and timed where it is done. The exception of a subscriber whose errors
-    propagate waits in the lane and is raised by the next hand-over, or at the end.
+    The call is counted and timed where it runs. The exception of a subscriber whose errors propagate waits in the queue
+    and is raised by the next call that is queued, or at the end.
     """
 
-    lane: WorkerQueue
+    queue: WorkerQueue
     binding: Binding
     moment: Moment
     meter: Meter
     clock: Callable[[], int]
     propagates: bool
-    entry: Registration
-    fail: Callable[[Any, BaseException, int | None], None]
-    give: Callable[[Any, Any], None]
+    registration: Registration
+    on_error: Callable[[Any, BaseException, int | None], None]
+    on_result: Callable[[Any, Any], None]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
-        self.lane.raise_waiting()
+        self.queue.raise_pending()
+        # The snapshot is taken now: by the time of the call, the loop is steps ahead.
         subject = snapshot_subject(arguments[0])
         named = dict(zip(self.moment.arguments, [subject, *map(snapshot, arguments[1:])], strict=True)) | keywords
-        taken = [named[name] for name in self.binding.arguments if "=" not in name]
+        positional = [named[name] for name in self.binding.arguments if "=" not in name]
         by_keyword = {name: value for name, value in named.items() if f"{name}={name}" in self.binding.arguments}
 
         def work() -> None:
-            if self.entry.disabled:  # since this call was handed over
+            if self.registration.disabled:  # since this call was queued
                 return
             start = self.clock()
             try:
-                self._finish(subject, self.binding.function(*taken, **by_keyword), start)
+                self._finish(subject, self.binding.function(*positional, **by_keyword), start)
             except BaseException as error:
                 self._fail(subject, error, start)
 
         async def work_async() -> None:
-            if self.entry.disabled:
+            if self.registration.disabled:
                 return
             start = self.clock()
             try:
-                self._finish(subject, await self.binding.function(*taken, **by_keyword), start)
+                self._finish(subject, await self.binding.function(*positional, **by_keyword), start)
             except BaseException as error:
-                if self.lane.stopping:  # cancelled at the end of the run
+                if self.queue.stopping:  # cancelled at the end of the run
                     raise
                 self._fail(subject, error, start)
 
-        self.lane.submit(work_async if self.binding.is_async else work, droppable=self.moment.repeating)
+        self.queue.submit(work_async if self.binding.is_async else work, droppable=self.moment.repeating)
 
     def _finish(self, subject: Any, value: Any, start: int) -> None:
         self.meter.count(self.clock() - start)
         if value is not None:
-            self.give(subject, value)
+            self.on_result(subject, value)
 
     def _fail(self, subject: Any, error: BaseException, start: int) -> None:
-        """Under the policy of errors; an exit or an interrupt always reaches the training thread."""
         try:
-            self.fail(subject, error, self.clock() - start)
+            self.on_error(subject, error, self.clock() - start)
         finally:
+            # An exit or an interrupt reaches the training thread whatever the policy is.
             if self.propagates or isinstance(error, SystemExit | KeyboardInterrupt):
-                self.lane.error = error
+                self.queue.error = error

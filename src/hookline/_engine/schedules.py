@@ -307,8 +307,8 @@ class Gate:
         """The first count after ``count`` at which it is worth asking again."""
         return self.schedule.next(count)
 
-    def forget(self) -> None:
-        """Ask the schedule again even at the count that was the last: its step is done anew."""
+    def reset(self) -> None:
+        """Decide again even at the latest count: after a resume its step is repeated."""
         self.key, self.answer = _UNASKED, False
 
     def _key(self, count: int, subject: Any) -> object:

@@ -1,9 +1,11 @@
-"""`Roster`: an ordered set of subscribers to a catalogue of moments.
+"""`SubscriberList`: an ordered set of subscribers to a catalogue of moments.
 
-`CallbackCollection` and `HookManager` are two faces of this class. It guarantees that a change that
-is refused changes nothing; that a change made while a moment fires takes effect at the next firing
-(a firing runs on the function that was compiled before, so nobody is skipped or called twice); and
-that nested rosters are compiled flat, so that a group costs no more than its members.
+`CallbackCollection` and `HookManager` are built on this class. It guarantees that
+
+- a change that is refused changes nothing;
+- a change made while a moment fires takes effect at the next firing: the current one continues on the function that was
+  compiled before, so no subscriber is skipped or called twice;
+- nested lists are compiled flat, so a group costs no more than its members.
 """
 
 import logging
@@ -17,26 +19,35 @@ from typing import Any, NamedTuple, TypeAlias
 from hookline._engine.background import AsyncQueue, EventLoop, ThreadQueue, WorkerQueue
 from hookline._engine.binding import Binding, bind
 from hookline._engine.checkpoint_state import CheckpointState
+from hookline._engine.checks import require_integer
 from hookline._engine.costs import Costs, Meter
-from hookline._engine.dispatch import Call, Compiled, Fire, Slot, compile_moment
+from hookline._engine.dispatch import Call, CompiledMoment, Fire, Slot, compile_moment
 from hookline._engine.errors import DuplicateError, OptionError, UnknownNameError, closest
-from hookline._engine.health import Budgets, Health, make_all
+from hookline._engine.health import Budgets, Health, call_all
 from hookline._engine.metrics import recordable
 from hookline._engine.moments import Moment
 from hookline._engine.order import arrange, matches, require_known, require_order
 from hookline._engine.policy import Policy
-from hookline._engine.registration import DeferredCall, FlatRegistration, Group, Identity, Registration, unique_name
+from hookline._engine.registration import (
+    DeferredCall,
+    FlatRegistration,
+    Identity,
+    Registration,
+    RegistrationTree,
+    unique_name,
+)
 from hookline._engine.schedules import Schedule
 from hookline._engine.subscriber import Options, Subscriber
 
 logger = logging.getLogger("hookline")
 
 Target: TypeAlias = "Subscriber | SubscriberList"
-Newcomer: TypeAlias = tuple[Subscriber, Target, Mapping[str, Any]]
+Addition: TypeAlias = tuple[Subscriber, Target, Mapping[str, Any]]
+"""A subscriber as given, the object to call for it, and its options."""
 
 
 class Member(NamedTuple):
-    """A subscriber in a roster, as a copy of the roster needs it."""
+    """The part of a registration that a copy of the list needs."""
 
     subscriber: Any
     given: Mapping[str, Any]
@@ -45,29 +56,30 @@ class Member(NamedTuple):
     borrowed: bool
 
 
-class SubscriberList(Group):
+class SubscriberList(RegistrationTree):
     """An ordered set of subscribers; see the module's guarantees.
 
     Args:
         moments: The catalogue.
-        paced_by: The moment whose timed passes look after budgets and the report of costs.
-        policy: How errors, queues and time limits are handled.
+        paced_by: The moment whose timed passes review budgets and report costs.
+        policy: Settings for errors, queues and time limits.
     """
 
     def __init__(self, moments: Mapping[str, Moment], *, paced_by: str, policy: Policy) -> None:
         super().__init__()
         self.health = Health(policy)
+        self.policy = policy
+        self.on_change: Callable[[], None] | None = None
+        """Called after the subscribers or their order changed, here or in a group."""
         self._moments = moments
         self._paced_by = paced_by
-        self.policy = policy
-        self._ledger = Budgets(policy)
+        self._budgets = Budgets(policy)
         self._event_loop = EventLoop(policy)
+        # Taken before a parent's lock, never after it. Reentrant: a subscriber may change the list that calls it.
         self._lock = threading.RLock()
-        self._preferred: list[Registration] = []
-        self._compiled: dict[str, Compiled] = {}
+        self._preferred: list[Registration] = []  # by priority and order of adding, before constraints are applied
+        self._compiled: dict[str, CompiledMoment] = {}
         self._parents: weakref.WeakSet[SubscriberList] = weakref.WeakSet()
-        self.on_change: Callable[[], None] | None = None
-        """Called after who runs, or in which order, changed here or in a group."""
 
     @property
     def strict(self) -> bool:
@@ -80,113 +92,114 @@ class SubscriberList(Group):
         self._invalidate()
 
     def find(self, reference: Any) -> list[Registration]:
-        """The entries that an instance (by identity), a class or a name means; none if nothing fits."""
+        """Find the registrations of an instance (by identity), a class or a name."""
         if isinstance(reference, str | type):
-            return [entry for entry in self._entries if matches(entry, reference)]
-        return [entry for entry in self._entries if entry.is_for(reference)]
+            return [each for each in self._registrations if matches(each, reference)]
+        return [each for each in self._registrations if each.is_for(reference)]
 
-    def enter(self, newcomers: Iterable[Newcomer], *, complete: bool = True) -> None:
-        """Add (subscriber as given, subscriber as called, options); all of them or, with an error, none.
+    def register(self, additions: Iterable[Addition], *, complete: bool = True) -> None:
+        """Add subscribers: all of them or, with an error, none.
 
         Args:
-            complete: Refuse a ``before`` or ``after`` that nobody answers to yet.
+            complete: Refuse a ``before`` or ``after`` that names no subscriber yet.
         """
         with self._lock:
             preferred = list(self._preferred)
-            fresh = []
-            for subscriber, target, given in newcomers:
-                entry = self._entry(subscriber, target, given, preferred)
-                preferred.insert(_place(preferred, entry.options.priority), entry)
-                fresh.append(entry)
+            added = []
+            for subscriber, target, given in additions:
+                registration = self._make_registration(subscriber, target, given, preferred)
+                preferred.insert(_position(preferred, registration.options.priority), registration)
+                added.append(registration)
             if complete:
-                require_known(fresh, preferred)
+                require_known(added, preferred)
             self._commit(preferred, arrange(preferred))
-            self._adopt(fresh)
+            self._become_parent(added)
 
-    def enter_at(self, position: int, subscriber: Subscriber, target: Target, given: Mapping[str, Any]) -> None:
+    def register_at(self, position: int, subscriber: Subscriber, target: Target, given: Mapping[str, Any]) -> None:
         """Add one subscriber at a position, counted as by `list.insert`."""
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise OptionError(f"index={position!r}: give a whole number.")
         with self._lock:
-            if isinstance(position, bool) or not isinstance(position, int):
-                raise OptionError(f"index={position!r}: give a whole number.")
-            entry = self._entry(subscriber, target, given, self._entries)
-            entry.moved = True
-            entries = list(self._entries)
-            entries.insert(position, entry)
-            require_known([entry], entries)
-            arrange(entries)
-            require_order(entries)
-            self._commit(entries, list(entries))
-            self._adopt([entry])
+            registration = self._make_registration(subscriber, target, given, self._registrations)
+            registration.moved = True
+            registrations = list(self._registrations)
+            registrations.insert(position, registration)
+            require_known([registration], registrations)
+            arrange(registrations)  # refuses a cycle
+            require_order(registrations)
+            self._commit(registrations, list(registrations))
+            self._become_parent([registration])
 
-    def members(self) -> list["Member"]:
-        """What `restore` makes the same roster of: subscribers, options, names and places."""
-        return [Member(e.subscriber, dict(e.given), e.name, e.moved, e.borrowed) for e in self._preferred]
+    def members(self) -> list[Member]:
+        """Return what `restore` needs to make the same list: subscribers, options, names and order."""
+        return [Member(r.subscriber, dict(r.given), r.name, r.moved, r.borrowed) for r in self._preferred]
 
-    def restore(self, members: Iterable[tuple["Member", Target]]) -> None:
-        """Add members as they were in another roster, with their names and places."""
+    def restore(self, members: Iterable[tuple[Member, Target]]) -> None:
+        """Add the members of another list with their names and order."""
         with self._lock:
             preferred = list(self._preferred)
             for member, target in members:
-                entry = self._entry(member.subscriber, target, member.given, preferred, name=member.name)
-                entry.moved, entry.borrowed = member.moved, member.borrowed
-                preferred.append(entry)
+                registration = self._make_registration(
+                    member.subscriber, target, member.given, preferred, name=member.name
+                )
+                registration.moved, registration.borrowed = member.moved, member.borrowed
+                preferred.append(registration)
             self._commit(preferred, arrange(preferred))
-            self._adopt(preferred)
+            self._become_parent(preferred)
 
-    def leave(self, reference: Any) -> list[Any]:
-        """Take out everything that an instance, a class or a name means, and return it."""
+    def unregister(self, reference: Any) -> list[Any]:
+        """Remove and return the subscribers that an instance, a class or a name refers to."""
         with self._lock:
-            leaving = self._meant(reference)
-            preferred = [entry for entry in self._preferred if entry not in leaving]
+            removed = self._find_required(reference)
+            preferred = [each for each in self._preferred if each not in removed]
             self._commit(preferred, arrange(preferred))
-            for entry in leaving:
-                if isinstance(entry.target, SubscriberList):
-                    entry.target._parents.discard(self)
-            return [entry.subscriber for entry in leaving]
+            for registration in removed:
+                if isinstance(registration.target, SubscriberList):
+                    registration.target._parents.discard(self)
+            return [each.subscriber for each in removed]
 
-    def place(self, reference: Any, position: int) -> None:
+    def move(self, reference: Any, position: int) -> None:
         """Move one subscriber to a position, counted as in a list."""
         with self._lock:
-            moving = self._meant(reference)
+            moving = self._find_required(reference)
             if len(moving) > 1:
-                names = ", ".join(entry.name for entry in moving)
-                raise OptionError(f"{reference!r} means several subscribers ({names}); give one of these names.")
-            size = len(self._entries)
-            if isinstance(position, bool) or not isinstance(position, int) or not -size <= position < size:
-                raise OptionError(f"position={position!r}: give a whole number from {-size} to {size - 1}.")
-            entries = [entry for entry in self._entries if entry is not moving[0]]
-            entries.insert(position % size, moving[0])
-            require_order(entries)
+                names = ", ".join(each.name for each in moving)
+                raise OptionError(f"{reference!r} refers to several subscribers ({names}); give one of these names.")
+            size = len(self._registrations)
+            position = require_integer("position", position, minimum=-size, maximum=size - 1)
+            registrations = [each for each in self._registrations if each is not moving[0]]
+            registrations.insert(position % size, moving[0])
+            require_order(registrations)
             moving[0].moved = True
-            self._commit(entries, list(entries))
+            self._commit(registrations, list(registrations))
 
     def fire(self, name: str) -> Fire:
-        """The function that fires a moment, compiled at its first use after a change and kept as an attribute."""
+        """Return the function that fires a moment. It is compiled once after a change and kept as an attribute."""
         with self._lock:
             if name not in self._compiled:
                 self._compiled[name] = self._compile(self._moments[name])
-                # Not through vars(): an instance whose dict was asked for has slower attributes.
+                # Not through vars(): attribute access gets slower once an instance's __dict__ was materialized.
                 setattr(self, name, self._compiled[name].fire)
             return self._compiled[name].fire
 
-    def receive(self, leaf: FlatRegistration, moment: Moment, subject: Any, value: Any) -> None:
-        """Take what a subscriber returned: a dict is recorded under its name, by the loop."""
+    def handle_result(self, flat: FlatRegistration, moment: Moment, subject: Any, value: Any) -> None:
+        """Handle a returned value: the loop records a dict under the subscriber's name."""
         if not isinstance(value, Mapping):
-            if not leaf.entry.warned:
-                leaf.entry.warned = True
+            if not flat.registration.warned:
+                flat.registration.warned = True
                 logger.warning(
                     "%s returned %r%s, which is ignored: return a dict of metrics, or nothing.",
-                    leaf.path,
+                    flat.path,
                     value,
                     f" from {moment.name}" if moment.name.startswith("on_") else "",
                 )
         elif value and hasattr(subject, "log"):
-            self._recordable(leaf, {f"{leaf.path}/{key}": item for key, item in value.items()}, subject.log)
+            self._record(flat, {f"{flat.path}/{key}": item for key, item in value.items()}, subject.log)
 
-    def _recordable(
-        self, leaf: FlatRegistration, values: Mapping[str, Any], record: Callable[[Mapping[str, Any]], Any]
+    def _record(
+        self, flat: FlatRegistration, values: Mapping[str, Any], record: Callable[[Mapping[str, Any]], Any]
     ) -> Any:
-        """What ``record`` makes of the values; without those that it refuses, where others are left and that may be.
+        """Pass values to ``record``; if it refuses some, warn and pass the others.
 
         Raises:
             OptionError: None can be recorded, or the subscriber's errors propagate.
@@ -195,30 +208,30 @@ class SubscriberList(Group):
             return record(values)
         except OptionError as error:
             kept = recordable(values)
-            if not kept or self.health.propagates(leaf):
+            if not kept or self.health.propagates(flat):
                 raise
-            made = record(kept)
-            if not leaf.entry.warned:
-                leaf.entry.warned = True
-                logger.warning("%s returned a value that is left out, the others are recorded: %s", leaf.path, error)
-            return made
+            recorded = record(kept)
+            if not flat.registration.warned:
+                flat.registration.warned = True
+                logger.warning("%s returned a value that is left out, the others are recorded: %s", flat.path, error)
+            return recorded
 
     def costs(self) -> Costs:
-        """What each subscriber has cost so far, dearest first."""
+        """Return the cost of each subscriber so far, most expensive first."""
         with self._lock:
-            self._credit()
-            return Costs(leaf.cost() for leaf in self.leaves())
+            self._collect_counts()
+            return Costs(flat.cost() for flat in self.flatten())
 
     def plan(self) -> dict[str, list[str]]:
-        """For each moment that somebody listens to, who runs, in order."""
-        leaves = [leaf for leaf in self.leaves() if not leaf.entry.disabled]
-        listening = {name: [leaf.path for leaf in leaves if name in leaf.entry.bindings] for name in self._moments}
-        return {name: paths for name, paths in listening.items() if paths}
+        """Return, for each moment with subscribers, their names in the order of running."""
+        active = [flat for flat in self.flatten() if not flat.registration.disabled]
+        paths = {name: [flat.path for flat in active if name in flat.registration.bindings] for name in self._moments}
+        return {name: listed for name, listed in paths.items() if listed}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every subscriber, by name, and what they are matched by when they are loaded.
+        """Return the state of every subscriber by name, with the identities that loading matches by.
 
-        An observer whose state cannot be had, or cannot be held by a checkpoint, is logged and has none; that of a
+        An observer whose state cannot be read, or cannot be held by a checkpoint, is logged and omitted; that of a
         critical subscriber, or any under a strict policy, raises.
         """
         return CheckpointState(self.health, SubscriberList).save(self)
@@ -235,59 +248,63 @@ class SubscriberList(Group):
         CheckpointState(self.health, SubscriberList).load(self, state)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise what `load_state_dict` would where states cannot be matched, and change nothing."""
+        """Raise as `load_state_dict` does when states cannot be matched, and change nothing."""
         CheckpointState(self.health, SubscriberList).check(self, state)
 
     def drain(self) -> None:
-        """Wait, within the time limit, for the background work of all members and of those that left."""
+        """Wait, within the time limit, for the background work of all members, removed ones included."""
         limit = self.policy.drain_seconds
-        for lane in self._lanes():
-            if lane.is_current():  # one of its own calls asks: it would wait for itself
+        for queue in self._queues():
+            if queue.is_current():  # called from one of its own calls, which would wait for itself
                 continue
-            lane.drain(limit)
-            if lane.undone():
-                logger.error("%s did not finish within %g s; calls left undone: %d.", lane.name, limit, lane.undone())
+            queue.drain(limit)
+            if queue.unfinished():
+                logger.error(
+                    "%s did not finish within %g s; unfinished calls: %d.", queue.name, limit, queue.unfinished()
+                )
 
     def close(self) -> None:
-        """Finish background work, then close every subscriber, also those that left. May be called again.
+        """Finish background work, then close every subscriber, removed ones included. May be called again.
 
         All are closed, then the first exception that propagates is raised.
         """
         self.drain()
         self._event_loop.stop()
         closing: dict[int, FlatRegistration] = {}
-        for leaf in self.everyone():
-            if not leaf.borrowed:
-                closing.setdefault(id(leaf.entry.subscriber), leaf)
-        closes = [partial(self.health.guarded, leaf, "close", leaf.entry.target.close) for leaf in closing.values()]
+        for flat in self.flatten_with_removed():
+            if not flat.borrowed:
+                closing.setdefault(id(flat.registration.subscriber), flat)
+        closes = [
+            partial(self.health.guarded, flat, "close", flat.registration.target.close) for flat in closing.values()
+        ]
         try:
-            make_all([*closes, *(lane.raise_waiting for lane in self._lanes())])
+            call_all([*closes, *(queue.raise_pending for queue in self._queues())])
         finally:
-            self._leave_event_loop()
-            self.forget_left()
+            # A queue on the ended event loop would start it again. Another collection that shares a group has its own.
+            for flat in self.flatten_with_removed():
+                if flat.registration.release_event_loop():
+                    self._owner(flat)._invalidate()
+            self.forget_removed()
 
-    def _leave_event_loop(self) -> None:
-        """Another collection that shares a group brings an event loop of its own: this one would start again."""
-        for leaf in self.everyone():
-            if leaf.entry.leave_event_loop():
-                self._owner(leaf)._invalidate()
+    def _queues(self) -> list[WorkerQueue]:
+        return list(
+            dict.fromkeys(queue for flat in self.flatten_with_removed() for queue in flat.registration.all_queues)
+        )
 
-    def _lanes(self) -> list[WorkerQueue]:
-        return list(dict.fromkeys(lane for leaf in self.everyone() for lane in leaf.entry.all_lanes))
-
-    def _owner(self, leaf: FlatRegistration) -> "SubscriberList":
-        """The roster that the leaf's entry is in: this one, or a group."""
-        owner: SubscriberList = leaf.groups[-1].target if leaf.groups else self
+    def _owner(self, flat: FlatRegistration) -> "SubscriberList":
+        """Return the list that holds the registration: this one, or a group."""
+        owner: SubscriberList = flat.groups[-1].target if flat.groups else self
         return owner
 
-    def _meant(self, reference: Any) -> list[Registration]:
+    def _find_required(self, reference: Any) -> list[Registration]:
         found = self.find(reference)
         if not found:
             given = reference if isinstance(reference, str) else getattr(reference, "__name__", repr(reference))
-            raise UnknownNameError(f"{given} is not here. {closest(str(given), (e.name for e in self._entries))}")
+            known = (each.name for each in self._registrations)
+            raise UnknownNameError(f"{given} is not here. {closest(str(given), known)}")
         return found
 
-    def _entry(
+    def _make_registration(
         self,
         subscriber: Subscriber,
         target: Target,
@@ -296,9 +313,9 @@ class SubscriberList(Group):
         *,
         name: str | None = None,
     ) -> Registration:
-        for entry in present:
-            if entry.is_for(subscriber):
-                raise DuplicateError(f"{entry.name!r} is already here: this very instance was added before.")
+        for other in present:
+            if other.is_for(subscriber):
+                raise DuplicateError(f"{other.name!r} is already here: this very instance was added before.")
         options = Options.settle(subscriber, given)
         if isinstance(target, SubscriberList):
             self._refuse_nesting(target)
@@ -310,12 +327,12 @@ class SubscriberList(Group):
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
         identity = Identity.of(subscriber, options)
-        for entry in present:
-            if identity.state_key is not None and entry.identity.state_key == identity.state_key:
-                raise DuplicateError(f"The state_key {identity.state_key!r} is taken, by {entry.name!r}. Give another.")
-        name = name or unique_name(options, (entry.name for entry in present))
+        for other in present:
+            if identity.state_key is not None and other.identity.state_key == identity.state_key:
+                raise DuplicateError(f"The state_key {identity.state_key!r} is taken, by {other.name!r}. Give another.")
+        name = name or unique_name(options, (other.name for other in present))
         if target is not subscriber and not isinstance(target, SubscriberList):
-            target.name = name  # a wrapper goes by the unique name
+            target.name = name  # a wrapper logs under the unique name
         return Registration(
             subscriber=subscriber,
             target=target,
@@ -327,164 +344,169 @@ class SubscriberList(Group):
         )
 
     def _refuse_nesting(self, target: "SubscriberList") -> None:
-        inner = [target]
-        while inner:
-            roster = inner.pop()
-            if roster is self:
-                raise DuplicateError("A collection cannot hold itself, directly or through a group.")
-            inner += [entry.target for entry in roster._entries if isinstance(entry.target, SubscriberList)]
+        pending = [target]
+        while pending:
+            inner = pending.pop()
+            if inner is self:
+                raise DuplicateError("A collection cannot contain itself, directly or through a group.")
+            pending += [each.target for each in inner._registrations if isinstance(each.target, SubscriberList)]
 
-    def _adopt(self, entries: Iterable[Registration]) -> None:
-        for entry in entries:
-            if isinstance(entry.target, SubscriberList):
-                entry.target._parents.add(self)
+    def _become_parent(self, registrations: Iterable[Registration]) -> None:
+        for registration in registrations:
+            if isinstance(registration.target, SubscriberList):
+                registration.target._parents.add(self)
 
     def _commit(self, preferred: list[Registration], arranged: list[Registration]) -> None:
-        self._see_off(preferred)
-        self._preferred, self._entries = preferred, arranged
+        # Removed subscribers are kept until the end. One that was added again continues its unfinished calls.
+        present = {id(each.subscriber): each for each in preferred}
+        removed = []
+        for former in [*self._removed, *self._preferred]:
+            current = present.get(id(former.subscriber))
+            if current is None:
+                removed.append(former)
+            elif current is not former:
+                current.continue_queues_of(former)
+        self._removed = removed
+        self._preferred, self._registrations = preferred, arranged
         self._refresh()
 
     def _refresh(self) -> None:
-        """Take note, here and in all parents, that who runs has changed; a group's lock is taken before a parent's."""
+        """Recompile at the next firing and notify about the change, here and in all parents."""
         with self._lock:
             self._invalidate()
-            self._tell_change()
-
-    def _see_off(self, staying: Iterable[Registration]) -> None:
-        """Keep those that leave until the end; what one that came again left undone is its new entry's."""
-        here = {id(entry.subscriber): entry for entry in staying}
-        left = []
-        for entry in [*self._left, *self._preferred]:
-            now = here.get(id(entry.subscriber))
-            if now is None:
-                left.append(entry)
-            elif now is not entry:
-                now.take_over(entry)
-        self._left = left
+            self._notify_change()
 
     def _invalidate(self) -> None:
-        """Forget the compiled moments, here and wherever this roster is nested; firings under way run on."""
+        """Drop the compiled moments, here and in all parents; firings in progress continue on the old functions."""
         with self._lock:
-            self._credit()
+            self._collect_counts()
             for name in self._compiled:
                 delattr(self, name)
             self._compiled = {}
         for parent in list(self._parents):
             parent._invalidate()
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         if self.on_change is not None:
             self.on_change()
         for parent in list(self._parents):
-            parent._tell_change()
+            parent._notify_change()
 
-    def _credit(self) -> None:
+    def _collect_counts(self) -> None:
         for compiled in self._compiled.values():
-            compiled.credit()
+            compiled.collect_counts()
 
-    def _compile(self, moment: Moment) -> Compiled:
+    def _compile(self, moment: Moment) -> CompiledMoment:
         calls = [
-            self._call(leaf, moment, leaf.entry.bindings[moment.name])
-            for leaf in self.leaves()
-            if moment.name in leaf.entry.bindings and not leaf.entry.disabled
+            self._make_call(flat, moment, flat.registration.bindings[moment.name])
+            for flat in self.flatten()
+            if moment.name in flat.registration.bindings and not flat.registration.disabled
         ]
         paces = moment.name == self._paced_by
-        # A cadence or a queue times each call anyway; the others are timed or sampled as their meter decides.
+        # Gated and deferred calls are always timed; for the others the meter decides between timing and sampling.
         meters = [
             (call.meter, call.slot.metered)
             for call in calls
             if not call.slot.gated and not isinstance(call.invoke, DeferredCall)
         ]
-        budgets = any(leaf.entry.options.budget is not None for leaf in self.leaves())
+        budgets = any(flat.registration.options.budget is not None for flat in self.flatten())
         return compile_moment(
             moment,
             calls,
             clock=self.policy.clock,
-            sampled=partial(self._sampled, meters, paces, budgets),
+            sampled=partial(self._after_timed_pass, meters, paces, budgets),
             reviewed=paces,
-            first=self._forget_answers if moment.restarts else None,
+            first=self._reset_gates if moment.restarts else None,
         )
 
-    def _forget_answers(self) -> None:
-        for leaf in self.leaves():
-            leaf.forget_answers()
+    def _reset_gates(self) -> None:
+        for flat in self.flatten():
+            flat.reset_gates()
 
-    def _call(self, leaf: FlatRegistration, moment: Moment, binding: Binding) -> Call:
-        meter = leaf.entry.meters.setdefault(moment.name, Meter())
-        gate = leaf.gate(moment)
-        propagates = self.health.propagates(leaf)
-        deferred = leaf.background or binding.is_async
+    def _make_call(self, flat: FlatRegistration, moment: Moment, binding: Binding) -> Call:
+        meter = flat.registration.meters.setdefault(moment.name, Meter())
+        gate = flat.gate(moment)
+        propagates = self.health.propagates(flat)
+        deferred = flat.background or binding.is_async
         metered = deferred or gate is not None or meter.slow
-        fail = partial(self._failed, leaf, moment, metered)
-        give = partial(self._given, leaf, moment, metered)
+        on_error = partial(self._on_error, flat, moment, metered)
+        on_result = partial(self._on_result, flat, moment, metered)
         slot = Slot(
             arguments=moment.everything if deferred else binding.arguments,
             guarded=not propagates,
             metered=metered,
             gated=gate is not None,
-            rank_zero=leaf.rank_zero,
+            rank_zero=flat.rank_zero,
             silent=deferred or binding.is_silent,
         )
         if not deferred:
-            return Call(binding.function, slot, fail, give, meter, gate)
-        lane = self._lane(leaf, is_async=binding.is_async)
-        hand_over = DeferredCall(lane, binding, moment, meter, self.policy.clock, propagates, leaf.entry, fail, give)
-        return Call(hand_over, slot, partial(self._hand_over_failed, leaf, moment), give, Meter(), gate)
+            return Call(binding.function, slot, on_error, on_result, meter, gate)
+        queue = self._queue(flat, is_async=binding.is_async)
+        invoke = DeferredCall(
+            queue, binding, moment, meter, self.policy.clock, propagates, flat.registration, on_error, on_result
+        )
+        return Call(invoke, slot, partial(self._on_queueing_error, flat, moment), on_result, Meter(), gate)
 
-    def _lane(self, leaf: FlatRegistration, *, is_async: bool) -> WorkerQueue:
-        lanes, kind = leaf.entry.lanes, "async" if is_async else "thread"
-        if kind not in lanes:
-            former = leaf.entry.former_lanes
-            lanes[kind] = former.pop(kind) if kind in former else self._new_lane(leaf.path, is_async=is_async)
-        return lanes[kind]
+    def _queue(self, flat: FlatRegistration, *, is_async: bool) -> WorkerQueue:
+        queues, former, kind = (
+            flat.registration.queues,
+            flat.registration.former_queues,
+            "async" if is_async else "thread",
+        )
+        if kind not in queues:
+            if kind in former:
+                queues[kind] = former.pop(kind)
+            elif is_async:
+                queues[kind] = AsyncQueue(flat.path, self.policy, self._event_loop)
+            else:
+                queues[kind] = ThreadQueue(flat.path, self.policy)
+        return queues[kind]
 
-    def _new_lane(self, name: str, *, is_async: bool) -> WorkerQueue:
-        return AsyncQueue(name, self.policy, self._event_loop) if is_async else ThreadQueue(name, self.policy)
-
-    def _failed(
-        self, leaf: FlatRegistration, moment: Moment, metered: bool, subject: Any, error: BaseException, ns: int | None
+    def _on_error(
+        self, flat: FlatRegistration, moment: Moment, metered: bool, subject: Any, error: BaseException, ns: int | None
     ) -> None:
-        meter = leaf.entry.meters[moment.name]
+        meter = flat.registration.meters[moment.name]
         with self._lock:
-            self._credit()
+            self._collect_counts()
             if metered:
                 meter.count(ns or 0)
             elif ns is not None:
                 meter.sample(ns)
-            disabled = self.health.failed(leaf, moment, subject, error)
+            disabled = self.health.failed(flat, moment, subject, error)
         if disabled:
-            self._owner(leaf)._refresh()  # so that all that share its group see it
+            # Outside of the lock: a group's lock comes before its parent's. All lists that share the group see it.
+            self._owner(flat)._refresh()
 
-    def _given(self, leaf: FlatRegistration, moment: Moment, metered: bool, subject: Any, value: Any) -> None:
+    def _on_result(self, flat: FlatRegistration, moment: Moment, metered: bool, subject: Any, value: Any) -> None:
         try:
-            self.receive(leaf, moment, subject, value)
+            self.handle_result(flat, moment, subject, value)
         except Exception:
-            if metered:  # the call was counted when it returned, and will be as one that failed
-                leaf.entry.meters[moment.name].metered -= 1
+            if metered:  # counted when it returned, and about to be counted again as a failed call
+                flat.registration.meters[moment.name].metered -= 1
             raise
 
-    def _hand_over_failed(
-        self, leaf: FlatRegistration, moment: Moment, subject: Any, error: BaseException, ns: int | None
+    def _on_queueing_error(
+        self, flat: FlatRegistration, moment: Moment, subject: Any, error: BaseException, ns: int | None
     ) -> None:
-        """The error of an earlier call has been noted already; one of the hand-over itself has not."""
+        # The pending error of an earlier call is counted already; one raised by queueing itself is not.
         if not any(failure.error is error for failure in self.health.failures):
-            self._failed(leaf, moment, True, subject, error, ns)
+            self._on_error(flat, moment, True, subject, error, ns)
 
-    def _sampled(self, meters: Sequence[tuple[Meter, bool]], paces: bool, budgets: bool, subject: Any) -> None:
-        """After a timed pass: time slow subscribers at every call, sample fast ones, review budgets and the report."""
+    def _after_timed_pass(self, meters: Sequence[tuple[Meter, bool]], paces: bool, budgets: bool, subject: Any) -> None:
+        """Switch subscribers between timing and sampling, and review budgets and the cost report."""
         for meter, metered in meters:
             if meter.review() is not metered:
                 self._invalidate()
                 break
-        if paces and (budgets or self._ledger.is_due()):
+        if paces and (budgets or self._budgets.is_due()):
             with self._lock:
-                self._credit()
-                self._ledger.review(self.leaves(), subject)
+                self._collect_counts()
+                self._budgets.review(self.flatten(), subject)
 
 
-def _place(entries: Sequence[Registration], priority: float) -> int:
-    """Behind everything of the same or a higher priority; what was moved by hand does not count."""
-    for index, entry in enumerate(entries):
-        if not entry.moved and entry.options.priority < priority:
+def _position(registrations: Sequence[Registration], priority: float) -> int:
+    """The index behind everything of the same or a higher priority; explicitly moved ones do not count."""
+    for index, registration in enumerate(registrations):
+        if not registration.moved and registration.options.priority < priority:
             return index
-    return len(entries)
+    return len(registrations)

@@ -34,10 +34,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, UnknownNameError
+from hookline._engine.factories import Source, checked_arguments, import_object, split_entry
 from hookline._engine.registry import Registry
 from hookline._record.reader import JournalEntry
-from hookline.config.factories import checked_arguments, import_object
-from hookline.config.sources import Source
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 SINKS = Registry(builtin_modules=("hookline.sinks",), group="hookline.sinks")
@@ -171,26 +170,11 @@ def make_sink(given: Any) -> Sink:
     """A sink from an instance, a name (``"csv"``), a mapping (``{"csv": {...}}``) or a logger function."""
     if isinstance(given, Sink):
         return given
-    if isinstance(given, str):
-        return _build(given, {})
-    if isinstance(given, Mapping):
-        return _build(*_parts(given))
+    if isinstance(given, str | Mapping):
+        return _build(*split_entry(given, "a sink"))
     if callable(given) and not isinstance(given, type):
         return _build("function", {"function": given})
     raise OptionError(f"{given!r} is not a sink: give a name such as 'csv', a mapping, a Sink, or a function.")
-
-
-def _parts(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    if "use" in given and not set(given) - {"use", "with"}:
-        name, arguments = given["use"], given.get("with") or {}
-    elif len(given) == 1:
-        ((name, arguments),) = given.items()
-        arguments = arguments or {}
-    else:
-        raise OptionError(f"{given!r} is not a sink: give {{name: {{setting: value}}}}.")
-    if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise OptionError(f"{given!r} is not a sink: give {{name: {{setting: value}}}}.")
-    return name, arguments
 
 
 def _build(name: str, arguments: Mapping[str, Any]) -> Sink:

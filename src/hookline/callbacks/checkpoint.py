@@ -369,7 +369,11 @@ class CheckpointCallback(StatefulCallback):
     def _others(self, loop: LoopState) -> "list[CheckpointCallback]":
         """The loop's other checkpoint callbacks, which may keep the same checkpoints."""
         callbacks = getattr(loop, "callbacks", None)
-        every = [leaf.entry.subscriber for leaf in callbacks.leaves()] if isinstance(callbacks, SubscriberList) else []
+        every = (
+            [flat.registration.subscriber for flat in callbacks.flatten()]
+            if isinstance(callbacks, SubscriberList)
+            else []
+        )
         return [each for each in every if isinstance(each, CheckpointCallback) and each is not self]
 
     def _is_saving(self, row: ManifestRow) -> bool:

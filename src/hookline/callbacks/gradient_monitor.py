@@ -63,8 +63,8 @@ def gradients_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
 
 def require_on_all_ranks(loop: LoopState, callback: Callback) -> None:
     """Check that a callback that communicates with other processes runs on all of them; otherwise it would hang."""
-    leaves: Iterable[Any] = getattr(getattr(loop, "callbacks", None), "leaves", tuple)()
-    if loop.world_size > 1 and any(leaf.rank_zero for leaf in leaves if leaf.entry.is_for(callback)):
+    registered: Iterable[Any] = getattr(getattr(loop, "callbacks", None), "flatten", tuple)()
+    if loop.world_size > 1 and any(flat.rank_zero for flat in registered if flat.registration.is_for(callback)):
         raise OptionError(
             f"{type(callback).__name__} runs on rank zero only (ranks='zero'), and needs the gradients of all "
             "processes. Add it without ranks=."

@@ -19,8 +19,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hookline._engine.collection import CallbackCollection, load_callbacks
+from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import ConfigError, HooklineError, UnknownNameError
+from hookline._engine.factories import import_subscriber, returned_type
 from hookline._engine.hooks import Hook
 from hookline._engine.moments import MOMENTS, Callback
 from hookline._engine.registry import REGISTRY
@@ -28,7 +29,7 @@ from hookline._engine.subscriber import OPTION_NAMES, Subscriber
 from hookline.cli.new import new
 from hookline.cli.output import AsJson, CommandGroup, console, foreign_code, indented, print_footer, print_json, table
 from hookline.cli.plan import places, plan_table
-from hookline.config.factories import import_name, returned_type
+from hookline.config.subscribers import load_callbacks
 
 Factory = Callable[..., Any]
 
@@ -110,7 +111,7 @@ def describe(name: str) -> Description:
     Raises:
         UnknownNameError: Nothing goes by that name, or what does is no callback or hook.
     """
-    factory = import_name(name) if ":" in name else REGISTRY.find(name)
+    factory = import_subscriber(name) if ":" in name else REGISTRY.find(name)
     product = _product(factory)
     return Description(
         name=product.name if product is not None and ":" in name else name,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from hookline._engine.collection import CallbackCollection
-from hookline._engine.hooks import Hook, HookTarget, PeriodicHook
+from hookline._engine.hook_manager import HookTarget
+from hookline._engine.hooks import Hook, PeriodicHook
 from hookline._engine.moments import MOMENTS
 from hookline._engine.registration import FlatRegistration, Registration
 from hookline._engine.schedules import Every, Schedule
@@ -57,7 +58,7 @@ class Place:
 
 def places(collection: CallbackCollection) -> list[Place]:
     """Every subscriber, in the order in which they run."""
-    return [_place(leaf) for leaf in collection.leaves()]
+    return [_place(flat) for flat in collection.flatten()]
 
 
 def plan_table(moments: Mapping[str, Sequence[str]], placed: Mapping[str, Place]) -> Table:
@@ -72,16 +73,16 @@ def plan_table(moments: Mapping[str, Sequence[str]], placed: Mapping[str, Place]
     return listing
 
 
-def _place(leaf: FlatRegistration) -> Place:
-    options, kind = leaf.entry.options, type(leaf.entry.subscriber)
+def _place(flat: FlatRegistration) -> Place:
+    options, kind = flat.registration.options, type(flat.registration.subscriber)
     return Place(
-        name=leaf.path,
+        name=flat.path,
         path=f"{kind.__module__}:{kind.__qualname__}",
-        cadence=" and ".join(part for entry in leaf.chain for part in _cadences(entry)) or ALWAYS,
+        cadence=" and ".join(part for each in flat.chain for part in _cadences(each)) or ALWAYS,
         priority=options.priority,
-        critical=leaf.critical,
-        background=leaf.background,
-        ranks="zero" if leaf.rank_zero else "all",
+        critical=flat.critical,
+        background=flat.background,
+        ranks="zero" if flat.rank_zero else "all",
         before=[_name(reference) for reference in options.before],
         after=[_name(reference) for reference in options.after],
     )

@@ -19,7 +19,8 @@ import typer
 from hookline._engine.errors import ConfigError, HooklineError, UnknownNameError
 from hookline.cli.output import AsJson, console, end_with, foreign_code, print_json
 from hookline.cli.plan import dry_run_document, print_dry_run, print_moments
-from hookline.config.overrides import overridden, read_config
+from hookline.config.layers import overridden
+from hookline.config.sources import read_config
 from hookline.loops.signals import is_signal
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _made(experiment: "Experiment", *, progress: bool, as_json: bool) -> Any:
 
 def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, as_json: bool) -> None:
     """A training as `hookline.main` or `rl.train` does it."""
-    from hookline.config.overrides import load_config
+    from hookline.config.structs import load_config
     from hookline.experiment.file import make_importable
     from hookline.experiment.file_arms import check_callbacks, config_type
 
@@ -164,13 +165,10 @@ def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, a
 
 def _source(file: Path, overrides: Sequence[str]) -> Any:
     """The file as what errors point into."""
-    from hookline.config.layers import ExperimentSource
-    from hookline.config.overrides import parse_overrides, read_config_source
+    from hookline.config.layers import with_overrides
+    from hookline.config.sources import read_config_source
 
-    read = read_config_source(file)
-    return ExperimentSource(
-        read.data, read.file, read.lines, overrides=[path for path, _ in parse_overrides(overrides)]
-    )
+    return with_overrides(read_config_source(file), overrides)
 
 
 def _trained(kind: str, config: Any) -> Any:

@@ -1,48 +1,124 @@
-"""Settings in layers, an arm's on top of a base's, that know where in their file each of them stands.
+"""Settings on top of settings: an arm's on a base's, a command line's on a file's.
 
-Mappings of two layers are merged; any other value takes the place of what lies below it. An error about a merged value
-is told at the place that the value came from: in the arm, in the base, or on the command line.
+Mappings of two layers are merged; any other value replaces the one below. An error about a merged value points to the
+layer that the value came from: the arm, the base, or the command line.
 """
 
 import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookline._engine.errors import ConfigError
-from hookline.config.sources import Source
-from hookline.config.structs import COMMAND_LINE
+from hookline._engine.factories import COMMAND_LINE, Source, join_path, split_path
+from hookline.config.sources import yaml_loader
 
-_NOTHING = object()
+_MISSING = object()  # None is a value that a file can give
+_YAML_SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float")}
 
 
-@dataclass(frozen=True, slots=True)
-class ExperimentSource(Source):
-    """A file, with the paths that the command line set, or made on the way to what it set."""
+def with_overrides(source: Source, arguments: Sequence[str]) -> Source:
+    """Apply the overrides of a command line. Errors about what they set or created name the command line."""
+    created = [first_missing(source.data, path) for path, _ in parse_overrides(arguments)]
+    return replace(source, data=overridden(source.data, arguments), overridden=created)
 
-    overrides: Sequence[str] = ()
 
-    def error(self, path: str, message: str) -> ConfigError:
-        """An error at a path: of the command line, where that set what stands there."""
-        at = parts_of(path)
-        if any(at[: len(names)] == names for names in map(parts_of, self.overrides)):
-            return COMMAND_LINE.error(path, message)
-        return Source(self.data, self.file, self._lines_with(path)).error(path, message)
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """Parse ``train.epochs=3``, ``--train.epochs=3`` and ``--train.epochs 3`` into paths and values.
 
-    def _lines_with(self, path: str) -> Mapping[str, int]:
-        """The lines, with that of a path that is only the beginning of a dotted one in the file."""
-        beneath = (line for place, line in self.lines.items() if place.startswith(f"{path}."))
-        return self.lines if path in self.lines else {path: next(beneath, 0)}
+    A value in quotes, brackets or braces is YAML; any other is null, true, a number or text.
+
+    >>> parse_overrides(["train.lr=1e-4", "--sizes", "[1, 2]", "--files=*.txt"])
+    [('train.lr', 0.0001), ('sizes', [1, 2]), ('files', '*.txt')]
+    """
+    pairs = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        key, equals, text = argument.removeprefix("--").partition("=")
+        path = re.sub(r"\[(\d+)\]", r".\1", key.strip())
+        if path.startswith("-") or not all(path.split(".")) or not (equals or argument.startswith("--")):
+            raise COMMAND_LINE.error("", f"{argument!r} is not an override: give train.epochs=3 or --train.epochs 3.")
+        if not equals:
+            text = next(remaining, "--")
+            if text.startswith("--"):
+                raise COMMAND_LINE.error(path, f"a value is needed: give {argument}=VALUE.")
+        pairs.append((path, _parse_value(path, text)))
+    return pairs
+
+
+def _parse_value(path: str, text: str) -> Any:
+    import yaml
+
+    text = text.strip()
+    try:
+        if text.startswith(("[", "{", '"', "'")):
+            return yaml.load(text, Loader=yaml_loader())  # noqa: S506 - a safe loader
+        # Not simply yaml.load(): a plain value such as *.txt or #fff is neither an alias nor a comment here.
+        loader = yaml_loader()("")
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        return loader.construct_object(yaml.ScalarNode(tag, text)) if tag in _YAML_SCALARS else text
+    except (yaml.YAMLError, ValueError) as error:
+        problem = getattr(error, "problem", None) or error
+        raise COMMAND_LINE.error(path, f"{text} was given, which is not valid YAML: {problem}.") from error
+
+
+def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of the values with overrides applied, the last one winning.
+
+    Mappings on a path are created where there are none. An index selects an item of a list:
+    ``callbacks.0.patience=3``.
+    """
+    changed = dict(values)
+    for path, value in parse_overrides(overrides):
+        changed = _put(changed, tuple(path.split(".")), value)
+    return changed
+
+
+def _put(inside: Any, parts: tuple[str, ...], value: Any, before: tuple[str, ...] = ()) -> Any:
+    if not parts:
+        return value
+    part, rest, path = parts[0], parts[1:], (*before, parts[0])
+    if inside is None or isinstance(inside, Mapping):
+        inside = inside or {}
+        key = next((known for known in inside if str(known) == part), part)  # a key in YAML may be a number
+        return {**inside, key: _put(inside.get(key), rest, value, path)}
+    if not isinstance(inside, list):
+        message = f"{join_path(before)} is {inside!r:.200}, which is neither a mapping nor a list."
+        raise COMMAND_LINE.error(join_path((*before, *parts)), message)
+    if not part.isdecimal() or int(part) >= len(inside):
+        message = (
+            f"{join_path(before)} is a list of {len(inside)}: {part!r} was given, an index below that is accepted."
+        )
+        raise COMMAND_LINE.error(join_path((*before, *parts)), message)
+    index = int(part)
+    return [*inside[:index], _put(inside[index], rest, value, path), *inside[index + 1 :]]
+
+
+def first_missing(values: Any, path: str) -> str:
+    """Return the shortest beginning of a dotted path that is not in the values, or the path if all of it is.
+
+    >>> first_missing({"arms": {"low": None}}, "arms.low.train.lr")
+    'arms.low.train'
+    """
+    parts = path.split(".")
+    for length, part in enumerate(parts, 1):
+        if isinstance(values, list):
+            values = values[int(part)] if part.isdecimal() and int(part) < len(values) else _MISSING
+        else:
+            values = values.get(part, _MISSING) if isinstance(values, Mapping) else _MISSING
+        if values is _MISSING:
+            return ".".join(parts[:length])
+    return path
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Some settings.
+    """Settings from one place of a file.
 
     Attributes:
-        origin: The path in the file that they stand at.
-        at: Where they go in what they are settings of.
+        origin: The path of the settings in the file.
+        at: The path in the merged settings that they belong to.
     """
 
     values: Any
@@ -50,11 +126,11 @@ class Layer:
     at: tuple[str, ...] = ()
 
     def tree(self) -> Any:
-        """The settings from the top."""
+        """Return the settings as nested mappings from the top of the merged settings."""
         return functools.reduce(lambda inner, part: {part: inner}, reversed(self.at), self.values)
 
-    def place(self, parts: tuple[str, ...]) -> str | None:
-        """Where a path of the merged settings stands in the file; None where it does not come from here."""
+    def path_in_file(self, parts: tuple[str, ...]) -> str | None:
+        """Return the path in the file of a path of the merged settings, or None if it is not from this layer."""
         depth = len(self.at)
         if len(parts) < depth:
             return self.origin if parts and parts == self.at[: len(parts)] else None
@@ -63,85 +139,31 @@ class Layer:
         return self.origin + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[depth:])
 
 
+def _has(values: Any, parts: Sequence[str]) -> bool:
+    """Whether settings contain a path; a list replaces the one below as a whole, so all of an item's paths count."""
+    if not parts:
+        return True
+    if isinstance(values, Mapping):
+        return parts[0] in values and _has(values[parts[0]], parts[1:])
+    return isinstance(values, list) and parts[0].isdecimal() and int(parts[0]) < len(values)
+
+
 @dataclass(frozen=True, slots=True)
 class LayeredSource(Source):
-    """Layers of settings, the first one at the bottom, as what errors point into."""
+    """Merged layers, the lowest first; an error points to the file position of the topmost layer with the value."""
 
-    source: ExperimentSource = field(default_factory=lambda: ExperimentSource({}))
+    source: Source = field(default_factory=lambda: Source({}))
     layers: Sequence[Layer] = ()
 
     def error(self, path: str, message: str) -> ConfigError:
-        """An error at a path of the merged settings, told at its place in the file."""
-        places = (layer.place(parts_of(path)) for layer in reversed(self.layers))
+        """Make an error about the value at a path of the merged settings."""
+        places = (layer.path_in_file(split_path(path)) for layer in reversed(self.layers))
         return self.source.error(next((place for place in places if place is not None), path), message)
 
 
-def merged(layers: Sequence[Layer]) -> Any:
-    """The settings of all layers in one."""
+def merge_layers(layers: Sequence[Layer]) -> Any:
+    """Merge layers, the lowest first."""
     return functools.reduce(_merge, (layer.tree() for layer in layers))
-
-
-def expanded(values: Mapping[Any, Any], source: Source, path: str, *, names: Collection[str] = ()) -> dict[Any, Any]:
-    """Settings by dotted paths as nested mappings.
-
-    >>> expanded({"train.lr": 0.1, "train": {"steps": 5}}, Source({}), "arms.low")
-    {'train': {'lr': 0.1, 'steps': 5}}
-
-    Args:
-        names: The keys of mappings by names, which may have dots.
-
-    Raises:
-        ConfigError: Two of them are about one setting.
-    """
-    made: dict[Any, Any] = {}
-    for key, value in values.items():
-        parts = key.split(".") if isinstance(key, str) else [key]
-        inside = expanded_each if key in names else _expanded
-        _enter(made, parts, inside(value, source, f"{path}.{key}"), source, f"{path}.{key}")
-    return made
-
-
-def expanded_each(given: Any, source: Source, path: str) -> Any:
-    """Settings by names, each of them expanded; anything else as it is."""
-    if not isinstance(given, Mapping):
-        return given
-    return {name: _expanded(value, source, f"{path}.{name}") for name, value in given.items()}
-
-
-def first_missing(values: Any, path: str) -> str:
-    """The shortest part of a dotted path from its start that values do not have, or the path where they have it.
-
-    >>> first_missing({"arms": {"low": None}}, "arms.low.train.lr")
-    'arms.low.train'
-    """
-    parts = path.split(".")
-    for length, part in enumerate(parts, 1):
-        values = _inside(values, part)
-        if values is _NOTHING:
-            return ".".join(parts[:length])
-    return path
-
-
-def parts_of(path: str) -> tuple[str, ...]:
-    """The parts of a path such as ``stages[1].train.callbacks[0]``; an index is one too."""
-    return tuple(part for part in re.sub(r"\[(\d+)\]", r".\1", path).split(".") if part)
-
-
-def _expanded(value: Any, source: Source, path: str) -> Any:
-    return expanded(value, source, path) if isinstance(value, Mapping) else value
-
-
-def _enter(made: dict[Any, Any], parts: list[Any], value: Any, source: Source, path: str) -> None:
-    """Put a value in, where nothing stands yet."""
-    part, rest = parts[0], parts[1:]
-    if not rest and part not in made:
-        made[part] = value
-        return
-    inside = made.setdefault(part, {})
-    if not isinstance(inside, dict) or not (rest or isinstance(value, dict)):
-        raise source.error(path, "is given twice, by its path and inside a mapping.")
-    for keys, each in [(rest, value)] if rest else [([key], each) for key, each in value.items()]:
-        _enter(inside, keys, each, source, path)
 
 
 def _merge(below: Any, above: Any) -> Any:
@@ -150,16 +172,48 @@ def _merge(below: Any, above: Any) -> Any:
     return {**below, **{key: _merge(below[key], value) if key in below else value for key, value in above.items()}}
 
 
-def _inside(values: Any, part: str) -> Any:
-    """What stands at a key, or at the index of a list; nothing is not None, which a file can say."""
-    if isinstance(values, list):
-        return values[int(part)] if part.isdecimal() and int(part) < len(values) else _NOTHING
-    return values.get(part, _NOTHING) if isinstance(values, Mapping) else _NOTHING
+def expand_dotted(
+    values: Mapping[Any, Any], source: Source, path: str, *, names: Collection[str] = ()
+) -> dict[Any, Any]:
+    """Expand settings by dotted paths to nested mappings.
+
+    >>> expand_dotted({"train.lr": 0.1, "train": {"steps": 5}}, Source({}), "arms.low")
+    {'train': {'lr': 0.1, 'steps': 5}}
+
+    Args:
+        names: Keys of mappings whose own keys are names, which may contain dots.
+
+    Raises:
+        ConfigError: One setting is given twice.
+    """
+    expanded: dict[Any, Any] = {}
+    for key, value in values.items():
+        inner_path = f"{path}.{key}"
+        if key in names:
+            value = expand_each(value, source, inner_path)
+        elif isinstance(value, Mapping):
+            value = expand_dotted(value, source, inner_path)
+        _insert(expanded, key.split(".") if isinstance(key, str) else [key], value, source, inner_path)
+    return expanded
 
 
-def _has(values: Any, parts: tuple[str, ...]) -> bool:
-    if not parts:
-        return True
-    if isinstance(values, Mapping):
-        return parts[0] in values and _has(values[parts[0]], parts[1:])
-    return isinstance(values, list) and parts[0].isdecimal() and int(parts[0]) < len(values)
+def expand_each(given: Any, source: Source, path: str) -> Any:
+    """Expand each mapping of settings in a mapping by names; return anything else unchanged."""
+    if not isinstance(given, Mapping):
+        return given
+    return {
+        name: expand_dotted(value, source, f"{path}.{name}") if isinstance(value, Mapping) else value
+        for name, value in given.items()
+    }
+
+
+def _insert(target: dict[Any, Any], parts: list[Any], value: Any, source: Source, path: str) -> None:
+    part, rest = parts[0], parts[1:]
+    if not rest and part not in target:
+        target[part] = value
+        return
+    inside = target.setdefault(part, {})
+    if not isinstance(inside, dict) or not (rest or isinstance(value, dict)):
+        raise source.error(path, "is given twice, by its path and inside a mapping.")
+    for keys, each in [(rest, value)] if rest else [([key], each) for key, each in value.items()]:
+        _insert(inside, keys, each, source, path)

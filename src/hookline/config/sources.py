@@ -1,42 +1,28 @@
-"""Configuration files: YAML, TOML or JSON, and where in them something stands.
+"""Reads YAML, TOML and JSON files, with the line of each value in a YAML file.
 
-They are read safely: nothing in a file is run. A key given twice is an error. In YAML ``1e-4`` is a number without
-quotes and text with them, and dates are text.
-
-`Entries`: a list of a configuration that knows where it stands, so that errors about an entry can say so.
+Nothing in a file is run. A key given twice is an error. In YAML ``1e-4`` is a number without quotes and text with
+them, and dates are text.
 """
 
 import functools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.errors import ConfigError
+from hookline._engine.errors import ConfigError, closest
+from hookline._engine.factories import Source
+
+SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A configuration and where it came from, so that errors can point into it."""
-
-    data: Any
-    file: str = ""
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def error(self, path: str, message: str) -> ConfigError:
-        """An error at a path such as ``callbacks[1].with.threshold``."""
-        line = self.lines.get(path) or self.lines.get(path.removeprefix("callbacks"))  # a list at the top has no key
-        where = f"{self.file}:{line}: " if self.file and line else f"{self.file}: " if self.file else ""
-        return ConfigError(f"{where}{path}: {message}" if path else f"{where}{message}")
-
-
 def read_source(source: Any) -> Source:
-    """Read a YAML, TOML or JSON file, or take a dict or list as it is."""
+    """Read a YAML, TOML or JSON file, or wrap a dict or a list."""
     if isinstance(source, Mapping | list | tuple):
         return Source(source)
     if not isinstance(source, str | Path):
@@ -52,8 +38,30 @@ def read_source(source: Any) -> Source:
     return read(text, str(path))
 
 
+def read_config_source(path: str | Path) -> Source:
+    """Read a file with a mapping at the top; an empty file is an empty mapping."""
+    path = Path(path)
+    if not path.exists():
+        names = [each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES]
+        hint = closest(path.name, names) if names else f"{path.parent.resolve()} has none."
+        raise ConfigError(f"{path}: there is no such configuration file. {hint}")
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: the suffix {path.suffix!r} was given, {', '.join(SUFFIXES)} are accepted.")
+    source = read_source(path)
+    if source.data is None:
+        return replace(source, data={})
+    if not isinstance(source.data, Mapping):
+        raise source.error("", f"{source.data!r:.200} was given, a mapping is needed at the top.")
+    return source
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Read the values of a file with a mapping at the top."""
+    return dict(read_config_source(path).data)
+
+
 def _read_json(text: str, file: str) -> Source:
-    def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         read: dict[str, Any] = {}
         for key, value in pairs:
             if key in read:
@@ -62,7 +70,7 @@ def _read_json(text: str, file: str) -> Source:
         return read
 
     try:
-        return Source(json.loads(text, object_pairs_hook=without_twins), file)
+        return Source(json.loads(text, object_pairs_hook=without_duplicates), file)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg}.") from error
 
@@ -81,7 +89,7 @@ def _read_yaml(text: str, file: str) -> Source:
     lines: dict[str, int] = {}
     try:
         root = yaml.compose(text, Loader=yaml_loader())
-        _note_lines(root, "", lines, file)
+        _collect_lines(root, "", lines, file)
         return Source(yaml.load(text, Loader=yaml_loader()), file, lines)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -93,11 +101,11 @@ def _read_yaml(text: str, file: str) -> Source:
 
 @functools.cache
 def yaml_loader() -> Any:
-    """YAML's safe loader, with numbers such as 1e-4 and without dates."""
+    """Return YAML's safe loader, with numbers such as 1e-4 and without dates."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the kind are the base's
+        yaml_implicit_resolvers = {  # noqa: RUF012 - an attribute of the base class
             first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
@@ -106,17 +114,17 @@ def yaml_loader() -> Any:
     return Loader
 
 
-def _note_lines(node: Any, path: str, lines: dict[str, int], file: str, around: tuple[Any, ...] = ()) -> None:
-    """Remember on which line each path stands, and refuse a key given twice and a value that holds itself."""
+def _collect_lines(node: Any, path: str, lines: dict[str, int], file: str, around: tuple[Any, ...] = ()) -> None:
+    """Note the line of each path, and refuse a key given twice and a value that contains itself."""
     if node is None:
         return
     if any(node is outer for outer in around):
-        raise ConfigError(f"{file}:{node.start_mark.line + 1}: {path} holds itself.")
+        raise ConfigError(f"{file}:{node.start_mark.line + 1}: {path} contains itself.")
     around = (*around, node)
     lines[path] = node.start_mark.line + 1
     if node.id == "sequence":
         for index, item in enumerate(node.value):
-            _note_lines(item, f"{path}[{index}]", lines, file, around)
+            _collect_lines(item, f"{path}[{index}]", lines, file, around)
     elif node.id == "mapping":
         seen = set()
         for key, item in node.value:
@@ -124,19 +132,5 @@ def _note_lines(node: Any, path: str, lines: dict[str, int], file: str, around: 
             if inner in seen:
                 raise ConfigError(f"{file}:{key.start_mark.line + 1}: {inner} is given twice.")
             seen.add(inner)
-            _note_lines(item, inner, lines, file, around)
+            _collect_lines(item, inner, lines, file, around)
             lines[inner] = key.start_mark.line + 1
-
-
-class Entries(list[Any]):
-    """Entries, such as callbacks or sinks, and their place.
-
-    Args:
-        entries: What is in the list.
-        source: What it was read from; None where it was given in Python.
-        path: Where in that, such as ``train.callbacks``.
-    """
-
-    def __init__(self, entries: Iterable[Any], source: "Source | None" = None, path: str = "callbacks") -> None:
-        super().__init__(entries)
-        self.source, self.path = source, path

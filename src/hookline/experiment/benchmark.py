@@ -26,10 +26,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from hookline._engine.errors import ConfigError, HooklineError, OptionError
+from hookline._engine.factories import Source, checked_arguments, import_class, split_entry
 from hookline._engine.moments import Callback
 from hookline._engine.registry import Registry
-from hookline.config.factories import checked_arguments, import_class
-from hookline.config.sources import Source
 from hookline.loops import rng
 from hookline.rl.environments.base import describe_error
 from hookline.rl.types import Task
@@ -265,7 +264,7 @@ def make_benchmarks(entries: Iterable[Any] | None, *, source: Source | None = No
 def _made(entry: Any, source: Source, path: str) -> Benchmark:
     try:
         if isinstance(entry, str | Mapping):
-            name, arguments = _parts(entry)
+            name, arguments = split_entry(entry, "a benchmark")
             built = _built(name, arguments, source, f"{path}.{name}")
         else:
             built = entry
@@ -274,25 +273,6 @@ def _made(entry: Any, source: Source, path: str) -> Benchmark:
         raise
     except HooklineError as error:
         raise source.error(path, str(error)) from error
-
-
-def _parts(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(entry, str):
-        return entry, {}
-    if "use" in entry and not set(entry) - {"use", "with"}:
-        name, arguments = entry["use"], entry.get("with")
-    elif len(entry) == 1:
-        ((name, arguments),) = entry.items()
-    else:
-        name = arguments = None
-    arguments = {} if arguments is None else arguments
-    if (
-        not isinstance(name, str)
-        or not isinstance(arguments, Mapping)
-        or not all(type(key) is str for key in arguments)
-    ):
-        raise OptionError(f"{dict(entry)!r:.200} is not a benchmark: give {{name: {{setting: value}}}}.")
-    return name, arguments
 
 
 def _built(name: str, arguments: Mapping[str, Any], source: Source, path: str) -> Benchmark:

@@ -15,14 +15,15 @@ what was given and what is accepted. Modules beside the file can be imported, as
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, closest
-from hookline.config.layers import ExperimentSource, expanded, expanded_each, first_missing
-from hookline.config.overrides import overridden, parse_overrides, read_config_source
-from hookline.config.sources import Source
-from hookline.config.structs import COMMAND_LINE, to_struct
+from hookline._engine.factories import COMMAND_LINE, Source
+from hookline.config.layers import expand_dotted, expand_each, parse_overrides, with_overrides
+from hookline.config.sources import read_config_source
+from hookline.config.structs import to_struct
 from hookline.experiment.arms import Stage, checked_stages
 from hookline.experiment.benchmark import make_benchmarks
 from hookline.experiment.file_arms import (
@@ -46,7 +47,7 @@ def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dic
         ConfigError: Something in it does not fit.
     """
     source = _read(path, overrides)
-    file = to_struct(source.data, ExperimentFile, source=source, overridden=source.overrides)
+    file = to_struct(source.data, ExperimentFile, source=source)
     make_importable(Path(path).resolve().parent)
     benchmarks = make_benchmarks(file.benchmarks, source=source)
     check_callbacks(file.callbacks or [], source, "callbacks")
@@ -77,14 +78,12 @@ def make_importable(directory: Path) -> None:
         sys.path.insert(0, str(directory))
 
 
-def _read(path: str | Path, overrides: Sequence[str]) -> ExperimentSource:
+def _read(path: str | Path, overrides: Sequence[str]) -> Source:
     read = read_config_source(path)
-    before = _normal(read.data, read)
-    paths = [path for path, _ in parse_overrides(overrides)]
-    _check_overridden_arms(before, paths)
-    after = _normal(overridden(before, overrides), COMMAND_LINE)
-    made = [first_missing(before, path) for path in paths]
-    return ExperimentSource(after, read.file, read.lines, overrides=made)
+    read = replace(read, data=_normal(read.data, read))
+    _check_overridden_arms(read.data, [path for path, _ in parse_overrides(overrides)])
+    changed = with_overrides(read, overrides)
+    return replace(changed, data=_normal(changed.data, COMMAND_LINE))
 
 
 def _normal(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
@@ -96,10 +95,10 @@ def _normal(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
     if isinstance(made.get("arms"), Mapping):
         made["arms"] = {name: _normal_arm(arm, base, source, f"arms.{name}") for name, arm in made["arms"].items()}
     if isinstance(made.get("grid"), Mapping):
-        made["grid"] = expanded(made["grid"], source, "grid")
+        made["grid"] = expand_dotted(made["grid"], source, "grid")
     if isinstance(made.get("stages"), list):
         made["stages"] = [
-            expanded(stage, source, f"stages[{index}]") if isinstance(stage, Mapping) else stage
+            expand_dotted(stage, source, f"stages[{index}]") if isinstance(stage, Mapping) else stage
             for index, stage in enumerate(made["stages"])
         ]
     return made
@@ -110,11 +109,11 @@ def _normal_arm(arm: Any, base: Any, source: Source, path: str) -> Any:
         return arm
     if has_training(arm, base):
         return _normal_whole(arm, source, path)
-    return expanded(arm, source, path, names=(STAGES,))
+    return expand_dotted(arm, source, path, names=(STAGES,))
 
 
 def _normal_whole(given: Mapping[str, Any], source: Source, path: str) -> dict[str, Any]:
-    stages = {STAGES: expanded_each(given[STAGES], source, f"{path}.{STAGES}")} if STAGES in given else {}
+    stages = {STAGES: expand_each(given[STAGES], source, f"{path}.{STAGES}")} if STAGES in given else {}
     return {**given, **stages}
 
 
@@ -129,7 +128,7 @@ def _check_overridden_arms(values: Mapping[str, Any], paths: Sequence[str]) -> N
             raise COMMAND_LINE.error(path, f"there is no arm {name!r}. {closest(name, known)}")
 
 
-def _stages(file: ExperimentFile, source: ExperimentSource, arms: Sequence[FileArm]) -> list[Stage]:
+def _stages(file: ExperimentFile, source: Source, arms: Sequence[FileArm]) -> list[Stage]:
     stages: list[Stage] = []
     for index, given in enumerate(file.stages or ()):
         path = f"stages[{index}]"
@@ -145,7 +144,7 @@ def _stages(file: ExperimentFile, source: ExperimentSource, arms: Sequence[FileA
     return stages
 
 
-def _stage(given: Mapping[str, Any], path: str, source: ExperimentSource, arms: Sequence[FileArm]) -> Stage:
+def _stage(given: Mapping[str, Any], path: str, source: Source, arms: Sequence[FileArm]) -> Stage:
     changes = {key: value for key, value in given.items() if key not in ("name", "start_from")}
     if not isinstance(given.get("name"), str):
         raise source.error(path, "name is missing: give the stage a name.")
@@ -156,9 +155,7 @@ def _stage(given: Mapping[str, Any], path: str, source: ExperimentSource, arms: 
     return stage
 
 
-def _check_arms(
-    arms: Sequence[FileArm], stages: Sequence[Stage], source: ExperimentSource, *, benchmarked: bool
-) -> None:
+def _check_arms(arms: Sequence[FileArm], stages: Sequence[Stage], source: Source, *, benchmarked: bool) -> None:
     """Find out whether each arm can be trained, in each stage."""
     for arm in arms:
         for stage in stages or [Stage("only")]:
@@ -170,7 +167,7 @@ def _check_arms(
                 raise source.error(made.path, f"arm {arm.name!r}{where}: {error}") from error
 
 
-def _executor(file: ExperimentFile, source: ExperimentSource) -> Any:
+def _executor(file: ExperimentFile, source: Source) -> Any:
     try:
         return make_executor(file.executor)
     except MissingExtraError:

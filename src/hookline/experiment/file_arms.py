@@ -18,10 +18,9 @@ import msgspec
 
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, closest
+from hookline._engine.factories import Source, build_subscriber, import_object
 from hookline._record.sink import make_sink
-from hookline.config.factories import checked_plan, import_object
-from hookline.config.layers import ExperimentSource, Layer, LayeredSource, merged
-from hookline.config.sources import Source
+from hookline.config.layers import Layer, LayeredSource, merge_layers
 from hookline.config.structs import to_struct
 from hookline.experiment.arms import Arm, Stage, grid
 
@@ -84,13 +83,13 @@ class Training:
     function: Callable[..., Any] | None = None
     answers: Callable[..., Any] | None = None
 
-    def config(self, layers: Sequence[Layer], source: ExperimentSource) -> Any:
+    def config(self, layers: Sequence[Layer], source: Source) -> Any:
         """The configuration that the layers make, with everything in it checked.
 
         Raises:
             ConfigError: Something in it is unknown or wrong; the message says where it stands.
         """
-        values, place = merged(layers), LayeredSource({}, source.file, source=source, layers=layers)
+        values, place = merge_layers(layers), LayeredSource({}, source.file, source=source, layers=layers)
         if self.kind == "function":
             _check_settings(layers, source)
             return values
@@ -122,7 +121,7 @@ class FileArm(Arm):
         name: str,
         trained: Training,
         layers: Sequence[Layer],
-        source: ExperimentSource,
+        source: Source,
         path: str,
         *,
         stages: Mapping[str, "FileArm"] | None = None,
@@ -160,7 +159,7 @@ class FileArm(Arm):
 
 
 def parse_training(
-    given: Mapping[str, Any], path: str, source: ExperimentSource, *, besides: Sequence[str] = ()
+    given: Mapping[str, Any], path: str, source: Source, *, besides: Sequence[str] = ()
 ) -> tuple[Training, Layer]:
     """What trains, from a mapping with one of the kinds in it, and the settings that it is given there.
 
@@ -240,7 +239,7 @@ def check_callbacks(entries: Any, source: Source, path: str) -> None:
     if not isinstance(entries, list | tuple):
         raise source.error(path, f"{entries!r:.200} was given, a list of callbacks is accepted.")
     for index, entry in enumerate(entries):
-        checked_plan(entry, source, f"{path}[{index}]").build(source)
+        build_subscriber(entry, source, f"{path}[{index}]")
     try:
         CallbackCollection(list(entries)).close()
     except HooklineError as error:
@@ -262,7 +261,7 @@ def check_sinks(entries: Any, source: Source, path: str) -> None:
             raise source.error(f"{path}[{index}]", str(error).removeprefix("sinks: ")) from error
 
 
-def _check_settings(layers: Sequence[Layer], source: ExperimentSource) -> None:
+def _check_settings(layers: Sequence[Layer], source: Source) -> None:
     """A function's settings are those that its configuration has: anything else would be read by nobody."""
     known = layers[0].values
     for layer in layers[1:] if known else ():
@@ -285,7 +284,7 @@ def _check_rows(data: Any, source: Source) -> None:
                 raise source.error(f"data.{name}", str(error)) from error
 
 
-def _settings(given: Any, path: str, source: ExperimentSource) -> Layer:
+def _settings(given: Any, path: str, source: Source) -> Layer:
     if given is None:
         return Layer({}, path)
     if not isinstance(given, Mapping):
@@ -293,7 +292,7 @@ def _settings(given: Any, path: str, source: ExperimentSource) -> Layer:
     return Layer(given, path)
 
 
-def _function(given: Any, path: str, source: ExperimentSource) -> Callable[..., Any] | None:
+def _function(given: Any, path: str, source: Source) -> Callable[..., Any] | None:
     if given is None:
         return None
     if not isinstance(given, str) or ":" not in given:
@@ -327,7 +326,7 @@ class FileArms:
         ConfigError: One of them cannot be made; the message says where it stands.
     """
 
-    def __init__(self, file: ExperimentFile, source: ExperimentSource) -> None:
+    def __init__(self, file: ExperimentFile, source: Source) -> None:
         self._file, self._source = file, source
         self._stage_names = file.stage_names()
         self._base = None if file.base is None else parse_training(file.base, BASE, source, besides=(STAGES,))

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.binding import bind
-from hookline._engine.collection import CallbackCollection, load_callbacks
+from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import HooklineError, OptionError
 from hookline._engine.functions import HOOK_FUNCTIONS
 from hookline._engine.moments import MOMENTS, Callback
 from hookline._engine.state import LogContext
 from hookline._engine.subscriber import Subscriber, configured
+from hookline.config.subscribers import load_callbacks
 
 logger = logging.getLogger("hookline")
 
@@ -152,10 +153,10 @@ def collected(subscribers: Iterable[Any], *, strict: bool = False) -> CallbackCo
 def _split_run_owners(shared: CallbackCollection, *, strict: bool) -> CallbackCollection:
     """Move the subscribers with moments of runs and of training into a collection of their own."""
     names = {
-        leaf.chain[0].name
-        for leaf in shared.leaves()
-        if not leaf.entry.bindings.keys().isdisjoint(RUN_MOMENTS)
-        and not leaf.entry.bindings.keys().isdisjoint(TRAINING_MOMENTS)
+        flat.chain[0].name
+        for flat in shared.flatten()
+        if not flat.registration.bindings.keys().isdisjoint(RUN_MOMENTS)
+        and not flat.registration.bindings.keys().isdisjoint(TRAINING_MOMENTS)
     }
     owners = CallbackCollection(strict=strict)
     if names:

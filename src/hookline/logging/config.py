@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import OptionError, closest
-from hookline.config.factories import checked_arguments
-from hookline.config.sources import Source, read_source
+from hookline._engine.factories import Source, checked_arguments
+from hookline.config.sources import read_source
 from hookline.logging.payloads import PREFIX, TOPICS, JsonFormatter
 
 DEFAULT: dict[str, Any] = {

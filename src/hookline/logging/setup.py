@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, RefusedError
+from hookline._engine.factories import Source
 from hookline._record import files, trust
 from hookline._record.delivery import SinkState
 from hookline._record.outbox import SETTINGS, TURN
-from hookline.config.sources import Source
 from hookline.logging import functions
 from hookline.logging.config import Plan, read_plan
 from hookline.logging.handlers import (

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from hookline._engine.errors import HooklineError, OptionError
-from hookline.config.sources import Entries
+from hookline._engine.factories import Entries
 
 if TYPE_CHECKING:
+    from hookline._engine.factories import Source
     from hookline._record.delivery import Pace, SinkState
     from hookline._record.delivery_manager import DeliveryManager, DeliveryProcess
     from hookline._record.sink import Sink
-    from hookline.config.sources import Source
 
 
 logger = logging.getLogger("hookline")

@@ -138,7 +138,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """The settings in a YAML, TOML or JSON file, with overrides such as ``"epochs=3"`` on top."""
-        from hookline.config.overrides import load_config
+        from hookline.config.structs import load_config
 
         return load_config(path, cls, overrides)
 

@@ -25,10 +25,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from hookline._engine.collection import CallbackCollection, load_callbacks
+from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import OptionError
 from hookline._engine.moments import Callback
 from hookline.callbacks.checkpoint import CheckpointCallback
+from hookline.config.subscribers import load_callbacks
 from hookline.loops.batches import is_data_set
 from hookline.loops.distributed import ProcessGroup
 from hookline.loops.session import all_callbacks

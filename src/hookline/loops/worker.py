@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, OptionError, UnknownNameError
 from hookline._engine.state import LogContext, LoopArtifacts
-from hookline.config.overrides import load_config
+from hookline.config.structs import load_config
 from hookline.loops.sft import prepare, read_rows, training_step
 from hookline.loops.sft.data import template_text
 from hookline.loops.sharded import whole_state

@@ -7,16 +7,8 @@ from inspect import get_annotations
 from typing import Any, Protocol
 
 from hookline._engine.errors import OptionError
-from hookline._engine.hooks import (
-    CheckpointHook,
-    CompositeHook,
-    Hook,
-    HookContext,
-    HookManager,
-    LoggingHook,
-    MetricsHook,
-    PeriodicHook,
-)
+from hookline._engine.hook_manager import CompositeHook, HookManager
+from hookline._engine.hooks import CheckpointHook, Hook, HookContext, LoggingHook, MetricsHook, PeriodicHook
 from hookline._engine.metrics import whole
 from hookline._engine.registry import register
 from hookline.rl.policies.base import PolicyError

@@ -22,11 +22,11 @@ from typing import Any
 from hookline._engine.background import SLOW_CALLS
 from hookline._engine.binding import is_async
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, RefusedError, UnknownNameError
+from hookline._engine.factories import import_object
 from hookline._engine.functions import require_two
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import Metrics
 from hookline._record.sink import Sink, import_path, register_sink
-from hookline.config.factories import import_object
 from hookline.sinks.output_files import Passed
 
 logger = logging.getLogger("hookline")

@@ -18,7 +18,8 @@ from test_subscribers import built_in
 
 import hookline as hl
 from hookline import callbacks
-from hookline._engine.hooks import CheckpointHook, CompositeHook, LoggingHook, MetricsHook
+from hookline._engine.hook_manager import CompositeHook
+from hookline._engine.hooks import CheckpointHook, LoggingHook, MetricsHook
 from hookline._record.reader import read
 from hookline._record.records import Event, Metrics, Sample, Status
 from hookline.rl.hooks import EvaluationHook

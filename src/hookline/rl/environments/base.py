@@ -27,9 +27,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import ConfigError, OptionError, UnknownNameError
+from hookline._engine.factories import Source, checked_arguments, import_class, split_entry
 from hookline._engine.registry import Registry
-from hookline.config.factories import checked_arguments, import_class
-from hookline.config.sources import Source
 from hookline.rl.types import Task
 
 logger = logging.getLogger("hookline")
@@ -100,22 +99,12 @@ def make_environment(given: Any) -> Environment:
     """
     if isinstance(given, Environment) and not isinstance(given, type | str | Mapping):
         return given
-    name: Any = None
-    arguments: Any = {}
-    if isinstance(given, str):
-        name = given
-    elif not isinstance(given, Mapping):
+    if not isinstance(given, str | Mapping):
         raise OptionError(
             f"{given!r:.200} is not an environment: give a name such as 'sorting', a mapping such as "
             "{'arithmetic': {'difficulty': 'easy'}}, or an object with name, sample() and score()."
         )
-    elif "use" in given and not set(given) - {"use", "with"}:
-        name, arguments = given["use"], given.get("with") or {}
-    elif len(given) == 1:
-        ((name, arguments),) = given.items()
-        arguments = {} if arguments is None else arguments
-    if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise OptionError(f"{dict(given)!r:.200} is not an environment: give {{name: {{setting: value}}}}.")
+    name, arguments = split_entry(given, "an environment")
     try:
         factory = import_class(name, ("sample", "score")) if ":" in name else ENVIRONMENTS.find(name)
     except UnknownNameError as error:

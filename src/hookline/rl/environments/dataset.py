@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import OptionError, UnknownNameError
-from hookline.config.factories import import_object
+from hookline._engine.factories import import_object
 from hookline.rl.environments.base import (
     HELD_OUT_SHARE,
     SOLVED,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import OptionError
-from hookline._engine.hooks import Hook, hooks_in
+from hookline._engine.hooks import Hook, as_hook_list
 from hookline._engine.state import LoopArtifacts
 from hookline.loops import distributed
 from hookline.rl.learner.config import RLConfig, worker_config
@@ -35,7 +35,7 @@ def train(
         overrides: Settings on top of those of the file, such as ``"train.max_steps=100"``.
     """
     config = _checked(config, overrides)
-    hooks = None if hooks is None else hooks_in(hooks)
+    hooks = None if hooks is None else as_hook_list(hooks)
     model, tokenizer = model_of(config, model, tokenizer)
     given = {"callbacks": callbacks, "custom_logger_fns": custom_logger_fns, "hook_fns": hook_fns}
     if config.executor == "ray":
@@ -74,7 +74,7 @@ def _checked(config: Any, overrides: Sequence[str]) -> RLConfig:
     if isinstance(overrides, str):
         raise OptionError(f"overrides={overrides!r}: give a list, [{overrides!r}].")
     if isinstance(config, str | Path):
-        from hookline.config.overrides import load_config
+        from hookline.config.structs import load_config
 
         return load_config(config, RLConfig, overrides)
     if not isinstance(config, RLConfig):

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookline._engine.errors import OptionError
-from hookline._engine.hooks import ASKED, Hook, HookContext, HookManager, HookValue, hooks_in
+from hookline._engine.hook_manager import RUN_HOOK, HookManager, HookValue
+from hookline._engine.hooks import Hook, HookContext, as_hook_list
 from hookline._engine.metrics import collect, copied
 from hookline._engine.rng import make as make_generator
 from hookline._engine.state import LoopArtifacts, ManifestRow
@@ -96,8 +97,8 @@ class RolloutWorker(Session):
         self.rollout: RolloutConfig = config.rollout
         self.curriculum = Curriculum(config.curriculum_config, config.seed)
         self.hooks = HookManager(strict=self.callbacks.strict)
-        self.hooks.roster.accept = lambda values: copied(collect((values,), {}, defer))
-        for hook in create_default_evaluation_hooks(config.curriculum_config) if hooks is None else hooks_in(hooks):
+        self.hooks.subscribers.accept = lambda values: copied(collect((values,), {}, defer))
+        for hook in create_default_evaluation_hooks(config.curriculum_config) if hooks is None else as_hook_list(hooks):
             self.hooks.register_hook(hook)
         self.index = index
         self.num_steps = config.max_steps
@@ -176,7 +177,7 @@ class RolloutWorker(Session):
         self._hooks_are_closed = True
         self._weights.warn_unused()
         try:
-            self.hooks.roster.close()
+            self.hooks.subscribers.close()
         finally:
             self._record_hook_results()
             self.commit_held_back()
@@ -411,12 +412,12 @@ class RolloutWorker(Session):
         rng = make_generator(self.rollout.hook_rng, self._seed("hooks"))
         context = HookContext(self, self.step, rng, self.lesson_id, metadata)
         self._logged.next_step()
-        self.hooks.roster.fire(ASKED)(context)
+        self.hooks.subscribers.fire(RUN_HOOK)(context)
         self._record_hook_results()
 
     def _record_hook_results(self) -> None:
         """Record the results of hooks, each at its own step, except values that the hooks logged themselves."""
-        values = self.hooks.roster.results.take()
+        values = self.hooks.subscribers.results.take()
         self.commit_held_back()  # first, because a hook on another thread logs before it returns
         rows: dict[int, dict[str, Any]] = {}
         for each in values:
@@ -431,9 +432,9 @@ class RolloutWorker(Session):
 
     def _open_hooks(self) -> None:
         self._hooks_are_closed = False
-        self.hooks.roster.health.on_failure = self.callbacks.health.on_failure
+        self.hooks.subscribers.health.on_failure = self.callbacks.health.on_failure
         if self.loop.hook_record is not None and self.loop.rank == 0:
-            self.loop.hook_record.follow(self.hooks.roster, moments=(ASKED,))
+            self.loop.hook_record.follow(self.hooks.subscribers, moments=(RUN_HOOK,))
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
         self._logged.add(step, metrics, axis)

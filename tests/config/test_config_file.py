@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookline._engine.errors import ConfigError
-from hookline.config.overrides import load_config, overridden, parse_overrides, read_config, to_struct
+from hookline._engine.factories import Source
+from hookline.config.layers import overridden, parse_overrides
+from hookline.config.sources import read_config
+from hookline.config.structs import load_config, to_struct
 
 
 class Precision(Enum):
@@ -189,7 +192,7 @@ def test_override_value_written_as_json_comes_back(value):
 
 @pytest.mark.parametrize("argument", ["epochs", "-epochs=3", "=3", "--", "--=3", "a..b=3", ".a=3", "---a=3"])
 def test_override_that_is_none_is_refused_with_the_forms(argument):
-    message = f"command line: {argument!r} is no override: give train.epochs=3 or --train.epochs 3."
+    message = f"command line: {argument!r} is not an override: give train.epochs=3 or --train.epochs 3."
     assert refusal(parse_overrides, [argument]) == message
 
 
@@ -291,7 +294,7 @@ def test_struct_unknown_key_at_any_depth_suggests_the_closest(tmp_path, text, me
         ("arms: {1: {}, b: {}}", "arms: keys [1, 'b'] were given, str is accepted for each."),
         ("layers: {}", "layers: {} was given, list is accepted."),
         ("window: {low: 11}", "window: `low`=11 is above `high`=10: give less."),
-        ("output_dir: 3", "output_dir: 3 was given, Path is accepted."),
+        ("output_dir: 3", "output_dir: 3 was given, Path | null is accepted."),
     ],
 )
 def test_struct_value_that_does_not_fit_says_what_is_accepted(tmp_path, text, message):
@@ -328,7 +331,8 @@ def test_struct_from_values_names_the_source_that_is_given():
         message
         == "train.toml: name: 1.5 was given, str is accepted. Put it in quotes to give text (in a shell: '\"...\"')."
     )
-    message = refusal(to_struct, {"name": True}, Config, source="train.toml", overridden=["name"])
+    source = Source({}, "train.toml", overridden=["name"])
+    message = refusal(to_struct, {"name": True}, Config, source=source)
     assert message.startswith("command line: name: True was given")
 
 
