@@ -95,7 +95,7 @@ def test_trainer_config_rules_of_checkpoints_have_the_defaults_of_the_callback()
         ("name", 3, "str"),
         ("output_dir", 3, "str"),
         ("seed", "a", "int"),
-        ("checkpoint", "best", "object"),
+        ("checkpoint", "best", "mapping"),
     ],
 )
 def test_trainer_config_of_a_wrong_value_is_an_error_that_names_it(name, value, accepted):
@@ -109,7 +109,7 @@ def test_trainer_config_of_a_wrong_value_is_an_error_that_names_it(name, value, 
     ("name", "value", "choices"),
     [
         ("precision", "fp8", "'fp32', 'bf16', 'fp16'"),
-        ("optimizer", "lion", "'adamw', 'adam', 'sgd'"),
+        ("optimizer", "lion", "'adamw', 'adam', 'sgd', null"),
         ("schedule", "linaer", "'constant', 'linear', 'cosine'"),
         ("nan_loss", 1, "'error', 'pass'"),
     ],
@@ -241,7 +241,7 @@ def test_trainer_config_of_callbacks_that_do_not_fit_is_an_error_before_training
     ("rules", "message"),
     [
         ({"monitr": "val/loss"}, "monitr: unknown key. Did you mean 'monitor'?"),
-        ({"mode": "mini"}, "mode: 'mini' was given, one of 'min', 'max' is accepted."),
+        ({"mode": "mini"}, "mode: 'mini' was given, one of 'min', 'max', null is accepted."),
         ({"save_top_k": "x"}, "save_top_k: 'x' was given, int is accepted."),
     ],
 )
@@ -254,7 +254,7 @@ def test_trainer_config_in_python_says_what_is_wrong_inside_its_rules(rules, mes
 def test_trainer_config_of_text_for_a_list_says_that_a_list_is_expected():
     with pytest.raises(OptionError) as caught:
         hl.TrainerConfig(tags="mine")
-    assert str(caught.value) == "TrainerConfig(tags='mine'): list is accepted."
+    assert str(caught.value) == "TrainerConfig(tags='mine'): give list."
 
 
 @pytest.mark.parametrize(

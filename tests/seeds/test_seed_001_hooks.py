@@ -215,7 +215,7 @@ def test_hook_manager_failing_hook_is_isolated_and_the_others_results_are_kept(c
 
     worker = Worker(MetricsHook(1, fail), MetricsHook(1, lambda context: {"step": context.step}), strict=False)
     assert worker.run(5) == [(step, {"step": step}) for step in range(1, 6)]
-    assert "metrics_hook failed at asked, step 1: RuntimeError: no reward server" in caplog.text
+    assert "metrics_hook failed at run_hook, step 1: RuntimeError: no reward server" in caplog.text
     assert "metrics_hook is DISABLED" in caplog.text
 
 

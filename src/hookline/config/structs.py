@@ -72,7 +72,7 @@ class CheckedStruct(msgspec.Struct, forbid_unknown_fields=True, metaclass=_Names
             def error(
                 parts: Parts, message: str, name: str = name, value: Any = value, kind: Any = kind
             ) -> OptionError:
-                problem = f"{join_path(parts)}: {message}" if parts else f"{describe(kind)} is accepted."
+                problem = f"{join_path(parts)}: {message}" if parts else f"give {describe(kind)}."
                 return OptionError(f"{type(self).__name__}({name}={value!r}): {problem}")
 
             setattr(self, name, convert(value, kind, error))
