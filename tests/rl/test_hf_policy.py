@@ -283,7 +283,7 @@ def test_empty_prompt_without_bos_begins_with_eos_and_without_both_is_an_error()
     [[completion]] = policy.generate([""], 1, Sampling(max_tokens=3))
     assert completion.prompt_ids == [bare.eos_token_id]
     bare.eos_token = None
-    with pytest.raises(OptionError, match="An empty prompt has no token to begin with.*neither BOS nor EOS"):
+    with pytest.raises(OptionError, match="An empty prompt has no first token.*neither BOS nor EOS"):
         policy.generate([""], 1, Sampling())
 
 

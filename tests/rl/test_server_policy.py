@@ -177,7 +177,7 @@ def test_answer_with_choices_out_of_order_is_put_in_order(server, connect):
         (Reply(body=b"<html>"), "JSON is malformed.*'<html>'"),
         (Reply(body=b""), "Input data was truncated"),
         (Reply(body={"id": 1}), "missing required field `choices`"),
-        (answer(choice(0, "x")), "2 completions were asked for, and 1 came"),
+        (answer(choice(0, "x")), "2 completions were requested, and 1 received"),
         (answer(choice(0, "x"), choice(1, 5)), r"Expected `str`, got `int` - at `\$.choices\[1\].text`"),
         (
             answer(choice(0, "x"), choice(1, "y", logprobs={"token_logprobs": [None]})),
@@ -189,9 +189,9 @@ def test_answer_with_choices_out_of_order_is_put_in_order(server, connect):
         ),
     ],
 )
-def test_answer_that_is_none_is_an_error_at_once(server, connect, reply, message):
+def test_server_policy_invalid_answer_raises_at_once(server, connect, reply, message):
     server.respond, time = lambda body: reply, Time()
-    with pytest.raises(PolicyError, match=f"{server.url}/v1/completions does not answer as .* {message}.*Check url="):
+    with pytest.raises(PolicyError, match=f"{server.url}/v1/completions does not answer like .* {message}.*Check url="):
         connect(time).generate(["a"], 2, Sampling())
     assert (time.waits, len(server.requests)) == ([], 1)
 
@@ -203,19 +203,19 @@ def test_answer_that_is_none_is_an_error_at_once(server, connect, reply, message
         (404, {"object": "error", "message": "no such model"}, "404 .*'no such model'.*Check url= and model="),
         (401, {"error": "Unauthorized"}, "401 .*'Unauthorized'.*Give the right api_key="),
         (403, b"nope", "403 .*'nope'.*Give the right api_key="),
-        (400, {"detail": "unknown field return_token_ids"}, "400 .*unknown field.*wants token_ids=False"),
+        (400, {"detail": "unknown field return_token_ids"}, "400 .*unknown field.*give token_ids=False"),
         (422, {"detail": [{"msg": "bad"}]}, "422 .*bad"),
         (307, b"", "307 .*Check url="),
     ],
 )
-def test_refusal_is_an_error_at_once_with_what_the_server_says(server, connect, code, body, message):
+def test_server_policy_refusal_raises_at_once_with_the_servers_message(server, connect, code, body, message):
     server.respond, time = lambda request: Reply(code, body), Time()
     with pytest.raises(RefusedError, match=f"{server.url}/v1/completions answers {message}"):
         connect(time, connections=1).generate(["a", "b"], 1, Sampling())
     assert time.waits == []
 
 
-def test_server_that_is_down_for_a_while_is_waited_for_and_said_so_once(server, connect, caplog):
+def test_server_policy_waits_for_a_server_that_is_down_and_warns_once(server, connect, caplog):
     server.stop()
     time = Time(wait_3=server.listen)
     with caplog.at_level(logging.INFO, "hookline"):
@@ -224,14 +224,14 @@ def test_server_that_is_down_for_a_while_is_waited_for_and_said_so_once(server, 
     assert time.waits == [1.0, 2.0, 4.0]
     down, back = (record.getMessage() for record in caplog.records if record.name == "hookline")
     assert down.startswith(f"No answer from {server.url}/v1/completions (ConnectError")
-    assert down.endswith("asking again for up to 600 s.")
+    assert down.endswith("retrying for up to 600 s.")
     assert back == f"{server.url}/v1/completions answers again, after 7 s."
 
 
-def test_server_that_stays_down_is_given_up_with_its_address_and_what_to_do(server, connect):
+def test_server_policy_gives_up_on_a_server_that_stays_down(server, connect):
     server.stop()
     time = Time()
-    message = f"No answer from {server.url}/v1/completions for 100 s: ConnectError.*Start the server, or check url="
+    message = f"No answer from {server.url}/v1/completions for 100 s: ConnectError.*Start the server, check url="
     with pytest.raises(PolicyError, match=message):
         connect(time, patience_seconds=100).generate(["a"], 1, Sampling())
     assert time.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 9.0]
@@ -344,7 +344,7 @@ def test_url_that_is_none_is_an_error(url):
 
 
 def test_url_with_a_password_is_an_error_that_does_not_show_it():
-    with pytest.raises(OptionError, match="with a password. Give it as api_key=") as caught:
+    with pytest.raises(OptionError, match="contains a password. Give it as api_key=") as caught:
         ServerPolicy("http://me:hidden@host", "tiny")
     assert "hidden" not in str(caught.value)
 
@@ -385,9 +385,9 @@ def test_httpx_missing_is_an_error_with_the_command(monkeypatch):
         ServerPolicy("http://localhost", "tiny")
 
 
-def test_load_weights_without_a_way_is_an_error_that_says_what_to_give(server, connect):
+def test_server_policy_load_weights_without_update_raises(server, connect):
     policy = connect()
-    with pytest.raises(OptionError, match=r"cannot be given weights.*update=function"):
+    with pytest.raises(OptionError, match=r"cannot load weights.*update=function"):
         policy.load_weights(1, {})
     assert policy.version == 0
 

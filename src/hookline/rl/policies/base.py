@@ -1,17 +1,16 @@
-"""`Policy`: what writes completions for prompts, wherever its model runs.
+"""`Policy`: the protocol of objects that generate completions, and what implementations share.
 
-`StopTexts`: notices, token by token, that a completion has come to a text that ends it.
-
-A stop text may lie anywhere across tokens, and in bytes of a character that several tokens make. It is looked for in
-the last tokens only, and only after a token that can complete one: a long completion costs no more than a short one.
+`StopTexts` detects stop texts while tokens are generated. A stop text may begin and end anywhere within tokens, and a
+character may span several tokens. Only the last tokens are searched, and only after a token that can complete a stop
+text, so the cost per token does not grow with the length of the completion.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import HooklineError, OptionError
-from hookline._engine.metrics import whole
 from hookline.rl.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -19,45 +18,43 @@ if TYPE_CHECKING:
 
 
 class PolicyError(HooklineError, RuntimeError):
-    """A policy that cannot write completions: its server does not answer, or not as it should."""
+    """A policy cannot generate completions: its server does not answer, or answers incorrectly."""
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Writes completions, and takes new weights.
+    """Generates completions, and loads new weights.
 
-    With a `Sampling.seed` the same prompts get the same completions again, and no random state but the policy's own
-    is used: whoever evaluates between two rollouts does not change the second.
+    With a `Sampling.seed`, the same prompts get the same completions. Generation uses no global random state, so an
+    evaluation between two rollouts does not change the second.
     """
 
     @property
     def version(self) -> int:
-        """That of the weights, 0 until some were loaded."""
+        """The version of the weights; 0 until weights are loaded."""
         ...
 
     def generate(self, prompts: Sequence[str], n: int, sampling: Sampling) -> list[list[Completion]]:
-        """``n`` completions for each prompt, in the order of the prompts.
+        """Generate ``n`` completions for each prompt, in the order of the prompts.
 
         Raises:
             OptionError: A prompt or ``n`` is not accepted.
-            PolicyError: There is no answer.
+            PolicyError: Generation failed.
         """
         ...
 
     def load_weights(self, version: int, weights: "Mapping[str, torch.Tensor]") -> None:
-        """Write with these weights from now on: all of them, or, with an error, those of before."""
+        """Use these weights from now on; after an error, the previous weights stay in use."""
         ...
 
 
 def check_request(prompts: Sequence[str], n: int) -> list[str]:
-    """The prompts of a request.
+    """Return the prompts of a request as a list.
 
     Raises:
-        OptionError: They are not texts, or there is nothing to do for each.
+        OptionError: The prompts are not texts, or ``n`` is less than 1.
     """
-    number = whole(n)
-    if number is None or number < 1:
-        raise OptionError(f"n={n!r}: give a whole number of at least 1, the completions for each prompt.")
+    require_integer("n", n)
     if isinstance(prompts, str):
         raise OptionError(f"prompts={prompts[:60]!r}: give a list of texts; for one prompt, a list with it.")
     for index, prompt in enumerate(prompts):
@@ -68,64 +65,51 @@ def check_request(prompts: Sequence[str], n: int) -> list[str]:
     return list(prompts)
 
 
-def check_version(version: Any) -> int:
-    """A version of weights.
-
-    Raises:
-        OptionError: It is no whole number of at least 0.
-    """
-    number = whole(version)
-    if number is None or number < 0:
-        raise OptionError(f"version={version!r}: give a whole number of at least 0.")
-    return number
-
-
 def derived_seed(seed: int, index: int) -> int:
-    """A seed for one prompt of a request: 31 bits, unrelated to those of its neighbours."""
+    """Return a seed for one prompt of a request: 31 bits, unrelated to the seeds of other prompts."""
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-CONTEXT = 4
-"""Tokens before those that can hold a stop text: decoders treat the first of a text differently."""
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+CONTEXT_TOKENS = 4
+"""Tokens decoded before those that can contain a stop text: decoders treat the first token of a text differently."""
 
 
 class StopTexts:
-    """The texts that end a completion.
+    """Detects the texts that end a completion.
 
     Args:
-        texts: What ends it.
-        decode: Tokens to text.
+        texts: The stop texts.
+        decode: Decodes tokens to text.
     """
 
     def __init__(self, texts: Sequence[str], decode: Callable[[list[int]], str]) -> None:
         self._texts = tuple(texts)
         self._decode = decode
         self._last = frozenset(text[-1] for text in texts)
-        self._window = CONTEXT + max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
+        self._window = CONTEXT_TOKENS + max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
         self._completes: dict[int, bool] = {}
 
     def reached(self, tokens: list[int]) -> bool:
-        """Whether the last token completes one of the texts."""
-        if not self._texts or not self._can_complete(tokens[-1]):
+        """Return whether the last token completes a stop text."""
+        if not self._texts:
+            return False
+        can_complete = self._completes.get(tokens[-1])
+        if can_complete is None:
+            can_complete = self._completes[tokens[-1]] = self._may_complete(self._decode([tokens[-1]]))
+        if not can_complete:
             return False
         tail = self._decode(tokens[-self._window :])
         return any(text in tail for text in self._texts)
 
     def cut(self, text: str) -> str:
-        """A text up to the first stop text in it."""
-        found = [place for place in (text.find(stop) for stop in self._texts) if place >= 0]
+        """Return a text up to the first stop text."""
+        found = [position for position in (text.find(stop) for stop in self._texts) if position >= 0]
         return text[: min(found)] if found else text
 
-    def _can_complete(self, token: int) -> bool:
-        known = self._completes.get(token)
-        if known is None:
-            known = self._completes[token] = self._may_hold_an_end(self._decode([token]))
-        return known
-
-    def _may_hold_an_end(self, piece: str) -> bool:
-        # A space comes and goes where a token is decoded alone, and bytes of a character show only in company.
-        if not piece or UNFINISHED in piece or " " in self._last:
+    def _may_complete(self, piece: str) -> bool:
+        # Decoding a token alone may add or drop a space, and cannot show a character that spans several tokens.
+        if not piece or INCOMPLETE in piece or " " in self._last:
             return True
         return not self._last.isdisjoint(piece)

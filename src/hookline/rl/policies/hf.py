@@ -1,9 +1,11 @@
-"""`HFPolicy`: completions from a Hugging Face causal language model, in this process.
+"""`HFPolicy`: generates completions with a Hugging Face causal language model in this process.
 
-The tokens are sampled by `Decoding` rather than by ``model.generate``, which draws from the global random state and
-takes 1.6 times as long for a small model. What a prompt gets depends on the weights, the seed and its place among the
-prompts, not on the batch it is in; no global random state is read or changed. Dropout is off while it writes, and
-every module is left in the mode that it was in.
+The completions of a prompt depend on the weights, the seed and the prompt's index, not on the batch it is in; no global
+random state is read or changed. Dropout is off while it generates, and every module keeps its mode.
+
+`Decoder` samples the tokens rather than ``model.generate``, which draws from the global random state, returns no
+log-probabilities of the sampled distribution without keeping the scores of every step, and takes 1.6 times as long for
+a small model.
 """
 
 import inspect
@@ -11,11 +13,12 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import MissingExtraError, OptionError
 from hookline.loops.backends import check_device
 from hookline.loops.training_step import set_to_evaluate
-from hookline.rl.policies.base import StopTexts, check_request, check_version, derived_seed
-from hookline.rl.policies.decoding import Decoding, Row, Rules, device_of
+from hookline.rl.policies.base import StopTexts, check_request, derived_seed
+from hookline.rl.policies.decoding import Decoder, Row, StopCriteria, device_of
 from hookline.rl.types import Completion, Sampling
 
 try:
@@ -26,24 +29,23 @@ except ImportError as error:
 
 
 class HFPolicy:
-    """Writes with a model of transformers.
+    """Generates with a model of transformers.
 
-    The model may be the one that is being trained: then it always writes with the newest weights, and `load_weights`
-    only notes the version.
+    The model may be the one that is being trained: then it always has the newest weights, and `load_weights` only sets
+    the version.
 
     Args:
         model: A causal language model.
-        tokenizer: Its tokenizer. A prompt that brings its own BOS gets no second one.
-        batch_size: The most completions written at the same time.
-        device: Where to move the model; without one it stays where it is.
+        tokenizer: Its tokenizer. A prompt that begins with BOS gets no second one.
+        batch_size: The largest number of completions generated at the same time.
+        device: Where to move the model; None leaves it where it is.
     """
 
     exact_logprobs = True
-    """A learner with the same weights and no dropout computes the same log-probabilities, but for rounding."""
+    """A learner with the same weights and no dropout computes the same log-probabilities, up to rounding."""
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_size: int = 256, device: str | None = None) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise OptionError(f"batch_size={batch_size!r}: give a whole number of at least 1.")
+        require_integer("batch_size", batch_size)
         self.model = model if device is None else model.to(check_device(device))
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -52,16 +54,16 @@ class HFPolicy:
 
     @property
     def version(self) -> int:
-        """That of the weights, 0 until some were loaded."""
+        """The version of the weights; 0 until weights are loaded."""
         return self._version
 
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model.
 
         Raises:
-            OptionError: Names or shapes are not those of the model; nothing is copied then.
+            OptionError: Names or shapes do not match the model; nothing is copied.
         """
-        check_version(version)
+        require_integer("version", version, minimum=0)
         own = self.model.state_dict()
         _check_weights(own, weights)
         with torch.no_grad():
@@ -70,38 +72,36 @@ class HFPolicy:
         self._version = version
 
     def generate(self, prompts: Sequence[str], n: int, sampling: Sampling) -> list[list[Completion]]:
-        """``n`` completions for each prompt; at temperature 0 they are the same.
+        """Generate ``n`` completions for each prompt; at temperature 0 they are equal.
 
-        A completion also ends where the model has no more positions.
+        A completion also ends at the last position of the model.
 
         Raises:
-            OptionError: A prompt leaves no room for a token.
-            PolicyError: The model gives NaN.
+            OptionError: A prompt is too long for a completion.
+            PolicyError: The model returns NaN.
         """
         encoded = self._encode(check_request(prompts, n))
-        rules = Rules(sampling, self._ends(sampling), StopTexts(sampling.stop, self._text), self._positions())
+        criteria = StopCriteria(
+            sampling, self._end_tokens(sampling), StopTexts(sampling.stop, self._decode), self._positions()
+        )
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         distinct = n if sampling.temperature else 1
-        written: list[list[Completion]] = [[] for _ in encoded]
+        groups: list[list[Completion]] = [[] for _ in encoded]
         with torch.no_grad(), set_to_evaluate(self.model):
-            for places, copies in self._batches(encoded, distinct):
-                noise = self._noise(seed, places, copies, rules.longest) if sampling.temperature else None
-                decoding = Decoding(
-                    self.model,
-                    self._accepted,
-                    [encoded[place] for place in places],
-                    filler=self.tokenizer.pad_token_id or 0,
-                )
-                completions = self._completions(decoding.write(len(copies), noise, rules))
-                for number, place in enumerate(places):
-                    written[place] += completions[number * len(copies) : (number + 1) * len(copies)]
-        return [group * (n // distinct) for group in written]
+            for indices, copies in self._batches(encoded, distinct):
+                noise = self._noise(seed, indices, copies, criteria.max_tokens) if sampling.temperature else None
+                batch = [encoded[index] for index in indices]
+                decoder = Decoder(self.model, self._accepted, batch, pad_id=self.tokenizer.pad_token_id or 0)
+                completions = self._completions(decoder.generate(len(copies), noise, criteria))
+                for number, index in enumerate(indices):
+                    groups[index] += completions[number * len(copies) : (number + 1) * len(copies)]
+        return [group * (n // distinct) for group in groups]
 
     def _encode(self, prompts: list[str]) -> list[list[int]]:
         if not prompts:
             return []
         positions = self._positions()
-        encoded = [self._begun(ids) for ids in self.tokenizer(prompts)["input_ids"]]
+        encoded = [self._with_first_token(ids) for ids in self.tokenizer(prompts)["input_ids"]]
         for index, ids in enumerate(encoded):
             if positions is not None and len(ids) >= positions:
                 raise OptionError(
@@ -110,7 +110,7 @@ class HFPolicy:
                 )
         return encoded
 
-    def _begun(self, ids: list[int]) -> list[int]:
+    def _with_first_token(self, ids: list[int]) -> list[int]:
         bos = self.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             return ids[1:]
@@ -118,7 +118,7 @@ class HFPolicy:
             return ids
         first = bos if bos is not None else self.tokenizer.eos_token_id
         if first is None:
-            raise OptionError("An empty prompt has no token to begin with: the tokenizer has neither BOS nor EOS.")
+            raise OptionError("An empty prompt has no first token: the tokenizer has neither BOS nor EOS.")
         return [first]
 
     def _positions(self) -> int | None:
@@ -126,27 +126,27 @@ class HFPolicy:
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         return getattr(config, "max_position_embeddings", None)
 
-    def _ends(self, sampling: Sampling) -> frozenset[int]:
-        """Tokens that end a completion: those of the model and the tokenizer, and special ones among the stop texts."""
-        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        ends = {*(named if isinstance(named, list) else [named]), self.tokenizer.eos_token_id}
+    def _end_tokens(self, sampling: Sampling) -> frozenset[int]:
+        """Return the end tokens of the model and the tokenizer, and stop texts that are special tokens."""
+        configured = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ends = {*(configured if isinstance(configured, list) else [configured]), self.tokenizer.eos_token_id}
         special = [text for text in sampling.stop if text in self.tokenizer.all_special_tokens]
         return frozenset((ends | set(self.tokenizer.convert_tokens_to_ids(special))) - {None})
 
     def _batches(self, encoded: list[list[int]], n: int) -> Iterator[tuple[list[int], range]]:
-        """The places of prompts and which of their completions to write; prompts of like lengths go together."""
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
+        """Yield indices of prompts and ranges of their completions; prompts of similar lengths share a batch."""
+        order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
         size = max(1, self.batch_size // n)
         for start in range(0, len(order), size):
             for first in range(0, n, self.batch_size):
                 yield order[start : start + size], range(first, min(n, first + self.batch_size))
 
-    def _noise(self, seed: int, places: list[int], copies: range, longest: int) -> Tensor:
-        """A number from 0 to 1 for each token of each row: made on the CPU, so the same for every device."""
+    def _noise(self, seed: int, indices: list[int], copies: range, length: int) -> Tensor:
+        """Return a number from 0 to 1 for each token of each row, made on the CPU: equal for every device."""
         generator = torch.Generator()
         drawn = [
-            torch.rand(copies.stop, longest, generator=generator.manual_seed(derived_seed(seed, place)))[copies.start :]
-            for place in places
+            torch.rand(copies.stop, length, generator=generator.manual_seed(derived_seed(seed, index)))[copies.start :]
+            for index in indices
         ]
         return torch.cat(drawn).to(device_of(self.model))
 
@@ -156,15 +156,15 @@ class HFPolicy:
         )
         return [row.completion(text) for row, text in zip(rows, texts, strict=True)]
 
-    def _text(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    faults = [_fault(name, own, tensor) for name, tensor in weights.items()]
-    given = {own[name].data_ptr() for name in weights if name in own}  # a tied weight goes by several names
-    faults += [f"{name!r} is missing" for name, tensor in own.items() if tensor.data_ptr() not in given]
-    wrong = [fault for fault in faults if fault]
+    problems = [_weight_problem(name, own, tensor) for name, tensor in weights.items()]
+    given = {own[name].data_ptr() for name in weights if name in own}  # a tied weight has several names
+    problems += [f"{name!r} is missing" for name, tensor in own.items() if tensor.data_ptr() not in given]
+    wrong = [problem for problem in problems if problem]
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise OptionError(
@@ -173,7 +173,7 @@ def _check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
         )
 
 
-def _fault(name: str, own: Mapping[str, Tensor], tensor: Any) -> str:
+def _weight_problem(name: str, own: Mapping[str, Tensor], tensor: Any) -> str:
     if name not in own:
         return f"{name!r} is not in it"
     if not isinstance(tensor, Tensor):
