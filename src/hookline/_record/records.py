@@ -1,13 +1,13 @@
-"""The record types: what one line of a journal can be.
+"""The record types, and their encoding as lines of a journal.
 
-A record is one JSON object with a ``kind``. JSON has no NaN: floats that are not finite are written
-as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` and come back as floats from every
-reader; a metric whose value is one of these three strings comes back as a float, too.
+A record is one JSON object with a ``kind``. JSON has no NaN: floats that are not finite are written as the strings
+``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, and every reader returns them as floats. So does a metric whose value was
+one of these strings.
 
-A journal puts two more fields at the end of each line, and the line stays one JSON object:
-``{"kind":"metrics",...,"#":12,"crc":"3a20035f"}``. ``#`` is the number of the line among those of its writer, from zero
-and through all its files; ``crc`` is the CRC-32 of the line without the two fields, begun with the number, so that it
-covers both. `decode` checks it. Lines of version 0.1 have neither and are read as they are.
+A journal adds two fields to the end of each line, which stays one JSON object:
+``{"kind":"metrics",...,"#":12,"crc":"3a20035f"}``. ``#`` numbers the lines of a writer from zero, through all of its
+files. ``crc`` is the CRC-32 of the line without the two fields, seeded with the number, so it covers both. `decode`
+checks it. Lines of version 0.1 have neither field and are read without a check.
 """
 
 import math
@@ -20,7 +20,7 @@ import msgspec
 
 
 class Record(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
-    """What all records have: when it was written, in seconds since 1970."""
+    """The fields of all records: when it was written, in seconds since 1970."""
 
     time: float = 0.0
 
@@ -34,7 +34,7 @@ class Metrics(Record, tag="metrics"):
 
 
 class Sample(Record, tag="sample"):
-    """One completion: what was asked, what came, how it was rewarded."""
+    """One completion of a model: the prompt, the output and its rewards."""
 
     step: int
     prompt: str = ""
@@ -53,7 +53,7 @@ class Sample(Record, tag="sample"):
 
 
 class Rewards(Record, tag="rewards"):
-    """The values that one reward function gave."""
+    """The values of one reward function for a batch."""
 
     step: int
     name: str
@@ -62,7 +62,7 @@ class Rewards(Record, tag="rewards"):
 
 
 class Status(Record, tag="status"):
-    """Where a run is: a word (``running``, ``finished``, ``failed``, ...), and what goes with it."""
+    """The status of a run (``running``, ``finished``, ``failed``, ...) with a message and data."""
 
     status: str
     message: str = ""
@@ -87,62 +87,64 @@ class LogLine(Record, tag="log"):
     step: int | None = None
 
 
-HOOKS_PLAN, HOOKS_COST = "hooks_plan", "hooks_cost"
-"""The events that say in which order subscribers run, and what each has cost when the run ends."""
-RUN_RESULT = "run_result"
-"""The event that says what a run of an experiment came to, before it says how it ended."""
-HYPERPARAMETERS = "hyperparameters"
-"""The event that says which settings were added to the configuration of a run after it had begun."""
-SUMMARY = "summary"
-"""The event that says what a user put into the summary of a run."""
-NOTES = "notes"
-"""The event that says that the notes of a run were changed."""
-DESCRIPTION = frozenset({HYPERPARAMETERS, SUMMARY, NOTES})
-"""Events that say that ``run.json`` was changed."""
-BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY, NOTES})
-"""Events for the store and the page: sinks that tell people what happens leave them out."""
-
 AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine
 
+HOOKS_PLAN, HOOKS_COST = "hooks_plan", "hooks_cost"
+"""Events with the order of subscribers, and with the cost of each at the end of the run."""
+RUN_RESULT = "run_result"
+"""The event with the result of an experiment's run, recorded before its final status."""
+HYPERPARAMETERS = "hyperparameters"
+"""The event with settings that were added to a run's configuration after it started."""
+SUMMARY = "summary"
+"""The event with values that the user put into a run's summary."""
+NOTES = "notes"
+"""The event for a change of a run's notes."""
+DESCRIPTION = frozenset({HYPERPARAMETERS, SUMMARY, NOTES})
+"""Events that mean that ``run.json`` was changed."""
+BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY, NOTES})
+"""Events for the store and the page; sinks that report progress to people leave them out."""
+
 MAX_DEPTH = 100
-"""How many levels deep a record may be nested: deeper than that it could end whoever works through it."""
-_DEEPEST_VALUE = 90
-_MOST_BITS = 10_000
-"""Of a whole number: its digits could not be read back."""
-
-_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_PLAIN = frozenset({str, dict, list}).isdisjoint
-"""Whether values of some types can be neither a name nor hold one: nearly always, and it is quick to see."""
-_decoder = msgspec.json.Decoder(AnyRecord)
-
+"""How deeply a record may be nested: deeper ones could exhaust the stack of a program that walks them."""
+_MAX_VALUE_DEPTH = 90
+_MAX_INTEGER_BITS = 10_000
+"""Python refuses to parse integers with more digits than about this."""
 
 SEAL = b',"#":%d,"crc":"%x"}'
-"""What a line of a journal has in place of its closing brace: its number, the checksum, the closing brace."""
+"""Replaces the closing brace of a journal's line: its number, its checksum, the closing brace."""
 _SEAL = re.compile(rb',"#":(\d{1,20}),"crc":"([0-9a-f]{1,8})"\}\Z')
-_SPOILED_SEAL = re.compile(rb',"#":\d{1,20}.{1,18}\Z|,"crc":"[0-9a-f]{1,8}"\}\Z', re.DOTALL)
-"""A seal of which a byte changed: without this, such a line would be taken for one of version 0.1."""
-_SEAL_BYTES = 45
-"""More than the longest seal has."""
+_DAMAGED_SEAL = re.compile(rb',"#":\d{1,20}.{1,18}\Z|,"crc":"[0-9a-f]{1,8}"\}\Z', re.DOTALL)
+"""A seal with a changed byte. Without this pattern, such a line would count as one of version 0.1."""
+_MAX_SEAL_BYTES = 45
 
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NEED_NO_PARSING = frozenset({str, dict, list}).isdisjoint
+"""Whether values of these types neither are nor contain a non-finite name: nearly always, and cheap to check."""
+
+_decoder = msgspec.json.Decoder(AnyRecord)
 encode: Callable[[Record], bytes] = msgspec.json.Encoder().encode
-"""A record as one line of JSON, without the newline. Never fails on a value that `clean` has seen."""
+"""Encode a record as one line of JSON without the newline. Never fails on values that went through `clean`."""
+
+
+class DamagedLineError(msgspec.DecodeError):
+    """A line does not have the bytes that were written."""
 
 
 def seal_line(line: bytes, number: int) -> bytes:
-    """A line with its number and its checksum; `Journal.append` does the same without a call."""
+    """Add the number and the checksum to a line; `Journal.append` does the same without a call."""
     return line[:-1] + SEAL % (number, zlib.crc32(line, number))
 
 
 def line_number(line: bytes) -> int | None:
-    """The number of a journal's line, once its checksum is known to be right; None for a line of version 0.1.
+    """Check a journal's line and return its number; None for a line of version 0.1.
 
     Raises:
         DamagedLineError: Bytes of the line changed since it was written.
     """
-    start = max(0, len(line) - _SEAL_BYTES)
+    start = max(0, len(line) - _MAX_SEAL_BYTES)
     seal = _SEAL.search(line, start)
     if seal is None:
-        if _SPOILED_SEAL.search(line, start):
+        if _DAMAGED_SEAL.search(line, start):
             raise DamagedLineError("its checksum is spoiled")
         return None
     number = int(seal[1])
@@ -151,49 +153,44 @@ def line_number(line: bytes) -> int | None:
     return number
 
 
-class DamagedLineError(msgspec.DecodeError):
-    """A line does not have the bytes that were written."""
-
-
 def decode(line: bytes) -> AnyRecord:
-    """The record in a line.
+    """Return the record in a line.
 
     Raises:
-        msgspec.DecodeError: The line is no record: damaged, no JSON, not in UTF-8, nested too deeply, or of another
+        msgspec.DecodeError: The line is not a record: damaged, not JSON, not UTF-8, nested too deeply, or of another
             shape.
     """
     return decode_numbered(line)[1]
 
 
 def decode_numbered(line: bytes) -> tuple[int | None, AnyRecord]:
-    """The number of a journal's line and the record in it, as `line_number` and `decode` give them."""
+    """Return the number of a journal's line, as `line_number` does, and the record in it."""
     number = line_number(line)
     try:
         record: AnyRecord = _decoder.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
+    # Brackets in texts count as well: the exact check is slow, and this rules it out for nearly every line.
     if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_too_deep(msgspec.json.decode(line)):
         raise msgspec.DecodeError(f"It is nested more than {MAX_DEPTH} levels deep.")
     match record:
         case Metrics():
-            _restore(record.values)
+            _parse_items(record.values)
         case Sample():
-            _restore(record.rewards)
-            _restore(record.extra)
+            _parse_items(record.rewards)
+            _parse_items(record.extra)
             record.total, record.advantage = parse_nonfinite(record.total), parse_nonfinite(record.advantage)
         case Rewards():
-            _restore_list(record.values)
+            _parse_items(record.values)
         case Status() | Event():
-            _restore(record.data)
-        case LogLine():
-            pass
+            _parse_items(record.data)
     return number, record
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether a value of JSON is nested more than `DEEPEST` levels deep."""
+    """Return whether a JSON value is nested more than `MAX_DEPTH` levels deep."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH):  # level by level: recursion is what this protects from
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [item for items in inner for item in items]
         if not level:
@@ -202,47 +199,40 @@ def is_too_deep(value: Any) -> bool:
 
 
 def parse_nonfinite(value: Any) -> Any:
-    """The float that one of the three names stands for; anything else as it is."""
-    return _NAMES.get(value, value) if isinstance(value, str) else value
+    """Return the float that ``"NaN"``, ``"Infinity"`` or ``"-Infinity"`` stands for; any other value unchanged."""
+    return _NONFINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _restore(values: dict[str, Any]) -> None:
-    if not _PLAIN(map(type, values.values())):
-        _restore_items(values, values.items())
-
-
-def _restore_list(values: list[Any]) -> None:
-    if not _PLAIN(map(type, values)):
-        _restore_items(values, enumerate(values))
-
-
-def _restore_items(values: Any, items: Iterable[tuple[Any, Any]]) -> None:
+def _parse_items(values: dict[str, Any] | list[Any]) -> None:
+    """Parse non-finite names in place, at any depth."""
+    is_dict = isinstance(values, dict)
+    if _NEED_NO_PARSING(map(type, values.values() if is_dict else values)):  # type: ignore[union-attr]
+        return
+    items: Iterable[tuple[Any, Any]] = values.items() if is_dict else enumerate(values)  # type: ignore[union-attr]
     for key, value in items:
         if isinstance(value, str):
-            values[key] = _NAMES.get(value, value)
-        elif isinstance(value, dict):
-            _restore(value)
-        elif isinstance(value, list):
-            _restore_list(value)
+            values[key] = _NONFINITE.get(value, value)
+        elif isinstance(value, dict | list):
+            _parse_items(value)
 
 
-def clean(value: Any, room: int = _DEEPEST_VALUE) -> Any:
-    """``value`` with everything in it that JSON or UTF-8 cannot hold put in a form that it can.
+def clean(value: Any, room: int = _MAX_VALUE_DEPTH) -> Any:
+    """Convert a value to one that JSON and UTF-8 can represent.
 
-    Floats that are not finite become their names, lone surrogates a replacement character, tuples
-    and sets lists; what is no value at all becomes its `repr`. Whole numbers of thousands of digits become infinite.
+    Floats that are not finite become their names, lone surrogates a replacement character, tuples and sets lists.
+    Integers of thousands of digits become infinite. Other objects become their `repr`.
 
     Args:
-        room: How many levels there may be; what lies below them is replaced by a text that says so.
+        room: How many levels of nesting are kept; deeper values are replaced by a note.
     """
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else _name(value)
+        return float(value) if math.isfinite(value) else _nonfinite_name(value)
     if isinstance(value, str):
         return valid_text(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if value.bit_length() <= _MOST_BITS else _name(value)
+        return int(value) if value.bit_length() <= _MAX_INTEGER_BITS else _nonfinite_name(value)
     if room <= 0 and isinstance(value, Mapping | list | tuple | set | frozenset):
         return "(nested too deeply)"
     if isinstance(value, Mapping):
@@ -255,13 +245,14 @@ def clean(value: Any, room: int = _DEEPEST_VALUE) -> Any:
 
 
 def valid_text(value: str) -> str:
-    """``value`` as UTF-8 can hold it."""
+    """Replace what UTF-8 cannot encode (lone surrogates)."""
     try:
         value.encode()
     except UnicodeEncodeError:
         return value.encode("utf-8", "replace").decode()
-    return str(value)
+    return str(value)  # a plain str, also for a subclass
 
 
-def _name(value: float) -> str:
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # a whole number may be no float
+def _nonfinite_name(value: float) -> str:
+    # By comparison, not math.isnan: a large int cannot be converted to a float.
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"

@@ -1,18 +1,16 @@
-"""The files of a journal: their names, how they are allocated and mapped, and what is left of them.
+"""The files of a journal: their names, preallocated mapped segments, and what survives of them after a crash.
 
-A segment that is in use is locked, so that `tidy` can tell those of killed writers from others, on
-any machine that shares the file system. It has zeros behind its last line.
+A segment in use is locked, so that `reclaim_abandoned` can tell segments of killed writers from others, on any machine
+that shares the file system. It has zeros behind its last line.
 
-Keeps the process alive when another program truncates a file that it writes through a map.
+Storing into a page behind the end of a truncated file raises SIGBUS, which would end the training. No check before
+the store closes the gap between the two, and a system call for each line is what the map avoids. So the signal itself
+is handled, at no cost until it comes: the handler restores the file's size, or replaces the map by anonymous memory,
+and the processor repeats the interrupted store.
 
-Storing into a page behind the end of its file raises SIGBUS, which would end the training. No check before the store
-closes the gap between the two, and a system call for each line is what the map is there to avoid. So the signal itself
-is handled, at no cost before it comes: the handler has the file restored to its size, or puts other memory in
-the place of the map, and the interrupted store is repeated.
-
-The handler is Python called by C (ctypes). That is safe for this signal where it is not for others: it comes at the
-store itself, in a thread that holds the interpreter's lock or waits for it, and never inside of the allocator. A SIGBUS
-that is none of ours goes to the handler that was there before.
+The handler is a Python function called from C (ctypes). That is safe for this signal, unlike for others: it arrives at
+the store itself, in a thread that holds the interpreter lock or waits for it, and never inside the allocator. A SIGBUS
+from elsewhere goes to the handler that was installed before.
 """
 
 import contextlib
@@ -30,124 +28,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-_MAP_FIXED = 0x10
-_SA_SIGINFO = 4
-_CODE, _ADDRESS = 8, 16
-"""Where the C library has these fields in a ``siginfo_t``."""
-
-
-class MappedFile(Protocol):
-    """A map of a file."""
-
-    map: mmap.mmap
-
-    def restore(self) -> bool:
-        """Give the file its size back; whether that was possible."""
-
-
-class _Action(ctypes.Structure):
-    _fields_ = (
-        ("handler", ctypes.c_void_p),
-        ("mask", ctypes.c_ubyte * 128),
-        ("flags", ctypes.c_int),
-        ("restorer", ctypes.c_void_p),
-    )
-
-
-_guarded: dict[int, tuple[int, "weakref.ref[MappedFile]"]] = {}
-"""The size of each map and what it belongs to, by its address."""
-
-
-def guard(owner: MappedFile) -> None:
-    """Survive the truncation of a mapped file, where the system is one that is known."""
-    if install_handler():
-        _guarded[_address(owner.map)] = (len(owner.map), weakref.ref(owner))
-
-
-def release(owner: MappedFile) -> None:
-    """Guard a map no longer; it is about to be closed."""
-    _guarded.pop(_address(owner.map), None)
-
-
-def install_handler() -> bool:
-    """Install the handler, also where another library (Ray, faulthandler) has put its own in its place since.
-
-    Returns:
-        Whether truncations are survived on this system.
-    """
-    handler = _handler()
-    return handler is not None and handler.install()
-
-
-def _address(pages: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(pages))
-
-
-@functools.cache
-def _handler() -> "_Handler | None":
-    if sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
-        return None
-    return _Handler()
-
-
-class _Handler:
-    """The process's handler of SIGBUS, and the one that was there before."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.PyDLL(None)  # which keeps the interpreter's lock: no other thread comes in between
-        self._library.mmap.restype = ctypes.c_void_p
-        self._library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-        # The C library points to these: the handler lives as long as the process.
-        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._on_fault)
-        self._action = _Action(handler=ctypes.cast(self._callback, ctypes.c_void_p).value, flags=_SA_SIGINFO)
-        self._before = _Action()
-        self._has_passed_on = False
-
-    def install(self) -> bool:
-        """Handle the signal from now on; whether that was possible."""
-        current = _Action()
-        if self._library.sigaction(signal.SIGBUS, None, ctypes.byref(current)) != 0:
-            return False
-        if current.handler == self._action.handler:
-            return True
-        self._before = current
-        return bool(self._library.sigaction(signal.SIGBUS, ctypes.byref(self._action), None) == 0)
-
-    def _on_fault(self, _: int, info: int, __: int) -> None:
-        address = ctypes.c_void_p.from_address(info + _ADDRESS).value or 0
-        is_fault = ctypes.c_int.from_address(info + _CODE).value > 0  # and not sent by `kill`
-        for begin, (size, owner) in list(_guarded.items()):
-            found = owner()
-            if is_fault and begin <= address < begin + size and found is not None:
-                if not found.restore():
-                    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-                    self._library.mmap(begin, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-                return
-        # Not ours: the handler from before gets it, as the store is repeated and faults again. If that one comes back
-        # to this one, as it does where it was installed after it, the default action ends the process.
-        self._library.sigaction(signal.SIGBUS, ctypes.byref(_Action() if self._has_passed_on else self._before), None)
-        self._has_passed_on = True
-        if not is_fault:
-            os.kill(os.getpid(), signal.SIGBUS)
-
-
+DIGESTS = ".sha256"
+"""The suffix of the file that lists the digests of a writer's complete files, in the format of ``sha256sum``."""
+_DIGEST = re.compile(rb"([0-9a-f]{64})  ([^\x00-\x20]+\.jsonl)")
 _UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
 _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
-"""File systems where preallocating is no promise, or where mapped pages do not reach other machines."""
-
-
-DIGESTS = ".sha256"
-"""Behind a writer's name: the file that lists the digests of its complete files, as ``sha256sum`` writes them."""
-_DIGEST = re.compile(rb"([0-9a-f]{64})  ([^\x00-\x20]+\.jsonl)")
-
-
-_MOST_FAULTS = 3
+"""File systems that do not guarantee space for preallocated files, or do not show mapped pages to other machines."""
+_MAX_FAULTS = 3
 _WINDOW = 128 << 10
 _ZEROS = bytes(_WINDOW)
 
+_MAP_FIXED = 0x10
+_SA_SIGINFO = 4
+_CODE, _ADDRESS = 8, 16
+"""Offsets of these fields in the C library's ``siginfo_t``."""
+
 
 class JournalFile(NamedTuple):
-    """What a journal file's name says."""
+    """A journal file and the parts of its name."""
 
     path: Path
     name: str
@@ -157,13 +55,39 @@ class JournalFile(NamedTuple):
 
 
 def journal_files(directory: Path) -> list[JournalFile]:
-    """The journal files in a directory, each writer's in order."""
-    return _named(directory, _is_file)
+    """Return the journal files in a directory, each writer's in order."""
+    return _scan(directory, _is_regular)
+
+
+def irregular_files(directory: Path) -> list[JournalFile]:
+    """Return what has a journal file's name and is not a regular file: opening a pipe would block for ever."""
+    return _scan(directory, lambda entry: not entry.is_symlink() and not _is_regular(entry))
+
+
+def _scan(directory: Path, accept: Callable[["os.DirEntry[str]"], bool]) -> list[JournalFile]:
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".jsonl") and accept(entry)]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    found = []
+    for name in names:
+        writer, _, number = name.removesuffix(".jsonl").rpartition("-")
+        parts = writer.split("-")
+        if len(parts) == 4 and parts[1].isdigit() and number.isdigit():
+            found.append(JournalFile(directory / name, parts[0], int(parts[1]), writer, int(number)))
+    return sorted(found, key=lambda file: (file.name, file.session, file.writer, file.number))
+
+
+def _is_regular(entry: "os.DirEntry[str]") -> bool:
+    with contextlib.suppress(OSError):  # a link to itself, or into a directory without permission
+        return entry.is_file()
+    return False
 
 
 def recorded_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
-    """The SHA-256 of each complete journal file by its name, as its writer noted it, and the notes that are damaged."""
-    noted: dict[str, str] = {}
+    """Return the SHA-256 of each complete journal file as its writer recorded it, and the damaged digest files."""
+    digests: dict[str, str] = {}
     damaged: list[str] = []
     for path in sorted(directory.glob(f"*{DIGESTS}")):
         if path.is_symlink() or not path.is_file():
@@ -172,67 +96,45 @@ def recorded_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
             lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
         except OSError:
             lines = [b""]
-        found = [_DIGEST.fullmatch(line) for line in lines]
-        noted |= {os.fsdecode(match[2]): match[1].decode() for match in found if match}
-        damaged += [path.name] if not all(found) else []
-    return noted, damaged
-
-
-def irregular_files(directory: Path) -> list[JournalFile]:
-    """What has the name of a journal file and is something else: whoever opens a pipe waits for ever."""
-    return _named(directory, lambda entry: not entry.is_symlink() and not _is_file(entry))
-
-
-def _named(directory: Path, chosen: Callable[["os.DirEntry[str]"], bool]) -> list[JournalFile]:
-    found = []
-    for name in _names(directory, chosen):
-        writer, _, number = name.removesuffix(".jsonl").rpartition("-")
-        parts = writer.split("-")
-        if len(parts) == 4 and parts[1].isdigit() and number.isdigit():
-            found.append(JournalFile(directory / name, parts[0], int(parts[1]), writer, int(number)))
-    return sorted(found, key=lambda file: (file.name, file.session, file.writer, file.number))
-
-
-def _names(directory: Path, chosen: Callable[["os.DirEntry[str]"], bool]) -> list[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return [entry.name for entry in entries if entry.name.endswith(".jsonl") and chosen(entry)]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return []
-
-
-def _is_file(entry: "os.DirEntry[str]") -> bool:
-    with contextlib.suppress(OSError):  # a link that leads to itself, or to where nobody may look
-        return entry.is_file()
-    return False
+        matches = [_DIGEST.fullmatch(line) for line in lines]
+        digests |= {os.fsdecode(match[2]): match[1].decode() for match in matches if match}
+        damaged += [path.name] if not all(matches) else []
+    return digests, damaged
 
 
 class Segment:
-    """One preallocated, mapped file. It is made under a name that readers ignore, until it is `taken`."""
+    """One preallocated, mapped file. Readers ignore its first name; `rename` makes it visible."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
         self.faults = 0
         self.on_fault: Callable[[Segment], None] | None = None
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with contextlib.suppress(OSError):  # shows that it is in use, where files can be locked
+        with contextlib.suppress(OSError):  # marks it as in use, where files can be locked
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
+            # All blocks now: with a hole, a full disk would be a SIGBUS in the middle of a store.
             os.posix_fallocate(self.descriptor, 0, size)
             self.map = mmap.mmap(self.descriptor, size)
         except BaseException:
             os.close(self.descriptor)
             path.unlink(missing_ok=True)
             raise
-        _touch(self.map)
+        # Fault in all pages here, off the training thread. A read into the map does it without the interpreter lock.
+        with contextlib.suppress(OSError), Path("/dev/zero").open("rb", buffering=0) as zeros:
+            os.readv(zeros.fileno(), [self.map])
         guard(self)
 
+    def rename(self, path: Path) -> None:
+        """Give the file its final name when it comes into use: the number in it counts uses."""
+        self.path = self.path.rename(path)
+
     def restore(self) -> bool:
-        """Give a file that was truncated its size back; called in the middle of the store that found out."""
+        """Give a truncated file its size back; called in the middle of the store that faulted."""
         self.faults += 1
         if self.on_fault is not None:
             self.on_fault(self)
-        if self.faults > _MOST_FAULTS:  # something else is wrong than its size, such as the memory
+        if self.faults > _MAX_FAULTS:  # the size is not the problem; perhaps the memory is
             return False
         try:
             os.posix_fallocate(self.descriptor, 0, self.size)
@@ -241,48 +143,38 @@ class Segment:
         return True
 
     def is_cut(self) -> bool:
-        """Whether somebody truncated or removed the file since it was made."""
+        """Return whether another program truncated or removed the file."""
         status = os.fstat(self.descriptor)
         return self.faults > 0 or status.st_size < self.size or status.st_nlink == 0
 
-    def put_back(self, used: int) -> None:
-        """Write the file again if somebody removed it: what was written is still in memory."""
+    def restore_removed(self, used: int) -> None:
+        """Write the file again if it was removed: the map still has its content."""
         if os.fstat(self.descriptor).st_nlink == 0:
             with self.path.open("xb") as file, memoryview(self.map) as whole, whole[:used] as written:
                 file.write(written)
 
-    def taken(self, path: Path) -> None:
-        """Give the file its name: its number is that of its use, not of its making."""
-        self.path = self.path.rename(path)
-
     def digest(self, used: int) -> str:
-        """The SHA-256 of what was written to it."""
+        """Return the SHA-256 of the lines."""
         with memoryview(self.map) as whole, whole[:used] as written:
             return hashlib.sha256(written).hexdigest()
 
     def close(self, used: int) -> None:
-        """Give back what was not used."""
+        """Unmap the file and truncate it to its lines."""
         release(self)
         self.map.close()
         try:
             os.ftruncate(self.descriptor, min(used, os.fstat(self.descriptor).st_size))
         finally:
-            with contextlib.suppress(OSError):  # forked children have it open, too: closing alone would not unlock it
+            with contextlib.suppress(OSError):  # closing is not enough: forked children have it open as well
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             os.close(self.descriptor)
 
 
-def _touch(pages: mmap.mmap) -> None:
-    """Have all pages of a map made now. Reading zeros into them does it without the interpreter's lock."""
-    with contextlib.suppress(OSError), Path("/dev/zero").open("rb", buffering=0) as zeros:
-        os.readv(zeros.fileno(), [pages])
-
-
 def reclaim_abandoned(directory: Path) -> None:
-    """Give back what killed writers had set aside: the rest of their segments, and segments they never used."""
+    """Free what killed writers had preallocated: the rest of their segments, and segments they never used."""
     for path in [*directory.glob("*.prepared"), *directory.glob("*.jsonl")]:
         with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody writes to it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a writer uses it
             size = file.seek(0, os.SEEK_END)
             if path.suffix == ".prepared":
                 path.unlink(missing_ok=True)
@@ -291,7 +183,7 @@ def reclaim_abandoned(directory: Path) -> None:
 
 
 def _last_byte(descriptor: int, end: int) -> int:
-    """Where the zeros at the end of a file begin, read backwards: what is cut off must not be behind a hole."""
+    """Find where the trailing zeros begin, backwards: by halving, a hole between lines could be mistaken for them."""
     while end:
         begin = max(0, end - _WINDOW)
         written = os.pread(descriptor, end - begin, begin).rstrip(b"\0")
@@ -302,9 +194,9 @@ def _last_byte(descriptor: int, end: int) -> int:
 
 
 def end_of_data(descriptor: int, low: int, high: int) -> int:
-    """Where the zeros of a segment begin, by halving: there is none in a line.
+    """Find where the zeros of a segment begin, by halving: no line contains one.
 
-    Holes within the lines are passed where they are small, as a reader does.
+    Small holes between lines are passed, as a reader does.
     """
     end = high
     while True:
@@ -319,21 +211,116 @@ def end_of_data(descriptor: int, low: int, high: int) -> int:
 
 
 def can_map(directory: Path) -> bool:
-    """Whether files there can be allocated in full and mapped, with all that this promises."""
+    """Return whether files in a directory can be preallocated and mapped with the guarantees of the journal."""
     return hasattr(os, "posix_fallocate") and hasattr(os, "fdatasync") and _file_system(directory) not in _UNMAPPABLE
 
 
 def _file_system(directory: Path) -> str:
-    """The type of the file system that a directory lies on, as far as the system tells."""
+    """Return the type of a directory's file system, or an empty string if it is unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return ""
-    where = directory.resolve()
-    best, kind = -1, ""
+    resolved = directory.resolve()
+    longest, kind = -1, ""
     for mount in mounts:
         _, point, found, *_ = mount.split(" ")
         point = point.replace("\\040", " ")
-        if where.is_relative_to(point) and len(point) >= best:  # a later mount on the same point covers the earlier
-            best, kind = len(point), found
+        if resolved.is_relative_to(point) and len(point) >= longest:  # a later mount at the same point covers others
+            longest, kind = len(point), found
     return "fuse" if kind.startswith("fuse") else kind
+
+
+class MappedFile(Protocol):
+    """The owner of a mapped file."""
+
+    map: mmap.mmap
+
+    def restore(self) -> bool:
+        """Give the file its size back; returns whether that was possible."""
+
+
+_guarded: dict[int, tuple[int, "weakref.ref[MappedFile]"]] = {}
+"""The size and the owner of each guarded map, by its address."""
+
+
+def guard(owner: MappedFile) -> None:
+    """Survive the truncation of a mapped file, on systems where that is supported."""
+    if install_handler():
+        _guarded[_address(owner.map)] = (len(owner.map), weakref.ref(owner))
+
+
+def release(owner: MappedFile) -> None:
+    """Stop guarding a map that is about to be closed."""
+    _guarded.pop(_address(owner.map), None)
+
+
+def install_handler() -> bool:
+    """Install the SIGBUS handler, again if another library (Ray, faulthandler) has replaced it.
+
+    Returns:
+        Whether truncations are survived on this system.
+    """
+    handler = _handler()
+    return handler is not None and handler.install()
+
+
+def _address(pages: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(pages))
+
+
+class _Action(ctypes.Structure):
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ubyte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+@functools.cache
+def _handler() -> "_Handler | None":
+    if sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
+        return None  # other layouts of `siginfo_t` and `sigaction`
+    return _Handler()
+
+
+class _Handler:
+    """The process's SIGBUS handler, and the one that was installed before."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.PyDLL(None)  # PyDLL keeps the interpreter lock: no other thread runs in between
+        self._library.mmap.restype = ctypes.c_void_p
+        self._library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+        # The C library points to these, so they live as long as the process.
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._on_fault)
+        self._action = _Action(handler=ctypes.cast(self._callback, ctypes.c_void_p).value, flags=_SA_SIGINFO)
+        self._previous = _Action()
+        self._has_passed_on = False
+
+    def install(self) -> bool:
+        current = _Action()
+        if self._library.sigaction(signal.SIGBUS, None, ctypes.byref(current)) != 0:
+            return False
+        if current.handler == self._action.handler:
+            return True
+        self._previous = current
+        return bool(self._library.sigaction(signal.SIGBUS, ctypes.byref(self._action), None) == 0)
+
+    def _on_fault(self, _: int, info: int, __: int) -> None:
+        address = ctypes.c_void_p.from_address(info + _ADDRESS).value or 0
+        is_fault = ctypes.c_int.from_address(info + _CODE).value > 0  # not sent by `kill`
+        for begin, (size, owner) in list(_guarded.items()):
+            found = owner()
+            if is_fault and begin <= address < begin + size and found is not None:
+                if not found.restore():
+                    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+                    self._library.mmap(begin, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+                return
+        # Not ours: reinstate the previous handler, which gets the signal when the store is repeated and faults again.
+        # If that one calls this one, as a handler installed on top of it would, use the default action.
+        previous = _Action() if self._has_passed_on else self._previous
+        self._library.sigaction(signal.SIGBUS, ctypes.byref(previous), None)
+        self._has_passed_on = True
+        if not is_fault:
+            os.kill(os.getpid(), signal.SIGBUS)
