@@ -215,14 +215,16 @@ def test_evaluate_a_model_without_a_tokenizer_says_what_to_give():
         def generate(self, inputs=None, config=None, processor=None, **settings):
             raise AssertionError("it takes no texts")
 
-    with pytest.raises(OptionError, match=r"Model is a model, which takes no texts: give HFPolicy\(model, tokenizer\)"):
+    with pytest.raises(
+        OptionError, match=r"Model is a model, which does not accept text: give HFPolicy\(model, tokenizer\)"
+    ):
         evaluate(Sums(), Model())
 
 
 def test_evaluate_a_policy_that_gives_more_completions_than_asked_for_is_refused():
     policy = WritingPolicy()
     policy.generate = lambda prompts, n, sampling: [[Completion("1"), Completion("2")] for _ in prompts]
-    with pytest.raises(BenchmarkError, match="1 completion of a prompt was asked for, 2 came"):
+    with pytest.raises(BenchmarkError, match="1 completion of a prompt was requested, 2 came"):
         evaluate(Sums(), policy)
 
 
@@ -271,10 +273,10 @@ def test_evaluate_that_is_told_to_stop_asks_no_further_batch():
 @pytest.mark.parametrize(
     ("subject", "error", "said"),
     [
-        (lambda prompts: prompts[1:], BenchmarkError, "was asked 6 prompts and gave 5 outputs"),
-        (lambda prompts: "123456", BenchmarkError, "gave '123456': give a list with an output for each"),
-        (lambda prompts: None, BenchmarkError, "gave None: give a list"),
-        (7, OptionError, "subject=7 is nothing to evaluate: give a policy, or a function"),
+        (lambda prompts: prompts[1:], BenchmarkError, "got 6 prompts and returned 5 outputs"),
+        (lambda prompts: "123456", BenchmarkError, "returned '123456': return a list with an output for each"),
+        (lambda prompts: None, BenchmarkError, "returned None: return a list"),
+        (7, OptionError, "subject=7 cannot be evaluated: give a policy, or a function"),
         (WritingPolicy, OptionError, "subject=WritingPolicy is a class"),
     ],
 )
@@ -292,15 +294,15 @@ def raises(task, output):
     ("score", "said"),
     [
         (raises, "score() of task '4' raised KeyError: 'no key'"),
-        (lambda task, output: math.nan, "score() of task '4' gave accuracy=nan: give a finite number"),
-        (lambda task, output: {"x": math.inf}, "score() of task '4' gave x=inf"),
-        (lambda task, output: None, "gave accuracy=None"),
-        (lambda task, output: "1", "gave accuracy='1'"),
-        (lambda task, output: [1.0, 2.0], "gave accuracy=[1.0, 2.0]"),
-        (lambda task, output: {}, "score() of task '4' gave no metric"),
-        (lambda task, output: {"n": 1}, "gave a metric called 'n'"),
-        (lambda task, output: {3: 1}, "gave a metric called 3"),
-        (lambda task, output: {"right": 1}, "score() of task '4' gave right; of task '0' it gave accuracy"),
+        (lambda task, output: math.nan, "score() of task '4' returned accuracy=nan: return a finite number"),
+        (lambda task, output: {"x": math.inf}, "score() of task '4' returned x=inf"),
+        (lambda task, output: None, "returned accuracy=None"),
+        (lambda task, output: "1", "returned accuracy='1'"),
+        (lambda task, output: [1.0, 2.0], "returned accuracy=[1.0, 2.0]"),
+        (lambda task, output: {}, "score() of task '4' returned no metric"),
+        (lambda task, output: {"n": 1}, "returned a metric called 'n'"),
+        (lambda task, output: {3: 1}, "returned a metric called 3"),
+        (lambda task, output: {"right": 1}, "score() of task '4' returned right; of task '0' it returned accuracy"),
     ],
 )
 def test_evaluate_a_score_that_is_none_names_the_task(score, said):
@@ -315,7 +317,7 @@ def test_evaluate_a_score_that_is_none_names_the_task(score, said):
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        ([], "tasks() gives none"),
+        ([], "tasks() returned none"),
         (None, "tasks() raised TypeError"),
         ([Task("a"), Task("b"), Task("a")], "tasks()[0] and tasks()[2] both have the id"),
         ([Task("a"), "b"], "tasks()[1] is 'b', not a Task"),
@@ -358,7 +360,7 @@ class Scoreless:
         ),
         (Scoreless(), "it has no score(task, output):"),
         (Nameless(), "it has no name:"),
-        (Slashed(), "name='math/sums': give a text that is not empty and has no '/'"),
+        (Slashed(), "name='math/sums': give a non-empty string without '/'"),
         (Sums, "Sums is a class: give a benchmark, Sums(...)"),
     ],
 )
@@ -371,12 +373,12 @@ def test_checked_benchmark_that_misses_something_says_what(given, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": " "}, "name=' ': give a text"),
+        ({"name": " "}, "name=' ': give a non-empty string"),
         ({"every": 0}, "every=0: give a whole number of at least 1"),
         ({"every": True}, "every=True"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
         ({"max_tokens": -1}, "max_tokens=-1"),
-        ({"stop": "\n"}, "stop='\\n': give a list of texts"),
+        ({"stop": "\n"}, "stop='\\n': give a list of non-empty strings"),
     ],
 )
 def test_benchmark_with_an_option_out_of_range_is_refused_however_it_is_set(options, said):
@@ -454,7 +456,7 @@ def test_make_benchmarks_of_a_registered_class_sets_options_that_its_constructor
         ("sums", "benchmarks[1]: Nothing is registered as 'sums'"),
         (7, "benchmarks[1]: 7 is not a benchmark, it has no name"),
         (Sums(), "benchmarks[1]: another benchmark is called 'sums' already. Give one of them another name."),
-        (Given([], name="empty"), "benchmarks[1]: benchmark 'empty': tasks() gives none"),
+        (Given([], name="empty"), "benchmarks[1]: benchmark 'empty': tasks() returned none"),
     ],
 )
 def test_make_benchmarks_from_something_wrong_names_the_entry(entry, said):

@@ -132,19 +132,19 @@ def row(difference, interval, *, n=3, repeats=None, separated=False):
             row(0.05, (-0.1, 0.2), n=2, repeats=7),
             "max",
             (
-                "low and high cannot be told apart with 2 repeats: the difference is 0.05, its 95% interval "
-                "-0.1 to 0.2; about 7 of each would, if difference and spread stay as they are."
+                "low and high cannot be distinguished with 2 repeats: the difference is 0.05, its 95% interval "
+                "-0.1 to 0.2; about 7 of each would do, if difference and spread stay the same."
             ),
         ),
         (
             row(0.05, None, n=1),
             "max",
             (
-                "high came out 0.05 better than low, with 1 repeat: at least 2 of each are needed to say whether "
+                "high came out 0.05 better than low, with 1 repeat: at least 2 of each are needed to tell whether "
                 "that is more than chance."
             ),
         ),
-        (row(0.1, (0.1, 0.1), separated=True), "max", "high beats low by 0.1 (the repeats of each all gave the same)."),
+        (row(0.1, (0.1, 0.1), separated=True), "max", "high beats low by 0.1 (all repeats of each arm are equal)."),
         (row(math.nan, None), "max", "low and high cannot be compared: not all of their results are numbers."),
     ],
 )

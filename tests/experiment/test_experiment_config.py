@@ -366,7 +366,7 @@ WRONG = {
     ),
     "what is no function": (
         "base: {function: 'my_arms:NUMBER'}\n",
-        "exp.yaml:1: base.function: 'my_arms:NUMBER' is 3, which is no function.",
+        "exp.yaml:1: base.function: 'my_arms:NUMBER' is 3, which is not a function.",
     ),
     "a benchmark": (
         FUNCTION + "benchmarks: [arithmetc]\n",

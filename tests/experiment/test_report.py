@@ -71,7 +71,7 @@ def test_report_holds_everything_that_is_to_be_known(tmp_path):
 
     assert (tmp_path / "report.md").read_text() == (
         "# rates &amp; depths\n\n"
-        "3 arms, 6 runs (5 completed, 1 failed); 6 min 0 s of running in all.\n\n"
+        "3 arms, 6 runs (5 completed, 1 failed); 6 min 0 s of run time in all.\n\n"
         "## Result\n\n"
         "high is best by sorting/accuracy (larger is better): 0.7050 ± 0.0071 over 2 repeats.\n\n"
         "| arm | sorting/accuracy | n | best run | difference to the best arm | failed |\n"
@@ -79,24 +79,24 @@ def test_report_holds_everything_that_is_to_be_known(tmp_path):
         "| low | 0.5050 ± 0.0071 | 2 | 0.51 | -0.2 (-0.23 to -0.17) |  |\n"
         "| **high** | **0.7050 ± 0.0071** | **2** | **0.71** | **best** |  |\n"
         "| \\<b\\> | 0.6 | 1 of 2 | 0.6 | -0.105 | 1 |\n\n"
-        "Mean ± standard deviation over the repeats that completed; n says of how many. Differences have the 95% "
+        "Mean ± standard deviation over the repeats that completed; n is their number. Differences have the 95% "
         "interval (Welch's t) in brackets; there is none for fewer than two repeats.\n\n"
-        "## What can be told apart\n\n"
+        "## Differences between the arms\n\n"
         "- high beats low by 0.2 (95% interval 0.17 to 0.23).\n"
-        "- \\<b\\> came out 0.095 better than low, with 2 and 1 repeats: at least 2 of each are needed to say whether "
+        "- \\<b\\> came out 0.095 better than low, with 2 and 1 repeats: at least 2 of each are needed to tell whether "
         "that is more than chance.\n"
-        "- high came out 0.105 better than \\<b\\>, with 2 and 1 repeats: at least 2 of each are needed to say whether "
-        "that is more than chance.\n\n"
-        "Each interval stands by itself: of twenty pairs of arms that do not differ, about one looks as if it did.\n\n"
+        "- high came out 0.105 better than \\<b\\>, with 2 and 1 repeats: at least 2 of each are needed to tell "
+        "whether that is more than chance.\n\n"
+        "Each interval stands alone: of twenty pairs of arms that do not differ, about one looks as if it did.\n\n"
         "## Curves\n\n"
         "No completed run recorded a metric at more than one step.\n\n"
-        "## What differs between the arms\n\n"
+        "## Settings that differ between the arms\n\n"
         "- **low**: lr = 0.1, model.depth = 2\n"
         "- **high**: lr = 0.2, model.depth = 2\n"
         '- **\\<b\\>**: lr = 0.2, model.depth = 3, extra = "\\|"\n\n'
         "## Benchmarks\n\n"
-        "Mean ± standard deviation over repeats. In brackets is the interval that the benchmark gives for one run, "
-        "which says how much the choice of tasks matters; of several repeats the mean of its ends.\n\n"
+        "Mean ± standard deviation over repeats. In brackets is the benchmark's 95% interval for one run, which shows "
+        "how much the choice of tasks matters; for several repeats, the mean of its ends.\n\n"
         "### sorting\n\n"
         "| arm | tasks | accuracy |\n| --- | --- | ---: |\n"
         "| low | all | 0.5050 ± 0.0071 (0.305 to 0.705) |\n"
@@ -111,7 +111,7 @@ def test_report_holds_everything_that_is_to_be_known(tmp_path):
         "## Runs that did not complete\n\n"
         "\\<b\\>-r1: failed, ValueError: \\`\\`\\` \\<script\\>x\\</script\\>\n\n"
         f"````text\n{TRACEBACK}\n````\n\n"
-        "## Benchmarks that gave no result\n\n"
+        "## Benchmarks that failed\n\n"
         "- **low-r1, adding**: BenchmarkError: bad\n\n"
         "## Runs\n\n"
         "| run | status | seed | time | directory |\n| --- | --- | ---: | ---: | --- |\n"
@@ -121,8 +121,8 @@ def test_report_holds_everything_that_is_to_be_known(tmp_path):
         "| high-r1 | completed | 1 | 1 min 0 s | — |\n"
         "| \\<b\\>-r0 | completed | 0 | 1 min 0 s | — |\n"
         "| \\<b\\>-r1 | failed | 1 | 1 min 0 s | — |\n\n"
-        "Run the experiment again with the same output directory to go on with it: runs that completed are kept. What "
-        "a run recorded is read with hookline.read(directory).\n"
+        "Run the experiment again with the same output directory to continue it: completed runs are kept. "
+        "Read the record of a run with hookline.read(directory).\n"
     )
 
 
@@ -237,7 +237,7 @@ def test_report_of_an_experiment_where_all_failed_shows_why(tmp_path):
     write_report(ExperimentResult("test", [ArmResult("a", {}, runs)], tmp_path))
 
     text = (tmp_path / "report.md").read_text()
-    assert "No run completed with a result that could be compared." in text
+    assert "No run completed with a result to compare." in text
     assert TRACEBACK in text
     assert "a-r1: skipped" in text
     Page((tmp_path / "report.html").read_text())
@@ -266,7 +266,7 @@ def test_report_of_a_thousand_arms_is_short(tmp_path):
 
     text = (tmp_path / "report.md").read_text()
     assert len(text) < 60_000
-    assert "The best 20 are shown, and 981 are not." in text
+    assert "The best 20 are shown; 981 more are not." in text
     assert text.count(" beats ") == 45
     assert "30 more are not shown." in text
 

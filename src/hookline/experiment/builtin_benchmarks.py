@@ -1,21 +1,7 @@
-"""Benchmarks that come with hookline, one file each.
+"""The benchmarks that come with hookline: questions from a file, and tasks held out by environments.
 
-`QuestionsBenchmark`: questions and their answers from a JSONL file.
-
-    {"question": "What is the capital of France?", "answer": "Paris", "tags": {"continent": "Europe"}}
-
-The file is read once, when the benchmark is made; an error says the line. An ``id`` is that of the task, other columns
-go to the task's metadata, and ``tags``, a mapping or a list of texts, are what results are broken down by.
-
-`EnvironmentBenchmark`: the tasks that an environment holds out, solved or not.
-
-`ArithmeticBenchmark`: sums, differences and products, by operator and by the number of digits.
-
-`FormatBenchmark`: whether a subject answers as ``<reasoning>..</reasoning><answer>..</answer>``, and rightly.
-
-The two are metrics of their own, since an answer can be right in a wrong format, and the other way round.
-
-`SortingBenchmark`: digits to put in order, by whether one comes twice and by how long the list is.
+`EnvironmentBenchmark` scores any environment's held-out tasks; `ArithmeticBenchmark`, `FormatBenchmark` and
+`SortingBenchmark` add tags and, for the format, a second metric.
 """
 
 import json
@@ -49,16 +35,21 @@ QUESTION_TOKENS = 128
 
 @register_benchmark("questions")
 class QuestionsBenchmark(Benchmark):
-    """Questions from a file; the accuracy is the share that is answered rightly.
+    """Questions from a JSONL file; the accuracy is the share of correct answers.
+
+        {"question": "What is the capital of France?", "answer": "Paris", "tags": {"continent": "Europe"}}
+
+    The file is read once, when the benchmark is made; errors name the line. ``id`` is the task's id, results are
+    broken down by ``tags``, and other columns go to the task's metadata.
 
     Args:
-        path: The file, with one JSON object a line; blank lines are left out.
-        name: What it is called; the file's name without its ending, where it is not given.
-        question: The column that is asked.
-        answer: The column with the right answer, a text or a number.
-        match: When an output is right: it is the answer with nothing but white space around it (``exact``), the answer
-            stands in it and not inside of a longer word or number (``contains``), or the ``last_number`` of it is
-            that of the answer. Upper and lower case differ.
+        path: The file, with one JSON object per line; blank lines are skipped.
+        name: The benchmark's name; by default the file's, without its extension.
+        question: The column with the question.
+        answer: The column with the answer, a string or a number.
+        match: When an output is correct: it equals the answer except for surrounding white space (``exact``), it
+            contains the answer as whole words (``contains``), or its last number is the answer's (``last_number``).
+            Matching is case-sensitive.
     """
 
     def __init__(
@@ -86,7 +77,7 @@ class QuestionsBenchmark(Benchmark):
         return list(self._tasks)
 
     def score(self, task: Task, output: Any) -> bool:
-        """Whether the output answers the question."""
+        """Whether the output matches the answer."""
         return MATCHES[self.match](output, str(task.expected))
 
 
@@ -118,11 +109,9 @@ def _read(path: Path, question: str, answer: str, match: str) -> list[Task]:
             raise OptionError(f"{path}:{number}: {error}") from error
         first, _ = tasks.setdefault(task.id, (number, task))
         if first != number:
-            raise OptionError(
-                f"{path}:{number}: is the question of line {first} again (id {task.id!r}). Leave one out."
-            )
+            raise OptionError(f"{path}:{number}: repeats the question of line {first} (id {task.id!r}). Remove one.")
     if not tasks:
-        raise OptionError(f"{path}: has no questions. Write one JSON object a line: {_example(question, answer)}")
+        raise OptionError(f"{path}: has no questions. Write one JSON object per line: {_example(question, answer)}")
     return [task for _, task in tasks.values()]
 
 
@@ -137,7 +126,7 @@ def _task(line: str, question: str, answer: str, match: str) -> Task:
         if column not in row:
             raise OptionError(f"has no {column!r}. {closest(column, row)}")
     if not isinstance(row[question], str) or not row[question].strip():
-        raise OptionError(f"{question}={row[question]!r:.100}: give a text that is not empty.")
+        raise OptionError(f"{question}={row[question]!r:.100}: give a non-empty string.")
     expected = _answer(row[answer], answer, match)
     metadata = {key: value for key, value in row.items() if key not in (question, answer, "id")}
     task = Task(row[question], expected, _id(row.get("id")), metadata)
@@ -147,7 +136,7 @@ def _task(line: str, question: str, answer: str, match: str) -> Task:
 
 def _answer(given: Any, column: str, match: str) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int | float) or not str(given).strip():
-        raise OptionError(f"{column}={given!r:.100}: give a text that is not empty, or a number.")
+        raise OptionError(f"{column}={given!r:.100}: give a non-empty string or a number.")
     expected = str(given)
     if match == "last_number" and last_number(expected) is None:
         raise OptionError(f"{column}={given!r:.100}: has no number, which match='last_number' needs.")
@@ -156,7 +145,7 @@ def _answer(given: Any, column: str, match: str) -> str:
 
 def _id(given: Any) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int | None):
-        raise OptionError(f"id={given!r:.100}: give a text or a whole number.")
+        raise OptionError(f"id={given!r:.100}: give a string or a whole number.")
     return "" if given is None else str(given)
 
 
@@ -165,7 +154,7 @@ def _example(question: str, answer: str) -> str:
 
 
 TASKS = 100
-"""How many tasks a benchmark has, where it is not said."""
+"""The default number of tasks."""
 MOST = 1_000_000
 
 
@@ -173,15 +162,14 @@ MOST = 1_000_000
 class EnvironmentBenchmark(Benchmark):
     """Tasks of any environment; the accuracy is the share that is solved.
 
-    The tasks are held-out ones, where the environment has such, and never trained on where its held-out share is at
-    least as large in training. They are different from each other: where there are fewer than ``n``, it is all of
-    them.
+    The tasks are held out, if the environment holds out any, and never trained on if its held-out share is at least as
+    large in training. There are no duplicates: if there are fewer than ``n`` tasks, all of them are used.
 
     Args:
         environment: The environment, or its name and settings.
-        n: How many tasks.
-        seed: Another one draws other tasks.
-        name: What it is called; the environment's name, where it is not given.
+        n: The number of tasks.
+        seed: Selects the tasks.
+        name: The benchmark's name; by default the environment's.
     """
 
     def __init__(
@@ -213,7 +201,7 @@ class EnvironmentBenchmark(Benchmark):
         return succeeded(self.environment, task, self.environment.score(task, output))
 
     def tags(self, task: Task) -> Mapping[str, Any]:
-        """What results are broken down by, for one task, by kind; without any the task's own tags stay."""
+        """The tags of a task by kind; if empty, the task keeps its own."""
         return {}
 
     def _tagged(self, task: Task) -> Task:
@@ -222,20 +210,20 @@ class EnvironmentBenchmark(Benchmark):
 
 
 ANSWER_TOKENS = {"exact": 16, "last_number": 256}
-"""The most tokens of an answer, where it is not said: a number, or sentences with one."""
+"""The default limit of tokens: for a number, or for sentences with one."""
 
 
 @register_benchmark("arithmetic")
 class ArithmeticBenchmark(EnvironmentBenchmark):
-    """Tasks that the environment ``arithmetic`` holds out; the tags are ``operator`` and ``digits``.
+    """Held-out tasks of the environment ``arithmetic``; the tags are ``operator`` and ``digits``.
 
     Args:
-        difficulty: That of the environment. ``easy`` has 100 tasks, of which about ten are held out.
-        n: How many tasks; all that are held out, where there are fewer.
-        answer: What of an output counts: all of it (``exact``), or its ``last_number``.
+        difficulty: The environment's. ``easy`` has 100 tasks, of which about ten are held out.
+        n: The number of tasks; all held-out tasks if there are fewer.
+        answer: The part of an output that counts: all of it (``exact``), or its ``last_number``.
         held_out_share: The share that is held out: as in training, or smaller.
-        seed: Another one draws other tasks.
-        max_tokens: 16 for exact answers and 256 for others, where it is not given.
+        seed: Selects the tasks.
+        max_tokens: By default 16 for exact answers and 256 for others.
     """
 
     def __init__(
@@ -268,7 +256,7 @@ class ArithmeticBenchmark(EnvironmentBenchmark):
 
 
 def arithmetic_tags(question: str) -> dict[str, Any]:
-    """The operators in their order, and how many digits the longest number has.
+    """The operators of a question in their order, and the number of digits of its longest number.
 
     >>> arithmetic_tags("7-45*3=")
     {'operator': '-*', 'digits': 2}
@@ -284,15 +272,16 @@ FORMAT_TOKENS = 256
 
 @register_benchmark("format")
 class FormatBenchmark(EnvironmentBenchmark):
-    """Tasks to be answered with reasoning first; the metrics are ``correct``, the main one, and ``format``.
+    """Tasks to be answered as ``<reasoning>..</reasoning><answer>..</answer>``.
 
-    Tasks of the environment ``arithmetic`` have its benchmark's tags; those of others have their own, if any.
+    The metrics are ``correct``, the main one, and ``format``: an answer can be correct in a wrong format, and the
+    other way round. Tasks of the environment ``arithmetic`` have its benchmark's tags; others keep their own.
 
     Args:
-        environment: The environment whose tasks are asked; it, or its name and settings.
-        n: How many tasks; all that are held out, where there are fewer.
-        template: The prompt, with the environment's in place of ``{prompt}``.
-        seed: Another one draws other tasks.
+        environment: The environment, or its name and settings.
+        n: The number of tasks; all held-out tasks if there are fewer.
+        template: The prompt; ``{prompt}`` stands for the environment's prompt.
+        seed: Selects the tasks.
     """
 
     def __init__(
@@ -321,7 +310,7 @@ class FormatBenchmark(EnvironmentBenchmark):
         )
 
     def score(self, task: Task, output: Any) -> Mapping[str, float]:
-        """Whether the answer is right, and whether the output is in the format."""
+        """Whether the answer is correct, and whether the output follows the format."""
         rewards = self.reasoning.score(task, output)
         return {CORRECT: succeeded(self.reasoning, task, rewards), FORMAT: rewards[FORMAT]}
 
@@ -332,19 +321,19 @@ class FormatBenchmark(EnvironmentBenchmark):
 
 
 SPARE_TOKENS = 8
-"""Room for the end of the text, and for a subject that writes too much to be seen to."""
+"""Room for the end of the text, and to notice a subject that writes too much."""
 
 
 @register_benchmark("sorting")
 class SortingBenchmark(EnvironmentBenchmark):
-    """Tasks that the environment ``sorting`` holds out; the tags are ``length`` and ``repeats``.
+    """Held-out tasks of the environment ``sorting``; the tags are ``length`` and ``repeats``.
 
     Args:
-        length: How many digits.
-        n: How many tasks; all that are held out, where there are fewer.
+        length: The number of digits.
+        n: The number of tasks; all held-out tasks if there are fewer.
         held_out_share: The share that is held out: as in training, or smaller.
-        seed: Another one draws other tasks.
-        max_tokens: The length and a few more, where it is not given.
+        seed: Selects the tasks.
+        max_tokens: By default the length and a few more.
     """
 
     def __init__(

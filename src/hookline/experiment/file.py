@@ -1,4 +1,4 @@
-"""An experiment from a YAML, TOML or JSON file.
+"""Loads an experiment from a YAML, TOML or JSON file.
 
     name: learning-rates
     repeats: 3
@@ -8,9 +8,9 @@
       low: {train.learning_rate: 1e-4}
       high: {train: {learning_rate: 1e-3}}
 
-Everything in the file is checked before anything runs: every key at every level, every name of a benchmark, callback,
-sink and executor, and every function is imported. An error says the file and the line, or the command line; the path;
-what was given and what is accepted. Modules beside the file can be imported, as those beside a script can.
+The whole file is checked before anything runs: every key at every level and every name of a benchmark, callback, sink
+and executor; functions are imported. An error names the file and line, or the command line, the path, the value and
+what is accepted. Modules beside the file can be imported, like modules beside a script.
 """
 
 import sys
@@ -41,12 +41,16 @@ from hookline.experiment.scheduler import make_executor
 
 
 def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The arguments of the `Experiment` that a file describes, with overrides of a command line on top.
+    """Read the arguments of an `Experiment` from a file, with overrides from the command line.
 
     Raises:
-        ConfigError: Something in it does not fit.
+        ConfigError: The file has a mistake.
     """
-    source = _read(path, overrides)
+    read = read_config_source(path)
+    read = replace(read, data=_nested(read.data, read))
+    _check_overridden_arms(read.data, [path for path, _ in parse_overrides(overrides)])
+    changed = with_overrides(read, overrides)
+    source = replace(changed, data=_nested(changed.data, COMMAND_LINE))
     file = to_struct(source.data, ExperimentFile, source=source)
     make_importable(Path(path).resolve().parent)
     benchmarks = make_benchmarks(file.benchmarks, source=source)
@@ -73,27 +77,19 @@ def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dic
 
 
 def make_importable(directory: Path) -> None:
-    """Let modules of a directory be imported, in this process and in those that it starts."""
+    """Add a directory to the import path of this process and of those that it starts."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
 
-def _read(path: str | Path, overrides: Sequence[str]) -> Source:
-    read = read_config_source(path)
-    read = replace(read, data=_normal(read.data, read))
-    _check_overridden_arms(read.data, [path for path, _ in parse_overrides(overrides)])
-    changed = with_overrides(read, overrides)
-    return replace(changed, data=_normal(changed.data, COMMAND_LINE))
-
-
-def _normal(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """The data with settings by dotted paths as nested mappings, so that there is one way to say each thing."""
+def _nested(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The data with dotted settings turned into nested mappings, so that each setting has one form."""
     made = dict(data)
     base = made.get("base")
     if isinstance(base, Mapping):
-        made["base"] = _normal_whole(base, source, "base")
+        made["base"] = _nested_stages(base, source, "base")
     if isinstance(made.get("arms"), Mapping):
-        made["arms"] = {name: _normal_arm(arm, base, source, f"arms.{name}") for name, arm in made["arms"].items()}
+        made["arms"] = {name: _nested_arm(arm, base, source, f"arms.{name}") for name, arm in made["arms"].items()}
     if isinstance(made.get("grid"), Mapping):
         made["grid"] = expand_dotted(made["grid"], source, "grid")
     if isinstance(made.get("stages"), list):
@@ -104,21 +100,21 @@ def _normal(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
     return made
 
 
-def _normal_arm(arm: Any, base: Any, source: Source, path: str) -> Any:
+def _nested_arm(arm: Any, base: Any, source: Source, path: str) -> Any:
     if not isinstance(arm, Mapping):
         return arm
     if has_training(arm, base):
-        return _normal_whole(arm, source, path)
+        return _nested_stages(arm, source, path)
     return expand_dotted(arm, source, path, names=(STAGES,))
 
 
-def _normal_whole(given: Mapping[str, Any], source: Source, path: str) -> dict[str, Any]:
+def _nested_stages(given: Mapping[str, Any], source: Source, path: str) -> dict[str, Any]:
     stages = {STAGES: expand_each(given[STAGES], source, f"{path}.{STAGES}")} if STAGES in given else {}
     return {**given, **stages}
 
 
 def _check_overridden_arms(values: Mapping[str, Any], paths: Sequence[str]) -> None:
-    """A setting of an arm that is not there would make another arm."""
+    """Refuse overrides of unknown arms: they would add an arm."""
     arms = values.get("arms")
     known = [str(name) for name in arms] if isinstance(arms, Mapping) else []
     for path in paths:
@@ -149,14 +145,13 @@ def _stage(given: Mapping[str, Any], path: str, source: Source, arms: Sequence[F
     if not isinstance(given.get("name"), str):
         raise source.error(path, "name is missing: give the stage a name.")
     stage = Stage(given["name"], given.get("start_from"))
-    kinds = {arm.in_stage(stage).trained.kind for arm in arms}
+    kinds = {arm.in_stage(stage).training.kind for arm in arms}
     check_keys(changes, kinds, path, source, besides=("name", "start_from"))
     stage.changes = StageChanges(changes, path) if changes else {}
     return stage
 
 
 def _check_arms(arms: Sequence[FileArm], stages: Sequence[Stage], source: Source, *, benchmarked: bool) -> None:
-    """Find out whether each arm can be trained, in each stage."""
     for arm in arms:
         for stage in stages or [Stage("only")]:
             made = arm.in_stage(stage)

@@ -1,12 +1,8 @@
-"""`ExperimentFile`: what the file of an experiment holds, before any of it is made.
+"""The arms of an experiment file: `ExperimentFile` is its schema, `FileArms` makes its arms.
 
-`FileArm`: an arm that a file describes: a configuration of SFT or RL or a function, with settings on top of it.
-
-`FileArms`: the arms of a file: those that it names and those of its grid, or its base alone.
-
-An arm's settings go on top of the base's. What trains in a stage in place of an arm is a configuration of its own, on
-top of nothing. The base's are those of all arms; an arm may have another one for a stage, or ``null``: then it trains
-there itself.
+A file has named arms, a grid, or just its base as the only arm. An arm's settings override the base's. A training that
+replaces an arm in a stage has a configuration of its own, without the base. The base's replacements apply to all arms;
+an arm may have another one for a stage, or ``null`` to train there itself.
 """
 
 import itertools
@@ -26,26 +22,25 @@ from hookline.experiment.arms import Arm, Stage, grid
 
 
 class ExperimentFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the file of an experiment holds.
+    """The schema of an experiment file.
 
     Args:
-        name: What the experiment is called; as its file by default.
-        output_dir: Its directory, ``runs/<name>`` by default.
-        repeats: How often each arm is run, with a seed of its own each time.
-        retries: How often a run that fails is tried again.
-        metric: What the tables are about.
-        mode: Whether that is better when it is smaller (``min``) or larger (``max``), where its name does not say.
+        name: The experiment's name; by default the file's.
+        output_dir: Its directory; ``runs/<name>`` by default.
+        repeats: How often each arm is run, each time with another seed.
+        retries: How many times a failed run is retried.
+        metric: The metric of the tables.
+        mode: Whether smaller (``min``) or larger (``max``) is better, if the metric's name does not tell.
         executor: ``local``, ``{local: {processes: 4}}``, ``ray`` or ``{ray: {num_gpus: 1}}``.
-        base: What the settings of arms and of the grid go on top of: one of ``sft``, ``rl`` and ``function``. Its
-            ``stages`` are what trains in a stage, by the stage's name, in place of each arm: one of the three as well.
-        arms: Settings on top of the base by the name of their arm, or a configuration of the arm's own; ``stages``
-            among them are put in the place of the base's.
+        base: The training that arms and the grid modify: one of ``sft``, ``rl`` and ``function``. Its ``stages`` map
+            stage names to trainings that replace each arm there, again one of the three.
+        arms: For each arm's name, settings that override the base's, or a training of its own; its ``stages``
+            override the base's.
         grid: Values of settings; each combination of them is an arm.
-        stages: Trainings that follow one another in each arm, each with a name and settings on top of what trains in
-            it.
-        benchmarks: What every run is scored on, by name or as ``{name: {setting: value}}``.
+        stages: Trainings that follow one another in each arm, each with a name and settings that override the arm's.
+        benchmarks: Benchmarks that score every run, by name or as ``{name: {setting: value}}``.
         callbacks: Callbacks of every run, by name or as ``{name: {setting: value}}``.
-        sinks: Where the record of every run is delivered to, by name or as ``{name: {setting: value}}``.
+        sinks: Destinations for the records of every run, by name or as ``{name: {setting: value}}``.
         strict: Let exceptions of callbacks propagate.
     """
 
@@ -66,7 +61,7 @@ class ExperimentFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool = False
 
     def stage_names(self) -> list[str]:
-        """What its stages are called, as far as they have names."""
+        """The names of its stages."""
         names = (given if isinstance(given, str) else given.get("name") for given in self.stages or ())
         return [name for name in names if isinstance(name, str)]
 
@@ -77,17 +72,17 @@ _MISSING = "Nothing trains: give sft, rl or function."
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What trains: the one of `KINDS` that it is, and the functions that go with it."""
+    """A training: one of `KINDS`, with its functions."""
 
     kind: str
     function: Callable[..., Any] | None = None
     answers: Callable[..., Any] | None = None
 
     def config(self, layers: Sequence[Layer], source: Source) -> Any:
-        """The configuration that the layers make, with everything in it checked.
+        """Merge the layers into a checked configuration.
 
         Raises:
-            ConfigError: Something in it is unknown or wrong; the message says where it stands.
+            ConfigError: A setting is unknown or wrong; the message says where.
         """
         values, place = merge_layers(layers), LayeredSource({}, source.file, source=source, layers=layers)
         if self.kind == "function":
@@ -102,7 +97,7 @@ class Training:
 
 
 class StageChanges(dict[str, Any]):
-    """The changes of a stage, which know where in the file they stand."""
+    """The changes of a stage, with their place in the file."""
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         super().__init__(values)
@@ -110,64 +105,64 @@ class StageChanges(dict[str, Any]):
 
 
 class FileArm(Arm):
-    """An arm made of layers of settings; the stages of the file put another one on top.
+    """An arm made of layers of settings; a stage of the file adds another layer.
 
     Raises:
-        ConfigError: Something in it is unknown or wrong; the message says where it stands.
+        ConfigError: A setting is unknown or wrong; the message says where.
     """
 
     def __init__(
         self,
         name: str,
-        trained: Training,
+        training: Training,
         layers: Sequence[Layer],
         source: Source,
         path: str,
         *,
         stages: Mapping[str, "FileArm"] | None = None,
     ) -> None:
-        self._trained, self._layers, self._source = trained, layers, source
+        self._training, self._layers, self._source = training, layers, source
         self.path = path
-        """Where in the file it stands."""
+        """Its place in the file."""
         self._with_stage: dict[tuple[str, str], FileArm] = {}
         try:
-            config = trained.config(layers, source)
-            super().__init__(name, config, train=trained.function, answers=trained.answers, stages=stages)
+            config = training.config(layers, source)
+            super().__init__(name, config, train=training.function, answers=training.answers, stages=stages)
         except (ConfigError, MissingExtraError):
             raise
         except HooklineError as error:
             raise source.error(path, str(error)) from error
 
     @property
-    def trained(self) -> Training:
-        """What trains it."""
-        return self._trained
+    def training(self) -> Training:
+        """Its own training."""
+        return self._training
 
     def in_stage(self, stage: Stage) -> "FileArm":
-        """What trains in a stage, which the file describes too."""
+        """The arm, or its replacement, as it trains in a stage."""
         return cast("FileArm", super().in_stage(stage))
 
     def changed(self, name: str, changes: Mapping[str, Any]) -> Arm:
-        """The arm in a stage, or as `Arm` says."""
+        """The arm with the settings of a stage; see `Arm.changed`."""
         if not isinstance(changes, StageChanges):
             return super().changed(name, changes)
         key = name, changes.origin
-        if key not in self._with_stage:  # asked for again with each repeat
+        if key not in self._with_stage:  # each repeat asks again
             layers = [*self._layers, Layer(dict(changes), changes.origin)]
-            self._with_stage[key] = FileArm(name, self._trained, layers, self._source, self.path)
+            self._with_stage[key] = FileArm(name, self._training, layers, self._source, self.path)
         return self._with_stage[key]
 
 
 def parse_training(
     given: Mapping[str, Any], path: str, source: Source, *, besides: Sequence[str] = ()
 ) -> tuple[Training, Layer]:
-    """What trains, from a mapping with one of the kinds in it, and the settings that it is given there.
+    """Parse a mapping with one of `KINDS` into a training and its settings.
 
     Args:
-        besides: What may stand there too.
+        besides: Other keys that it may have.
 
     Raises:
-        ConfigError: It has none or several of them, or something else beside them.
+        ConfigError: It has none or several of the kinds, or an unknown key.
     """
     kinds = [kind for kind in KINDS if kind in given]
     if not kinds:
@@ -193,13 +188,13 @@ def parse_training(
 
 
 def config_type(kind: str) -> Any:
-    """The struct of a kind.
+    """The configuration struct of a kind of training.
 
     Raises:
         MissingExtraError: torch is not installed.
     """
     try:
-        import torch  # noqa: F401 - so that what is missing is named
+        import torch  # noqa: F401 - for an error that names what is missing
     except ImportError as error:
         raise MissingExtraError(f"An arm with {kind}", "hf") from error
     if kind == "rl":
@@ -214,13 +209,13 @@ def config_type(kind: str) -> Any:
 def check_keys(
     given: Mapping[str, Any], kinds: Collection[str], path: str, source: Source, *, besides: Sequence[str]
 ) -> None:
-    """Refuse settings that nothing of these kinds has; those of a function are its own matter.
+    """Refuse settings that no training of these kinds has; a function may have any.
 
     Args:
-        besides: What can be given in their place, for the closest name.
+        besides: Other keys to suggest.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: A setting is unknown.
     """
     if "function" in kinds:
         return
@@ -231,10 +226,10 @@ def check_keys(
 
 
 def check_callbacks(entries: Any, source: Source, path: str) -> None:
-    """Build the callbacks of a list, to see whether they can be.
+    """Check that a list of callbacks can be built.
 
     Raises:
-        ConfigError: One cannot, or they do not go together.
+        ConfigError: One of them cannot, or they conflict.
     """
     if not isinstance(entries, list | tuple):
         raise source.error(path, f"{entries!r:.200} was given, a list of callbacks is accepted.")
@@ -247,10 +242,10 @@ def check_callbacks(entries: Any, source: Source, path: str) -> None:
 
 
 def check_sinks(entries: Any, source: Source, path: str) -> None:
-    """Make the sinks of a list, to see whether they can be and take records.
+    """Check that the sinks of a list can be built and accept records.
 
     Raises:
-        ConfigError: One cannot, or does not.
+        ConfigError: One of them does not.
     """
     if not isinstance(entries, list | tuple):
         raise source.error(path, f"{entries!r:.200} was given, a list of sinks is accepted.")
@@ -262,7 +257,7 @@ def check_sinks(entries: Any, source: Source, path: str) -> None:
 
 
 def _check_settings(layers: Sequence[Layer], source: Source) -> None:
-    """A function's settings are those that its configuration has: anything else would be read by nobody."""
+    """Refuse settings that the function's configuration lacks: the function would not read them."""
     known = layers[0].values
     for layer in layers[1:] if known else ():
         for key in layer.tree():
@@ -304,7 +299,7 @@ def _function(given: Any, path: str, source: Source) -> Callable[..., Any] | Non
     except HooklineError as error:
         raise source.error(path, str(error)) from error
     if not callable(found) or isinstance(found, type):
-        raise source.error(path, f"{given!r} is {found!r:.120}, which is no function.")
+        raise source.error(path, f"{given!r} is {found!r:.120}, which is not a function.")
     function: Callable[..., Any] = found
     return function
 
@@ -314,28 +309,27 @@ def _meant(key: Any, known: Any) -> str:
 
 
 BASE = "base"
-"""What the one arm of a file with neither arms nor a grid is called."""
+"""The name of the only arm of a file with neither arms nor a grid."""
 STAGES = "stages"
-"""The key of an arm, and of the base, with what trains in stages in their place."""
+"""The key, of an arm and of the base, of trainings that replace them in stages."""
 
 
 class FileArms:
     """The arms of a file, in their order.
 
     Raises:
-        ConfigError: One of them cannot be made; the message says where it stands.
+        ConfigError: One of them is invalid; the message says where.
     """
 
     def __init__(self, file: ExperimentFile, source: Source) -> None:
         self._file, self._source = file, source
         self._stage_names = file.stage_names()
         self._base = None if file.base is None else parse_training(file.base, BASE, source, besides=(STAGES,))
-        self._stages = self._stages_of(BASE, file.base or {}, BASE, below={})
+        self._stages = self._replacements(BASE, file.base or {}, BASE, below={})
 
     def __iter__(self) -> Iterator[FileArm]:
-        """All arms, with names that differ."""
         seen: set[str] = set()
-        for arm in itertools.chain(self._named(), self._of_grid()):
+        for arm in itertools.chain(self._named_arms(), self._grid_arms()):
             if arm.name in seen:
                 raise self._source.error(arm.path, f"two arms are called {arm.name!r}. Give each a name of its own.")
             seen.add(arm.name)
@@ -345,30 +339,29 @@ class FileArms:
         if not seen and self._base is not None:
             yield FileArm(BASE, self._base[0], [self._base[1]], self._source, BASE, stages=self._stages)
 
-    def _named(self) -> Iterator[FileArm]:
+    def _named_arms(self) -> Iterator[FileArm]:
         for name, given in (self._file.arms or {}).items():
             path, settings = f"arms.{name}", given or {}
-            trained, layers = self._layers(settings, path)
-            stages = self._stages_of(name, settings, path, below=self._stages)
-            yield FileArm(name, trained, layers, self._source, path, stages=stages)
+            training, layers = self._layers(settings, path)
+            stages = self._replacements(name, settings, path, below=self._stages)
+            yield FileArm(name, training, layers, self._source, path, stages=stages)
 
     def _layers(self, settings: Mapping[str, Any], path: str) -> tuple[Training, list[Layer]]:
-        """What trains a named arm, and what its configuration is made of."""
         if has_training(settings, self._file.base):
-            trained, layer = parse_training(settings, path, self._source, besides=(STAGES,))
-            return trained, [layer]
+            training, layer = parse_training(settings, path, self._source, besides=(STAGES,))
+            return training, [layer]
         if self._base is None:
             message = "nothing trains it: give it sft, rl or function, or give the file a base."
             raise self._source.error(path, message)
-        trained, layer = self._base
+        training, layer = self._base
         own = {key: value for key, value in settings.items() if key != STAGES}
-        check_keys(own, {trained.kind}, path, self._source, besides=(STAGES,))
-        return trained, [layer, Layer(own, path)]
+        check_keys(own, {training.kind}, path, self._source, besides=(STAGES,))
+        return training, [layer, Layer(own, path)]
 
-    def _stages_of(
+    def _replacements(
         self, name: str, given: Mapping[str, Any], path: str, *, below: Mapping[str, FileArm]
     ) -> dict[str, FileArm]:
-        """What trains in stages in place of an arm, or of all arms where it is the base that is given."""
+        """The trainings that replace an arm (or, for the base, all arms) in stages."""
         inside, made, path = given.get(STAGES), dict(below), f"{path}.{STAGES}"
         if inside is not None and not isinstance(inside, Mapping):
             message = f"{inside!r:.200} was given, a mapping is accepted, of a stage's name to what trains in it."
@@ -391,30 +384,30 @@ class FileArms:
         if entry is not None and not isinstance(entry, Mapping):
             message = f"{entry!r:.200} was given, a mapping with one of {', '.join(KINDS)} is accepted."
             raise self._source.error(path, message)
-        trained, layer = parse_training(entry or {}, path, self._source)
-        return FileArm(name, trained, [layer], self._source, path)
+        training, layer = parse_training(entry or {}, path, self._source)
+        return FileArm(name, training, [layer], self._source, path)
 
-    def _of_grid(self) -> Iterator[FileArm]:
+    def _grid_arms(self) -> Iterator[FileArm]:
         axes = dict(self._axes(self._file.grid or {}, "grid"))
         if not axes:
             return
         if self._base is None:
-            raise self._source.error("grid", "a grid is of settings of a base: give the file a base.")
+            raise self._source.error("grid", "a grid needs a base, whose settings it varies: give the file a base.")
         try:
             points = grid(**axes)
         except HooklineError as error:
             raise self._source.error("grid", str(error)) from error
-        trained, base = self._base
+        training, base = self._base
         choices = itertools.product(*(range(len(values)) for values in axes.values()))
         for point, choice in zip(points, choices, strict=True):
             layers = [
                 Layer(axes[path][index], f"grid.{path}[{index}]", tuple(path.split(".")))
                 for path, index in zip(axes, choice, strict=True)
             ]
-            yield FileArm(point.name, trained, [base, *layers], self._source, "grid", stages=self._stages)
+            yield FileArm(point.name, training, [base, *layers], self._source, "grid", stages=self._stages)
 
     def _axes(self, inside: Mapping[str, Any], path: str) -> Iterator[tuple[str, list[Any]]]:
-        """The paths of settings, and the values that they have in turn."""
+        """The dotted paths of settings, and their values."""
         for key, given in inside.items():
             place = f"{path}.{key}"
             if isinstance(given, Mapping):
@@ -426,9 +419,9 @@ class FileArms:
 
 
 def has_training(arm: Mapping[str, Any], base: Any) -> bool:
-    """Whether an arm has a configuration of its own; otherwise it has settings on top of the base.
+    """Whether an arm has a training of its own; otherwise its settings override the base's.
 
-    A configuration of SFT has a part that is called ``sft`` too. What has none of the other parts is settings of that.
+    An SFT configuration has a section called ``sft`` too. A mapping without its other sections is that section.
     """
     kinds = [kind for kind in KINDS if kind in arm]
     if kinds != ["sft"] or not isinstance(base, Mapping) or "sft" not in base:

@@ -1,17 +1,14 @@
-"""How a metric went over the steps, per arm: the mean of its repeats and how far they lie apart.
+"""Curves: the metric of an experiment over its steps, per arm, and their picture.
 
-The runs' journals are read when curves are asked for, and only those of the arms that are asked for. Values are
-aligned on the step at which they were recorded and never made up in between: a step that only some repeats have
-(one that ended early, or that recorded at other steps) is the mean of those, and ``n`` says of how many.
+Journals are read when curves are requested, and only those of the requested arms. Values are aligned by the step at
+which they were recorded and never interpolated: a step that only some repeats have is the mean of those, with their
+number as ``n``.
 
-Which metric an experiment is about, and which way it is better.
+`main_metric` and `metric_mode` choose the metric that an experiment is about, and its direction.
 
-The picture of an experiment's curves: the mean of each arm, with a band of one deviation on both sides.
-
-The colours are those of Okabe and Ito, which people with any kind of colour vision tell apart; where there are more
-arms than colours, lines are dashed. A curve with more points than the picture has room for is drawn as the means of
-short stretches. No global state of matplotlib's is touched, so this works on any thread and
-beside a notebook's own figures.
+The picture shows each arm's mean with a band of one standard deviation, in the colours of Okabe and Ito, which are
+distinguishable with any colour vision; beyond eight arms, lines are dashed. Long curves are drawn as means of short
+segments. It uses no global state of matplotlib, so it works on any thread and beside a notebook's own figures.
 """
 
 import io
@@ -43,9 +40,9 @@ _OVERHEAD = "hooks/"
 
 
 def main_metric(arms: Sequence[ArmResult]) -> str | None:
-    """The first metric of the first benchmark, what functions returned, a validation metric, or a likely result.
+    """The first metric of the first benchmark, of returned results, of validations, or a likely result.
 
-    A metric that all arms have comes before one that only some have. None where no run completed with a number.
+    A metric that all arms have comes before one that only some have. None if no run completed with a number.
     """
     stage = last_stage(arms)
     runs_of = [runs for arm in arms if (runs := completed(arm, stage))]
@@ -58,19 +55,19 @@ def main_metric(arms: Sequence[ArmResult]) -> str | None:
 
 
 def by_likelihood(metrics: Iterable[str]) -> list[str]:
-    """Metrics with those first that an experiment is most likely about; what hooks cost is not among them."""
+    """Metrics in the order in which an experiment is likely about them, without the costs of hooks."""
     return sorted((name for name in metrics if not name.startswith(_OVERHEAD)), key=_unlikelihood)
 
 
 def metric_mode(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -> Literal["min", "max"]:
-    """Whether a metric is better when it is smaller or larger: as it was said, or as its name suggests.
+    """Whether smaller or larger values of a metric are better: as given, or as its name suggests.
 
-    A benchmark's metric whose name says nothing is a score: larger is better.
+    A benchmark's metric whose name suggests nothing is a score: larger is better.
     """
-    said = direction(metric, mode)
-    if mode is not None or said == "max" or metric is None:
-        return said
-    return "max" if not _says_smaller(metric) and _is_of_benchmark(metric, runs) else "min"
+    suggested = direction(metric, mode)
+    if mode is not None or suggested == "max" or metric is None:
+        return suggested
+    return "max" if not _suggests_smaller(metric) and _is_of_benchmark(metric, runs) else "min"
 
 
 def _likeliest(metrics: Iterable[str]) -> str | None:
@@ -78,12 +75,12 @@ def _likeliest(metrics: Iterable[str]) -> str | None:
 
 
 def _unlikelihood(metric: str) -> tuple[bool, int]:
-    says_larger = direction(metric, None) == "max"
-    return not metric.startswith("val/"), 0 if says_larger else 1 if _says_smaller(metric) else 2
+    suggests_larger = direction(metric, None) == "max"
+    return not metric.startswith("val/"), 0 if suggests_larger else 1 if _suggests_smaller(metric) else 2
 
 
-def _says_smaller(metric: str) -> bool:
-    """Whether the name says that smaller is better: then not even a word for the contrary changes it."""
+def _suggests_smaller(metric: str) -> bool:
+    """Whether the name suggests that smaller is better: then an added ``score`` does not change it."""
     return direction(f"{metric}/score", None) == "min"
 
 
@@ -94,7 +91,7 @@ def _is_of_benchmark(metric: str, runs: Iterable[RunResult]) -> bool:
 def _shared(
     runs_of: Sequence[Sequence[RunResult]], some: Callable[[RunResult], Sequence[str]] | None = None
 ) -> list[str]:
-    """The metrics, or those among ``some``, that all arms have, or those that most have."""
+    """The metrics (or those among ``some``) that the largest number of arms has."""
     counts = Counter(
         name
         for runs in runs_of
@@ -106,15 +103,15 @@ def _shared(
 
 
 Series = dict[int, float]
-"""The values of one metric of one run, by their steps."""
+"""The values of one metric of one run, by step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One arm's metric over the steps: at each, the mean and deviation of the ``n`` repeats that have it.
+    """A metric of one arm over the steps: at each, the mean and deviation of the ``n`` repeats that have it.
 
     Attributes:
-        std: The standard deviation of the sample; None at a step that a single repeat has.
+        std: The sample standard deviation; None at a step that a single repeat has.
     """
 
     arm: str
@@ -126,7 +123,7 @@ class Curve:
 
 
 def curves(arms: Iterable[ArmResult], metric: str, stage: str | None) -> list[Curve]:
-    """The curve of each arm that recorded the metric, over the runs that completed."""
+    """The curve of each arm that recorded the metric, over its completed runs."""
     read_in = [(arm.name, [_by_axis(run, metric) for run in completed(arm, stage)]) for arm in arms]
     axis = _axis(by_axis for _, runs in read_in for by_axis in runs)
     made = (_curve(arm, metric, [by_axis[axis] for by_axis in runs if axis in by_axis]) for arm, runs in read_in)
@@ -134,9 +131,9 @@ def curves(arms: Iterable[ArmResult], metric: str, stage: str | None) -> list[Cu
 
 
 def curve_metric(arms: Iterable[ArmResult], stage: str | None, first: str | None) -> str | None:
-    """The metric whose curves tell most: the one that is given, if it was recorded over time, else a likely one.
+    """The metric to draw: ``first``, if it was recorded at several steps, or else a likely one.
 
-    What was recorded is taken from the first run that recorded anything.
+    Only the first run with any metrics is examined.
     """
     for arm in arms:
         for run in completed(arm, stage):
@@ -162,7 +159,7 @@ def _curve(arm: str, metric: str, runs: Sequence[Series]) -> Curve:
 
 
 def _axis(runs: Iterable[dict[str, Series]]) -> str:
-    """The axis on which the metric was recorded most often: one for all, so that the steps mean the same."""
+    """The axis on which the metric was recorded most often: one for all arms, so that steps are comparable."""
     points: Counter[str] = Counter()
     for by_axis in runs:
         points.update({axis: len(series) for axis, series in by_axis.items()})
@@ -178,7 +175,7 @@ def _by_axis(run: RunResult, metric: str) -> dict[str, Series]:
 
 
 def _points(run: RunResult) -> Iterator[tuple[str, str, int, float]]:
-    """Every number that a run recorded: its axis, name and step, and the value. Nothing where no record is left."""
+    """Every number that a run recorded: axis, name, step and value. Empty if its journal is gone."""
     if run.output_dir is None:
         return
     try:
@@ -200,7 +197,7 @@ _MOST_POINTS = 500
 
 
 def draw_curves(curves: Sequence[Curve], *, title: str, metric: str) -> bytes:
-    """The curves as a PNG.
+    """Draw curves as a PNG.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -215,7 +212,7 @@ def draw_curves(curves: Sequence[Curve], *, title: str, metric: str) -> bytes:
     )
     canvas = canvas_module.FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks and of numbers that no axis can hold
+        warnings.simplefilter("ignore")  # missing glyphs, and numbers beyond the axis limits
         _draw(figure.add_subplot(), curves, title, metric)
         _draw_legend(figure, curves)
         picture = io.BytesIO()
@@ -235,7 +232,6 @@ def _draw(axes: Any, curves: Sequence[Curve], title: str, metric: str) -> None:
 
 
 def _draw_legend(figure: Any, curves: Sequence[Curve]) -> None:
-    """The names below the picture, where they hide no curve, in as many columns as they leave room for."""
     if curves:
         figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=_columns(curves))
 
@@ -259,7 +255,7 @@ def _draw_curve(axes: Any, curve: Curve, colour: str, dashes: str) -> None:
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
-    """The means of so many stretches of the values as a picture can show."""
+    """The means of as many segments as the picture can show."""
     if len(values) <= _MOST_POINTS:
         return list(values)
     edges = [round(index * len(values) / _MOST_POINTS) for index in range(_MOST_POINTS + 1)]
@@ -272,12 +268,12 @@ def _mean_of_numbers(values: Sequence[float]) -> float:
 
 
 def _drawable(value: float) -> float:
-    """The value, or a gap where an axis cannot hold it."""
+    """The value, or NaN (a gap) if an axis cannot show it."""
     return value if abs(value) < 1e150 else math.nan
 
 
 def _literal(text: str) -> str:
-    """The text as it is: neither a formula, nor too long, nor left out of a legend as a private name is."""
+    """Text for matplotlib: no formula, not too long, and not hidden from the legend by an underscore."""
     escaped = _shortened(text, 2 * _NAME_LENGTH).replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 

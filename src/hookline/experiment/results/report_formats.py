@@ -1,8 +1,7 @@
-"""What a report is made of, whichever way it is written: plain text everywhere, no markup in it.
+"""The blocks of a report, and their rendering as HTML and Markdown.
 
-A report as one HTML page: nothing is fetched from anywhere, no script runs, and every name is escaped.
-
-A report in Markdown, as GitHub and editors show it. Names are shown as they are: their signs are no markup.
+Blocks hold plain text without markup. The HTML page loads nothing from elsewhere, runs no script, and escapes every
+name. In Markdown, special characters of names are escaped too.
 """
 
 import base64
@@ -15,7 +14,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A title: of the report (1), a section (2) or a part of one (3)."""
+    """A heading: of the report (1), a section (2) or a subsection (3)."""
 
     text: str
     level: int = 2
@@ -23,14 +22,14 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Some sentences."""
+    """A paragraph."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list; what stands before a colon in ``(head, rest)`` is set off."""
+    """A list of ``(head, rest)``; a head that is not empty is emphasized."""
 
     items: Sequence[tuple[str, str]]
 
@@ -40,8 +39,8 @@ class Table:
     """A table.
 
     Attributes:
-        numbers: The columns that are aligned to the right, by their places.
-        strong: The row that stands out, by its place.
+        numbers: The indexes of right-aligned columns.
+        strong: The index of the emphasized row.
     """
 
     columns: Sequence[str]
@@ -52,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines as a computer wrote them, with a line that says what they are."""
+    """Preformatted lines with a title."""
 
     title: str
     text: str
@@ -60,7 +59,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A PNG: its bytes, the file beside the report that holds them, and what it shows."""
+    """A PNG: its bytes, the file beside the report, and a description."""
 
     png: bytes
     file: str
@@ -99,7 +98,7 @@ pre { overflow-x: auto; padding: .75rem; border-radius: 4px; background: var(--t
 
 
 def html(title: str, blocks: Iterable[Block]) -> str:
-    """The blocks as a page of their own."""
+    """Render blocks as an HTML page."""
     body = "\n".join(map(_html_block, blocks))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -115,7 +114,9 @@ def _html_block(block: Block) -> str:
         case Paragraph(text):
             return f"<p>{escape(text)}</p>"
         case Items(items):
-            return f"<ul>\n{''.join(_item(head, rest) for head, rest in items)}</ul>"
+            heads = (f"<strong>{escape(head)}</strong>: " if head else "" for head, _ in items)
+            rows = "".join(f"<li>{head}{escape(rest)}</li>\n" for head, (_, rest) in zip(heads, items, strict=True))
+            return f"<ul>\n{rows}</ul>"
         case Table():
             return _html_table(block)
         case Code(title, text):
@@ -123,10 +124,6 @@ def _html_block(block: Block) -> str:
         case Picture(png, _, shows):
             data = base64.b64encode(png).decode()
             return f'<p><img alt="{escape(shows)}" src="data:image/png;base64,{data}"></p>'
-
-
-def _item(head: str, rest: str) -> str:
-    return f"<li>{f'<strong>{escape(head)}</strong>: ' if head else ''}{escape(rest)}</li>\n"
 
 
 def _html_table(table: Table) -> str:
@@ -143,14 +140,14 @@ def _cell(tag: str, is_number: bool, text: str) -> str:
     return f"<{tag}{_NUMBER if is_number else ''}>{escape(text)}</{tag}>"
 
 
-_SIGNS = re.compile(r"[\\`*|<>\[\]~$]|(?<!\w)_|_(?!\w)")
+_SPECIAL = re.compile(r"[\\`*|<>\[\]~$]|(?<!\w)_|_(?!\w)")
 _BEGINNING = re.compile(r"^(?=[#+=-])")
 _SPACE = re.compile(r"\s+")
 _FENCES = re.compile(r"`{3,}")
 
 
 def markdown(blocks: Iterable[Block]) -> str:
-    """The blocks as one text, which ends with a newline."""
+    """Render blocks as Markdown."""
     return "\n\n".join(map(_markdown_block, blocks)) + "\n"
 
 
@@ -159,16 +156,17 @@ def _markdown_block(block: Block) -> str:
         case Heading(text, level):
             return f"{'#' * level} {_literal(text)}"
         case Paragraph(text):
-            return _opening(text)
+            return _line_start(text)
         case Items(items):
             return "\n".join(
-                f"- **{_literal(head)}**: {_literal(rest)}" if head else f"- {_opening(rest)}" for head, rest in items
+                f"- **{_literal(head)}**: {_literal(rest)}" if head else f"- {_line_start(rest)}"
+                for head, rest in items
             )
         case Table():
             return _markdown_table(block)
         case Code(title, text):
             fence = "`" * max(3, 1 + max(map(len, _FENCES.findall(text)), default=0))
-            return f"{_opening(title)}\n\n{fence}text\n{text.rstrip()}\n{fence}"
+            return f"{_line_start(title)}\n\n{fence}text\n{text.rstrip()}\n{fence}"
         case Picture(_, file, shows):
             return f"![{_literal(shows)}]({file})"
 
@@ -179,19 +177,15 @@ def _markdown_table(table: Table) -> str:
         [f"**{_literal(cell)}**" if index == table.strong and cell else _literal(cell) for cell in row]
         for index, row in enumerate(table.rows)
     ]
-    return "\n".join(map(_row, ([*map(_literal, table.columns)], rules, *rows)))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in ([*map(_literal, table.columns)], rules, *rows))
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _opening(text: str) -> str:
-    """The text where a line begins: a sign there is no heading and no list either."""
+def _line_start(text: str) -> str:
+    """Text at the beginning of a line, where some characters would start a heading or a list."""
     return _BEGINNING.sub(r"\\", _literal(text))
 
 
 def _literal(text: str) -> str:
-    """The text on one line, without a meaning for its signs."""
+    """Text on one line, with special characters escaped."""
     line = _SPACE.sub(" ", text).strip().replace("&", "&amp;")
-    return _SIGNS.sub(lambda sign: "\\" + sign.group(), line)
+    return _SPECIAL.sub(lambda sign: "\\" + sign.group(), line)

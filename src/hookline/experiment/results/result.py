@@ -1,8 +1,8 @@
-"""`ExperimentResult`: what an experiment gave, with tables, intervals, curves and files of it.
+"""`ExperimentResult`: the results of an experiment, as tables, intervals, curves and files.
 
-Only runs that completed count. Where there are stages, everything is about the last one unless it says otherwise.
-Whether a metric is better when it is larger is taken from its name (a benchmark's metric is a score unless its name
-says that it is a loss); ``mode="min"`` or ``"max"`` says it outright.
+Only completed runs count. If there are stages, everything is about the last one unless stated otherwise. A metric's
+direction is taken from its name (a benchmark's metric is a score unless its name suggests a loss), unless ``mode`` is
+``"min"`` or ``"max"``.
 """
 
 import os
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
 Mode = Literal["min", "max"]
 
 COMPARED_ARMS = 10
-"""Among how many arms every two are compared, unless more are asked for."""
+"""How many of the best arms are compared in pairs by default."""
 CURVES_FILE = "curves.png"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExperimentResult(state.ExperimentResult):
-    """A whole experiment: its arms, in the order in which they were given, and what can be said about them."""
+    """The results of an experiment, with its arms in the order given."""
 
     @property
     def runs(self) -> list[RunResult]:
-        """All runs, of all arms."""
+        """The runs of all arms."""
         return [run for arm in self.arms for run in arm.runs]
 
     @property
     def main_metric(self) -> str | None:
-        """The metric that the tables are about.
+        """The metric of the tables.
 
-        What the experiment was told; else the first one of the first benchmark; without benchmarks what functions
-        returned; a validation metric; one that all arms have and that looks like a result. None where no run
+        The experiment's ``metric``; or the first one of the first benchmark; without benchmarks, of the results that
+        functions returned; a validation metric; one that all arms have and that looks like a result. None if no run
         completed with a number.
         """
         return self.metric or main_metric(self.arms)
 
     @property
     def failed(self) -> list[RunResult]:
-        """The runs that failed, lack a benchmark that failed, or were skipped because what they start from failed."""
+        """The runs that failed, have a failed benchmark, or were skipped because the run before them failed."""
         return [run for run in self.runs if run.status in ("failed", "incomplete", "skipped")]
 
     def __repr__(self) -> str:
@@ -74,20 +74,20 @@ class ExperimentResult(state.ExperimentResult):
         return self.to_markdown()
 
     def metric_names(self) -> list[str]:
-        """The metrics that trained runs have, benchmarks' as ``<benchmark>/<metric>``."""
+        """The metrics of trained runs; those of benchmarks are ``<benchmark>/<metric>``."""
         return metric_names(run for run in self.runs if run.is_trained)
 
     def stages(self) -> list[str]:
-        """The names of the stages in their order; none where there are no stages."""
+        """The names of the stages in order; empty if there are none."""
         return stages(self.arms)
 
     def mode(self, metric: str | None = None, mode: str | None = None) -> Mode:
-        """Whether a metric is better when it is smaller (``"min"``) or larger (``"max"``)."""
+        """Whether smaller (``"min"``) or larger (``"max"``) values of a metric are better."""
         about = self.main_metric if metric is None else metric
         return metric_mode(about, mode or (self.direction if about == self.metric else None), self.runs)
 
     def table(self, metric: str | None = None, *, by_stage: bool = False, mode: str | None = None) -> list[ArmRow]:
-        """A row for each arm, in the order given; with ``by_stage``, one for each arm and stage.
+        """A row for each arm, in order; with ``by_stage``, one for each arm and stage.
 
         Raises:
             UnknownNameError: No completed run has the metric.
@@ -97,7 +97,7 @@ class ExperimentResult(state.ExperimentResult):
         return make(self.arms, about, self.mode(about, mode))
 
     def best_arms(self, number: int, metric: str | None = None, *, mode: str | None = None) -> list[str]:
-        """The names of the best arms, best first; those without a result are not among them."""
+        """The names of the best arms, best first, without those that have no result."""
         rows = self.table(metric, mode=mode)
         there = [row for row in rows if row.mean is not None]
         about = rows[0].metric if rows else None
@@ -111,11 +111,11 @@ class ExperimentResult(state.ExperimentResult):
         limit: int | None = COMPARED_ARMS,
         mode: str | None = None,
     ) -> list[Difference]:
-        """How much every two arms differ, with a 95% interval (Welch's: repeats are independent samples).
+        """The differences of all pairs of arms, with a 95% interval (Welch's: repeats are independent samples).
 
         Args:
-            arms: Which arms are compared, and in which order a difference is taken: later less earlier.
-            limit: Without ``arms``, compare the best so many that have a result, in the order given; None compares all.
+            arms: The arms to compare; a difference is the later one minus the earlier one.
+            limit: Without ``arms``, compare this many of the best arms, in the order given; None compares all.
 
         Raises:
             UnknownNameError: There is no such metric or arm.
@@ -135,12 +135,12 @@ class ExperimentResult(state.ExperimentResult):
     def curves(
         self, metric: str | None = None, *, arms: Sequence[str] | None = None, stage: str | None = None
     ) -> list[Curve]:
-        """How a metric went over the steps, for each arm that recorded it; read from the runs' journals now.
+        """A metric over the steps, for each arm that recorded it; reads the runs' journals.
 
         Args:
-            metric: Any metric that was recorded; without one the main metric, or the likeliest one recorded over time.
-            arms: Only those of these arms.
-            stage: Of which stage; without it the last one.
+            metric: Any recorded metric; by default the main one, or a likely one that was recorded over time.
+            arms: Only these arms.
+            stage: The stage; by default the last one.
         """
         about = stage or last_stage(self.arms)
         name = metric or self.curve_metric(stage=about)
@@ -148,11 +148,11 @@ class ExperimentResult(state.ExperimentResult):
         return [] if name is None else curves(chosen, name, about)
 
     def curve_metric(self, *, stage: str | None = None) -> str | None:
-        """The metric that curves are of unless another one is asked for; None where nothing was recorded over time."""
+        """The default metric of curves; None if none was recorded over time."""
         return curve_metric(self.arms, stage or last_stage(self.arms), self.main_metric)
 
     def picture(self, metric: str | None = None, *, mode: str | None = None) -> bytes:
-        """The curves as a PNG: of at most 12 arms, the best ones, each with a band of one standard deviation.
+        """Draw the curves of the best arms, at most 12, as a PNG, each with a band of one standard deviation.
 
         Raises:
             UnknownNameError: No completed run recorded the metric.
@@ -171,7 +171,7 @@ class ExperimentResult(state.ExperimentResult):
     def plot(
         self, metric: str | None = None, path: str | os.PathLike[str] | None = None, *, mode: str | None = None
     ) -> Path:
-        """Write `picture` to a file: ``curves.png`` in the experiment's directory, unless a path is given."""
+        """Write `picture` to a file; by default ``curves.png`` in the experiment's directory."""
         if path is None and self.output_dir is None:
             raise OptionError("path=None: the experiment has no directory. Give the path of the PNG.")
         target = Path(path) if path is not None else Path(self.output_dir or "") / CURVES_FILE
@@ -181,7 +181,7 @@ class ExperimentResult(state.ExperimentResult):
     def to_pandas(self) -> Any:
         """A DataFrame with one row for each run: arm, repeat, stage, seed, status, seconds and every metric.
 
-        A metric that has the name of one of those columns stands under ``metrics/<name>``.
+        A metric with the name of one of those columns is called ``metrics/<name>``.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -196,7 +196,7 @@ class ExperimentResult(state.ExperimentResult):
         return pandas.DataFrame(rows, columns=[*own, *metrics])
 
     def to_dict(self, metric: str | None = None, *, mode: str | None = None) -> dict[str, Any]:
-        """Everything as JSON can hold it; numbers that are not finite as their names: ``"NaN"``, ``"Infinity"``."""
+        """Everything as JSON-compatible values; non-finite numbers are ``"NaN"`` and ``"Infinity"``."""
         about = self._metric(metric)
         made: dict[str, Any] = clean(
             {
@@ -212,7 +212,7 @@ class ExperimentResult(state.ExperimentResult):
         return made
 
     def to_markdown(self, metric: str | None = None, *, mode: str | None = None) -> str:
-        """The table of arms in Markdown: of all of them up to 20, else of the best."""
+        """The table of arms in Markdown: of all of them, or of the best 20."""
         about = self._metric(metric)
         board = leaderboard(self.arms, about, self.mode(about, mode))
         shown = Table(board.columns, [board.cells(row) for row in board.rows], numbers=range(1, 6))
@@ -220,7 +220,7 @@ class ExperimentResult(state.ExperimentResult):
         return markdown([shown, *(rest if board.left_out else ())])
 
     def print(self, console: "Console | None" = None, *, metric: str | None = None, mode: str | None = None) -> None:
-        """Print the table of arms and what failed, to a console of `rich` or to standard output."""
+        """Print the table of arms and failures, to a `rich` console or to standard output."""
         shown = self._view(metric, mode)
         if console is not None:
             console.print(shown)
@@ -235,7 +235,7 @@ class ExperimentResult(state.ExperimentResult):
         return render(self, leaderboard(self.arms, about, self.mode(about, mode)))
 
     def _metric(self, metric: str | None) -> str | None:
-        """The metric that is meant; a name that nothing has is an error, unless there are no metrics at all."""
+        """The given or main metric; an unknown name is an error, unless there are no metrics at all."""
         if metric is None:
             return self.main_metric
         known = self.metric_names()

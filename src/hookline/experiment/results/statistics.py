@@ -1,20 +1,13 @@
-"""Whether two arms differ by more than their repeats do: Welch's t interval of the difference of the means.
+"""Statistics of an experiment's metrics: values per arm, their spread, and differences between arms.
 
-Repeats of different arms share their seeds, but a seed rarely makes a good run good in both arms: a test of pairs
-would lose half of the degrees of freedom for nothing, so the arms are treated as independent samples whose spreads
-may differ. Each interval stands by itself: of twenty pairs that do not differ, about one looks as if it did.
+Only completed runs count. If there are stages, an arm is judged by its last one. Means of values that are not finite
+are not finite either; nothing raises.
 
-The values of one metric over the repeats of an arm: how many, their mean, their spread.
+Differences have Welch's t interval. Repeats of different arms share their seeds, but a seed rarely makes a good run
+good in both arms: a paired test would lose half of the degrees of freedom for nothing, so arms are independent samples
+whose spreads may differ. Each interval stands alone: of twenty pairs that do not differ, about one looks as if it did.
 
-A value that is not a number makes the mean one that is not a number, and nothing fails of it.
-
-Which runs of an arm count, and what a metric of them is.
-
-Only completed runs have results. Where there are stages, an arm is judged by its last one.
-
-Quantiles of Student's t distribution, without a package for them.
-
-Right to better than one part in a million for every probability and every number of degrees of freedom, whole or not.
+`quantile` is Student's t without scipy, to better than one part in a million for any degrees of freedom.
 """
 
 import math
@@ -32,7 +25,7 @@ from hookline._engine.state import ArmResult, RunResult
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How many values there are, their mean, and their standard deviation (of a sample; None for a single value)."""
+    """The number of values, their mean, and their sample standard deviation (None for a single value)."""
 
     n: int = 0
     mean: float | None = None
@@ -45,7 +38,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The spread of some values.
+    """Compute the spread of some values.
 
     >>> spread([1.0, 2.0, 3.0])
     Spread(n=3, mean=2.0, std=1.0)
@@ -55,17 +48,17 @@ def spread(values: Sequence[float]) -> Spread:
     n = len(values)
     if not all(map(math.isfinite, values)):
         return Spread(n, sum(values) / n, math.nan if n > 1 else None)
-    if min(values) == max(values):  # equal values have no spread, not one of rounding errors
+    if min(values) == max(values):  # avoid a spread that is only rounding error
         return Spread(n, values[0], 0.0 if n > 1 else None)
     try:
         mean = math.fsum(values) / n
         return Spread(n, mean, math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / (n - 1)))
-    except OverflowError:  # of sums: what they are divided by makes them numbers again
+    except OverflowError:  # of the sums: divide first
         return Spread(n, math.fsum(value / n for value in values), math.inf)
 
 
 def number(value: Any) -> float | None:
-    """A metric's value as a number, or None where it is something else."""
+    """A metric's value as a number; None if it is not one."""
     value = plain(value)
     if not isinstance(value, int | float):
         return None
@@ -76,29 +69,29 @@ def number(value: Any) -> float | None:
 
 
 def stages(arms: Iterable[ArmResult]) -> list[str]:
-    """The names of the stages in their order; none where there are no stages."""
+    """The names of the stages in order; empty if there are none."""
     return list(dict.fromkeys(run.stage for arm in arms for run in arm.runs if run.stage is not None))
 
 
 def last_stage(arms: Iterable[ArmResult]) -> str | None:
-    """The stage that results are about."""
+    """The stage that arms are judged by."""
     return next(reversed(stages(arms)), None)
 
 
 def completed(arm: ArmResult, stage: str | None) -> list[RunResult]:
-    """The runs of an arm that count."""
+    """The runs of an arm that completed their training."""
     return [run for run in arm.runs if run.is_trained and stage in (None, run.stage)]
 
 
 def value(run: RunResult, metric: str) -> float | None:
-    """A metric of a run, also of its benchmarks; None where it has none or it is no number."""
+    """A metric of a run or of its benchmarks; None if it has none or it is not a number."""
     if metric in run.metrics:
         return number(run.metrics[metric])
     return next((number(value) for name, value in _benchmark_values(run) if name == metric), None)
 
 
 def values(arm: ArmResult, metric: str | None, stage: str | None) -> list[float]:
-    """A metric of all runs of an arm that count and have it."""
+    """A metric of all completed runs of an arm that have it."""
     if metric is None:
         return []
     found = (value(run, metric) for run in completed(arm, stage))
@@ -106,18 +99,18 @@ def values(arm: ArmResult, metric: str | None, stage: str | None) -> list[float]
 
 
 def run_metrics(run: RunResult) -> dict[str, Any]:
-    """All metrics of a run, also those that stand in the results of its benchmarks alone."""
+    """All metrics of a run, those of its benchmarks included."""
     return dict(run.metrics) | {name: given for name, given in _benchmark_values(run) if name not in run.metrics}
 
 
 def metric_names(runs: Iterable[RunResult]) -> list[str]:
-    """The metrics of some runs that are numbers, each once, in the order in which they come."""
+    """The numeric metrics of some runs, without duplicates, in order of appearance."""
     found = ((name, given) for run in runs for name, given in run_metrics(run).items())
     return list(dict.fromkeys(name for name, given in found if number(given) is not None))
 
 
 def benchmark_names(runs: Sequence[RunResult]) -> list[str]:
-    """Those of the metrics that benchmarks gave."""
+    """The metrics of the runs' benchmarks, without duplicates."""
     return list(dict.fromkeys(name for run in runs for name, _ in _benchmark_values(run)))
 
 
@@ -133,13 +126,13 @@ _STEPS = 10_000
 
 @lru_cache(maxsize=4096)
 def quantile(probability: float, freedom: float) -> float:
-    """The value that a t distributed number stays below with a probability.
+    """The quantile of Student's t distribution.
 
     >>> round(quantile(0.975, 4), 3), round(quantile(0.975, math.inf), 3)
     (2.776, 1.96)
 
     Args:
-        freedom: The degrees of freedom, which need not be whole.
+        freedom: The degrees of freedom, not necessarily whole.
     """
     if not 0.0 < probability < 1.0:
         raise OptionError(f"probability={probability!r}: give a number between 0 and 1.")
@@ -152,9 +145,9 @@ def quantile(probability: float, freedom: float) -> float:
 
 
 def _upper(tail: float, freedom: float) -> float:
-    """The value above which the given share lies, by Newton's method.
+    """The value with the given upper tail, by Newton's method.
 
-    The tail is convex, and the normal quantile lies below that of t: from there each step comes closer from the left.
+    The tail is convex, and the normal quantile lies below that of t: from there each step approaches from the left.
     """
     value = -NormalDist().inv_cdf(tail)
     if freedom >= _NEARLY_NORMAL:
@@ -169,11 +162,11 @@ def _upper(tail: float, freedom: float) -> float:
 
 
 def _tail(value: float, freedom: float) -> float:
-    """How much lies above a value that is not negative."""
+    """The upper tail of a non-negative value."""
     square = value * value
-    if square < 2.0:  # where little lies beside the middle, the middle is the exact one of the two
-        return 0.5 - 0.5 * _beta_share(square / (freedom + square), 0.5, 0.5 * freedom)
-    return 0.5 * _beta_share(freedom / (freedom + square), 0.5 * freedom, 0.5)
+    if square < 2.0:  # near the middle, the central part is the accurate one
+        return 0.5 - 0.5 * _incomplete_beta(square / (freedom + square), 0.5, 0.5 * freedom)
+    return 0.5 * _incomplete_beta(freedom / (freedom + square), 0.5 * freedom, 0.5)
 
 
 def _density(value: float, freedom: float) -> float:
@@ -185,27 +178,27 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def _beta_share(x: float, a: float, b: float) -> float:
+def _incomplete_beta(x: float, a: float, b: float) -> float:
     """The regularised incomplete beta function."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1.0) / (a + b + 2.0):  # where the fraction converges slowly, its mirror image does so fast
-        return 1.0 - _beta_share(1.0 - x, b, a)
+    if x > (a + 1.0) / (a + b + 2.0):  # the mirror image converges faster here
+        return 1.0 - _incomplete_beta(1.0 - x, b, a)
     front = math.exp(a * math.log(x) + b * math.log1p(-x) - _log_beta(a, b)) / a
     return front * _beta_fraction(x, a, b)
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function, evaluated from its front (Lentz's method)."""
-    upper, lower = 1.0, _apart(1.0 - (a + b) * x / (a + 1.0))
+    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    upper, lower = 1.0, _nonzero(1.0 - (a + b) * x / (a + 1.0))
     lower = 1.0 / lower
     value = lower
     for m in range(1, _STEPS):
         even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
-        lower, upper = 1.0 / _apart(1.0 + even * lower), _apart(1.0 + even / upper)
+        lower, upper = 1.0 / _nonzero(1.0 + even * lower), _nonzero(1.0 + even / upper)
         value *= lower * upper
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
-        lower, upper = 1.0 / _apart(1.0 + odd * lower), _apart(1.0 + odd / upper)
+        lower, upper = 1.0 / _nonzero(1.0 + odd * lower), _nonzero(1.0 + odd / upper)
         change = lower * upper
         value *= change
         if abs(change - 1.0) < 1e-15:
@@ -213,8 +206,7 @@ def _beta_fraction(x: float, a: float, b: float) -> float:
     return value
 
 
-def _apart(value: float) -> float:
-    """The value, kept off zero."""
+def _nonzero(value: float) -> float:
     return value if abs(value) > 1e-300 else 1e-300
 
 
@@ -224,14 +216,14 @@ MOST_REPEATS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much larger a metric is in one arm than in another.
+    """The difference of a metric between two arms.
 
     Attributes:
-        difference: The mean of ``b`` less that of ``a``; None where one has none.
-        interval: Where the true difference lies in 95 of 100 such intervals; None with fewer than two repeats of one.
+        difference: The mean of ``b`` minus that of ``a``; None if one has none.
+        interval: The 95% confidence interval; None with fewer than two repeats of either arm.
         separated: Whether the interval excludes zero.
         repeats_to_separate: How many repeats of each would make it exclude zero, if the difference and the spread
-            stay as they are; None where that cannot be said.
+            stay the same; None if unknown.
     """
 
     a: str
@@ -246,13 +238,13 @@ class Difference:
 
 
 def pairwise(arms: Sequence[ArmResult], names: Sequence[str], metric: str) -> list[Difference]:
-    """The differences of every two of the named arms, each taken in the order in which they are named."""
+    """The differences of all pairs of the named arms, later minus earlier."""
     spreads = _spreads(arms, set(names), metric)
     return [_difference(a, b, metric, spreads) for a, b in combinations(names, 2)]
 
 
 def differences_from(arms: Sequence[ArmResult], first: str, others: Sequence[str], metric: str) -> list[Difference]:
-    """How much larger the metric is in each of the other arms than in the first."""
+    """The differences of the other arms from the first."""
     spreads = _spreads(arms, {first, *others}, metric)
     return [_difference(first, other, metric, spreads) for other in others]
 
@@ -281,7 +273,7 @@ def _difference(a: str, b: str, metric: str, spreads: dict[str, Spread]) -> Diff
 
 
 def welch_interval(a: Spread, b: Spread) -> tuple[float, float] | None:
-    """The interval of the difference of two means, ``b`` less ``a``; None where the spread of one is not known."""
+    """The interval of the difference of two means, ``b`` minus ``a``; None if a spread is unknown."""
     if a.mean is None or b.mean is None or a.variance is None or b.variance is None:
         return None
     gap = b.mean - a.mean
@@ -290,7 +282,7 @@ def welch_interval(a: Spread, b: Spread) -> tuple[float, float] | None:
 
 
 def repeats_to_separate(a: Spread, b: Spread) -> int | None:
-    """The smallest number of repeats of each arm whose interval would exclude zero."""
+    """The smallest number of repeats of each arm whose interval would exclude zero, by bisection."""
     if a.mean is None or b.mean is None or a.variance is None or b.variance is None:
         return None
     gap = abs(b.mean - a.mean)

@@ -1,4 +1,4 @@
-"""An experiment's result on a terminal: the table of its arms, and what failed."""
+"""Renders an experiment's result for a terminal: the table of its arms, and failures."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ MOST_FAILURES = 20
 
 
 def render(result: ExperimentResult, board: Leaderboard) -> "Group":
-    """Everything, for a console; names are shown as they are, brackets in them are no markup."""
+    """Render a result; brackets in names are not markup."""
     from rich.console import Group
 
     parts: list[RenderableType] = [_headline(result, board)]
@@ -38,7 +38,7 @@ def render(result: ExperimentResult, board: Leaderboard) -> "Group":
 
 
 def print_rendered(shown: "Group") -> None:
-    """Print to standard output; where nobody reads that any more (``| head``), nothing is printed or fails."""
+    """Print to standard output, ignoring a closed pipe (``| head``)."""
     from hookline._record.terminal import terminal_console
 
     console = terminal_console(markup=True)
@@ -85,7 +85,8 @@ def _failures(result: ExperimentResult) -> "Sequence[RenderableType]":
     lines = [Text(f"  {missing}", style="yellow")] if missing else []
     lines += [
         Text(
-            f"  {run.status}: {run.run_key}: {error_line(run.error) or 'no reason is known'}", style=_style(run.status)
+            f"  {run.status}: {run.run_key}: {error_line(run.error) or 'no reason is known'}",
+            style="red" if run.status == "failed" else "yellow",
         )
         for run in unfinished_runs(result.arms)
     ]
@@ -95,7 +96,3 @@ def _failures(result: ExperimentResult) -> "Sequence[RenderableType]":
     ]
     rest = len(lines) - MOST_FAILURES
     return lines if rest <= 0 else [*lines[:MOST_FAILURES], Text(f"  and {rest:,} more", style="red")]
-
-
-def _style(status: str) -> str:
-    return "red" if status == "failed" else "yellow"
