@@ -273,7 +273,7 @@ def test_keras_validation_asked_for_is_said_to_come_with_the_epoch_s_end(caplog)
     hooks = bridge(At(1, lambda loop: loop.request_validation()), At(2, lambda loop: loop.request_validation()))
     fit(regression(), hooks, validation_data=data(1))
     assert [r.getMessage() for r in caplog.records] == [
-        "A validation was asked for: Keras validates at the end of an epoch, and only then."
+        "A validation was requested: Keras validates only at the end of an epoch."
     ]
     assert [step for step, _ in rows(hooks.loop, "eval")] == [4]
 
@@ -329,7 +329,7 @@ def test_keras_failure_without_the_context_is_told_at_the_next_fit():
     fit(regression(), hooks, batches=1)
     assert last_status(hooks.loop)[0] == "finished"
     statuses = [(r.status, r.message) for r in hl.read(failed) if isinstance(r, Status)]
-    assert statuses[-1] == ("failed", "RuntimeError: fit or evaluate did not come to its end: an error ended it")
+    assert statuses[-1] == ("failed", "RuntimeError: fit or evaluate did not finish: it raised an error")
 
 
 def test_keras_signal_after_a_fit_that_died_is_not_for_it():
@@ -369,7 +369,7 @@ def test_keras_failure_that_the_program_caught_is_recorded_when_it_ends(tmp_path
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     (run,) = (tmp_path / "runs" / "default").iterdir()
     last = [(r.status, r.message) for r in hl.read(run) if isinstance(r, Status)][-1]
-    assert last == ("failed", "RuntimeError: fit or evaluate did not come to its end: an error ended it")
+    assert last == ("failed", "RuntimeError: fit or evaluate did not finish: it raised an error")
 
 
 ON_JAX = """

@@ -235,10 +235,10 @@ def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_on
     dead = OptimizedLoggingCallback()
     with pytest.raises(ValueError, match="no more"):
         grpo(torch, tmp_path, dead, [*rewards.wrap(FUNCTIONS), broken], max_steps=1).train()
-    heard = len(dead._waiting)
+    heard = len(dead._pending)
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
-    assert (callback.total_answers, len(dead._waiting)) == (4, heard)
+    assert (callback.total_answers, len(dead._pending)) == (4, heard)
     assert recording.current_destination() is None
 
 
@@ -265,7 +265,7 @@ def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_th
 @pytest.mark.parametrize(
     ("correctness", "said"),
     [
-        ("anti_repetition_reward_fnc", "under that name so far. Did you mean 'anti_repetition_reward_func'?"),
+        ("anti_repetition_reward_fnc", "has no rewards so far. Did you mean 'anti_repetition_reward_func'?"),
         (None, "Give correctness=: anti_repetition_reward_func."),
     ],
 )
@@ -273,7 +273,7 @@ def test_logging_callback_that_does_not_know_the_accuracy_says_so_once(torch, tm
     callback = EnhancedLoggingCallback(correctness=correctness)
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS[1:]), max_steps=2).train()
     rows, _ = records(run)
-    assert caplog.text.count("EnhancedLoggingCallback does not know the accuracy") == 1
+    assert caplog.text.count("EnhancedLoggingCallback cannot compute the accuracy") == 1
     assert said in caplog.text
     assert named(rows, "accuracy") + named(rows, "final_accuracy") == []
 

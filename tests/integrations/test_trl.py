@@ -148,7 +148,7 @@ def test_grpo_advantages_are_left_out_and_said_once_where_trl_does_not_have_them
     def elsewhere(*given):
         raise AttributeError("_logs")
 
-    monkeypatch.setattr(hookline_trl, "_noted_by_trl", elsewhere)
+    monkeypatch.setattr(hookline_trl, "_logged_by_trl", elsewhere)
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path)
     hooked(trainer, seen, strict=True)
@@ -270,7 +270,7 @@ def test_grpo_whose_columns_cannot_be_read_is_said_and_training_goes_on(torch, t
     hooked(trainer, seen, strict=True)
     trainer.train()
     assert (trainer.state.global_step, rollouts_of(seen)) == (2, [])
-    assert caplog.text.count("What was generated cannot be told") == 1
+    assert caplog.text.count("Rollouts cannot be made of the generated completions") == 1
 
 
 def test_grpo_is_trained_the_same_with_hookline_attached(torch, tmp_path):

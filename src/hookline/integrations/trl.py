@@ -1,13 +1,13 @@
-"""What TRL's trainers generate: prompts, completions, rewards and advantages as rollouts.
+"""TRL: turns the generations of its trainers into rollouts with prompts, completions, rewards and advantages.
 
-A trainer that generates (`GRPOTrainer` and those made like it) tells its callbacks nothing of it. Its reward
-functions, which are the user's, see everything but the advantages, so they are where this listens: each one in
-``trainer.reward_funcs`` is replaced by one that calls it and notes what it was given and gave. What is generated while
-the trainer trains becomes `on_rollout_start` and `on_rollout_end`, with the step that it is for; what is generated
-while it evaluates becomes part of the validation. Both are recorded as samples, on the axes "train" and "eval".
+A trainer that generates (`GRPOTrainer` and similar ones) does not report generations to its callbacks. Its reward
+functions see everything but the advantages, so each function in ``trainer.reward_funcs`` is replaced by one that calls
+it and keeps its arguments and result. What is generated during training fires `on_rollout_start` and `on_rollout_end`
+with the step it is for; what is generated during an evaluation becomes part of the validation's outputs. Both are
+recorded as samples, on the axes "train" and "eval".
 
-Advantages, and the rewards that models give, stand in one private place of TRL, which `_noted_by_trl` reads and nothing
-else does; where it is not as expected, they are left out, and that is said once.
+Advantages, and the rewards of reward models, are only in one private attribute of TRL, which `_logged_by_trl` reads.
+If it is not as expected, they are left out, with one warning.
 """
 
 import functools
@@ -25,146 +25,137 @@ from hookline.rl.types import Completion, Rollout, Task
 logger = logging.getLogger("hookline")
 
 CORRECTNESS = ("correct", "accuracy", "exact")
-"""What the name of a reward function has in it that tells right from wrong."""
+"""Words in the name of a reward function that distinguishes right from wrong answers."""
 
 
 def generates(trainer: Any) -> bool:
-    """Whether a trainer generates completions and has functions score them."""
+    """Check whether a trainer generates completions and scores them with functions."""
     functions, names = getattr(trainer, "reward_funcs", None), getattr(trainer, "reward_func_names", None)
     both = isinstance(functions, list) and isinstance(names, list) and len(functions) == len(names)
     return both and any(map(_is_function, functions or ()))
 
 
 def correctness_name(names: Iterable[str]) -> str | None:
-    """The reward function that tells right from wrong, by its name; None where there is none."""
+    """Return the reward function that scores correctness, by its name; None if there is none."""
     return next((name for name in names if any(word in name.lower() for word in CORRECTNESS)), None)
 
 
-class Generations:
-    """Listens to a trainer's reward functions, and makes rollouts of what they score.
+class GenerationObserver:
+    """Wraps a trainer's reward functions and turns what they score into rollouts.
 
     Args:
-        samples: How many of each generation are recorded; None for all.
+        samples: How many samples of each generation are recorded; None for all.
     """
 
     def __init__(self, trainer: Any, loop: HostLoop, samples: int | None) -> None:
         self._trainer, self._loop, self._samples = trainer, loop, samples
-        self._own = list(trainer.reward_funcs)
-        for index, function in enumerate(self._own):
+        self._original = list(trainer.reward_funcs)
+        for index, function in enumerate(self._original):
             if _is_function(function):
-                trainer.reward_funcs[index] = self._listening(trainer.reward_func_names[index], function)
+                trainer.reward_funcs[index] = self._observed(trainer.reward_func_names[index], function)
         self._arguments: dict[str, Any] | None = None
         self._values: dict[str, Sequence[Any]] = {}
         self._batches = 0
-        self._next_at: int | None = 0 if trainer.state.global_step == 0 else None
+        self._next_generation: int | None = 0 if trainer.state.global_step == 0 else None
         self._is_announced = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def remove(self) -> None:
-        """Give the trainer its own reward functions back."""
-        self._trainer.reward_funcs[: len(self._own)] = self._own
+        """Restore the trainer's reward functions."""
+        self._trainer.reward_funcs[: len(self._original)] = self._original
 
     def before_training(self) -> None:
-        """A training batch begins: the completions of so many batches are generated at once, in the first of them."""
-        self._forget()
-        self._is_announced = self._batches == self._next_at
+        """Handle the start of a training batch."""
+        self._arguments, self._values = None, {}
+        self._is_announced = self._batches == self._next_generation
         if self._is_announced:
             self._loop.rollout_start(self._loop.step)
 
     def after_training(self) -> None:
-        """It ended: tell what was generated in it, if anything was."""
-        rollouts = self._rollouts()
+        """Handle the end of a training batch: report what was generated in it."""
+        rollouts = self._take_rollouts()
         if rollouts:
             if not self._is_announced:
                 self._loop.rollout_start(self._loop.step)
-            self._next_at = self._batches + self._batches_per_generation()
+            # One generation serves several batches and iterations.
+            args = self._trainer.args
+            steps, iterations = getattr(args, "steps_per_generation", None), getattr(args, "num_iterations", None)
+            self._next_generation = self._batches + int(steps or 1) * int(iterations or 1)
             self._loop.rollout_end(self._loop.step, rollouts)
             self._record(rollouts, self._loop.step + 1, "train")
         self._batches += 1
 
     def after_evaluation(self) -> dict[str, Any]:
-        """A batch of an evaluation ended: what was generated in it, as a part of its outputs."""
-        rollouts = self._rollouts()
+        """Handle the end of an evaluation batch; returns what was generated as a part of its outputs."""
+        rollouts = self._take_rollouts()
         self._record(rollouts, self._loop.step, "eval")
         return {"rollouts": rollouts} if rollouts else {}
 
-    def _batches_per_generation(self) -> int:
-        args = self._trainer.args
-        return int(getattr(args, "steps_per_generation", None) or 1) * int(getattr(args, "num_iterations", None) or 1)
-
-    def _listening(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_async(function):
 
             @functools.wraps(function, updated=())
-            async def listen_later(*args: Any, **kwargs: Any) -> Any:
-                return self._note(name, kwargs, await function(*args, **kwargs))
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                return self._keep(name, kwargs, await function(*args, **kwargs))
 
-            return listen_later
+            return call_async
 
         @functools.wraps(function, updated=())
-        def listen(*args: Any, **kwargs: Any) -> Any:
-            return self._note(name, kwargs, function(*args, **kwargs))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._keep(name, kwargs, function(*args, **kwargs))
 
-        return listen
+        return call
 
-    def _note(self, name: str, arguments: dict[str, Any], result: Any) -> Any:
-        """Keep what a function scored and gave; returns what it gave, as a list where it can be read only once."""
-        given = list(result) if isinstance(result, Iterator) else result
+    def _keep(self, name: str, arguments: dict[str, Any], result: Any) -> Any:
+        values = list(result) if isinstance(result, Iterator) else result  # an iterator can be read only once
         self._arguments = {**(self._arguments or {}), **arguments}
-        self._values[name] = given
-        return given
+        self._values[name] = values
+        return values
 
-    def _forget(self) -> None:
-        self._arguments, self._values = None, {}
-
-    def _rollouts(self) -> list[Rollout]:
-        """The rollouts of what was scored since the last time; whatever the functions were given, training goes on."""
+    def _take_rollouts(self) -> list[Rollout]:
+        """Return the rollouts scored since the last call. Training continues whatever the functions received."""
         arguments, values = self._arguments, self._values
-        self._forget()
+        self._arguments, self._values = None, {}
         try:
-            return [] if arguments is None else self._made_of(arguments, values)
+            return [] if arguments is None else self._rollouts(arguments, values)
         except Exception as error:
-            self._warn("What was generated cannot be told: %r", error)
+            self._warn_once("Rollouts cannot be made of the generated completions: %r", error)
             return []
 
-    def _made_of(self, arguments: Mapping[str, Any], values: Mapping[str, Sequence[Any]]) -> list[Rollout]:
+    def _rollouts(self, arguments: Mapping[str, Any], values: Mapping[str, Sequence[Any]]) -> list[Rollout]:
         call = RewardCall.from_arguments(arguments)
         if call is None:
             return []
-        advantages, noted = self._noted(arguments)
-        given = {**noted, **values}
-        return [
-            self._rollout(
-                call,
-                index,
-                arguments,
-                {name: reward for name in given if (reward := _number(given[name], index)) is not None},
-                None if advantages is None else advantages[index],
+        count, rank, size = len(arguments["completions"]), self._loop.rank, self._loop.world_size
+        advantages: list[float] | None = None
+        logged: dict[str, list[float]] = {}
+        try:
+            own = slice(rank * count, (rank + 1) * count)
+            advantages, logged = _logged_by_trl(self._trainer, arguments["prompts"], own, count * size)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._warn_once("The advantages of rollouts are not known, because TRL does not keep them: %r", error)
+        scores = {**logged, **values}
+        rollouts = []
+        for index, completion in enumerate(call.completions):
+            rewards = {name: reward for name in scores if (reward := _number(scores[name], index)) is not None}
+            correctness = correctness_name(rewards)
+            token_ids = tuple(arguments.get("completion_ids", {index: ()})[index])
+            rollouts.append(
+                Rollout(
+                    Task(
+                        "" if call.prompts is None else call.prompts[index],
+                        None if call.expected is None else call.expected[index],
+                        "" if call.ids is None else call.ids[index],
+                    ),
+                    Completion(completion, token_ids, finish="stop" if self._is_finished(token_ids) else "length"),
+                    rewards,
+                    total=self._total(rewards),
+                    success=correctness is not None and rewards[correctness] > 0,
+                    advantage=None if advantages is None else advantages[index],
+                    version=self._loop.step,
+                )
             )
-            for index in range(len(call.completions))
-        ]
-
-    def _rollout(
-        self,
-        call: RewardCall,
-        index: int,
-        arguments: Mapping[str, Any],
-        rewards: dict[str, float],
-        advantage: float | None,
-    ) -> Rollout:
-        expected = None if call.expected is None else call.expected[index]
-        own_id = "" if call.ids is None else call.ids[index]
-        token_ids = tuple(arguments.get("completion_ids", {index: ()})[index])
-        right = correctness_name(rewards)
-        return Rollout(
-            Task("" if call.prompts is None else call.prompts[index], expected, own_id),
-            Completion(call.completions[index], token_ids, finish="stop" if self._is_finished(token_ids) else "length"),
-            rewards,
-            total=self._total(rewards),
-            success=right is not None and rewards[right] > 0,
-            advantage=advantage,
-            version=self._loop.step,
-        )
+        return rollouts
 
     def _total(self, rewards: Mapping[str, float]) -> float:
         given = getattr(self._trainer, "reward_weights", None)
@@ -177,50 +168,39 @@ class Generations:
         ends = (getattr(tokenizer, "eos_token_id", None), getattr(tokenizer, "pad_token_id", None))
         return bool(token_ids) and token_ids[-1] in ends
 
-    def _noted(self, arguments: Mapping[str, Any]) -> tuple[list[float] | None, dict[str, list[float]]]:
-        """The advantages of these completions and the rewards by every function, where TRL has them."""
-        count, rank, size = len(arguments["completions"]), self._loop.rank, self._loop.world_size
-        try:
-            return _noted_by_trl(
-                self._trainer, arguments["prompts"], slice(rank * count, (rank + 1) * count), count * size
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            self._warn("The advantages of rollouts are not known, where TRL does not keep them: %r", error)
-            return None, {}
-
-    def _warn(self, text: str, error: Exception) -> None:
-        """Say something once."""
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str, error: Exception) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning(text, error)
 
     def _record(self, rollouts: list[Rollout], step: int, axis: str) -> None:
         shown = rollouts if self._samples is None else rollouts[: self._samples]
-        if shown:
-            self._loop.log_samples([sample(each, step, axis) for each in shown])
+        if not shown:
+            return
+        samples = []
+        for rollout in shown:
+            reasoning, answer = extract_reasoning_and_answer(rollout.completion.text)
+            sample = {"step": step, "axis": axis, **rollout.as_sample()}
+            sample |= {"reasoning": reasoning} if reasoning is not None else {}
+            sample |= {"answer": answer} if answer is not None else {}
+            samples.append(sample)
+        self._loop.log_samples(samples)
 
 
-def sample(rollout: Rollout, step: int, axis: str) -> dict[str, Any]:
-    """A rollout as it is recorded."""
-    reasoning, answer = extract_reasoning_and_answer(rollout.completion.text)
-    found = {"reasoning": reasoning, "answer": answer}
-    return {"step": step, "axis": axis, **rollout.as_sample(), **{k: v for k, v in found.items() if v is not None}}
-
-
-def _noted_by_trl(
+def _logged_by_trl(
     trainer: Any, prompts: Sequence[Any], own: slice, count: int
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """What TRL notes of its latest generation, for this process's part of it.
+    """Return the advantages and rewards that TRL logged for this process's part of the latest generation.
 
     Raises:
-        ValueError: It is not about these prompts.
-        AttributeError, KeyError, TypeError: It is not kept there.
+        ValueError: They are not those of these prompts.
+        AttributeError, KeyError, TypeError: TRL does not keep them there.
     """
-    notes = trainer._logs
-    latest = {name: list(notes[name])[-count:][own] for name in ("prompt", "advantages")}
+    logs = trainer._logs
+    latest = {name: list(logs[name])[-count:][own] for name in ("prompt", "advantages")}
     if latest["prompt"] != list(prompts):
-        raise ValueError("the prompts noted there are others")
-    return latest["advantages"], {name: list(values)[-count:][own] for name, values in notes["rewards"].items()}
+        raise ValueError("the logged prompts are different")
+    return latest["advantages"], {name: list(values)[-count:][own] for name, values in logs["rewards"].items()}
 
 
 def _number(values: Sequence[Any], index: int) -> float | None:

@@ -1,18 +1,18 @@
-"""`EnhancedLoggingCallback` and `OptimizedLoggingCallback`: a GRPO training told to the topics of `hookline.logging`.
+"""`EnhancedLoggingCallback` and `OptimizedLoggingCallback`: log a GRPO training to the topics of `hookline.logging`.
 
     trainer = GRPOTrainer(
         model, reward_funcs=rewards.wrap(REWARD_FUNCTIONS), args=args, train_dataset=data, processing_class=tokenizer,
         callbacks=[EnhancedLoggingCallback()],
     )
 
-Completions and their rewards come from the wrapped reward functions, which is where they are: Hugging Face gives
-callbacks neither. An answer is right when the function for correctness gave it more than nothing, and it is counted
-answer by answer; what no function scored is neither right nor wrong. What evaluations generate is counted apart.
+Hugging Face gives callbacks neither completions nor rewards: they come from the wrapped reward functions. An answer is
+correct if the correctness function gave it a positive reward. Answers are counted one by one; an answer that no
+function scored is not counted. What evaluations generate is counted separately.
 
-Completions and rewards are logged when they have been scored, and everything else when Hugging Face reports it, on the
-training thread: nothing waits in memory, so what was logged survives ``kill -9`` (see `hookline._record.outbox`).
+Completions and rewards are logged when they have been scored, everything else when Hugging Face reports it, on the
+training thread. Nothing waits in memory, so logged rows survive ``kill -9`` (see `hookline._record.outbox`).
 
-They are callbacks of Hugging Face and need no run of hookline; `attach` may be used beside them.
+These are Hugging Face callbacks and need no hookline run; `attach` may be used beside them.
 """
 
 import json
@@ -25,6 +25,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hookline._engine.errors import OptionError, closest
+from hookline._record.files import write_atomically
 from hookline.integrations.transformers.callback import recordable
 from hookline.integrations.trl import CORRECTNESS, correctness_name
 from hookline.logging import (
@@ -44,25 +45,25 @@ from hookline.rl.rewards.statistics import Accuracy, accuracy
 logger = logging.getLogger("hookline")
 
 Row = Mapping[str, Any]
-MOST_WAITING = 10_000
-"""How many samples are kept that no step has taken: more come only from functions that are called outside of one."""
+MAX_PENDING = 10_000
+"""How many samples wait for the end of a step; more come only from functions that are called outside of steps."""
 ANSWERS_FILE = "answers.json"
 
 
 class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
-    """Logs progress and accuracy at each step, outputs and rewards of the model, and metrics of what it generates.
+    """Logs progress and accuracy at each step, the model's outputs and rewards, and metrics of its generations.
 
     Args:
-        correctness: The reward function that tells right from wrong, by the name that its rewards are recorded under;
-            where it is left out, the one that has "correct", "accuracy" or "exact" in its name.
+        correctness: The name under which the rewards of the correctness function are recorded; by default the
+            function with "correct", "accuracy" or "exact" in its name.
 
     Raises:
-        OptionError: When a training begins whose trainer has two of these callbacks.
+        OptionError: When a training starts whose trainer has two of these callbacks.
 
     Attributes:
-        log_counter: Steps seen.
-        total_answers: Answers that were scored.
-        correct_answers: Those of them that were right.
+        log_counter: The number of steps.
+        total_answers: The number of scored answers.
+        correct_answers: The number of correct answers.
     """
 
     progress_every = 1
@@ -77,38 +78,39 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         self.log_counter = 0
         self.total_answers = 0
         self.correct_answers = 0
-        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
+        self._pending: deque[Row] = deque(maxlen=MAX_PENDING)
         self._destination: RecordTo | None = None
-        self._beyond: Any = None
-        self._training: Any = None  # the state of the trainer, which is another one in each training
+        self._previous: Any = None  # the destination of samples before the training
+        self._training: Any = None  # the trainer's state, a new object in each training
         self._has_samples = False
         self._has_warned = False
 
     @property
     def accuracy(self) -> float:
-        """The share of right answers among those that were scored, in percent; 0 before there is one."""
+        """The percentage of correct answers among the scored ones; 0 before the first."""
         return 100 * self.correct_answers / self.total_answers if self.total_answers else 0.0
 
     def log_samples(self, rows: Iterable[Row]) -> None:
-        """Log samples with their rewards, and pass them on to where they went before the training began."""
-        taken = list(rows)
-        self._waiting.extend(taken)
+        """Log samples with their rewards, and forward them to their previous destination."""
+        samples = list(rows)
+        self._pending.extend(samples)
         if self._training is not None and self._training.is_world_process_zero:
-            self._do(self._log_outputs, taken)
-            self._do(self._log_rewards, [row for row in taken if row.get("axis", "train") == "train"])
-        if self._beyond is not None:
-            self._beyond.log_samples(taken) if hasattr(self._beyond, "log_samples") else self._beyond.samples(taken)
+            self._do(self._log_outputs, samples)
+            self._do(self._log_rewards, [row for row in samples if row.get("axis", "train") == "train"])
+        if self._previous is not None:
+            forward = getattr(self._previous, "log_samples", None) or self._previous.samples
+            forward(samples)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         get_training_logger().info("Training initialization completed")
         return control
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        _require_the_only_one(self, state)
-        self._stop_listening()
+        _refuse_second_callback(self, state)
+        self._stop_recording()
         _end_failed_trainings(state)
-        self._begin(state)
-        self._beyond = recording.current_destination()
+        self._restore_counts(state)
+        self._previous = recording.current_destination()
         self._destination, self._training = RecordTo(self), state
         if state.is_world_process_zero:
             self._do(log_memory_usage)
@@ -119,7 +121,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         rows = self._take("train")
         self._count(rows)
         if state.is_world_process_zero:
-            self._warn_of_unknown_accuracy(rows)
+            self._warn_if_accuracy_is_unknown(rows)
             if self._is_due(self.progress_every) or state.global_step == state.max_steps:
                 self._do(log_training_progress, state.global_step, self._progress(state))
             if rows:
@@ -127,8 +129,9 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
-        told_elsewhere = ("eval_", "rewards/")
-        numbers = {name: value for name, value in recordable(logs or {}).items() if not name.startswith(told_elsewhere)}
+        logged_elsewhere = ("eval_", "rewards/")
+        metrics = recordable(logs or {})
+        numbers = {name: value for name, value in metrics.items() if not name.startswith(logged_elsewhere)}
         if numbers and state.is_world_process_zero and self._is_due(self.metrics_every):
             self._do(log_training_progress, state.global_step, numbers)
         return control
@@ -136,15 +139,15 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> Any:
         rows = self._take("eval")
         found = recordable(metrics or {})
-        right = self._accuracy(rows)
-        if right.total:
-            found |= {"eval_accuracy": 100 * right.right / right.total, "eval_total_answers": right.total}
+        scored = self._accuracy(rows)
+        if scored.total:
+            found |= {"eval_accuracy": 100 * scored.right / scored.total, "eval_total_answers": scored.total}
         if state.is_world_process_zero:
             self._do(log_validation_metrics, state.global_step, found)
         return control
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        self._stop_listening()
+        self._stop_recording()
         if state.is_world_process_zero:
             final = {**self._answers(), **self._accuracy_so_far("final_accuracy"), "training_complete": True}
             self._do(log_training_progress, state.global_step, final)
@@ -156,19 +159,19 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
             )
         return control
 
-    def _stop_listening(self) -> None:
+    def _stop_recording(self) -> None:
         if self._destination is not None:
             self._destination.__exit__(None, None, None)
-            self._destination = self._beyond = self._training = None
+            self._destination = self._previous = self._training = None
 
-    def _begin(self, state: Any) -> None:
-        """Get ready for a training."""
+    def _restore_counts(self, state: Any) -> None:
+        """Restore the counts of answers of a resumed training."""
 
     def _take(self, axis: str) -> list[Row]:
-        """The samples of an axis that have come since the last time; those of others stay."""
-        flush()  # a function that was decorated on its own does not know that it was the last
-        rows, self._waiting = list(self._waiting), deque(maxlen=MOST_WAITING)
-        self._waiting.extend(row for row in rows if row.get("axis", "train") != axis)
+        """Remove and return the pending samples of an axis."""
+        flush()  # functions that were decorated one by one do not know which is the last
+        rows, self._pending = list(self._pending), deque(maxlen=MAX_PENDING)
+        self._pending.extend(row for row in rows if row.get("axis", "train") != axis)
         return [row for row in rows if row.get("axis", "train") == axis]
 
     def _count(self, rows: list[Row]) -> None:
@@ -189,29 +192,25 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
         return {"progress_percent": percent, **self._answers(), **self._accuracy_so_far("accuracy")}
 
     def _accuracy_so_far(self, name: str) -> dict[str, float]:
-        """The accuracy under a name; nothing before an answer was scored, when it is not known."""
         return {name: self.accuracy} if self.total_answers else {}
 
-    def _warn_of_unknown_accuracy(self, rows: list[Row]) -> None:
-        """Say once that no reward tells right from wrong, where that is so."""
+    def _warn_if_accuracy_is_unknown(self, rows: list[Row]) -> None:
         names = list(dict.fromkeys(name for row in rows for name in row["rewards"]))
         is_known = self.correctness in names if self.correctness else correctness_name(names) is not None
         if not names or is_known or self.total_answers or self._has_warned:
             return
         self._has_warned = True
         if self.correctness:
-            known = closest(self.correctness, names)
-            said = f"correctness={self.correctness!r}: nothing was rewarded under that name so far. {known}"
+            reason = f"correctness={self.correctness!r} has no rewards so far. {closest(self.correctness, names)}"
         else:
             words = " or ".join(map(repr, CORRECTNESS))
-            said = f"no reward so far is by a function with {words} in its name. Give correctness=: {', '.join(names)}."
-        logger.warning("%s does not know the accuracy: %s", type(self).__name__, said)
+            reason = f"no reward function has {words} in its name so far. Give correctness=: {', '.join(names)}."
+        logger.warning("%s cannot compute the accuracy: %s", type(self).__name__, reason)
 
     def _is_due(self, every: int) -> bool:
         return self.log_counter % every == 0
 
     def _log_statistics(self, step: int, rows: list[Row]) -> None:
-        """Log the statistics of what was generated at a step."""
         rewards = _by_function(rows)
         if rewards and self._is_due(self.metrics_every):
             log_reward_metrics(step, rewards, groups=[row.get("group") for row in rows])
@@ -238,7 +237,7 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
             )
 
     def _do(self, function: Callable[..., Any], *args: Any) -> None:
-        """Log; what goes wrong with it is said, and never stops training."""
+        """Call a logging function; an error in it is logged and never stops training."""
         try:
             function(*args)
         except Exception:
@@ -246,13 +245,13 @@ class EnhancedLoggingCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class OptimizedLoggingCallback(EnhancedLoggingCallback):
-    """The same at a lower rate: progress every 5 steps, metrics every 20; every completion is still logged.
+    """Logs progress every 5 steps and metrics every 20; every completion is still logged.
 
-    CSV and TensorBoard are written off the training thread, by their handlers, from the handlers' journals.
+    The handlers of CSV and TensorBoard write from their journals, off the training thread.
 
     Args:
-        checkpoint_dir: Where the counts of answers are kept for each checkpoint, so that a training that is resumed
-            goes on counting; None to count from nothing.
+        checkpoint_dir: Where the counts of answers are saved for each checkpoint, so that a resumed training continues
+            them; None to start from zero.
         correctness: As for `EnhancedLoggingCallback`.
     """
 
@@ -264,13 +263,13 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         super().__init__(correctness=correctness)
         self.checkpoint_dir = checkpoint_dir
 
-    def _begin(self, state: Any) -> None:
+    def _restore_counts(self, state: Any) -> None:
         if state.global_step and self.checkpoint_dir is not None:
             self.correct_answers, self.total_answers = self._saved().get(str(state.global_step), (0, 0))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self.checkpoint_dir is not None and state.is_world_process_zero:
-            self._do(self._write, str(state.global_step), (self.correct_answers, self.total_answers))
+            self._do(self._save_counts, str(state.global_step))
         return control
 
     @property
@@ -278,41 +277,37 @@ class OptimizedLoggingCallback(EnhancedLoggingCallback):
         return Path(self.checkpoint_dir or ".") / ANSWERS_FILE
 
     def _saved(self) -> dict[str, Any]:
-        """The counts of right and of all answers at the step of each checkpoint."""
+        """Load the counts of correct and of all answers by the step of each checkpoint."""
         try:
             counts: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return counts
 
-    def _write(self, step: str, counts: tuple[int, int]) -> None:
-        """Add the counts of a checkpoint."""
-        saved = self._saved() | {step: counts}
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._file.with_suffix(".partial")
-        aside.write_text(json.dumps(saved), encoding="utf-8")
-        aside.replace(self._file)
+    def _save_counts(self, step: str) -> None:
+        counts = self._saved() | {step: (self.correct_answers, self.total_answers)}
+        write_atomically(self._file, json.dumps(counts).encode(), sync=False, parents=True)
 
 
 def _by_function(rows: list[Row]) -> dict[str, list[Any]]:
-    """The rewards of some samples by reward function; None where one did not score a sample."""
+    """Return the rewards of samples by reward function; None if it did not score a sample."""
     names = dict.fromkeys(name for row in rows for name in row["rewards"])
     return {name: [row["rewards"].get(name) for row in rows] for name in names}
 
 
 def _end_failed_trainings(state: Any) -> None:
-    """End what the callbacks of a training left behind that failed, which Hugging Face does not tell them.
+    """Stop the callbacks of trainings that failed, which Hugging Face does not report to them.
 
-    A process has one training at a time: whoever still listens for another one is of one that failed.
+    A process has one training at a time, so a callback that still records another one belongs to a failed training.
     """
     while isinstance(left := recording.current_destination(), EnhancedLoggingCallback) and left._training is not state:
-        left._stop_listening()
-        if recording.current_destination() is left:  # put back by somebody who did not know that it had ended
+        left._stop_recording()
+        if recording.current_destination() is left:  # restored by a callback that did not know it had ended
             recording.set_destination(None)
 
 
-def _require_the_only_one(callback: EnhancedLoggingCallback, state: Any) -> None:
-    """Refuse a second callback of a trainer: all that it logs would be logged twice."""
+def _refuse_second_callback(callback: EnhancedLoggingCallback, state: Any) -> None:
+    """Refuse a second callback of one trainer, which would log everything twice."""
     other = recording.current_destination()
     if isinstance(other, EnhancedLoggingCallback) and other._training is state:
         _end_failed_trainings(None)
