@@ -711,7 +711,7 @@ def test_lightning_logger_gives_model_checkpoints_a_place(tmp_path):
 
 def test_lightning_logger_with_another_name_than_the_callback_says_whose_holds(caplog):
     trainer_with(bridge(name="one"), logger=HooklineLogger("two", summary=False)).fit(Regression(), loader(1))
-    assert "the run is that of HooklineCallback" in caplog.text
+    assert "records in the run of HooklineCallback" in caplog.text
 
 
 def test_lightning_that_is_not_installed_says_how_to_install_it(monkeypatch):

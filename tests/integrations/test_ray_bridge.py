@@ -142,7 +142,7 @@ def test_last_checkpoint_is_the_runs_own_and_rays_copy_where_that_is_gone():
     [(last_checkpoint, "last_checkpoint"), (lambda: ReportCallback().on_train_start(None), "ReportCallback")],
 )
 def test_reports_outside_of_a_worker_are_an_error_that_says_where_they_belong(use, what):
-    with pytest.raises(OptionError, match=rf"{what}.* belongs into a training function that Ray runs"):
+    with pytest.raises(OptionError, match=rf"{what}.* works only in a training function that Ray runs"):
         use()
 
 
@@ -409,7 +409,7 @@ def test_train_callback_records_all_workers_and_goes_back_with_them(tmp_path):
 
 def test_train_callback_that_is_not_entered_or_entered_twice_is_an_error(tmp_path):
     callback = HooklineTrainCallback(root=tmp_path)
-    with pytest.raises(OptionError, match="Enter it around the fit"):
+    with pytest.raises(OptionError, match="Enter the callback around the fit"):
         callback.__getstate__()
     with pytest.raises(RuntimeError, match="no workers"), callback:
         raise RuntimeError("no workers")

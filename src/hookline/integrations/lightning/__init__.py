@@ -1,11 +1,11 @@
-"""Lightning: callbacks of hookline observe and steer its `Trainer`, and its loggers reach the record.
+"""Lightning: hookline's callbacks observe and control its `Trainer`, and a logger records what modules log.
 
     from hookline.integrations.lightning import HooklineCallback
 
     trainer = Trainer(callbacks=[HooklineCallback(["early_stopping", "progress_bar"], name="warmup")])
     trainer.fit(module, loader)
 
-It is the same for the package ``lightning`` and for ``pytorch_lightning``.
+Both packages work, ``lightning`` and ``pytorch_lightning``.
 """
 
 from hookline._engine.optional import require

@@ -1,9 +1,9 @@
-"""Ray: runs inside of its workers that report to it, and runs that record what Tune and Train tell.
+"""Ray: runs inside of its workers that report to it, and runs that record what Tune and Train report.
 
-- `ReportCallback` and `last_checkpoint`, in a worker of Ray Train or a trial of Tune: a run's metrics and checkpoints
-  are reported to Ray, and a run goes on from the checkpoint that Ray gives.
-- `HooklineTuneCallback`, beside `ray.tune.Tuner`: each trial becomes a run.
-- `HooklineTrainCallback`, beside a trainer of Ray Train: what its workers report, and their failures, become a run.
+- `ReportCallback` and `last_checkpoint`, in a worker of Ray Train or a trial of Tune: report a run's metrics and
+  checkpoints to Ray, and resume from the checkpoint that Ray provides.
+- `HooklineTuneCallback`, beside `ray.tune.Tuner`: records each trial as a run.
+- `HooklineTrainCallback`, beside a trainer of Ray Train: records its workers' reports and failures as a run.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ from hookline._engine.optional import require
 require("ray", ">=2.43", extra="ray", what=__name__)
 
 if TYPE_CHECKING:
-    from hookline.integrations.ray.train_callback import HooklineTrainCallback
+    from hookline.integrations.ray.train import HooklineTrainCallback
 
 try:
-    from hookline.integrations.ray.report_callback import ReportCallback, last_checkpoint
-    from hookline.integrations.ray.tune_callback import HooklineTuneCallback
+    from hookline.integrations.ray.report import ReportCallback, last_checkpoint
+    from hookline.integrations.ray.tune import HooklineTuneCallback
 except ImportError as error:
     if error.name not in (None, "ray") and "ray[" not in str(error):
         raise
@@ -28,10 +28,11 @@ __all__ = ["HooklineTrainCallback", "HooklineTuneCallback", "ReportCallback", "l
 
 
 def __getattr__(name: str) -> Any:
+    # Ray has the base class of HooklineTrainCallback only with Ray Train V2, so it is imported when it is used.
     if name != "HooklineTrainCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from hookline.integrations.ray.train_callback import HooklineTrainCallback
+        from hookline.integrations.ray.train import HooklineTrainCallback
     except ImportError as error:
         why = "HooklineTrainCallback needs Ray Train V2 (a Ray of 2.43 or later, with RAY_TRAIN_V2_ENABLED=1)."
         raise MissingExtraError(why) from error

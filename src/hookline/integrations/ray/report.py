@@ -1,8 +1,8 @@
-"""`ReportCallback`: a run in a worker of Ray Train, or in a trial of Tune, reports to Ray.
+"""`ReportCallback`: reports a run in a worker of Ray Train, or in a trial of Tune, to Ray.
 
-A step that is due, a validation and a checkpoint are one report, made when all of them are known: as the next step
-begins, with the checkpoint, or at the end. Ray wants every worker to report equally often, and a report waits for the
-others: so validations and checkpoints are made on all of them, as hookline's own are, and an error here ends the run.
+A step that is due, a validation and a checkpoint make one report, when all of them are known: as the next step starts,
+with the checkpoint, or at the end. Every worker must report equally often, and a report waits for the other workers. So
+validations and checkpoints must happen on all of them, as in hookline's loops, and an error here ends the run.
 """
 
 import importlib
@@ -20,24 +20,24 @@ from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 from hookline._engine.subscriber import WRITER_PRIORITY
 from hookline.callbacks.monitoring import is_nth
 
-HOME = "hookline_checkpoint"
-"""In the metadata of Ray's checkpoint: where hookline's own lies."""
+ORIGINAL = "hookline_checkpoint"
+"""The key of hookline's own checkpoint in the metadata of Ray's."""
 
 
 def last_checkpoint() -> Path | None:
-    """The checkpoint that Ray wants this worker to go on from, for ``resume=``; None at the beginning.
+    """Return the checkpoint from which this worker has to resume, for ``resume=``; None in a first start.
 
-    It is the one in the run's own directory, if that is still there, so that the run goes on; otherwise Ray's copy.
+    It is the one in the run's own directory if that still exists, so that the run continues; otherwise Ray's copy.
 
     Raises:
-        OptionError: This is no worker of Ray Train, and no trial of Tune.
+        OptionError: This is neither a worker of Ray Train nor a trial of Tune.
     """
     given = _session("last_checkpoint()").get_checkpoint()
     if given is None:
         return None
-    home = Path(given.get_metadata().get(HOME, ""))
-    if home.name and home.is_dir():
-        return home
+    original = Path(given.get_metadata().get(ORIGINAL, ""))
+    if original.name and original.is_dir():
+        return original
     local = type(given.filesystem).__name__ == "LocalFileSystem"
     return Path(given.path if local else given.to_directory())
 
@@ -46,14 +46,14 @@ class ReportCallback(Callback):
     """Reports metrics and checkpoints of a run to Ray, as ``ray.train.report`` or ``ray.tune.report``.
 
     Args:
-        every_n_steps: How often metrics are reported besides validations and checkpoints; None for not.
-        metrics: Which are reported; by default the latest of each name, but for what hooks cost. ``step`` and
-            ``epoch`` always are.
-        checkpoints: Hand checkpoints over, which Ray copies to its storage.
+        every_n_steps: How often metrics are reported besides validations and checkpoints; None for never.
+        metrics: The metrics to report; by default all, except for the costs of hooks. ``step`` and ``epoch`` are always
+            reported.
+        checkpoints: Report checkpoints, which Ray copies to its storage.
     """
 
     critical = True
-    priority = WRITER_PRIORITY - 2  # behind those that save checkpoints
+    priority = WRITER_PRIORITY - 2  # after the callbacks that save checkpoints
 
     def __init__(
         self, every_n_steps: int | None = 1, *, metrics: Iterable[str] | None = None, checkpoints: bool = True
@@ -70,7 +70,8 @@ class ReportCallback(Callback):
         self._is_due, self._reported_at = False, loop.step
 
     def on_step_start(self, loop: LoopState, step_idx: int, /) -> None:
-        self._report_if_due(loop)
+        if self._is_due:
+            self._report(loop, None)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
         self._is_due = self._is_due or is_nth(step_idx + 1, self.every_n_steps)
@@ -84,46 +85,41 @@ class ReportCallback(Callback):
 
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None:
         self._is_due = self._is_due or (self.every_n_steps is not None and loop.step > self._reported_at)
-        self._report_if_due(loop)
-
-    def _report_if_due(self, loop: LoopState) -> None:
         if self._is_due:
             self._report(loop, None)
 
     def _report(self, loop: LoopState, row: ManifestRow | None) -> None:
         session = _session("ReportCallback")
         checkpoint = None
-        if row is not None and loop.rank == 0 and _is_first(session):
+        if row is not None and loop.rank == 0 and _is_rank_zero(session):
             checkpoint = session.Checkpoint.from_directory(str(row.path))
-            checkpoint.update_metadata({HOME: str(row.path.resolve())})
+            checkpoint.update_metadata({ORIGINAL: str(row.path.resolve())})
         self._is_due, self._reported_at = False, loop.step
-        session.report(self._values(loop), checkpoint=checkpoint)
-
-    def _values(self, loop: LoopState) -> dict[str, Any]:
         names = [name for name in loop.metrics if not name.startswith("hooks/")]
         if self.metrics is not None:
             names = [name for name in self.metrics if name in loop.metrics]
-        return {"step": loop.step, "epoch": loop.epoch} | {name: plain(loop.metrics[name]) for name in names}
+        values = {"step": loop.step, "epoch": loop.epoch} | {name: plain(loop.metrics[name]) for name in names}
+        session.report(values, checkpoint=checkpoint)
 
 
-def _is_first(session: Any) -> bool:
-    """Whether this is the worker that hands checkpoints over; trials of Tune have no others."""
+def _is_rank_zero(session: Any) -> bool:
+    """Check whether this worker reports the checkpoints; a trial of Tune has only one."""
     return session.__name__ != "ray.train" or bool(session.get_context().get_world_rank() == 0)
 
 
 def _session(what: str) -> Any:
-    """The module that reports here.
+    """Return the module whose ``report`` works here.
 
     Raises:
-        OptionError: Nothing of Ray runs here.
+        OptionError: This is not a function that Ray runs.
     """
     try:
         ray.train.get_context()
-    except DeprecationWarning:  # what Ray raises in a trial of Tune
+    except DeprecationWarning:  # raised by Ray in a trial of Tune
         return importlib.import_module("ray.tune")
     except RuntimeError:
         raise OptionError(
-            f"{what} belongs into a training function that Ray runs: train_loop_per_worker of a trainer of Ray Train, "
+            f"{what} works only in a training function that Ray runs: train_loop_per_worker of a trainer of Ray Train, "
             "or a function given to ray.tune.Tuner."
         ) from None
     return importlib.import_module("ray.train")
