@@ -50,7 +50,7 @@ def test_heartbeat_comes_between_the_beginning_and_the_end_of_a_run(tmp_path):
 def test_heartbeat_does_not_begin_the_run_anew_for_monitors(tmp_path):
     standing = RunProgress()
     for record in read(beaten(tmp_path).dir):
-        standing.note(SimpleNamespace(record=record, file=SimpleNamespace(name=MAIN)))
+        standing.add(SimpleNamespace(record=record, file=SimpleNamespace(name=MAIN)))
     assert (standing.num_steps, standing.num_epochs, standing.began_step, standing.step) == (4, 2, 0, 4)
 
 

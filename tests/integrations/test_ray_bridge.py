@@ -17,7 +17,7 @@ import hookline as hl
 from hookline._engine.errors import OptionError
 from hookline._record.reader import last_status, read
 from hookline._record.records import Event, Metrics
-from hookline.sinks.run_progress import read_facts
+from hookline.sinks.run_progress import read_metadata
 
 if importlib.util.find_spec("ray") is None:  # not imported here: that is done with its settings
     pytest.skip("ray is not installed", allow_module_level=True)
@@ -294,7 +294,7 @@ def test_tune_trials_are_runs_of_one_experiment(cluster, tmp_path, monkeypatch):
         ),
     ).fit()
     assert [len(grid), grid.num_errors] == [2, 1]
-    facts = {read_facts(path).membership.arm: (read_facts(path), path) for path in callback.directories.values()}
+    facts = {read_metadata(path).membership.arm: (read_metadata(path), path) for path in callback.directories.values()}
     assert sorted(facts) == ["lr=-1.0", "lr=0.5"]
     assert {each.membership.experiment for each, _ in facts.values()} == {"search"}
     good, bad = facts["lr=0.5"], facts["lr=-1.0"]

@@ -223,15 +223,15 @@ def test_server_policy_waits_for_a_server_that_is_down_and_warns_once(server, co
     assert texts(written) == [["1.0"], ["2.0"]]
     assert time.waits == [1.0, 2.0, 4.0]
     down, back = (record.getMessage() for record in caplog.records if record.name == "hookline")
-    assert down.startswith(f"No answer from {server.url}/v1/completions (ConnectError")
-    assert down.endswith("retrying for up to 600 s.")
+    assert down.startswith(f"No answer: {server.url}/v1/completions: ConnectError")
+    assert down.endswith("Retrying for up to 600 s.")
     assert back == f"{server.url}/v1/completions answers again, after 7 s."
 
 
 def test_server_policy_gives_up_on_a_server_that_stays_down(server, connect):
     server.stop()
     time = Time()
-    message = f"No answer from {server.url}/v1/completions for 100 s: ConnectError.*Start the server, check url="
+    message = f"No answer for 100 s: {server.url}/v1/completions: ConnectError.*Start the server, check url="
     with pytest.raises(PolicyError, match=message):
         connect(time, patience_seconds=100).generate(["a"], 1, Sampling())
     assert time.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 9.0]
@@ -240,7 +240,7 @@ def test_server_policy_gives_up_on_a_server_that_stays_down(server, connect):
 def test_server_that_is_down_without_patience_is_an_error_at_once(server, connect):
     server.stop()
     time = Time()
-    with pytest.raises(PolicyError, match="No answer from"):
+    with pytest.raises(PolicyError, match="No answer for"):
         connect(time, patience_seconds=0).generate(["a"], 1, Sampling())
     assert time.waits == []
 

@@ -14,7 +14,7 @@ from hookline.server import status_runs
 from hookline.server.received_runs import ReceivedRuns
 from hookline.server.status_runs import StatusRuns
 from hookline.server.tokens import Tokens
-from hookline.sinks.run_progress import RunFacts, RunProgress
+from hookline.sinks.run_progress import RunMetadata, RunProgress
 from hookline.sinks.status_formats import FORMATS, Message
 
 
@@ -94,10 +94,10 @@ RECORDS = [
 
 @pytest.mark.parametrize("dialect", list(FORMATS))
 def test_what_the_status_sink_posts_is_understood_in_each_format(root, monitor, dialect):
-    standing, sender = RunProgress(), RunFacts("night", "night", "lab")
+    standing, sender = RunProgress(), RunMetadata("night", "night", "lab")
     for number, record in enumerate(RECORDS):
         if record is not None:
-            standing.note(JournalEntry(record, JournalFile(root, "main", 0, "main-0000-1-abc", 0), 0, 0))
+            standing.add(JournalEntry(record, JournalFile(root, "main", 0, "main-0000-1-abc", 0), 0, 0))
         payload = FORMATS[dialect](Message(str(number), 1000.0 + number, record, standing, sender, ""))
         if payload is not None:
             assert post(monitor, payload, run="night", project="lab").status == 200

@@ -204,7 +204,7 @@ def test_function_killed_while_the_disk_is_full_repeats_one_row_at_most(recorder
 
 
 def test_function_place_file_stays_small_and_a_cut_line_in_it_does_no_harm(recorder, tmp_path, monkeypatch):
-    monkeypatch.setattr("hookline.sinks.output_files.PASSED_BYTES", 500)
+    monkeypatch.setattr("hookline.sinks.output_files.MOST_POSITION_BYTES", 500)
     log(recorder, range(100))
     calls = []
     delivery = rounds(tmp_path, lambda report_data, step: calls.append(step), count=1)

@@ -16,7 +16,7 @@ from hookline._record.recorder import Recorder
 from hookline._record.sink import Sink
 from hookline.sinks.mlflow import KEY_TAG, PARENT_TAG, MlflowSink
 from hookline.sinks.mlflow_connection import alone_in
-from hookline.sinks.run_progress import read_facts
+from hookline.sinks.run_progress import read_metadata
 from hookline.sinks.trackio import TrackioSink
 from hookline.sinks.wandb import WandbSink
 
@@ -223,7 +223,7 @@ def test_mlflow_parent_made_elsewhere_at_the_same_time_is_taken_if_it_is_older(m
     from mlflow.tracking import MlflowClient
 
     run_dir, create, rivals = make_run("low-r0"), MlflowClient.create_run, []
-    key = read_facts(run_dir).membership.experiment_key
+    key = read_metadata(run_dir).membership.experiment_key
 
     def create_after_a_rival(self, experiment_id, start_time=None, tags=None, run_name=None):
         if tags[KEY_TAG] == key:
@@ -251,12 +251,12 @@ def test_lock_of_an_experiment_in_a_directory_that_is_gone_keeps_nobody_out(tmp_
 @pytest.mark.parametrize("experiment", [None, "sweep", {}, {"name": "sweep"}])
 def test_run_without_an_id_of_an_experiment_belongs_to_none(experiment, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"id": "r", "experiment": experiment}))
-    facts = read_facts(tmp_path)
+    facts = read_metadata(tmp_path)
     assert (facts.membership, facts.title) == (None, "r")
 
 
 def test_groups_of_one_name_in_two_experiments_have_keys_of_their_own(make_run):
-    places = [read_facts(make_run("low-r0", experiment=name)).membership for name in ("sweep-1", "sweep-2")]
+    places = [read_metadata(make_run("low-r0", experiment=name)).membership for name in ("sweep-1", "sweep-2")]
     assert len({key for place in places for key in (place.experiment_key, place.group_key)}) == 4
 
 
@@ -269,7 +269,7 @@ def test_ids_are_known_once_the_sinks_are_open_also_from_another_process(tmp_pat
     with hl.run("ids", sinks=sinks, delivery="process", summary=False) as run:
         during = run.outlets.ids()
         run.log(loss=1.0)
-    key = read_facts(run.output_dir).key
+    key = read_metadata(run.output_dir).key
     assert during == run.outlets.ids() == {"trackio_run_id": key, "copy_run_id": key}
 
 

@@ -324,7 +324,7 @@ def test_server_that_holds_other_bytes_refuses_and_keeps_them(server, run_dir, t
         (directory / "lines").rename(directory / "journal" / "main-0000-1-abcdef-000000.jsonl")
     assert deliver(run_dir, HooklineSink(server.url)).progress.status == "ok"
     late.round()
-    assert (late.progress.status, "holds other bytes" in late.progress.error) == ("refused", True)
+    assert (late.progress.status, "has different bytes" in late.progress.error) == ("refused", True)
     assert journals(received(server)) == journals(run_dir)
 
 
@@ -346,7 +346,7 @@ def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server,
     assert (left_out.name, left_out.step) == ("left_out", 1)
     assert left_out.data == {"kind": "event", "name": "table", "bytes": max(sizes.values())}
     told = [record.getMessage() for record in caplog.records if record.name == "hookline"]
-    assert [f"{max(sizes.values()):,} bytes, is more than {server.url} takes" in line for line in told] == [True]
+    assert [f"{max(sizes.values()):,} bytes, is more than {server.url} accepts" in line for line in told] == [True]
 
 
 def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_arrives(

@@ -45,7 +45,7 @@ def test_timeout_seconds_is_how_long_an_answer_is_waited_for(tmp_path, monkeypat
     sink = make_sink({kind: {**NEEDED[kind], "timeout_seconds": 0.5}})
     with pytest.raises(Stopped):
         sink.open(tmp_path, None)
-    assert given["timeout"] == 0.5
+    assert given["timeout"].read == 0.5
 
 
 def test_prometheus_host_is_the_interface_it_listens_on(tmp_path):

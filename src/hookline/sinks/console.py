@@ -27,7 +27,7 @@ from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import BOOKKEEPING, Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline._record.sink import Sink, register_sink
 from hookline._record.terminal import one_line
-from hookline.sinks.output_files import Passed
+from hookline.sinks.output_files import DeliveredPositions
 
 logger = logging.getLogger("hookline")
 
@@ -70,7 +70,7 @@ class ConsoleSink(Sink):
             if value is not None and not value >= 0:
                 raise OptionError(f"{name}={value!r}: give a number of seconds.")
         self.metrics = (self.metrics,) if isinstance(self.metrics, str) else tuple(self.metrics)
-        self._passed: Passed | None = None
+        self._delivered: DeliveredPositions | None = None
         self._rows = Thinned(self.every_seconds)
         self._samples = Thinned(self.sample_seconds or 0.0)
         self._is_closed = False
@@ -81,55 +81,55 @@ class ConsoleSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> Any:
         state = state or {"token": secrets.token_hex(4)}
-        self._passed = Passed(run_dir, state["token"])
+        self._delivered = DeliveredPositions(run_dir, state["token"])
         return state
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
-        assert self._passed is not None
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
+        assert self._delivered is not None
         before = copy.copy(self._rows), copy.copy(self._samples)
-        lines = [line for parcel in parcels if not self._passed.has(parcel) for line in self._lines(parcel)]
+        lines = [line for entry in entries if not self._delivered.has(entry) for line in self._lines(entry)]
         try:
             self._print(lines)
         except OSError:
             self._rows, self._samples = before
             raise
-        self._passed.note(*parcels)
-        return {"token": self._passed.token}
+        self._delivered.add(*entries)
+        return {"token": self._delivered.token}
 
     def beat(self) -> None:
         self._print(self._rows.late(time.time()))
 
     def close(self) -> None:
         self._print(self._rows.late(math.inf))
-        if self._passed is not None:
-            self._passed.close()
+        if self._delivered is not None:
+            self._delivered.close()
 
-    def _lines(self, parcel: JournalEntry) -> Iterable[Line]:
-        record = parcel.record
+    def _lines(self, entry: JournalEntry) -> Iterable[Line]:
+        record = entry.record
         match record:
-            case Metrics() | Sample() | Rewards() if parcel.file.name != MAIN:
+            case Metrics() | Sample() | Rewards() if entry.file.name != MAIN:
                 return []
             case Sample() if self.sample_seconds is None:
                 return []
             case Metrics(axis="eval"):
-                return [self._row(parcel, record)]
+                return [self._row(entry, record)]
             case Metrics():
-                return self._rows.due(record.time, self._row(parcel, record))
+                return self._rows.due(record.time, self._row(entry, record))
             case Sample():
-                return self._samples.now(record.time, _sample(parcel, record))
+                return self._samples.now(record.time, _sample(entry, record))
             case Status():
-                return [*self._rows.late(math.inf), _status(parcel, record)]
+                return [*self._rows.late(math.inf), _status(entry, record)]
             case Event() if record.name in _UNSAID:
                 return []
             case Event():
-                return [_event(parcel, record)]
+                return [_event(entry, record)]
             case LogLine():
-                return [_log(parcel, record)]
+                return [_log(entry, record)]
         return []
 
-    def _row(self, parcel: JournalEntry, record: Metrics) -> Line:
+    def _row(self, entry: JournalEntry, record: Metrics) -> Line:
         shown = [(name, value) for name, value in record.values.items() if self._shows(name)]
-        line = _begin(parcel)
+        line = _begin(entry)
         if record.axis != "train":
             line.append((f"  {record.axis}", "bold cyan"))
         for name, value in shown:
@@ -188,11 +188,11 @@ class Thinned:
         return [line]
 
 
-def _begin(parcel: JournalEntry) -> Line:
-    line = [(time.strftime("%H:%M:%S", time.localtime(parcel.record.time)), "dim")]
-    if parcel.file.name != MAIN:
-        line.append((f"  {parcel.file.name}", "dim"))
-    step = getattr(parcel.record, "step", None)
+def _begin(entry: JournalEntry) -> Line:
+    line = [(time.strftime("%H:%M:%S", time.localtime(entry.record.time)), "dim")]
+    if entry.file.name != MAIN:
+        line.append((f"  {entry.file.name}", "dim"))
+    step = getattr(entry.record, "step", None)
     return line if step is None else [*line, (f"  step {step}", "")]
 
 
@@ -202,27 +202,27 @@ def _value(value: Any, style: str) -> tuple[str, str]:
     return _cut(str(value)), style
 
 
-def _sample(parcel: JournalEntry, record: Sample) -> Line:
+def _sample(entry: JournalEntry, record: Sample) -> Line:
     texts = [("  sample ", ""), (_cut(record.prompt), "dim"), (" -> ", ""), (_cut(record.completion), "")]
     reward = [] if record.total is None else [("  reward ", ""), _value(record.total, "bold")]
-    return [*_begin(parcel), *texts, *reward]
+    return [*_begin(entry), *texts, *reward]
 
 
-def _status(parcel: JournalEntry, record: Status) -> Line:
+def _status(entry: JournalEntry, record: Status) -> Line:
     word = (f"  {one_line(record.status)}", _STATUS_STYLES.get(record.status, "bold"))
     message = [(f": {one_line(record.message)}", "")] if record.message else []
-    return [*_begin(parcel), word, *message]
+    return [*_begin(entry), word, *message]
 
 
-def _event(parcel: JournalEntry, record: Event) -> Line:
+def _event(entry: JournalEntry, record: Event) -> Line:
     facts = "".join(f"  {one_line(name)}={_value(value, '')[0]}" for name, value in record.data.items())
     style = "bold red" if "error" in record.name else "magenta"
-    return [*_begin(parcel), (f"  {one_line(record.name)}", style), (facts, "")]
+    return [*_begin(entry), (f"  {one_line(record.name)}", style), (facts, "")]
 
 
-def _log(parcel: JournalEntry, record: LogLine) -> Line:
+def _log(entry: JournalEntry, record: LogLine) -> Line:
     level = (f"  {one_line(record.level)}", _LEVEL_STYLES.get(record.level, ""))
-    return [*_begin(parcel), level, (f" {one_line(record.logger)}: {one_line(record.message)}", "")]
+    return [*_begin(entry), level, (f" {one_line(record.logger)}: {one_line(record.message)}", "")]
 
 
 def _cut(text: str) -> str:

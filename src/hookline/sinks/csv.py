@@ -27,7 +27,8 @@ from hookline._record.files import sync_descriptor
 from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, is_resume, resumed_steps
 from hookline._record.records import clean
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import AppendedFile, has_zeros, loss_of, require_kinds, row, set_aside
+from hookline.sinks.output_files import AppendedFile, file_loss, has_zeros, set_aside
+from hookline.sinks.rows import flat_row, require_kinds
 
 EXTRA = "extra"
 DONE_AGAIN = ("metrics", "sample", "rewards")
@@ -66,7 +67,7 @@ class CsvSink(Sink):
         path, known = self._path(run_dir), state.get("inode")
         there = _inode(path)
         is_own_rewrite = there is not None and there != known and there == _noted(self._note(run_dir))
-        return "" if is_own_rewrite else loss_of(path, state["bytes"], state)
+        return "" if is_own_rewrite else file_loss(path, state["bytes"], state)
 
     def set_aside(self, run_dir: Path, state: Any) -> None:
         path = self._path(run_dir)
@@ -97,11 +98,11 @@ class CsvSink(Sink):
         self._table.note = self._note(run_dir)
         return self._table.open(state)
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._table is not None
-        if is_resume(parcels[0].record) and self.kind in DONE_AGAIN:
-            return self._table.keep(_not_done_again(parcels[0]))
-        return self._table.append([row(parcel) for parcel in parcels if parcel.kind == self.kind])
+        if is_resume(entries[0].record) and self.kind in DONE_AGAIN:
+            return self._table.keep(_not_done_again(entries[0]))
+        return self._table.append([flat_row(entry) for entry in entries if entry.kind == self.kind])
 
     def close(self) -> None:
         if self._table is not None:

@@ -23,7 +23,8 @@ from hookline._engine.errors import OptionError
 from hookline._record.reader import JournalEntry
 from hookline._record.records import clean
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import AppendedFile, loss_of, require_kinds, row, set_aside
+from hookline.sinks.output_files import AppendedFile, file_loss, set_aside
+from hookline.sinks.rows import flat_row, require_kinds
 
 _PLAIN_NAME = re.compile(r"[^\s=\"\\]+")
 _UNSEEN = re.compile(r"[\x7f-\xa0\u2028\u2029]")
@@ -63,9 +64,9 @@ class FileSink(Sink):
         path = self._path(run_dir)
         later = [number for number in numbers_of(path) if number > state["number"]]  # by batches that do not count yet
         if not later:
-            return loss_of(path, state["size"], state)
+            return file_loss(path, state["size"], state)
         exchanged = path.with_name(f"{path.name}.{state['number'] + 1}")
-        return loss_of(exchanged, state["size"], state) if exchanged.exists() else ""  # too old to be kept
+        return file_loss(exchanged, state["size"], state) if exchanged.exists() else ""  # too old to be kept
 
     def set_aside(self, run_dir: Path, state: Any) -> None:
         path = self._path(run_dir)
@@ -89,9 +90,9 @@ class FileSink(Sink):
         self._begin = before.get("begin") or self._log.state()
         return self._state(self._log)
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._log is not None
-        wanted = [parcel for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
+        wanted = [entry for entry in entries if not self.kinds or entry.kind in self.kinds]
         self._log.append("".join(map(_line, wanted)).encode("utf-8", "replace"))
         return self._state(self._log)
 
@@ -177,13 +178,13 @@ def numbers_of(path: Path) -> list[int]:
     return [int(match[1]) for match in found if match]
 
 
-def _line(parcel: JournalEntry) -> str:
-    fields = row(parcel)
+def _line(entry: JournalEntry) -> str:
+    fields = flat_row(entry)
     seconds = fields.pop("time")
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    values = fields if parcel.kind == "metrics" else {key: value for key, value in fields.items() if _says(value)}
+    values = fields if entry.kind == "metrics" else {key: value for key, value in fields.items() if _says(value)}
     words = " ".join(f"{_name(name)}={_value(value)}" for name, value in values.items())
-    return f"{clock}.{int(seconds % 1 * 1000):03d} {parcel.kind:<7} {words}\n"
+    return f"{clock}.{int(seconds % 1 * 1000):03d} {entry.kind:<7} {words}\n"
 
 
 def _says(value: Any) -> bool:

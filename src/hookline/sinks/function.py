@@ -27,7 +27,7 @@ from hookline._engine.functions import require_two
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import Metrics
 from hookline._record.sink import Sink, import_path, register_sink
-from hookline.sinks.output_files import Passed
+from hookline.sinks.output_files import DeliveredPositions
 
 logger = logging.getLogger("hookline")
 
@@ -63,7 +63,7 @@ class FunctionSink(Sink):
         elif self.function is not None:
             _require_logger(self.function)
         self.failed = 0
-        self._passed: Passed | None = None
+        self._delivered: DeliveredPositions | None = None
         self._called: LoggerFunction | None = None
         self._first: tuple[str, int] = ("", 0)
         self._given_up_in_a_row = 0
@@ -83,31 +83,31 @@ class FunctionSink(Sink):
     def open(self, run_dir: Path, state: Any) -> Any:
         self._called = self._found()
         state = state or {"token": secrets.token_hex(4)}
-        self._passed = Passed(run_dir, state["token"], self._passed)
+        self._delivered = DeliveredPositions(run_dir, state["token"], self._delivered)
         return state
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
-        assert self._passed is not None
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
+        assert self._delivered is not None
         failing: list[tuple[JournalEntry, BaseException]] = []
-        for parcel in parcels:
-            if not _is_row(parcel) or self._passed.has(parcel):
+        for entry in entries:
+            if not _is_row(entry) or self._delivered.has(entry):
                 continue
-            self._passed.settle()
-            error = self._call(parcel.record)
+            self._delivered.settle()
+            error = self._call(entry.record)
             if error is None:
                 self._give_up(failing)
                 self._given_up_in_a_row = 0
-                self._passed.note(parcel)
+                self._delivered.add(entry)
             else:
-                failing.append((parcel, error))
+                failing.append((entry, error))
                 self._judge(failing)
         self._judge_last(failing)
-        return {"token": self._passed.token}
+        return {"token": self._delivered.token}
 
     def close(self) -> None:
         SLOW_CALLS.close()
-        if self._passed is not None:
-            self._passed.close()
+        if self._delivered is not None:
+            self._delivered.close()
 
     def _found(self) -> LoggerFunction:
         if self.function is None:
@@ -139,13 +139,13 @@ class FunctionSink(Sink):
 
     def _judge(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
         """Raise unless the rows behind those that fail are to be tried."""
-        parcel, error = failing[0]
+        entry, error = failing[0]
         if len(failing) == 1:
-            self._first = (parcel.id, self._first[1] + 1 if self._first[0] == parcel.id else 1)
+            self._first = (entry.id, self._first[1] + 1 if self._first[0] == entry.id else 1)
         if len(failing) + self._given_up_in_a_row >= ROWS_IN_A_ROW and self._first[1] >= ATTEMPTS:
             raise RefusedError(f"The function raises for every row: {_last_line(error)}. Mend it.") from error
         if self._first[1] < ATTEMPTS:
-            raise RowError(parcel, error) from error
+            raise RowError(entry, error) from error
 
     def _judge_last(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
         """Decide on rows that fail and have none behind them."""
@@ -157,25 +157,25 @@ class FunctionSink(Sink):
         self._give_up(failing)
 
     def _give_up(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
-        assert self._passed is not None
-        for parcel, error in failing:
+        assert self._delivered is not None
+        for entry, error in failing:
             self.failed += 1
-            logger.error("%s The row is given up.", RowError(parcel, error), exc_info=error)
-            self._passed.note(parcel)
+            logger.error("%s The row is given up.", RowError(entry, error), exc_info=error)
+            self._delivered.add(entry)
         failing.clear()
 
 
 class RowError(HooklineError, RuntimeError):
     """A logger function raised."""
 
-    def __init__(self, parcel: JournalEntry, error: BaseException) -> None:
-        step = getattr(parcel.record, "step", None)
+    def __init__(self, entry: JournalEntry, error: BaseException) -> None:
+        step = getattr(entry.record, "step", None)
         super().__init__(f"The logger function failed at step {step}: {_last_line(error)}.")
 
 
-def _is_row(parcel: JournalEntry) -> bool:
-    record = parcel.record
-    return isinstance(record, Metrics) and record.axis in AXES and parcel.file.name == MAIN
+def _is_row(entry: JournalEntry) -> bool:
+    record = entry.record
+    return isinstance(record, Metrics) and record.axis in AXES and entry.file.name == MAIN
 
 
 def _require_logger(function: Any) -> Any:

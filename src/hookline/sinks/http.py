@@ -1,15 +1,18 @@
-"""`HttpEndpoint`: posts JSON to an address, each message once, and says what an answer means.
+"""`HttpClient`: the one HTTP client of hookline, and `MessageEndpoint`, which posts JSON messages with it.
 
-- Unreachable, too slow, 5xx, 408, 409, 425, 429: a fault that may pass. ``Retry-After`` is kept to.
-- 401, 403: the credentials; 404, 405, 410 and redirects: the address. These are refused.
-- Any other 4xx: the endpoint will not have this message. That is refused as well, so that it is seen
-  and nothing is skipped; where the endpoint is told to skip, the message is left out, with a warning.
+Responses mean the same for all callers:
 
-Every message carries an ``Idempotency-Key`` that it keeps when it is sent again, so that a receiver can
-tell. What was accepted is not sent again by this process, also when a later message of its batch fails.
+- No connection, a timeout, 5xx, 408, 409, 425 and 429 are temporary: `EndpointError`. No request is sent before
+  the time in ``Retry-After``.
+- 401 and 403 (credentials), 404, 405, 410 and redirects (address) are permanent: `RefusedError`.
+- For any other 4xx the caller decides. `MessageEndpoint` refuses, so that the fault is noticed and no message is lost,
+  or skips the message with a warning if it is configured to.
 
-``${NAME}`` in the address and in headers is taken from the environment when a message is sent. A header or a token
-that cannot be sent is refused, and no error repeats it.
+``${NAME}`` in the address and in headers is taken from the environment when a request is sent. A header or a token that
+cannot be sent is refused, and no error message repeats it.
+
+The client itself does not retry: sinks are retried by their delivery, which survives the process, and other callers
+know best how long to wait.
 """
 
 import email.utils
@@ -18,7 +21,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,35 +33,37 @@ from hookline._engine.errors import HooklineError, OptionError, RefusedError
 if TYPE_CHECKING:
     import httpx
 
-
 logger = logging.getLogger("hookline")
 
-_REFERENCE = re.compile(r"\$\{(\w+)\}")
-_PLAIN_HEADERS = frozenset({"accept", "content-type", "user-agent"})
-_LONGEST_RETRY_AFTER = 600.0
-PASSES = frozenset({408, 409, 425, 429})
-"""Answers below 500 that mean a fault which may pass."""
-ADDRESS = frozenset({404, 405, 410})
-"""Answers that mean a wrong address."""
-IN_TOKENS = re.compile(r"[!-~]+")
-"""What a token is made of."""
-_IN_HEADERS = re.compile(r"([!-~]+([ \t]+[!-~]+)*)?")
+TEMPORARY = frozenset({408, 409, 425, 429})
+"""Status codes below 500 that mean a temporary fault."""
+WRONG_ADDRESS = frozenset({404, 405, 410})
+TOKEN_PATTERN = re.compile(r"[!-~]+")
+CONNECT_SECONDS = 10.0
+MOST_RETRY_AFTER_SECONDS = 600.0
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_HEADER_PATTERN = re.compile(r"([!-~]+([ \t]+[!-~]+)*)?")
+_PUBLIC_HEADERS = frozenset({"accept", "content-type", "user-agent"})
 
 
 class EndpointError(HooklineError, ConnectionError):
-    """An endpoint that cannot be reached or does not answer as it should, for now."""
+    """An endpoint cannot be reached, or is temporarily unable to handle a request."""
+
+    retry_after_seconds = 0.0
 
 
-class HttpEndpoint:
-    """Posts messages to one address.
+class HttpClient:
+    """Sends requests to one address.
 
     Args:
-        url: The address; may hold ``${NAME}``.
-        headers: Sent with every message; values may hold ``${NAME}``.
-        token_file: Read for each message, and sent as a bearer token.
+        url: The address; may contain ``${NAME}``.
+        headers: Sent with every request; values may contain ``${NAME}``.
+        option: The name of the option that sets the address, for errors.
+        token_file: Read for each request, and sent as a bearer token.
         ca_file: Certificates to trust instead of the system's.
-        timeout_seconds: How long to wait for a connection, and for an answer.
-        skips_rejected: Leave out a message that the endpoint will not have.
+        timeout_seconds: How long to wait for a response.
+        connections: The maximum number of connections.
     """
 
     def __init__(
@@ -66,145 +71,210 @@ class HttpEndpoint:
         url: str,
         headers: Mapping[str, str],
         *,
+        option: str = "endpoint",
         token_file: Path | None = None,
         ca_file: Path | None = None,
         timeout_seconds: float = 5.0,
-        skips_rejected: bool = False,
+        connections: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url, self.headers, self.token_file, self.ca_file = url, headers, token_file, ca_file
-        self._timeout, self._skips, self._clock = timeout_seconds, skips_rejected, clock
+        self.url, self.headers, self._option = url, headers, option
+        self.token_file, self.ca_file = token_file, ca_file
+        self._timeout, self._connections, self._clock = timeout_seconds, connections, clock
         self._client: httpx.Client | None = None
-        self._accepted: set[str] = set()
         self._not_before = 0.0
 
     def open(self) -> None:
-        """Get ready to send; nothing is sent."""
+        """Prepare for sending; nothing is sent. May be called again."""
         import httpx
 
-        verify = True if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
-        limits = httpx.Limits(keepalive_expiry=2.0)  # before servers close an idle connection, five seconds for many
-        self._client = httpx.Client(timeout=self._timeout, verify=verify, limits=limits)
+        if self._client is None:
+            verify = True if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
+            # Many servers close idle connections after five seconds; a request on a closing connection would fail.
+            limits = httpx.Limits(max_connections=self._connections, keepalive_expiry=2.0)
+            timeout = httpx.Timeout(self._timeout, connect=min(CONNECT_SECONDS, self._timeout), pool=None)
+            self._client = httpx.Client(timeout=timeout, verify=verify, limits=limits)
+
+    def close(self) -> None:
+        """Close the connections. May be called again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def request(
+        self,
+        method: str,
+        content: bytes,
+        *,
+        path: str = "",
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        permanent: Collection[int] = (),
+    ) -> "httpx.Response":
+        """Send a request and return the response, successful or refused.
+
+        Args:
+            method: The HTTP method.
+            content: The body, as JSON unless the headers say otherwise.
+            path: Appended to the address.
+            params: The query.
+            headers: Added to those of the client.
+            permanent: Status codes that are not temporary here.
+
+        Raises:
+            RefusedError: The address or a header is not valid.
+            EndpointError: There was no response, or one that means a temporary fault.
+        """
+        import httpx
+
+        assert self._client is not None
+        if self._clock() < self._not_before:
+            raise EndpointError(f"{redacted(self.url)} asked to wait before the next request")
+        url = expanded(self.url, self._option).rstrip("/") + path if path else expanded(self.url, self._option)
+        sent = {"Content-Type": "application/json"}
+        sent |= {name: _header(name, value) for name, value in self.headers.items()}
+        if self.token_file is not None:
+            sent["Authorization"] = f"Bearer {_token(self.token_file)}"
+        sent |= headers or {}
+        try:
+            response = self._client.request(method, url, content=content, headers=sent, params=params)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise RefusedError(
+                f"{redacted(self.url)} is not a valid URL: {error}. Give {self._option}='https://host/path'."
+            ) from error
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{redacted(self.url)}: {type(error).__name__}: {error}".rstrip(".: ")) from error
+        code = response.status_code
+        if code >= 500 or (code in TEMPORARY and code not in permanent):
+            message = error_message(response.content)
+            temporary = EndpointError(self.describe(response) + (f": {message!r}" if message else ""))
+            temporary.retry_after_seconds = _retry_after(response.headers.get("Retry-After"))
+            self._not_before = self._clock() + temporary.retry_after_seconds
+            raise temporary
+        return response
+
+    def describe(self, response: "httpx.Response") -> str:
+        """What the server responded, for an error."""
+        return f"{redacted(self.url)} answers {response.status_code} {response.reason_phrase}".rstrip()
+
+
+class MessageEndpoint(HttpClient):
+    """Posts JSON messages to one address, each of them once.
+
+    A message keeps its ``Idempotency-Key`` when it is sent again, so the receiver can recognize it. A message that was
+    accepted is not sent again by this process, even if a later message of its batch fails.
+
+    Args:
+        url: The address; may contain ``${NAME}``.
+        headers: Sent with every message; values may contain ``${NAME}``.
+        skips_rejected: Skip a message that the endpoint rejects.
+        options: Those of `HttpClient`.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, skips_rejected: bool = False, **options: Any) -> None:
+        super().__init__(url, headers, **options)
+        self._skips_rejected = skips_rejected
+        self._accepted: set[str] = set()
 
     def send(self, key: str, payload: Mapping[str, Any]) -> None:
         """Post a message, unless it was accepted before.
 
         Raises:
-            RefusedError: It is no use as things are set up.
+            RefusedError: Sending it again will not help.
             EndpointError: It may work later.
         """
-        import httpx
-
-        assert self._client is not None
         if key in self._accepted:
             return
-        if self._clock() < self._not_before:
-            raise EndpointError(f"{shown(self.url)} asked to be left alone for a while")
-        url, headers = expanded(self.url, "endpoint"), self._headers(key)
-        try:
-            answer = self._client.post(url, content=msgspec.json.encode(payload), headers=headers)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        response = self.request("POST", msgspec.json.encode(payload), headers={"Idempotency-Key": key})
+        described = self.describe(response)
+        if response.status_code in (401, 403):
             raise RefusedError(
-                f"{shown(self.url)} is no address: {error}. Give endpoint='https://host/path'."
-            ) from error
-        except httpx.HTTPError as error:
-            raise EndpointError(f"{shown(self.url)}: {type(error).__name__}: {error}".rstrip(".: ")) from error
-        self._judge(key, answer)
+                f"{described}. Give the credentials in headers, e.g. {{'Authorization': 'Bearer ${{TOKEN}}'}}."
+            )
+        if response.status_code in WRONG_ADDRESS or response.is_redirect:
+            raise RefusedError(f"{described}. Check the address of the endpoint.")
+        if not response.is_success:
+            reason = f"{described} to message {key}: {response.text[:200]!r}"
+            if not self._skips_rejected:
+                raise RefusedError(f"{reason}. Check format=; skip_rejected=True skips such messages.")
+            logger.warning("A message was skipped: %s", reason)
         self._accepted.add(key)
 
     def settle(self) -> None:
-        """Forget which messages were accepted: none of them comes again."""
+        """Forget which messages were accepted: the batch is complete, and none of them is sent again."""
         self._accepted.clear()
-
-    def close(self) -> None:
-        """Let go of the connection. May be called again."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-    def _headers(self, key: str) -> dict[str, str]:
-        named = {name: _header(name, value) for name, value in self.headers.items()}
-        if self.token_file is not None:
-            named["Authorization"] = f"Bearer {_token(self.token_file)}"
-        return {"Content-Type": "application/json"} | named | {"Idempotency-Key": key}
-
-    def _judge(self, key: str, answer: "httpx.Response") -> None:
-        code = answer.status_code
-        if answer.is_success:
-            return
-        said = f"{shown(self.url)} answers {code} {answer.reason_phrase}".rstrip()
-        if code >= 500 or code in PASSES:
-            self._not_before = self._clock() + retry_after(answer.headers.get("Retry-After"))
-            raise EndpointError(said)
-        if code in (401, 403):
-            raise RefusedError(
-                f"{said}. Give the credentials in headers, e.g. {{'Authorization': 'Bearer ${{TOKEN}}'}}."
-            )
-        if code in ADDRESS or answer.is_redirect:
-            raise RefusedError(f"{said}. Check the address of the endpoint.")
-        reason = f"{said} to message {key}: {answer.text[:200]!r}"
-        if not self._skips:
-            raise RefusedError(f"{reason}. Check format=; skip_rejected=True leaves such messages out.")
-        logger.warning("A message was left out: %s", reason)
 
 
 def expanded(text: str, what: str) -> str:
-    """A text with what it takes from the environment.
+    """Replaces ``${NAME}`` in a text by variables of the environment.
 
     Raises:
         RefusedError: A variable is not set.
     """
-    for name in _REFERENCE.findall(text):
+    for name in _VARIABLE.findall(text):
         if name not in os.environ:
             raise RefusedError(f"{what} takes ${{{name}}} from the environment, where it is not set: export {name}=...")
-    return _REFERENCE.sub(lambda match: os.environ[match[1]], text)
+    return _VARIABLE.sub(lambda match: os.environ[match[1]], text)
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers as they may be written down: a value that was given literally becomes a name in the environment."""
+    """Headers that are safe to write to disk: a literal value becomes a variable of the environment."""
     return {
         name: value
-        if _REFERENCE.search(value) or name.lower() in _PLAIN_HEADERS
+        if _VARIABLE.search(value) or name.lower() in _PUBLIC_HEADERS
         else f"${{HOOKLINE_HEADER_{re.sub(r'[^A-Z0-9]', '_', name.upper())}}}"
         for name, value in headers.items()
     }
 
 
 def require_url(url: Any, what: str) -> str:
-    """An address that may be written down.
+    """Checks that an option is a URL that is safe to write to disk: without a password.
 
     Raises:
-        OptionError: It is none, or it holds a password.
+        OptionError: It is not.
     """
-    if not isinstance(url, str) or not url:
-        raise OptionError(f"{what}={url!r}: give an address such as 'http://localhost:8080/status'.")
-    if _REFERENCE.search(url):
+    if isinstance(url, str) and _VARIABLE.search(url):
         return url
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
-    if not valid:
+    if not is_http_url(url):
         raise OptionError(f"{what}={url!r}: give an address such as 'http://localhost:8080/status'.")
-    if parts.password:
+    if urlsplit(url).password:
         raise OptionError(
-            f"{what}: {shown(url)} is given with a password, and addresses are written down. Give it in headers, as "
-            "{'Authorization': 'Basic ${CREDENTIALS}'}."
+            f"{what}: {redacted(url)} is given with a password, and addresses are written to disk. Give it in headers, "
+            "as {'Authorization': 'Basic ${CREDENTIALS}'}."
         )
-    return url
+    return str(url)
 
 
-def shown(url: str) -> str:
-    """An address without what may be secret in it."""
-    if _REFERENCE.match(url):
+def is_http_url(url: Any) -> bool:
+    """Whether a value is an address with a host, for HTTP or HTTPS."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+
+
+def redacted(url: str) -> str:
+    """An address without the parts that may be secret."""
+    if _VARIABLE.match(url):
         return url
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def retry_after(value: str | None) -> float:
-    """The seconds that a ``Retry-After`` header asks for, within limits."""
+def error_message(content: bytes) -> str:
+    """The error message of an answer, in any of the usual formats."""
+    try:
+        said = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        said = content.decode(errors="replace")
+    for key in ("error", "message", "detail"):
+        said = said.get(key, said) if isinstance(said, dict) else said
+    return str(said).strip()[:500]
+
+
+def _retry_after(value: str | None) -> float:
+    """The seconds of a ``Retry-After`` header, within limits."""
     if not value:
         return 0.0
     try:
@@ -214,29 +284,27 @@ def retry_after(value: str | None) -> float:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except ValueError:
             return 0.0
-    return min(_LONGEST_RETRY_AFTER, max(0.0, seconds))
+    return min(MOST_RETRY_AFTER_SECONDS, max(0.0, seconds))
 
 
 def _header(name: str, value: str) -> str:
-    """A header as it is sent. One that cannot be sent is not repeated: it may hold a secret, and errors are kept."""
-    given = expanded(value, f"headers[{name!r}]")
-    if not _IN_HEADERS.fullmatch(given):
+    sent = expanded(value, f"headers[{name!r}]")
+    if not _HEADER_PATTERN.fullmatch(sent):  # not repeated in the error: it may be secret, and errors are recorded
         raise RefusedError(
-            f"headers[{name!r}] cannot be sent: it has line breaks, spaces at an end or letters beyond ASCII. Check "
-            "what it is made of."
+            f"headers[{name!r}] cannot be sent: it has line breaks, outer spaces or characters beyond ASCII. Check its "
+            "value."
         )
-    return given
+    return sent
 
 
 def _token(path: Path) -> str:
-    """The token in a file; what is none is not repeated either."""
     try:
         token = path.read_bytes().strip().decode("ascii", "replace")
     except OSError as error:
-        raise RefusedError(f"The token in {path} cannot be read: {error.strerror}.") from error
-    if not IN_TOKENS.fullmatch(token):
+        raise RefusedError(f"Cannot read the token in {path}: {error.strerror}.") from error
+    if not TOKEN_PATTERN.fullmatch(token):
         raise RefusedError(
-            f"{path} holds no token: it is empty, or has several lines, spaces or other characters that no token has. "
-            "Write the token into it, and nothing else."
+            f"{path} holds no token: it is empty, or has several lines, spaces or other characters that a token cannot "
+            "have. Write the token into it, and nothing else."
         )
     return token

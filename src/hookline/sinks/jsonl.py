@@ -9,7 +9,8 @@ from hookline._record.reader import JournalEntry
 from hookline._record.recorder import cleaned
 from hookline._record.records import encode
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import AppendedFile, has_zeros, loss_of, require_kinds, set_aside
+from hookline.sinks.output_files import AppendedFile, file_loss, has_zeros, set_aside
+from hookline.sinks.rows import require_kinds
 
 
 @register_sink("jsonl")
@@ -36,7 +37,7 @@ class JsonlSink(Sink):
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
         known = _known(state)
-        return loss_of(self._path(run_dir), known["bytes"], known)
+        return file_loss(self._path(run_dir), known["bytes"], known)
 
     def set_aside(self, run_dir: Path, state: Any) -> None:
         known = _known(state)
@@ -64,9 +65,9 @@ class JsonlSink(Sink):
         self._begin = self._file.size if known is None else known["begin"]
         return self._state(self._file)
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._file is not None
-        wanted = [parcel.record for parcel in parcels if not self.kinds or parcel.kind in self.kinds]
+        wanted = [entry.record for entry in entries if not self.kinds or entry.kind in self.kinds]
         self._file.append(b"".join(encode(cleaned(record)) + b"\n" for record in wanted))
         return self._state(self._file)
 

@@ -45,8 +45,8 @@ from hookline.sinks.mlflow_connection import (
     has_password,
     local_database,
 )
-from hookline.sinks.output_files import loss_of
-from hookline.sinks.run_progress import SPEAKERS, Membership, RunFacts, read_facts, within_limits
+from hookline.sinks.output_files import file_loss
+from hookline.sinks.run_progress import STATUS_WRITERS, Membership, RunMetadata, clamped_step, read_metadata
 
 KEY_TAG = "hookline.key"
 PARENT_TAG = "mlflow.parentRunId"
@@ -111,7 +111,7 @@ class MlflowSink(Sink):
     def find_loss(self, run_dir: Path, state: Any) -> str:
         # Gone only: a database that was put back from a copy is another file, and may have the run.
         path = local_database(state.get("uri") or "")
-        return loss_of(path, 1, {}) if path is not None and not path.exists() else ""
+        return file_loss(path, 1, {}) if path is not None and not path.exists() else ""
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         uri = self.tracking_uri or (state or {}).get("uri") or default_uri(run_dir)
@@ -132,13 +132,13 @@ class MlflowSink(Sink):
         }
         return dict(self._state)
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._connection is not None
         with self._connection:
-            self._log(metrics=_metrics(parcels), tags=_tags(parcels))
+            self._log(metrics=_metrics(entries), tags=_tags(entries))
             if self.samples:
-                self._log_samples(parcels)
-            self._note_status(parcels)
+                self._log_samples(entries)
+            self._note_status(entries)
         return dict(self._state)
 
     def ids(self, state: Any) -> dict[str, str]:
@@ -161,12 +161,12 @@ class MlflowSink(Sink):
     def _begun_once(self, run_dir: Path, uri: str) -> Any:
         """Begin; the runs of an experiment one after the other, because they share what they are nested in."""
         assert self._connection is not None
-        facts = read_facts(run_dir)
+        facts = read_metadata(run_dir)
         with alone_in(run_dir.parent) if facts.membership is not None else nullcontext():
             self._client = self._connection.client()
             return self._begun(facts, uri)
 
-    def _begun(self, facts: RunFacts, uri: str) -> Any:
+    def _begun(self, facts: RunMetadata, uri: str) -> Any:
         """The run with the tag of this one, or a new one, with what was configured."""
         experiment = self._experiment(self.experiment or facts.project, uri)
         run = self._oldest(experiment, facts.key) or self._created(experiment, facts)
@@ -180,7 +180,7 @@ class MlflowSink(Sink):
         found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1, order_by=order)
         return found[0] if found else None
 
-    def _created(self, experiment: str, facts: RunFacts) -> Any:
+    def _created(self, experiment: str, facts: RunMetadata) -> Any:
         own = self.tags or {}
         known = {KEY_TAG: facts.key, "hookline.run": facts.id} | _source(facts)
         known |= {"hookline.tags": ", ".join(facts.tags)} if facts.tags else {}
@@ -193,7 +193,7 @@ class MlflowSink(Sink):
             experiment, start_time=started, tags=_as_tags(known | own), run_name=self.run_name or facts.title
         )
 
-    def _group_run(self, experiment: str, facts: RunFacts, place: Membership) -> str:
+    def _group_run(self, experiment: str, facts: RunMetadata, place: Membership) -> str:
         """The id of the run that stands for the group, below the one that stands for the experiment."""
         about = {"hookline.experiment": place.experiment, "hookline.experiment_id": place.experiment_id}
         about |= _source(facts)
@@ -243,19 +243,19 @@ class MlflowSink(Sink):
         for batch in _batches((Param(key, _text(v, _PARAM_LENGTH)) for key, v in (params or {}).items()), _BATCH_TEXTS):
             log(params=batch)
 
-    def _log_samples(self, parcels: Sequence[JournalEntry]) -> None:
+    def _log_samples(self, entries: Sequence[JournalEntry]) -> None:
         """A file for each writer, named after its first sample: the same one when the batch comes again."""
         by_writer: dict[str, list[JournalEntry]] = {}
-        for parcel in parcels:
-            if isinstance(parcel.record, Sample):
-                by_writer.setdefault(parcel.file.writer, []).append(parcel)
+        for entry in entries:
+            if isinstance(entry.record, Sample):
+                by_writer.setdefault(entry.file.writer, []).append(entry)
         for own in by_writer.values():
-            lines = b"".join(encode(cleaned(parcel.record)) + b"\n" for parcel in own)
+            lines = b"".join(encode(cleaned(entry.record)) + b"\n" for entry in own)
             self._client.log_text(self._state["run_id"], lines.decode(), f"samples/{own[0].id}.jsonl")
 
-    def _note_status(self, parcels: Sequence[JournalEntry]) -> None:
+    def _note_status(self, entries: Sequence[JournalEntry]) -> None:
         """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
-        spoken = [parcel.record for parcel in parcels if parcel.file.name in SPEAKERS]
+        spoken = [entry.record for entry in entries if entry.file.name in STATUS_WRITERS]
         told = (record for record in spoken if isinstance(record, Status) and record.status != "heartbeat")
         last = max(told, key=lambda status: status.time, default=None)
         if last is None or last.time < self._state["status_time"]:
@@ -269,7 +269,7 @@ class MlflowSink(Sink):
         self._state["status_time"] = last.time
 
 
-def _source(facts: RunFacts) -> dict[str, Any]:
+def _source(facts: RunMetadata) -> dict[str, Any]:
     return {
         "mlflow.user": facts.user,
         "mlflow.source.name": facts.command,
@@ -292,29 +292,29 @@ def entity_name(name: str) -> str:
     return f"{plain[: _NAME_LENGTH - 9]}-{digest}"
 
 
-def _metrics(parcels: Iterable[JournalEntry]) -> Iterator[Any]:
+def _metrics(entries: Iterable[JournalEntry]) -> Iterator[Any]:
     from mlflow.entities import Metric
 
-    for parcel in parcels:
-        if isinstance(record := parcel.record, Metrics):
+    for entry in entries:
+        if isinstance(record := entry.record, Metrics):
             at = int(record.time * 1000)
             for name, value in record.values.items():
                 if isinstance(value, int | float):
-                    yield Metric(_name(parcel, name), _number(value), at, within_limits(record.step))
+                    yield Metric(_name(entry, name), _number(value), at, clamped_step(record.step))
 
 
-def _tags(parcels: Iterable[JournalEntry]) -> dict[str, Any]:
+def _tags(entries: Iterable[JournalEntry]) -> dict[str, Any]:
     """The metrics that are no numbers, the latest of each."""
     tags: dict[str, Any] = {}
-    for parcel in parcels:
-        if isinstance(record := parcel.record, Metrics):
+    for entry in entries:
+        if isinstance(record := entry.record, Metrics):
             texts = {name: value for name, value in record.values.items() if not isinstance(value, int | float | None)}
-            tags |= {_name(parcel, name): value for name, value in texts.items()}
+            tags |= {_name(entry, name): value for name, value in texts.items()}
     return tags
 
 
-def _name(parcel: JournalEntry, name: str) -> str:
-    return entity_name(name if parcel.file.name == MAIN else f"{parcel.file.name}/{name}")
+def _name(entry: JournalEntry, name: str) -> str:
+    return entity_name(name if entry.file.name == MAIN else f"{entry.file.name}/{name}")
 
 
 def _number(value: float) -> float:

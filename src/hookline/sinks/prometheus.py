@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from hookline._engine.errors import HooklineError, MissingExtraError, OptionError
 from hookline._record.reader import FINAL, JournalEntry
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.run_progress import CREATED, RunFacts, RunProgress, read_facts
+from hookline.sinks.run_progress import CREATED, RunMetadata, RunProgress, read_metadata
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -92,7 +92,7 @@ class PrometheusSink(Sink):
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         from prometheus_client import CollectorRegistry
 
-        self._families = Families(self.prefix, read_facts(run_dir), RunProgress.restored(state))
+        self._families = Families(self.prefix, read_metadata(run_dir), RunProgress.restored(state))
         self._registry = CollectorRegistry()
         self._registry.register(self._families)
         self._file = self.textfile or (run_dir / "metrics.prom" if self.port is None else None)
@@ -101,9 +101,9 @@ class PrometheusSink(Sink):
         self._write_file()
         return self._families.saved()
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._families is not None
-        self._families.note(parcels)
+        self._families.note(entries)
         self._write_file()
         return self._families.saved()
 
@@ -144,17 +144,17 @@ class PrometheusSink(Sink):
 class Families:
     """What Prometheus is shown, collected from where the run stands; scrapes come from other threads."""
 
-    def __init__(self, prefix: str, sender: RunFacts, standing: RunProgress) -> None:
+    def __init__(self, prefix: str, sender: RunMetadata, standing: RunProgress) -> None:
         self._prefix, self._standing = prefix, standing
         self._labels = {"project": sender.project, "run": sender.id, "run_name": sender.name}
         self._lock = threading.Lock()
         self.heartbeat = time.time()
 
-    def note(self, parcels: Sequence[JournalEntry]) -> None:
+    def note(self, entries: Sequence[JournalEntry]) -> None:
         """Take records into account."""
         with self._lock:
-            for parcel in parcels:
-                self._standing.note(parcel)
+            for entry in entries:
+                self._standing.add(entry)
 
     def saved(self) -> dict[str, Any]:
         """The state to go on from."""

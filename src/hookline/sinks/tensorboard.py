@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
 from hookline._record.reader import JournalEntry, is_resume
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import loss_of
+from hookline.sinks.output_files import file_loss
 
 if TYPE_CHECKING:
     from hookline.sinks.tensorboard_events import EventFiles
@@ -51,7 +51,7 @@ class TensorboardSink(Sink):
             raise MissingExtraError("The sink 'tensorboard'", "tensorboard")
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
-        losses = (loss_of(path, known["bytes"], known) for path, known in self._written(run_dir, state))
+        losses = (file_loss(path, known["bytes"], known) for path, known in self._written(run_dir, state))
         return next(filter(None, losses), "")
 
     def set_aside(self, run_dir: Path, state: Any) -> None:
@@ -84,11 +84,11 @@ class TensorboardSink(Sink):
         self._files = EventFiles(self._root(run_dir), self._file_name(run_dir), self.samples_per_step)
         return self._files.open(state or {})
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._files is not None
-        if is_resume(parcels[0].record):
-            return self._files.restart(parcels[0])
-        return self._files.append(parcels)
+        if is_resume(entries[0].record):
+            return self._files.restart(entries[0])
+        return self._files.append(entries)
 
     def close(self) -> None:
         if self._files is not None:

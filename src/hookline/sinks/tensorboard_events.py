@@ -29,7 +29,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from hookline._engine.errors import RefusedError
 from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, resumed_steps
 from hookline._record.records import Metrics, Rewards, Sample
-from hookline.sinks.output_files import AppendedFile, finite, histogram, mean
+from hookline.sinks.output_files import AppendedFile
+from hookline.sinks.rows import finite, histogram, mean
 
 _TEXTS = ("prompt", "reasoning", "completion", "answer", "expected")
 _STEPS = range(-(2**63), 2**63)
@@ -160,9 +161,9 @@ class EventFiles:
             self._file(folder)
         return self._state()
 
-    def append(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def append(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         """Write what can be shown of a batch."""
-        shown = [parcel for parcel in parcels if isinstance(parcel.record, Metrics | Rewards | Sample)]
+        shown = [entry for entry in entries if isinstance(entry.record, Metrics | Rewards | Sample)]
         for (writer, axis), group in groupby(sorted(shown, key=_writer_and_axis), key=_writer_and_axis):
             folder = _folder(writer, axis)
             stream = self._streams.setdefault(folder, Stream(writer, axis))
@@ -237,10 +238,10 @@ class Stream:
     rewards: dict[str, list[float]] = field(default_factory=dict)
     told: dict[str, list[float]] = field(default_factory=dict)
 
-    def events(self, parcels: Sequence[JournalEntry], samples_per_step: int) -> Iterator[Event]:
+    def events(self, entries: Sequence[JournalEntry], samples_per_step: int) -> Iterator[Event]:
         """What a batch adds to the file."""
-        for (session, step), group in groupby(parcels, key=_session_and_step):
-            records = [parcel.record for parcel in group]
+        for (session, step), group in groupby(entries, key=_session_and_step):
+            records = [entry.record for entry in group]
             if self._evaluates_again(session, step):
                 yield start(records[0].time, step)
             self.session, self.step = session, max(self.step, step)
@@ -289,12 +290,12 @@ class Stream:
                 kept += numbers
 
 
-def _writer_and_axis(parcel: JournalEntry) -> tuple[str, str]:
-    return parcel.file.name, getattr(parcel.record, "axis", "train")
+def _writer_and_axis(entry: JournalEntry) -> tuple[str, str]:
+    return entry.file.name, getattr(entry.record, "axis", "train")
 
 
-def _session_and_step(parcel: JournalEntry) -> tuple[int, int]:
-    return parcel.file.session, parcel.record.step  # type: ignore[return-value]
+def _session_and_step(entry: JournalEntry) -> tuple[int, int]:
+    return entry.file.session, entry.record.step  # type: ignore[return-value]
 
 
 def _folder(writer: str, axis: str) -> str:

@@ -26,8 +26,8 @@ from hookline._engine.errors import MissingExtraError, RefusedError
 from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, is_resume, resumed_steps
 from hookline._record.records import Event, Metrics, Sample
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import loss_of
-from hookline.sinks.run_progress import RunFacts, read_facts, within_limits
+from hookline.sinks.output_files import file_loss
+from hookline.sinks.run_progress import RunMetadata, clamped_step, read_metadata
 
 _RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
 _INTEGERS = range(-(2**63), 2**64)
@@ -76,15 +76,15 @@ class TrackioSink(Sink):
             )
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
-        return loss_of(Path(state["database"]), 1, state) if "database" in state else ""
+        return file_loss(Path(state["database"]), 1, state) if "database" in state else ""
 
     def is_intact(self) -> bool:
-        return self._place is None or not loss_of(self._place.path, 1, {"inode": self._place.inode})
+        return self._place is None or not file_loss(self._place.path, 1, {"inode": self._place.inode})
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         directory = self.directory or (Path(state["directory"]) if state else None)
         storage = storage_of(directory)
-        facts = read_facts(run_dir)
+        facts = read_metadata(run_dir)
         project = self.project or facts.project
         try:
             storage.validate_project_name(project)
@@ -94,12 +94,12 @@ class TrackioSink(Sink):
         self._place = Place(storage, project, path, facts, _config(facts, self.group), path.stat().st_ino)
         return self._place.state()
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._place is not None
-        if is_resume(parcels[0].record):
-            self._place.forget(parcels[0])
+        if is_resume(entries[0].record):
+            self._place.forget(entries[0])
         else:
-            self._place.add([parcel for parcel in parcels if self.samples or not isinstance(parcel.record, Sample)])
+            self._place.add([entry for entry in entries if self.samples or not isinstance(entry.record, Sample)])
         return self._place.state()
 
     def ids(self, state: Any) -> dict[str, str]:
@@ -113,7 +113,7 @@ class Place:
     storage: Any
     project: str
     path: Path
-    facts: RunFacts
+    facts: RunMetadata
     config: dict[str, Any] | None
     inode: int
 
@@ -122,9 +122,9 @@ class Place:
         place = {"directory": str(self.path.parent), "database": str(self.path), "inode": self.inode}
         return place | {"run_id": self.facts.key}
 
-    def add(self, parcels: Sequence[JournalEntry]) -> None:
+    def add(self, entries: Sequence[JournalEntry]) -> None:
         """Write what the table does not have yet, in one transaction."""
-        rows = [(parcel, values) for parcel in parcels if (values := _values(parcel))]
+        rows = [(entry, values) for entry in entries if (values := _values(entry))]
         if not rows:
             return
         self.storage.bulk_log(
@@ -132,9 +132,9 @@ class Place:
             run=self.facts.id,
             run_id=self.facts.key,
             metrics_list=[values for _, values in rows],
-            steps=[within_limits(getattr(parcel.record, "step", 0)) for parcel, _ in rows],
-            timestamps=[_iso(parcel.record.time) for parcel, _ in rows],
-            log_ids=[self._log_id(parcel) for parcel, _ in rows],
+            steps=[clamped_step(getattr(entry.record, "step", 0)) for entry, _ in rows],
+            timestamps=[_iso(entry.record.time) for entry, _ in rows],
+            log_ids=[self._log_id(entry) for entry, _ in rows],
             config=self.config,
         )
         self.config = None
@@ -147,14 +147,14 @@ class Place:
                 prefix = self._prefix(mark) + ("" if axis == EVERY_AXIS else f"{quote(axis, safe='')}/")
                 for table in ("metrics", "traces"):
                     query = f"DELETE FROM {table} WHERE run_id = ? AND step > ? AND substr(log_id, 1, ?) = ?"  # noqa: S608
-                    connection.execute(query, (self.facts.key, within_limits(step), len(prefix), prefix))
+                    connection.execute(query, (self.facts.key, clamped_step(step), len(prefix), prefix))
 
-    def _prefix(self, parcel: JournalEntry) -> str:
-        return f"{self.facts.key}/{parcel.file.name}/"
+    def _prefix(self, entry: JournalEntry) -> str:
+        return f"{self.facts.key}/{entry.file.name}/"
 
-    def _log_id(self, parcel: JournalEntry) -> str:
-        axis = quote(getattr(parcel.record, "axis", "train"), safe="")
-        return f"{self._prefix(parcel)}{axis}/{parcel.id}"
+    def _log_id(self, entry: JournalEntry) -> str:
+        axis = quote(getattr(entry.record, "axis", "train"), safe="")
+        return f"{self._prefix(entry)}{axis}/{entry.id}"
 
 
 @functools.cache
@@ -179,9 +179,9 @@ def storage_of(directory: Path | None) -> Any:
     return storage
 
 
-def _values(parcel: JournalEntry) -> dict[str, Any]:
-    record = parcel.record
-    prefix = "" if parcel.file.name == MAIN else f"{parcel.file.name}/"
+def _values(entry: JournalEntry) -> dict[str, Any]:
+    record = entry.record
+    prefix = "" if entry.file.name == MAIN else f"{entry.file.name}/"
     if isinstance(record, Metrics):
         named = {f"{prefix}{name}": _storable(value) for name, value in record.values.items() if value is not None}
         return {f"__{name}" if _is_reserved(name) else name: value for name, value in named.items()}
@@ -218,7 +218,7 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def _config(facts: RunFacts, group: str | None) -> dict[str, Any]:
+def _config(facts: RunMetadata, group: str | None) -> dict[str, Any]:
     config = facts.config if isinstance(facts.config, Mapping) else {"config": facts.config}
     group = group or (facts.membership.group_path if facts.membership is not None else None)
     own = {"_Created": _iso(facts.started), "_Username": facts.user, "_Group": group}

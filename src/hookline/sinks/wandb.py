@@ -24,7 +24,7 @@ from hookline._record.delivery import SINKS_FOLDER
 from hookline._record.reader import JournalEntry
 from hookline._record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.run_progress import SPEAKERS, Membership, RunFacts, read_facts
+from hookline.sinks.run_progress import STATUS_WRITERS, Membership, RunMetadata, read_metadata
 
 if TYPE_CHECKING:
     from hookline.sinks.wandb_run import Numbers, WandbRun
@@ -95,7 +95,7 @@ class WandbSink(Sink):
         self.check()
         from hookline.sinks.wandb_run import Numbers, WandbRun
 
-        facts = read_facts(run_dir)
+        facts = read_metadata(run_dir)
         state = state or {"id": self.id or self._new_id(facts.id), "rows": 0, "failed": False}
         self._failed, self._status_time = state["failed"], state.get("status_time", 0.0)
         noted = run_dir / SINKS_FOLDER / f"{state['id']}.rows"
@@ -108,22 +108,22 @@ class WandbSink(Sink):
         )
         return self._state(state["id"])
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         from hookline.sinks.wandb_run import row
 
         assert self._run is not None
         assert self._numbers is not None
-        wanted = [parcel for parcel in parcels if self._wants(parcel)]
+        wanted = [entry for entry in entries if self._wants(entry)]
         numbered = self._numbers.give(wanted) if wanted else []
         rows = [(number, *row(group, self.samples_per_step)) for number, group in numbered]
         self._run.write([each for each in rows if each[2]])
         if rows:
             self._numbers.following = rows[-1][0] + 1
-        for parcel in parcels:
-            if isinstance(parcel.record, Status) and parcel.file.name in SPEAKERS:
-                self._note_status(parcel.record)
-            elif isinstance(parcel.record, Event) and parcel.record.name in DESCRIPTION:
-                self._run.describe(parcel.record)
+        for entry in entries:
+            if isinstance(entry.record, Status) and entry.file.name in STATUS_WRITERS:
+                self._note_status(entry.record)
+            elif isinstance(entry.record, Event) and entry.record.name in DESCRIPTION:
+                self._run.describe(entry.record)
         return self._state(self._run.run.id)
 
     def close(self) -> None:
@@ -139,11 +139,11 @@ class WandbSink(Sink):
         if record.status != "heartbeat" and record.time >= self._status_time:
             self._failed, self._status_time = record.status == "failed", record.time
 
-    def _wants(self, parcel: JournalEntry) -> bool:
+    def _wants(self, entry: JournalEntry) -> bool:
         wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
-        return isinstance(parcel.record, wanted)
+        return isinstance(entry.record, wanted)
 
-    def _options(self, facts: RunFacts) -> dict[str, Any]:
+    def _options(self, facts: RunMetadata) -> dict[str, Any]:
         config = facts.config or {}
         config = config if isinstance(config, Mapping) else {"config": config}
         about = {"run": facts.id, "command": facts.command, "commit": facts.commit, "user": facts.user}
@@ -168,7 +168,7 @@ class WandbSink(Sink):
         options["job_type"] = self.job_type or place.stage or "run"
         return options
 
-    def _tags(self, facts: RunFacts) -> tuple[str, ...]:
+    def _tags(self, facts: RunMetadata) -> tuple[str, ...]:
         """What was asked for, and of what is known of the run what W&B takes for a tag."""
         place = facts.membership
         words = (*facts.tags, *((place.experiment, place.arm, place.stage) if place is not None else ()))

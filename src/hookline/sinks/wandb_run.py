@@ -40,7 +40,7 @@ from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 from hookline._engine.errors import RefusedError
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, parse_nonfinite
-from hookline.sinks.output_files import finite, histogram, mean
+from hookline.sinks.rows import finite, histogram, mean
 
 _BLOCK = 32768
 _BEGINNING = 7
@@ -275,17 +275,17 @@ class Numbers:
         self.path, self.following = path, following
         self._begun = {record: number for record, number in _noted(path).items() if number >= following}
 
-    def give(self, parcels: Sequence[JournalEntry]) -> list[tuple[int, list[JournalEntry]]]:
+    def give(self, entries: Sequence[JournalEntry]) -> list[tuple[int, list[JournalEntry]]]:
         """The rows of a batch by number; the samples of a writer and axis share one."""
         rows: dict[int, list[JournalEntry]] = {}
         new: dict[Any, int] = {}
         first = max([self.following, *(number + 1 for number in self._begun.values())])
-        for parcel in parcels:
-            number = self._begun.get(parcel.id, -1)
+        for entry in entries:
+            number = self._begun.get(entry.id, -1)
             if number < self.following:
-                number = new.setdefault(_row_of(parcel), first + len(new))
-            rows.setdefault(number, []).append(parcel)
-        self._note({parcel.id: number for number, row in rows.items() for parcel in row})
+                number = new.setdefault(_row_of(entry), first + len(new))
+            rows.setdefault(number, []).append(entry)
+        self._note({entry.id: number for number, row in rows.items() for entry in row})
         return sorted(rows.items())
 
     def _note(self, numbers: Mapping[str, int]) -> None:
@@ -294,13 +294,13 @@ class Numbers:
         aside.replace(self.path)
 
 
-def row(parcels: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, dict[str, Any]]:
+def row(entries: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, dict[str, Any]]:
     """The name that a row's step goes by, and its values by name."""
-    parcel = parcels[-1]
-    record = parcel.record
+    entry = entries[-1]
+    record = entry.record
     axis = getattr(record, "axis", "train")
     step = STEP if axis in _OWN_STEPS else f"{axis}/step"
-    prefix = "" if parcel.file.name == MAIN else f"{parcel.file.name}/"
+    prefix = "" if entry.file.name == MAIN else f"{entry.file.name}/"
     values: dict[str, Any] = {}
     if isinstance(record, Metrics):
         own = "" if axis in _OWN_STEPS else f"{axis}/"
@@ -308,13 +308,13 @@ def row(parcels: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, di
     elif isinstance(record, Rewards):
         values = _rewards(record)
     elif isinstance(record, Sample):
-        values = {f"samples/{axis}": _table([each.record for each in parcels], samples_per_step)}
+        values = {f"samples/{axis}": _table([each.record for each in entries], samples_per_step)}
     values = {prefix + name: value for name, value in values.items() if value is not None}
     return step, values | {step: record.step, "_timestamp": record.time} if values else {}
 
 
-def _row_of(parcel: JournalEntry) -> Any:
-    return (parcel.file.name, parcel.record.axis) if isinstance(parcel.record, Sample) else parcel.id
+def _row_of(entry: JournalEntry) -> Any:
+    return (entry.file.name, entry.record.axis) if isinstance(entry.record, Sample) else entry.id
 
 
 def _plain(value: Any) -> Any:

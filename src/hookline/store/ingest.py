@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hookline._record.reader import Cursor, Reader, ResumeMarks, add_writer_prefix, drop_obsolete, find_marks, is_resume
 from hookline._record.records import Metrics
 from hookline._record.segment import JournalFile
-from hookline.sinks.run_progress import within_limits
+from hookline.sinks.run_progress import clamped_step
 from hookline.store import compaction
 from hookline.store.index import Index, duckdb_module, sql_quote
 from hookline.store.journal_files import file_states, find_holes, grown_files, is_unchanged, regular_journal_files
@@ -143,7 +143,7 @@ class _Ingestion:
                 if is_resume(record):
                     batch.has_resume = True
                 elif isinstance(record, Metrics) and record.axis == "eval":
-                    batch.evaluated.add((file.name, within_limits(record.step), file.session))
+                    batch.evaluated.add((file.name, clamped_step(record.step), file.session))
             if has_marks and drop_obsolete(record, file, marks):
                 continue
             add_writer_prefix(record, file)

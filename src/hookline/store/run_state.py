@@ -8,7 +8,7 @@ import msgspec
 
 from hookline._record.reader import JournalEntry
 from hookline._record.records import Event, Metrics
-from hookline.sinks.run_progress import within_limits
+from hookline.sinks.run_progress import clamped_step
 from hookline.store.journal_files import FileState, Stamp
 from hookline.store.run_summary import RunSummary
 
@@ -59,10 +59,10 @@ class ReadState(msgspec.Struct):
         if before is not None and before - record.time > max(CLOCK_SECONDS, self.clock_back_seconds):
             self.clock_back_seconds = min(before - record.time, MAX_CLOCK_BACK_SECONDS)
             step = getattr(record, "step", None)
-            self.clock_back_step = None if step is None else within_limits(step)
+            self.clock_back_step = None if step is None else clamped_step(step)
         if isinstance(record, Event) and record.name == "records_lost":
             count = record.data.get("count")
-            self.lost += within_limits(count) if isinstance(count, int) else 0
+            self.lost += clamped_step(count) if isinstance(count, int) else 0
 
     def order(self, entry: JournalEntry) -> float | None:
         """An order value that places a row of metrics behind its writer's earlier ones; None if its time does.

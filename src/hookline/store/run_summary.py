@@ -108,7 +108,7 @@ def _apply(entries: list[JournalEntry], progress: RunProgress, summary: RunSumma
             summary.message, summary.status_time = record.message, record.time
         # Journal order wins over a clock that was set back.
         record.time = max(record.time, progress.status_time, progress.time)
-        progress.note(entry)
+        progress.add(entry)
 
 
 def _session_ends(files: list[JournalFile]) -> Iterator[JournalEntry]:

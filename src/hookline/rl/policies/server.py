@@ -30,7 +30,7 @@ from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
 from hookline.rl.policies.base import PolicyError, check_request, derived_seed
 from hookline.rl.types import Completion, Sampling
-from hookline.sinks.http import PASSES, expanded, retry_after, shown
+from hookline.sinks.http import EndpointError, HttpClient, error_message, expanded, is_http_url, redacted
 
 if TYPE_CHECKING:
     import httpx
@@ -42,7 +42,6 @@ logger = logging.getLogger("hookline")
 
 FIRST_WAIT_SECONDS = 1.0
 MAX_WAIT_SECONDS = 30.0
-CONNECT_SECONDS = 10.0
 TOKEN_ID = "token_id:"  # noqa: S105 - vLLM's prefix of a token id
 STOP_REASONS = frozenset({None, "stop", "eos", "eos_token", "stop_sequence"})
 
@@ -114,17 +113,6 @@ def read_response(content: bytes, n: int) -> list[Completion]:
     return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice.index)]
 
 
-def error_message(content: bytes) -> str:
-    """Return the error message of a server, in any of the usual places."""
-    try:
-        message = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        message = content.decode(errors="replace")
-    for key in ("error", "message", "detail"):
-        message = message.get(key, message) if isinstance(message, dict) else message
-    return str(message).strip()[:500]
-
-
 def _completion(choice: Choice) -> Completion:
     given = choice.logprobs or Logprobs()
     logprobs: Sequence[float] = given.token_logprobs or []
@@ -182,14 +170,19 @@ class ServerPolicy:
     ) -> None:
         if importlib.util.find_spec("httpx") is None:
             raise MissingExtraError("ServerPolicy", "status")
-        require_number("timeout_seconds", timeout_seconds, minimum=0.001)
-        require_number("patience_seconds", patience_seconds, minimum=0)
-        require_integer("connections", connections)
         self.url, self.model = _completions_url(url), model
         self._api_key, self._token_ids, self._update = api_key, token_ids, update
-        self._timeout, self._patience, self._connections = timeout_seconds, patience_seconds, connections
+        self._patience = require_number("patience_seconds", patience_seconds, minimum=0)
+        self._connections = require_integer("connections", connections)
         self._clock, self._wait = clock, wait
-        self._client: httpx.Client | None = None
+        self._client = HttpClient(
+            self.url,
+            {},
+            option="url",
+            timeout_seconds=require_number("timeout_seconds", timeout_seconds, minimum=0.001),
+            connections=self._connections,
+            clock=clock,
+        )
         self._version = 0
 
     @property
@@ -206,7 +199,7 @@ class ServerPolicy:
         require_integer("version", version, minimum=0)
         if self._update is None:
             raise OptionError(
-                f"The server at {shown(self.url)} cannot load weights through its completions API. Give "
+                f"The server at {redacted(self.url)} cannot load weights through its completions API. Give "
                 "ServerPolicy(..., update=function), a function of version and weights that sends them."
             )
         self._update(version, weights)
@@ -228,9 +221,7 @@ class ServerPolicy:
 
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -252,94 +243,71 @@ class ServerPolicy:
 
     def _request_missing(
         self, bodies: list[dict[str, Any]], answered: dict[int, list[Completion]]
-    ) -> "_TransientError | None":
+    ) -> EndpointError | None:
         """Send the unanswered requests; returns a transient failure, and raises any other as soon as it occurs."""
         missing = [index for index in range(len(bodies)) if index not in answered]
-        client, halted = self._open_client(), threading.Event()
+        halted = threading.Event()
+        self._client.open()
 
         def request(index: int) -> None:
             if not halted.is_set():
                 try:
-                    answered[index] = self._request(client, bodies[index])
+                    answered[index] = self._request(bodies[index])
                 except BaseException:
                     halted.set()  # on this thread, so that no other request starts after the failure
                     raise
 
         pool = ThreadPoolExecutor(min(self._connections, len(missing)), thread_name_prefix="hookline-policy")
-        failure: _TransientError | None = None
+        failure: EndpointError | None = None
         try:
             for future in as_completed([pool.submit(request, index) for index in missing]):
                 try:
                     future.result()
-                except _TransientError as error:
+                except EndpointError as error:
                     failure = failure or error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error, requests in flight are abandoned
         return failure
 
-    def _request(self, client: "httpx.Client", body: dict[str, Any]) -> list[Completion]:
-        import httpx
-
-        headers = {"Content-Type": "application/json"}
+    def _request(self, body: dict[str, Any]) -> list[Completion]:
+        headers = {}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {expanded(self._api_key, 'api_key')}"
-        try:
-            response = client.post(self.url, content=msgspec.json.encode(body), headers=headers)
-        except httpx.HTTPError as error:
-            raise _TransientError(f"{type(error).__name__}: {error}".rstrip(".: ")) from error
+        response = self._client.request("POST", msgspec.json.encode(body), headers=headers)
         if not response.is_success:
             raise self._refusal(response)
         try:
             return read_response(response.content, body["n"])
         except PolicyError as error:
             raise PolicyError(
-                f"{shown(self.url)} does not answer like an OpenAI-compatible completions server: {error}. "
+                f"{redacted(self.url)} does not answer like an OpenAI-compatible completions server: {error}. "
                 "Check url=, and the server's version."
             ) from error
 
-    def _refusal(self, response: "httpx.Response") -> Exception:
+    def _refusal(self, response: "httpx.Response") -> RefusedError:
         code, message = response.status_code, error_message(response.content)
-        status = f"{code} {response.reason_phrase}".rstrip()
-        if code >= 500 or code in PASSES:
-            reason = f"{status}: {message!r}" if message else status
-            return _TransientError(reason, retry_after(response.headers.get("Retry-After")))
         advice = "Check url= and model=."
         if code in (401, 403):
             advice = "Give the right api_key=, e.g. api_key='${POLICY_API_KEY}'."
         elif code in (400, 422) and self._token_ids:
             advice = "For a server without return_token_ids, give token_ids=False."
-        return RefusedError(f"{shown(self.url)} answers {status} for model {self.model!r}: {message!r}. {advice}")
-
-    def _open_client(self) -> "httpx.Client":
-        import httpx
-
-        if self._client is None:
-            # Idle connections expire before servers close them, many of which do so after five seconds.
-            limits = httpx.Limits(max_connections=self._connections, keepalive_expiry=2.0)
-            timeout = httpx.Timeout(self._timeout, connect=min(CONNECT_SECONDS, self._timeout), pool=None)
-            self._client = httpx.Client(timeout=timeout, limits=limits)
-        return self._client
-
-
-class _TransientError(Exception):
-    """A failure that may pass."""
-
-    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
-        super().__init__(reason)
-        self.retry_after_seconds = retry_after_seconds
+        return RefusedError(f"{self._client.describe(response)} for model {self.model!r}: {message!r}. {advice}")
 
 
 class _Outage:
-    """Waits while the server does not answer, during one call."""
+    """Waits while the server does not answer, during one call.
+
+    All concurrent requests share the wait, and any answer ends the outage. A retry library repeats single calls.
+    """
 
     def __init__(self, policy: ServerPolicy) -> None:
-        self._url, self._patience = shown(policy.url), policy._patience
+        self._url, self._patience = redacted(policy.url), policy._patience
         self._clock, self._sleep = policy._clock, policy._wait
         self._since: float | None = None
         self._next_wait = FIRST_WAIT_SECONDS
         self._is_logged = False
 
-    def wait(self, failure: _TransientError) -> None:
+    def wait(self, failure: EndpointError) -> None:
         """Wait before the next attempt.
 
         Raises:
@@ -350,11 +318,11 @@ class _Outage:
             self._since = now
         if not self._is_logged:
             self._is_logged = True
-            logger.warning("No answer from %s (%s): retrying for up to %g s.", self._url, failure, self._patience)
+            logger.warning("No answer: %s. Retrying for up to %g s.", failure, self._patience)
         left = self._patience - (now - self._since)
         if left <= 0:
             raise PolicyError(
-                f"No answer from {self._url} for {now - self._since:.0f} s: {failure}. Start the server, check url=, "
+                f"No answer for {now - self._since:.0f} s: {failure}. Start the server, check url=, "
                 f"or retry for longer than patience_seconds={self._patience:g}."
             ) from failure
         self._sleep(min(left, max(self._next_wait, failure.retry_after_seconds)))
@@ -368,14 +336,9 @@ class _Outage:
 
 
 def _completions_url(url: Any) -> str:
-    try:
-        parts = urlsplit(url if isinstance(url, str) else "")
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
-    if not valid:
+    if not is_http_url(url):
         raise OptionError(f"url={url!r}: give the address of the server, such as 'http://localhost:8000'.")
-    if parts.password:
-        raise OptionError(f"url: {shown(url)} contains a password. Give it as api_key=, e.g. '${{POLICY_API_KEY}}'.")
-    base = url.rstrip("/").removesuffix("/completions")
+    if urlsplit(url).password:
+        raise OptionError(f"url: {redacted(url)} contains a password. Give it as api_key=, e.g. '${{POLICY_API_KEY}}'.")
+    base = str(url).rstrip("/").removesuffix("/completions")
     return f"{base}/completions" if base.endswith("/v1") else f"{base}/v1/completions"
