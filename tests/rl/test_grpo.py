@@ -280,5 +280,5 @@ def test_rollout_batch_completions_without_a_token_are_left_out(policy):
     ids=["prompt", "logprobs"],
 )
 def test_rollout_batch_completion_that_cannot_be_learnt_from_says_what_is_missing(completion):
-    with pytest.raises(OptionError, match="The completion '42' has .* have the policy give them"):
+    with pytest.raises(OptionError, match="The completion '42' has .* use a policy that returns them"):
         rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0)

@@ -136,14 +136,14 @@ def test_resume_with_kl_and_another_starting_model_is_refused(tmp_path):
     again = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=4)
     assert again.resume().step == 4
     other = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=6, model=tiny_causal_lm(TOKENIZER, seed=1))
-    with pytest.raises(hl.CheckpointError, match="Give the model with which it began"):
+    with pytest.raises(hl.CheckpointError, match="Give the model that the training started with"):
         other.resume()
 
 
 @pytest.mark.parametrize("options", [{"group_size": 1}, {"temperature": 0.0}])
 def test_rl_config_of_groups_that_are_all_alike_is_refused(options):
     lessons = rl.CurriculumConfig(lessons=[rl.Lesson("sort", "sorting")])
-    with pytest.raises(OptionError, match="nothing is learnt"):
+    with pytest.raises(OptionError, match="nothing to learn from"):
         rl.RLConfig(curriculum=lessons, rollout=rl.RolloutConfig(**options), train=hl.TrainerConfig(max_steps=1))
 
 
@@ -190,11 +190,11 @@ def test_rollout_stream_reference_with_one_other_weight_is_refused(change):
     state = stream_with(reference).state_dict()
     with torch.no_grad():
         reference.table.weight[0, 0] += change
-    with pytest.raises(hl.CheckpointError, match="this is another one"):
+    with pytest.raises(hl.CheckpointError, match="the given model is another one"):
         stream_with(reference).load_state_dict(state)
 
 
 def test_rollout_stream_reference_of_another_number_of_weights_is_refused():
     state = stream_with(Flat()).state_dict()
-    with pytest.raises(hl.CheckpointError, match="this is another one"):
+    with pytest.raises(hl.CheckpointError, match="the given model is another one"):
         stream_with(torch.nn.ModuleList([Flat(), Flat()])).load_state_dict(state)

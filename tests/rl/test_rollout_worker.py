@@ -637,7 +637,7 @@ def test_evaluations_whose_policy_fails_cost_the_evaluation_only(caplog):
     lessons = curriculum(micro_eval_frequency=2)
     made = worker(Unreachable(lambda call: call == 3), lessons=lessons)
     assert made.run(4).step == 4
-    assert "micro_eval at step 2 is left out, the policy failed: no answer to request 3" in caplog.text
+    assert "micro_eval at step 2 is skipped, because the policy failed: no answer to request 3" in caplog.text
     assert made.get_metric("micro_eval/sort/examples") is not None
 
 

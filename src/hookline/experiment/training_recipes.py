@@ -21,7 +21,7 @@ from hookline.loops.training_state import load_weights
 from hookline.loops.worker import SFTPolicyWorker
 from hookline.loops.worker_config import WorkerConfig
 from hookline.rl.learner.config import RLConfig
-from hookline.rl.learner.training import make_learner, model_of
+from hookline.rl.learner.training import make_learner, resolve_model
 from hookline.rl.policies.hf import HFPolicy
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class RLRecipe(Recipe):
         parts = {name: value for name, value in self.parts.items() if value is not None}
         given, tokenizer = parts.pop("model", None), parts.pop("tokenizer", None)
         callbacks = job.callbacks(parts.pop("callbacks", ()))
-        model, tokenizer = model_of(self.config, copy.deepcopy(given), tokenizer)
+        model, tokenizer = resolve_model(self.config, copy.deepcopy(given), tokenizer)
         if job.start_from is not None:
             load_weights(model, job.start_from)
         # A copy: a curriculum keeps its state in the settings.

@@ -1,4 +1,4 @@
-"""Hooks that evaluate a rollout worker's lessons, beside the hooks that any loop may have."""
+"""`EvaluationHook`, which evaluates the lessons of a rollout worker, and the hooks of any loop."""
 
 import logging
 import random
@@ -6,10 +6,10 @@ import reprlib
 from inspect import get_annotations
 from typing import Any, Protocol
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.hook_manager import CompositeHook, HookManager
 from hookline._engine.hooks import CheckpointHook, Hook, HookContext, LoggingHook, MetricsHook, PeriodicHook
-from hookline._engine.metrics import whole
 from hookline._engine.registry import register
 from hookline.rl.policies.base import PolicyError
 
@@ -31,17 +31,17 @@ logger = logging.getLogger("hookline.rl.hooks")
 
 @register("evaluation_hook")
 class EvaluationHook(PeriodicHook):
-    """Evaluates the current lesson, or all of them, every so many rollout steps.
+    """Evaluates the current lesson, or all lessons, at a fixed frequency.
 
-    It draws from a generator of its own: with or without it, the rollouts are the same. An evaluation for which the
-    policy gives nothing (its server is down) is left out, and recorded as ``<eval_type>/failed``.
+    It has its own generator, so the rollouts are the same without it. If the policy fails, for example because its
+    server is down, the evaluation is skipped and recorded as ``<eval_type>/failed``.
 
     Args:
-        frequency: After every so many steps.
-        n_examples: On how many tasks of each lesson.
-        eval_type: What its metrics begin with.
-        evaluate_all_lessons: All lessons of the curriculum, or the one of this step.
-        start_step: Not before so many steps are done.
+        frequency: Evaluate every this many rollout steps.
+        n_examples: The number of tasks of each lesson.
+        eval_type: The prefix of its metrics.
+        evaluate_all_lessons: Evaluate all lessons of the curriculum, or only the lesson of this step.
+        start_step: The number of completed steps before the first evaluation.
     """
 
     def __init__(
@@ -53,19 +53,16 @@ class EvaluationHook(PeriodicHook):
         start_step: int = 0,
     ) -> None:
         super().__init__(frequency, start_step)
-        examples = whole(n_examples)
-        if examples is None or examples < 1:
-            raise OptionError(f"n_examples={n_examples!r}: give a whole number of at least 1.")
         if not isinstance(eval_type, str) or not eval_type:
             raise OptionError(f"eval_type={eval_type!r}: give a name, e.g. 'eval'.")
         if not isinstance(evaluate_all_lessons, bool):
             raise OptionError(f"evaluate_all_lessons={evaluate_all_lessons!r}: give True or False.")
-        self.n_examples = examples
+        self.n_examples = require_integer("n_examples", n_examples)
         self.eval_type = eval_type
         self.evaluate_all_lessons = evaluate_all_lessons
 
     def unsupported(self, worker: Any) -> str:
-        """Why lessons cannot be evaluated with this worker or loop; nothing where they can."""
+        """Return why this worker or loop cannot evaluate lessons; empty if it can."""
         needed = "_evaluate_curriculum" if self.evaluate_all_lessons else "_evaluate_lesson"
         if callable(getattr(worker, needed, None)):
             return ""
@@ -84,14 +81,16 @@ class EvaluationHook(PeriodicHook):
                 metrics = worker._evaluate_curriculum(self.n_examples, eval_type=self.eval_type, rng=rng)
             elif context.lesson_id is not None:
                 metrics = worker._evaluate_lesson(context.lesson_id, self.n_examples, eval_type=self.eval_type, rng=rng)
-        except PolicyError as error:  # which passes: failing for that, a hook would be taken out for good
-            logger.warning("%s at step %d is left out, the policy failed: %s", self.eval_type, context.step, error)
+        except PolicyError as error:  # it may pass: a hook that keeps raising is disabled for good
+            logger.warning(
+                "%s at step %d is skipped, because the policy failed: %s", self.eval_type, context.step, error
+            )
             metrics = {f"{self.eval_type}/failed": 1}
         return metrics
 
 
 class EvaluationSettings(Protocol):
-    """When a curriculum is evaluated, and on how many tasks: the part of a `CurriculumConfig` that hooks need."""
+    """The part of a `CurriculumConfig` that hooks need: when to evaluate, and on how many tasks."""
 
     micro_eval_frequency: int
     micro_eval_n_examples: int
@@ -100,7 +99,9 @@ class EvaluationSettings(Protocol):
 
 
 def create_default_evaluation_hooks(curriculum_config: EvaluationSettings) -> list[Hook]:
-    """A short evaluation of the current lesson and a full one of all lessons; a frequency of 0 leaves one out.
+    """Return a hook for short evaluations of the current lesson, and one for full evaluations of all lessons.
+
+    A frequency of 0 omits a hook.
 
     Args:
         curriculum_config: A `CurriculumConfig`, or any object with its four settings for evaluations.
@@ -127,11 +128,11 @@ def create_default_evaluation_hooks(curriculum_config: EvaluationSettings) -> li
 
 
 def _python_random(rng: Any) -> random.Random:
-    """A generator as environments take it, from a fresh one of any library."""
+    """Convert a fresh generator of any library to the kind that environments use."""
     if isinstance(rng, random.Random):
         return rng
     if hasattr(rng, "integers"):  # NumPy
         return random.Random(int(rng.integers(2**63)))  # noqa: S311 - no secret
     if hasattr(rng, "initial_seed"):  # torch
         return random.Random(rng.initial_seed())  # noqa: S311
-    return random.Random(str(rng))  # noqa: S311 - a key of JAX is an array, whose text is its numbers
+    return random.Random(str(rng))  # noqa: S311 - a JAX key is an array, and its text has its numbers

@@ -1,23 +1,23 @@
-"""The nouns of reinforcement learning: what is asked, how it is sampled, what comes, how it is rewarded."""
+"""The data types of reinforcement learning: tasks, sampling settings, completions and scored rollouts."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import whole
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something to ask a policy for.
+    """A prompt for a policy.
 
     Attributes:
-        prompt: What the policy is given.
-        expected: The right answer, where there is one.
-        id: The same for the same question, in every run; made from prompt and expected where it is left out.
-        metadata: Whatever the environment needs to score a completion.
+        prompt: The text for the policy.
+        expected: The right answer, if there is one.
+        id: Identifies the task in every run; made of prompt and expected by default.
+        metadata: Data that the environment needs to score a completion.
     """
 
     prompt: str
@@ -36,11 +36,11 @@ class Sampling:
     """How completions are sampled.
 
     Attributes:
-        temperature: 0 takes the likeliest token each time.
-        top_p: The share of probability that the sampled tokens come from.
-        max_tokens: The most tokens of a completion.
+        temperature: 0 selects the most likely token.
+        top_p: The probability of the nucleus that tokens are sampled from.
+        max_tokens: The largest number of tokens of a completion.
         stop: Texts that end a completion; they are not part of its text.
-        seed: Makes the completions the same each time.
+        seed: Makes the completions reproducible.
     """
 
     temperature: float = 1.0
@@ -51,7 +51,7 @@ class Sampling:
 
     @property
     def is_processed(self) -> bool:
-        """Whether tokens are sampled from another distribution than the model's own."""
+        """Whether tokens are sampled from another distribution than the model's."""
         return self.temperature != 1 or self.top_p != 1
 
     def __post_init__(self) -> None:
@@ -59,26 +59,24 @@ class Sampling:
             raise OptionError(f"temperature={self.temperature!r}: give a number of at least 0.")
         if not 0 < self.top_p <= 1:
             raise OptionError(f"top_p={self.top_p!r}: give a number above 0, and at most 1.")
-        most = whole(self.max_tokens)
-        if most is None or most < 1:
-            raise OptionError(f"max_tokens={self.max_tokens!r}: give a whole number of at least 1.")
+        require_integer("max_tokens", self.max_tokens)
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise OptionError(f"stop={self.stop!r}: give a list of texts that are not empty.")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy wrote.
+    """A completion that a policy generated.
 
     Attributes:
-        text: Without the stop text and special tokens.
-        token_ids: Its tokens, the end-of-text token included where it was sampled.
-        logprobs: The log-probability of each token at temperature 1 without top-p: that of the model itself.
-        finish: "stop" where it came to an end, "length" where it was cut off.
-        prompt_ids: The tokens of the prompt, as the policy saw it.
-        sampled_logprobs: The log-probability of each token under the distribution that it was sampled from: at the
-            temperature, among the tokens that top-p leaves. Empty where that is the model's own (temperature and top-p
-            of 1), where nothing is sampled (temperature 0), and from a policy that does not know them.
+        text: The text without the stop text and special tokens.
+        token_ids: The tokens, including the end-of-text token if it was sampled.
+        logprobs: The log-probability of each token under the model, at temperature 1 without top-p.
+        finish: "stop" if it ended, "length" if it was cut off.
+        prompt_ids: The tokens of the prompt that the policy used.
+        sampled_logprobs: The log-probability of each token under the distribution it was sampled from, with
+            temperature and top-p. Empty if that is the model's own (temperature and top-p of 1), if nothing was sampled
+            (temperature 0), or if the policy does not provide them.
     """
 
     text: str
@@ -91,14 +89,14 @@ class Completion:
 
 @dataclass(slots=True)
 class Rollout:
-    """A completion of a task, scored.
+    """A scored completion of a task.
 
     Attributes:
-        rewards: By the name of the reward function; one that gave nothing is missing.
-        total: What the learner is to make larger.
-        success: Whether it counts as solved, for the curriculum.
-        advantage: How much better than the others of its group; the worker computes it once all are scored.
-        version: That of the weights that wrote it.
+        rewards: Rewards by the name of the reward function; a function without a reward is missing.
+        total: The reward that the learner maximizes.
+        success: Whether the task counts as solved, for the curriculum.
+        advantage: The total relative to the group; computed once all completions are scored.
+        version: The version of the weights that generated it.
     """
 
     task: Task
@@ -111,7 +109,7 @@ class Rollout:
     version: int = 0
 
     def as_sample(self) -> dict[str, Any]:
-        """It as a sample of the record; what it does not have is left out."""
+        """Return a row for `Recorder.samples`, without missing values."""
         fields = {
             "group": self.task.id,
             "prompt": self.task.prompt,

@@ -1,12 +1,10 @@
-"""`GRPOConfig`: the settings of the loss.
-
-`RLConfig`: what a configuration file for reinforcement learning holds.
-"""
+"""`GRPOConfig`, the settings of the loss, and `RLConfig`, the settings of a whole reinforcement learning."""
 
 from typing import Literal
 
 import msgspec
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline.config.structs import CheckedStruct
 from hookline.loops.trainer_config import TrainerConfig
@@ -18,10 +16,10 @@ class GRPOConfig(CheckedStruct, kw_only=True):
     """The settings of GRPO.
 
     Args:
-        clip: How far the ratio of probabilities counts, to either side of 1.
-        kl: How much the divergence from the model as it was at the start weighs; 0 leaves it out.
-        updates: How many optimizer steps learn from each rollout step; with `TrainerConfig.accumulation`, from as many
-            rollout steps together.
+        clip: The probability ratio is clipped to this distance from 1.
+        kl: The weight of the divergence from the initial model; 0 leaves it out.
+        updates: How many optimizer steps are made with each rollout step; with `TrainerConfig.accumulation`, with each
+            group of that many rollout steps.
     """
 
     clip: float = 0.2
@@ -31,22 +29,22 @@ class GRPOConfig(CheckedStruct, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.clip > 0 or not self.kl >= 0 or self.updates < 1:
-            raise OptionError(f"{self}: clip is above 0, kl at least 0, updates at least 1.")
+            raise OptionError(f"{self}: give a clip above 0, a kl of at least 0, and updates of at least 1.")
 
 
 class RLConfig(CheckedStruct, kw_only=True):
     """The settings of a reinforcement learning.
 
     Args:
-        model: The model to begin with, where none is given to `train`.
-        curriculum: What is learnt, and when it is evaluated.
-        rollout: How rollouts are made.
-        grpo: How is learnt from them.
-        train: How long, with which optimizer, where it is recorded.
-        executor: In this process, in turns ("local"), or with actors of Ray ("ray").
-        rollout_workers: How many actors make rollouts, with Ray.
-        max_staleness: By how many versions the weights that wrote a rollout may be behind when it is learnt from,
-            with Ray; older ones are thrown away.
+        model: The initial model, unless `train` gets one.
+        curriculum: The lessons, and when they are evaluated.
+        rollout: The settings of rollouts.
+        grpo: The settings of the loss.
+        train: The settings of training: its length, optimizer and record.
+        executor: "local" makes rollouts and learns in turns in this process; "ray" uses Ray actors.
+        rollout_workers: With Ray, how many actors make rollouts.
+        max_staleness: With Ray, how many versions old the weights of a rollout may be when it is learnt from; older
+            rollouts are discarded.
     """
 
     model: ModelOptions | None = None
@@ -60,22 +58,20 @@ class RLConfig(CheckedStruct, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rollout_workers < 1:
-            raise OptionError(f"RLConfig(rollout_workers={self.rollout_workers}): give a whole number of at least 1.")
-        if self.max_staleness < 0:
-            raise OptionError(f"RLConfig(max_staleness={self.max_staleness}): give a whole number of at least 0.")
+        require_integer("rollout_workers", self.rollout_workers)
+        require_integer("max_staleness", self.max_staleness, minimum=0)
         if self.rollout.group_size == 1 or self.rollout.temperature == 0:
             raise OptionError(
                 f"RLConfig(rollout): group_size={self.rollout.group_size} and temperature={self.rollout.temperature} "
-                "give groups whose completions are all alike, from which nothing is learnt: give a group_size of at "
+                "make all completions of a group equal, so there is nothing to learn from: give a group_size of at "
                 "least 2 and a temperature above 0."
             )
         if self.executor == "local" and self.rollout_workers > 1:
-            raise OptionError("RLConfig(rollout_workers=...) is for executor='ray': in one process there is one.")
+            raise OptionError("RLConfig(rollout_workers=...) requires executor='ray': one process has one worker.")
 
 
 def worker_config(config: RLConfig) -> RolloutWorkerConfig:
-    """The part of the settings that is a rollout worker's."""
+    """Return the settings of the rollout workers."""
     return RolloutWorkerConfig(
         curriculum_config=config.curriculum,
         rollout=config.rollout,

@@ -1,10 +1,9 @@
-"""GRPO: group-relative policy optimisation, its arithmetic and nothing else.
+"""The arithmetic of GRPO (group-relative policy optimization), and rollouts as tensors.
 
-Completions of one prompt are a group; the advantage of each is how much better it did than its group. The
-probability of its tokens is moved in that direction, as far as a clipped ratio to the policy that wrote them
-allows, and held near a reference by an estimate of the divergence from it.
-
-Rollouts as tensors: prompts with their completions, padded, and which of the tokens are trained on.
+The completions of one prompt form a group, and the advantage of each is its reward relative to the group. The loss
+raises the probability of completions with a positive advantage, within a clipped ratio to the policy that generated
+them, and optionally penalizes the divergence from a reference model. Advantages are computed with the rollouts: see
+`hookline.rl.rollouts.metrics`.
 """
 
 from collections.abc import Sequence
@@ -20,12 +19,12 @@ from hookline.rl.types import Rollout
 def token_logprobs(
     model: Any, ids: torch.Tensor, attention: torch.Tensor, *, temperature: float = 1.0, top_p: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probability of each token given those before it, and the entropy there: both one shorter than ``ids``.
+    """Return the log-probability of each token given the previous ones, and the entropy; both one shorter than ``ids``.
 
     Args:
-        temperature: At which the tokens are sampled.
-        top_p: The share of probability that they are sampled from: log-probabilities are those among the tokens that
-            it leaves. A token that other weights sampled counts among them. The entropy is that of all tokens.
+        temperature: The temperature of the sampling.
+        top_p: The top-p of the sampling: log-probabilities are those within the nucleus, to which a token that was
+            sampled with other weights is added. The entropy is that of all tokens.
     """
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
     distribution = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
@@ -35,7 +34,7 @@ def token_logprobs(
         kept = in_nucleus(probabilities.detach(), top_p).scatter(-1, ids[:, 1:, None], True)
         chosen = chosen - probabilities.masked_fill(~kept, 0).sum(-1).log()
     with torch.no_grad():
-        entropy = torch.special.entr(distribution.exp()).sum(-1)  # 0 for what is impossible
+        entropy = torch.special.entr(distribution.exp()).sum(-1)  # 0 for a probability of 0
     return chosen, entropy
 
 
@@ -49,76 +48,69 @@ def grpo_loss(
     reference: torch.Tensor | None = None,
     kl: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss over all tokens of the completions, and what is worth knowing about it.
+    """Return the mean loss over the tokens of all completions, and its diagnostics.
 
     Args:
-        logprobs: Under the policy that is trained, for each token.
-        old: Under the policy that wrote them.
+        logprobs: The log-probability of each token under the policy in training.
+        old: The same under the policy that generated them.
         advantages: One for each completion.
-        mask: 1 for the tokens of completions, 0 for prompts and padding: whatever stands there does not matter.
-        clip: How far the ratio of probabilities counts, to either side of 1.
-        reference: Under the reference policy.
-        kl: How much the divergence from the reference weighs.
+        mask: 1 for tokens of completions, 0 for prompts and padding, where all other values are ignored.
+        clip: The probability ratio is clipped to this distance from 1.
+        reference: The log-probabilities under the reference model.
+        kl: The weight of the divergence from the reference model.
     """
     tokens, outside = mask.sum().clamp(min=1), mask == 0
-    ratio = (logprobs - old).masked_fill(outside, 0).exp()  # before exp: an overflow times 0 is NaN
-    free, bounded = ratio * advantages[:, None], ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
-    loss = -torch.minimum(free, bounded).masked_fill(outside, 0).sum() / tokens
-    is_clipped = (bounded < free) & ~outside  # beyond the band on the other side of 1, the clip has no effect
-    facts = {"clip_share": is_clipped.sum() / tokens, "ratio": ratio.masked_fill(outside, 0).sum() / tokens}
+    ratio = (logprobs - old).masked_fill(outside, 0).exp()  # masked before exp(), as an overflow times 0 is NaN
+    plain, clipped = ratio * advantages[:, None], ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
+    loss = -torch.minimum(plain, clipped).masked_fill(outside, 0).sum() / tokens
+    is_clipped = (clipped < plain) & ~outside  # on the other side of 1, clipping has no effect
+    diagnostics = {"clip_share": is_clipped.sum() / tokens, "ratio": ratio.masked_fill(outside, 0).sum() / tokens}
     if reference is not None:
-        behind = (reference - logprobs).masked_fill(outside, 0)
-        divergence = (behind.exp() - behind - 1).sum() / tokens  # never negative, and right on average
+        log_ratio = (reference - logprobs).masked_fill(outside, 0)
+        divergence = (log_ratio.exp() - log_ratio - 1).sum() / tokens  # an unbiased estimate that is never negative
         loss = loss + kl * divergence
-        facts["kl"] = divergence
-    return loss, {name: value.detach() for name, value in facts.items()}
+        diagnostics["kl"] = divergence
+    return loss, {name: value.detach() for name, value in diagnostics.items()}
 
 
 Batch = dict[str, Any]
 
 
 def rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int, device: Any = "cpu", as_sampled: bool = False) -> Batch:
-    """A batch of ``ids``, ``attention``, ``old`` log-probabilities, ``mask`` and ``advantages``.
+    """Return tensors of ``ids``, ``attention``, ``old`` log-probabilities, ``mask`` and ``advantages``.
 
-    ``old`` and ``mask`` are one shorter than ``ids``: they belong to the tokens that are predicted. Rollouts without
-    a token are left out: there is nothing to make more or less likely.
+    ``old`` and ``mask`` are one shorter than ``ids``: they belong to the predicted tokens. Rollouts without tokens are
+    left out.
 
     Args:
-        as_sampled: Let ``old`` be those of the distribution that was sampled from, instead of the model's own.
+        as_sampled: Use the log-probabilities of the sampled distribution as ``old``, instead of the model's.
 
     Raises:
-        OptionError: A completion comes without the tokens of its prompt, or without its log-probabilities.
+        OptionError: A completion has no prompt tokens, or not one log-probability per token.
     """
     kept = [each for each in rollouts if each.completion.token_ids]
+    logprobs: list[float] = []
     for each in kept:
-        _require_ids(each, as_sampled=as_sampled)
+        completion = each.completion
+        own = completion.sampled_logprobs if as_sampled else completion.logprobs
+        if not completion.prompt_ids or len(own) != len(completion.token_ids):
+            raise OptionError(
+                f"The completion {completion.text[:40]!r} has {len(completion.prompt_ids)} prompt tokens, "
+                f"{len(completion.token_ids)} tokens and {len(own)} log-probabilities. A learner needs at least one "
+                "prompt token, and one log-probability per token: use a policy that returns them."
+            )
+        logprobs += own
     rows = [[*each.completion.prompt_ids, *each.completion.token_ids] for each in kept]
     width = max(map(len, rows), default=1)
-    ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows], dtype=torch.long).reshape(
-        len(rows), width
-    )
+    padded = [row + [pad_id] * (width - len(row)) for row in rows]
+    ids = torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)  # a shape without rows, too
     lengths = torch.tensor([len(row) for row in rows])
     prompts = torch.tensor([len(each.completion.prompt_ids) for each in kept])
-    places = torch.arange(width)
-    attention = (places < lengths[:, None]).long()
-    is_written = (places[1:] >= prompts[:, None]) & (places[1:] < lengths[:, None])
+    positions = torch.arange(width)
+    attention = (positions < lengths[:, None]).long()
+    is_completion = (positions[1:] >= prompts[:, None]) & (positions[1:] < lengths[:, None])
     old = torch.zeros(len(rows), width - 1)
-    logprobs = [logprob for each in kept for logprob in _logprobs(each, as_sampled=as_sampled)]
-    old[is_written] = torch.tensor(logprobs, dtype=old.dtype)
+    old[is_completion] = torch.tensor(logprobs, dtype=old.dtype)
     advantages = torch.tensor([each.advantage or 0.0 for each in kept], dtype=torch.float32)
-    batch = {"ids": ids, "attention": attention, "old": old, "mask": is_written.float(), "advantages": advantages}
+    batch = {"ids": ids, "attention": attention, "old": old, "mask": is_completion.float(), "advantages": advantages}
     return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def _logprobs(rollout: Rollout, *, as_sampled: bool) -> Sequence[float]:
-    return rollout.completion.sampled_logprobs if as_sampled else rollout.completion.logprobs
-
-
-def _require_ids(rollout: Rollout, *, as_sampled: bool) -> None:
-    completion, logprobs = rollout.completion, _logprobs(rollout, as_sampled=as_sampled)
-    if not completion.prompt_ids or len(logprobs) != len(completion.token_ids):
-        raise OptionError(
-            f"The completion {completion.text[:40]!r} has {len(completion.prompt_ids)} tokens of a prompt, "
-            f"{len(completion.token_ids)} tokens and {len(logprobs)} log-probabilities. To be learnt from, "
-            "it needs at least one, and as many log-probabilities as tokens: have the policy give them."
-        )

@@ -1,4 +1,4 @@
-"""`train`: reinforcement learning from settings, in this process or on Ray."""
+"""`train`: runs reinforcement learning from settings, in this process or on Ray."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,33 +25,33 @@ def train(
     hook_fns: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> LoopArtifacts:
-    """Generate, score and learn, in turns, until as many steps are done as the settings say.
+    """Generate, score and learn in turns, for the number of steps in the settings.
 
     Args:
-        config: The settings, or a file with them.
-        model: The model to train, with its ``tokenizer``; otherwise that of the settings.
-        hooks: Asked after each rollout step; by default those that evaluate the curriculum.
-        callbacks: Callbacks besides those of the settings.
-        overrides: Settings on top of those of the file, such as ``"train.max_steps=100"``.
+        config: The settings, or the path of a file with them.
+        model: The model to train, with its ``tokenizer``; by default that of the settings.
+        hooks: Run after each rollout step; by default the evaluation hooks of the curriculum.
+        callbacks: Callbacks in addition to those of the settings.
+        overrides: Settings that override those of the file, such as ``"train.max_steps=100"``.
     """
-    config = _checked(config, overrides)
+    config = _load_config(config, overrides)
     hooks = None if hooks is None else as_hook_list(hooks)
-    model, tokenizer = model_of(config, model, tokenizer)
-    given = {"callbacks": callbacks, "custom_logger_fns": custom_logger_fns, "hook_fns": hook_fns}
+    model, tokenizer = resolve_model(config, model, tokenizer)
+    options = {"callbacks": callbacks, "custom_logger_fns": custom_logger_fns, "hook_fns": hook_fns}
     if config.executor == "ray":
         from hookline.rl.learner.ray import train_on_ray
 
-        return train_on_ray(config, model, tokenizer, hooks=hooks, **given)
-    return make_learner(config, model, tokenizer, hooks=hooks, **given).fit()
+        return train_on_ray(config, model, tokenizer, hooks=hooks, **options)
+    return make_learner(config, model, tokenizer, hooks=hooks, **options).fit()
 
 
 def make_learner(
-    config: RLConfig, model: Any, tokenizer: Any, *, hooks: Iterable[Hook] | None = None, **given: Any
+    config: RLConfig, model: Any, tokenizer: Any, *, hooks: Iterable[Hook] | None = None, **options: Any
 ) -> GRPOLearner:
-    """A learner with the worker whose rollouts it learns from, both in this process.
+    """Build a learner and its rollout worker, both in this process.
 
     Args:
-        given: What a `GRPOLearner` is given besides: callbacks, logger functions, hook functions.
+        options: Further arguments of `GRPOLearner`: callbacks, logger functions, hook functions.
     """
     if distributed.world_size() > 1:
         raise OptionError("rl.train() runs in one process; for several give RLConfig(executor='ray').")
@@ -64,13 +64,13 @@ def make_learner(
         grpo=config.grpo,
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
-        **given,
+        **options,
     )
     learner.recorded_config = config
     return learner
 
 
-def _checked(config: Any, overrides: Sequence[str]) -> RLConfig:
+def _load_config(config: Any, overrides: Sequence[str]) -> RLConfig:
     if isinstance(overrides, str):
         raise OptionError(f"overrides={overrides!r}: give a list, [{overrides!r}].")
     if isinstance(config, str | Path):
@@ -80,18 +80,18 @@ def _checked(config: Any, overrides: Sequence[str]) -> RLConfig:
     if not isinstance(config, RLConfig):
         raise OptionError(f"config={config!r}: give an RLConfig, or the path of a file with one.")
     if overrides:
-        raise OptionError("overrides= are for a configuration that is read from a file.")
+        raise OptionError("overrides= requires a configuration file.")
     return config
 
 
-def model_of(config: RLConfig, model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The model and tokenizer that were given, or those of the settings."""
+def resolve_model(config: RLConfig, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Return the given model and tokenizer, or load those of the settings."""
     if (model is None) != (tokenizer is None):
         raise OptionError("model= and tokenizer= belong together: give both, or neither.")
     if model is not None:
         return model, tokenizer
     if config.model is None:
-        raise OptionError("Which model? Give train(model=, tokenizer=), or the settings a model.")
+        raise OptionError("There is no model: give train(model=, tokenizer=), or a model in the settings.")
     from hookline.loops.worker import model_and_tokenizer
 
     return model_and_tokenizer(config.model)

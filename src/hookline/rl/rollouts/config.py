@@ -1,9 +1,4 @@
-"""`RolloutConfig`: how rollouts are made. `RolloutWorkerConfig`: the settings of a worker that makes nothing else.
-
-`Lesson`: an environment as a part of a curriculum.
-
-`CurriculumConfig`: the lessons of a curriculum and how it treats them, from Python or from a file.
-"""
+"""The settings of curricula (`Lesson`, `CurriculumConfig`), of rollouts and of rollout workers."""
 
 import math
 import threading
@@ -24,13 +19,13 @@ from hookline.rl.types import Sampling
 
 
 class Lesson(CheckedStruct):
-    """Something to learn, and what has to be learnt before.
+    """An environment to learn, and the lessons that come before it.
 
     Args:
-        id: What it is called in the curriculum and in records.
-        environment: An `Environment`, or its name, or a mapping of its name to settings:
+        id: The lesson's name in the curriculum and in records.
+        environment: An `Environment`, its name, or a mapping of its name to settings:
             ``{"arithmetic": {"difficulty": "easy"}}``.
-        threshold: The success rate from which on it counts as learnt.
+        threshold: The success rate from which the lesson counts as learnt.
         depends_on: The ids of lessons that have to be learnt first.
     """
 
@@ -48,7 +43,7 @@ class Lesson(CheckedStruct):
         self.environment = make_environment(self.environment)
 
 
-_LEAST = {
+_MINIMUMS = {
     "micro_eval_frequency": 0,
     "micro_eval_n_examples": 1,
     "eval_frequency": 0,
@@ -63,16 +58,16 @@ class CurriculumConfig(CheckedStruct):
 
     Args:
         lessons: The lessons, as `Lesson` or as mappings of its arguments.
-        micro_eval_frequency: Evaluate the current lesson after every so many rollout steps; 0 never does.
-        micro_eval_n_examples: On how many tasks.
-        eval_frequency: Evaluate all lessons after every so many rollout steps; 0 never does.
-        eval_n_examples: On how many tasks of each.
-        window: How many of its latest results a lesson's success rate is the mean of.
-        min_results: How many of them there have to be before a lesson is learnt, or forgotten.
-        regression_margin: How far below its threshold a learnt lesson counts as forgotten; at most half of
-            that.
-        review_share: The share of draws that goes to learnt lessons while there are others; at 0 nobody notices
-            that one was forgotten, since evaluations are only recorded.
+        micro_eval_frequency: Evaluate the current lesson every this many rollout steps; 0 never does.
+        micro_eval_n_examples: The number of tasks of such an evaluation.
+        eval_frequency: Evaluate all lessons every this many rollout steps; 0 never does.
+        eval_n_examples: The number of tasks of each lesson in such an evaluation.
+        window: A lesson's success rate is the mean of this many latest results.
+        min_results: The number of results required before a lesson can graduate or regress.
+        regression_margin: A graduated lesson regresses if its rate falls this far below its threshold, or below half
+            of its threshold.
+        review_share: The share of draws for graduated lessons while others are active; with 0, a regression is never
+            noticed, because evaluations do not change the curriculum.
     """
 
     lessons: list[Lesson]
@@ -87,51 +82,50 @@ class CurriculumConfig(CheckedStruct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in _LEAST.items():
+        for name, least in _MINIMUMS.items():
             if getattr(self, name) < least:
-                raise self._refused(name, f"give a whole number of at least {least}")
+                raise self._error(name, f"give a whole number of at least {least}")
         if self.min_results > self.window:
-            raise self._refused("min_results", f"give at most the window, which is {self.window}")
+            raise self._error("min_results", f"give at most the window, which is {self.window}")
         for name in ("regression_margin", "review_share"):
             if not 0 <= getattr(self, name) < 1:
-                raise self._refused(name, "give a number of at least 0, and below 1")
-        _require_order(self.lessons)
+                raise self._error(name, "give a number of at least 0, and below 1")
+        _require_reachable(self.lessons)
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """The settings in a YAML, TOML or JSON file, with overrides such as ``"window=50"`` on top."""
+        """Load the settings from a YAML, TOML or JSON file, with overrides such as ``"window=50"``."""
         from hookline.config.structs import load_config
 
         return load_config(path, cls, overrides)
 
     from_yaml = from_file
 
-    def _refused(self, name: str, wanted: str) -> OptionError:
+    def _error(self, name: str, wanted: str) -> OptionError:
         return OptionError(f"CurriculumConfig({name}={getattr(self, name)!r}): {wanted}.")
 
 
-def _require_order(lessons: Sequence[Lesson]) -> None:
-    """Refuse lessons that could never all be reached."""
+def _require_reachable(lessons: Sequence[Lesson]) -> None:
     if not lessons:
         raise OptionError("CurriculumConfig(lessons=[]): give at least one lesson.")
     dependencies: dict[str, tuple[str, ...]] = {}
     for lesson in lessons:
         if lesson.id in dependencies:
-            raise OptionError(f"Two lessons have the id {lesson.id!r}. Give each its own.")
+            raise OptionError(f"Two lessons have the id {lesson.id!r}. Give each a different one.")
         dependencies[lesson.id] = lesson.depends_on
     for lesson_id, needed in dependencies.items():
         for other in needed:
             if other not in dependencies:
                 raise OptionError(
-                    f"Lesson {lesson_id!r} depends on {other!r}, which is no lesson. {closest(other, dependencies)}"
+                    f"Lesson {lesson_id!r} depends on {other!r}, which is not a lesson. {closest(other, dependencies)}"
                 )
     try:
         TopologicalSorter(dependencies).prepare()
     except CycleError as error:
         cycle = " -> ".join(map(repr, reversed(error.args[1])))
         raise OptionError(
-            f"Lessons depend on each other in a circle, {cycle}, so none of them could begin: take one "
-            "dependency out. At least one lesson of a curriculum depends on no other."
+            f"Lessons depend on each other in a circle, {cycle}, so none of them could begin: remove one "
+            "dependency. At least one lesson of a curriculum must not depend on another."
         ) from None
 
 
@@ -139,19 +133,19 @@ class RolloutConfig(CheckedStruct, kw_only=True):
     """How rollouts are made.
 
     Args:
-        prompts: How many tasks are asked in a step.
-        group_size: How many completions each gets.
-        temperature: Of the sampling; 0 takes the likeliest token each time.
-        top_p: The share of probability that tokens are sampled from.
-        max_tokens: The most tokens of a completion.
+        prompts: The number of tasks in a step.
+        group_size: The number of completions of each task.
+        temperature: The sampling temperature; 0 selects the most likely token.
+        top_p: The probability of the nucleus that tokens are sampled from.
+        max_tokens: The largest number of tokens of a completion.
         stop: Texts that end a completion.
-        reward_weights: How much each reward counts in the total; 1 where it is not named.
-        scale_advantages: Divide advantages by the standard deviation in their group.
-        scoring_seconds: How long scoring one completion may take, or a whole step's where the environment scores
-            them at once (``dataset``); None waits.
-        samples: How many rollouts of a step are recorded with their texts; None records all.
-        failures: After how many steps in a row without a single completion the worker gives up.
-        hook_rng: The library that the generator in ``context.rng`` of hooks comes from; with ``"jax"`` it is a key.
+        reward_weights: The weight of each reward in the total; 1 by default.
+        scale_advantages: Divide advantages by the standard deviation of their group.
+        scoring_seconds: The time limit for scoring one completion, or a whole step if the environment scores batches
+            (``dataset``); None waits indefinitely.
+        samples: The number of rollouts of a step that are recorded with their texts; None records all.
+        failures: The worker gives up after this many steps in a row without any completion.
+        hook_rng: The library of the generator in ``context.rng`` of hooks; with ``"jax"`` it is a key.
     """
 
     prompts: int = 8
@@ -183,7 +177,7 @@ class RolloutConfig(CheckedStruct, kw_only=True):
         self.sampling()
 
     def sampling(self, *, seed: int | None = None, greedy: bool = False) -> Sampling:
-        """How completions are sampled; greedily in evaluations."""
+        """Return the sampling settings; evaluations sample greedily."""
         temperature = 0.0 if greedy else self.temperature
         return Sampling(temperature, self.top_p, self.max_tokens, tuple(self.stop), seed)
 
@@ -192,25 +186,26 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
     """The settings of a `RolloutWorker`.
 
     Args:
-        curriculum_config: What is learnt, and when it is evaluated.
-        policy: What writes the completions.
-        rollout: How.
-        max_steps: How many rollout steps `run()` makes; without it until a stop is asked for.
-        name: What the run is called.
-        project: The folder of ``output_dir`` that its directory lies in.
-        tags: Short words that the run is found by in lists, on the page and in SQL.
-        notes: What the run is about, in a few sentences.
-        output_dir: Where it is recorded; None keeps everything in memory.
-        seed: Of the tasks, the lessons and the sampling.
-        resume: Take up an earlier run, as for any other.
+        curriculum_config: The lessons, and when they are evaluated.
+        policy: Generates the completions.
+        rollout: The settings of rollouts.
+        max_steps: The number of rollout steps of `run()`; None runs until a stop is requested.
+        name: The name of the run.
+        project: The subdirectory of ``output_dir`` for the run.
+        tags: Short labels to find the run by, in lists, on the page and in SQL.
+        notes: A short description of the run.
+        output_dir: Where the run is recorded; None keeps everything in memory.
+        seed: The seed of the tasks, the lessons and the sampling.
+        resume: Resume an earlier run, as for any run.
         callbacks: Callbacks, or their names and arguments.
-        sinks: Where the record is delivered to.
+        sinks: Where the record is delivered.
         delivery: "thread" delivers from this process, "process" from one that survives it.
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
-        durability: What survives a power cut, besides checkpoints: everything recorded before the last "checkpoint";
-            with "power", until about a second before; with "process", what the system had written by itself.
+        durability: What survives a power failure, besides checkpoints: with "checkpoint", everything recorded before
+            the last one; with "power", everything but about the last second; with "process", whatever the operating
+            system had written.
         strict: Let exceptions of observers propagate.
-        summary: Print how the run ended.
+        summary: Print a summary at the end of the run.
     """
 
     curriculum_config: CurriculumConfig
