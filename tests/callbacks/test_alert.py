@@ -104,7 +104,7 @@ def test_alert_does_not_wait_for_a_device():
     first, second, third = Device(5.0), Device(0.5), Device(7.0)
     for step, device in enumerate((first, second, third), start=1):
         first.here = step == 2
-        loop.commit(step, MetricsRow(loss=Deferred.of(device)))
+        loop.commit(step, MetricsRow(loss=Deferred(device)))
         assert fired == ([] if step == 1 else [1])
     loop.callbacks.on_train_end(loop, LoopArtifacts(step=3))
     assert fired == [1, 3]

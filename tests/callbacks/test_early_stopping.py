@@ -85,7 +85,7 @@ def late_losses(callback, *, every):
     """A loop whose loss is 1, 2, 3, logged every so many steps, and the losses."""
     late = [Late(1.0), Late(2.0), Late(3.0)]
     loop = FakeLoop(callbacks=[callback], num_steps=None)
-    losses = {index * every: {"loss": Deferred.of(value)} for index, value in enumerate(late)}
+    losses = {index * every: {"loss": Deferred(value)} for index, value in enumerate(late)}
     loop.run_steps(2 * every + 1, lambda step_idx: losses.get(step_idx, {}))
     return loop, late
 

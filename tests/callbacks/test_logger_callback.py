@@ -159,10 +159,10 @@ class Late:
 def test_logger_values_on_a_device_are_not_waited_for_and_keep_their_step(lines):
     late = [Late(float(step)) for step in range(1, 5)]
     loop = FakeLoop(callbacks=[LoggerCallback(2, None)], num_steps=4)
-    loop.run_steps(3, lambda step_idx: {"loss": Deferred.of(late[step_idx])})
+    loop.run_steps(3, lambda step_idx: {"loss": Deferred(late[step_idx])})
     assert lines() == []
     late[0].here = late[1].here = True
-    loop.run_steps(1, lambda step_idx: {"loss": Deferred.of(late[step_idx])})
+    loop.run_steps(1, lambda step_idx: {"loss": Deferred(late[step_idx])})
     assert lines() == ["step 2/4  loss 1.5"]
     late[2].here = late[3].here = True
     loop.callbacks.on_train_end(loop, None)

@@ -95,7 +95,7 @@ def test_nan_guard_warn_reads_a_device_value_only_once_it_has_arrived(caplog):
 
     source = Source()
     loop = FakeLoop(callbacks=[NaNGuard("warn")])
-    row = MetricsRow(loss=Deferred.of(source))
+    row = MetricsRow(loss=Deferred(source))
     loop.callbacks.on_step_end(loop, 0, None, row)
     assert (source.reads, len(caplog.records)) == (0, 0)
     source.there = True

@@ -56,7 +56,7 @@ def test_print_progress_does_not_wait_for_a_device(capsys):
             raise AssertionError("somebody waited")
 
     loop = FakeLoop(num_steps=None, callbacks=[PrintProgress(every=1, clock=lambda: 0.0)])
-    loop.metrics = MetricsRow(loss=Deferred.of(Never()), accuracy=0.5)
+    loop.metrics = MetricsRow(loss=Deferred(Never()), accuracy=0.5)
     loop.run_steps(1)
     assert capsys.readouterr().out == "step 1  accuracy 0.5\n"
 

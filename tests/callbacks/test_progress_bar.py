@@ -341,7 +341,7 @@ def test_progress_bar_does_not_wait_for_a_metric_on_a_device():
     with Scene(terminal=True, refresh_rate=1) as scene:
         scene.loop.metrics = MetricsRow(loss=0.5)
         scene.train(1)
-        scene.loop.metrics = MetricsRow(loss=Deferred.of(device))
+        scene.loop.metrics = MetricsRow(loss=Deferred(device))
         scene.train(1)
         before = scene.shown()[1]
         device.here = True
@@ -380,7 +380,7 @@ def test_progress_bar_shows_a_loss_of_a_device_that_lags_behind():
     with Scene(terminal=True, refresh_rate=1) as scene:
         for step in range(1, 4):
             steps.append(step)
-            scene.loop.metrics = MetricsRow(loss=Deferred.of(Device(step)))
+            scene.loop.metrics = MetricsRow(loss=Deferred(Device(step)))
             scene.train(1)
             shown.append(scene.shown()[1:])
         scene.end()

@@ -186,7 +186,7 @@ def test_log_training_progress_does_not_wait_for_a_value_on_a_device(listen, rea
     listing, arrived = listen(), threading.Event()
     table = hookline_logging.CSVHandler("out.csv", ["step", "loss"])
     hookline_logging.get_training_logger().addHandler(table)
-    hookline_logging.log_training_progress(1, {"loss": Deferred.of(FakeDevice(arrived)), "lr": 0.1})
+    hookline_logging.log_training_progress(1, {"loss": Deferred(FakeDevice(arrived)), "lr": 0.1})
     assert listing.records[0].getMessage() == "step 1: lr=0.1, loss=..."
     arrived.set()
     table.close()

@@ -6,7 +6,6 @@ Values on a device are not waited for: where the caller can fetch them later, th
 Values of metrics: finding one by either spelling, and plain Python numbers from arrays and tensors.
 """
 
-import functools
 import logging
 import numbers
 from collections.abc import Callable, Iterator, Mapping
@@ -34,36 +33,19 @@ class Source(Protocol):
         """One of them; it is waited for if need be."""
 
 
-class Deferred(functools.partial[Any]):
-    """A number that is still on its way from a device: the call of a source's `number` with an index.
+class Deferred:
+    """A number that is still on its way from a device: one of those of a source."""
 
-    It is a partial because that is the cheapest object to make: rows of device scalars make one for each value, and
-    ``map(Deferred, repeat(source.number), range(n))`` runs no Python code. Elsewhere use `of`.
-    """
+    __slots__ = ("index", "source")
 
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, source: Source, index: int = 0) -> "Deferred":
-        """The number of a source at an index."""
-        return cls(source.number, index)
-
-    @property
-    def source(self) -> Source:
-        """Where the number comes from."""
-        source: Source = self.func.__self__  # type: ignore[attr-defined]
-        return source
-
-    @property
-    def index(self) -> int:
-        """Which of the source's numbers it is."""
-        index: int = self.args[0]
-        return index
+    def __init__(self, source: Source, index: int = 0) -> None:
+        self.source = source
+        self.index = index
 
     def get(self) -> Any:
-        """The number, waiting for the device if necessary; None, with a warning, if it cannot be fetched."""
+        """The number; it is waited for if need be. One that cannot be had is None, and said: training goes on."""
         try:
-            return self()
+            return self.source.number(self.index)
         except Exception as error:
             logger.warning("A metric could not be fetched from its device and reads as None: %s", error)
             return None

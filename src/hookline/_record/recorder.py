@@ -123,7 +123,9 @@ def resolve_values(record: Record) -> Record:
         case Metrics():
             items = dict.items(record.values)
             try:  # all at once: this thread takes its time from the training thread's
-                record.values = {key: value() if type(value) is Deferred else value for key, value in items}
+                record.values = {
+                    key: value.source.number(value.index) if type(value) is Deferred else value for key, value in items
+                }
             except Exception:
                 record.values = {key: _number(key, value) for key, value in items}
         case Sample():
@@ -150,7 +152,7 @@ def _number(name: str, value: Any) -> Any:
     if type(value) is not Deferred:
         return value
     try:
-        return value()
+        return value.source.number(value.index)
     except Exception as error:
         logger.warning("%r could not be fetched from its device and is recorded as None: %s", name, error)
         return None

@@ -87,7 +87,7 @@ class RankMeans:
         ready = self._ready()
         flags = [bool(late), *(ready > place for place in range(READY))]
         (any_late, *arrived), (means,) = self._reduced(flags, [own])
-        found: dict[str, Any] = {**means, **{name: Deferred.of(number) for name, number in late.items()}}
+        found: dict[str, Any] = {**means, **{name: Deferred(number) for name, number in late.items()}}
         dict.update(row, found)
         shared = {name: found[name] for name in dict.keys(row) if name in found}  # in the order of this process
         size = self._processes.size()

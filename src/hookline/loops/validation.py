@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def mean(values: list[Any], weights: Sequence[float] | None = None) -> Any:
     """The mean of numbers, once all of them are there; of anything else the last."""
     if any(isinstance(value, Deferred) for value in values):
-        return Deferred.of(_MeanLater(values, weights))
+        return Deferred(_MeanLater(values, weights))
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return values[-1]
     if weights is None or len(set(weights)) == 1:
