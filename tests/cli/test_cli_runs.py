@@ -279,7 +279,7 @@ def test_pipe_in_place_of_a_journal_does_not_hold_up_the_list_and_is_named_by_ve
     os.close(end)
     assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished"]
     assert [finding["what"] for finding in json.loads(verified.stdout)[0]["findings"]] == [
-        f"journal/{pipe.name} cannot be read: Not a file"
+        f"journal/{pipe.name} cannot be read: Not a regular file"
     ]
 
 

@@ -271,7 +271,7 @@ class Journal:
         except OSError as error:
             was_full, self._full_since = self._full_since is not None, time.monotonic()
             if not was_full:
-                text = "The journal in %s cannot be written (%s): training continues, RECORDS ARE LOST until there is room."
+                text = "The journal in %s cannot be written (%s): RECORDS ARE LOST until there is room."
                 self._messages.append((logging.ERROR, text, self.directory, error.strerror))
             self.lost += 1
             return False

@@ -1,15 +1,13 @@
-"""Reads journals back: all records, those since a cursor, or live ones; from one writer or many.
+"""Reads journals: all records of a run, those since a cursor, or live ones, from one writer or many.
 
-Reading works while a writer is alive, dead or killed. A file ends for a reader at a line without an end, or at zeros
-with nothing behind them; a hole (zeros with lines behind them) and a piece of a line that a full disk left behind are
-skipped and counted. So is a
-line whose bytes changed, which costs that line only, and a line that is there a second time: the first ones of a file
-are reported with their places, and ``hookline runs verify`` lists what is wrong.
+Reading works while a writer is alive, dead or killed. A file ends for a reader at a line without a newline, or at zeros
+with nothing behind them. Skipped and counted are: a hole (zeros with lines behind them), a piece of a line that a full
+disk left, a line with changed bytes (only that line is lost), and a line that comes a second time. The first such lines
+of a file are logged with their offsets; ``hookline runs verify`` lists all of them.
 
-A resume mark (an event called ``resume`` with the steps of the axes that are taken up again) says
-that what the same writer recorded in earlier sessions past those steps will be done anew: `read`
-leaves that out, so that the view has no duplicates and no gaps. An evaluation that a later session did
-again at the same step is left out by name: what was not done again stays. The history stays in the files.
+A resume mark (an event named ``resume`` with the steps from which axes continue) makes later rows of earlier sessions
+of the same writer obsolete: `read` leaves them out, so there are no duplicates and no gaps. An evaluation that a later
+session repeated at the same step is left out by name; metrics that were not repeated stay. The files keep everything.
 """
 
 import contextlib
@@ -46,20 +44,21 @@ logger = logging.getLogger("hookline")
 JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""
 MAIN = "main"
-"""The name of the writer that speaks for the run: its rank zero."""
+"""The writer that represents the run: its rank zero."""
 DELIVERY_WRITER = "courier"
-"""The name of the writer that says, behind everything else, that the run's process died."""
+"""The writer that records, after everything else, that the run's process died. Its name is that of version 0.1."""
 FINAL = frozenset({"finished", "failed", "stopped"})
 """The statuses after which a run records nothing more."""
 
+EVERY_AXIS = "*"
 _CHUNK = 128 << 10
 _ZEROS = bytes(_CHUNK)
-_MOST_REPORTED = 3
-"""How many lines of a file are reported one by one."""
+_MAX_REPORTED = 3
+"""How many damaged lines of a file are logged."""
 
 
 class JournalEntry(NamedTuple):
-    """A record and where it lies: in which file, up to which byte, and how many bytes it takes."""
+    """A record and its position: the file, the offset behind its line, and the size of its line."""
 
     record: AnyRecord
     file: JournalFile
@@ -73,18 +72,18 @@ class JournalEntry(NamedTuple):
 
     @property
     def id(self) -> str:
-        """What no other record of the run has, and this one keeps."""
+        """An id that is unique in the run and never changes."""
         return f"{self.file.writer}-{self.file.number}-{self.end}"
 
 
 @dataclass(slots=True)
 class Cursor:
-    """How far each writer's files have been read: the number of the last one, and the bytes of it."""
+    """How far each writer's files have been read: the number of the last file, and the offset in it."""
 
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def offset(self, file: JournalFile) -> int | None:
-        """Where to go on in a file; None where all of it has been read."""
+        """Return where to continue in a file; None if all of it has been read."""
         number, offset = self.places.get(file.writer, (0, 0))
         return None if file.number < number else offset if file.number == number else 0
 
@@ -93,17 +92,17 @@ class Cursor:
         self.places[file.writer] = (file.number, end)
 
     def behind(self, directory: Path) -> int:
-        """How many bytes of a directory's journals have not been read; those set aside for records are not counted."""
+        """Return how many bytes of a directory's journals have not been read, without preallocated space."""
         offsets = ((file, self.offset(file)) for file in journal_files(directory))
         return sum(_unread(file.path, offset) for file, offset in offsets if offset is not None)
 
 
 @dataclass(slots=True)
 class LineNumbers:
-    """The numbers of one writer's lines, as they are read: tells a line that comes a second time from a new one.
+    """Tracks the numbers of one writer's lines as they are read, to detect lines that come a second time.
 
     Attributes:
-        following: The number after the highest one so far; None before the first.
+        following: The number after the highest so far; None before the first.
         missing: The first and the last number of each gap.
     """
 
@@ -111,7 +110,7 @@ class LineNumbers:
     missing: list[tuple[int, int]] = field(default_factory=list)
 
     def is_repeated(self, number: int | None) -> bool:
-        """Take a line into account; whether one of this number was there before. Lines of version 0.1 have none."""
+        """Add a line's number (None for version 0.1), and return whether it was there before."""
         if number is None or number == self.following:
             self.following = self.following if number is None else number + 1
             return False
@@ -120,17 +119,17 @@ class LineNumbers:
                 self.missing.append((self.following, number - 1))
             self.following = number + 1
             return False
-        for place, (first, last) in enumerate(self.missing):
+        for index, (first, last) in enumerate(self.missing):
             if first <= number <= last:  # late, after lines with higher numbers
                 rest = [(first, number - 1), (number + 1, last)]
-                self.missing[place : place + 1] = [gap for gap in rest if gap[0] <= gap[1]]
+                self.missing[index : index + 1] = [gap for gap in rest if gap[0] <= gap[1]]
                 return False
         return True
 
 
 @dataclass(slots=True)
 class Reader:
-    """Reads what is new in a run's journals each time it is asked."""
+    """Reads what is new in a run's journals at each call of `new`."""
 
     directory: Path
     cursor: Cursor = field(default_factory=Cursor)
@@ -139,10 +138,10 @@ class Reader:
     _reported: Counter[Path] = field(default_factory=Counter)
 
     def new(self, found: Iterable[JournalFile] | None = None) -> Iterator[JournalEntry]:
-        """The records since the last time, each writer's in order; the cursor stands behind the one given last.
+        """Yield the records since the last call, each writer's in order; the cursor is behind the last one yielded.
 
         Args:
-            found: The files to read; by default all that there are.
+            found: The files to read; all of the directory's by default.
         """
         found = journal_files(self.directory) if found is None else found
         for file in sorted(found, key=lambda file: file.name == DELIVERY_WRITER):
@@ -158,27 +157,25 @@ class Reader:
             self.cursor.pass_by(file, end)
             try:
                 number, record = decode_numbered(line)
-                wrong = "there a second time" if sequence.is_repeated(number) else ""
+                problem = "there a second time" if sequence.is_repeated(number) else ""
             except msgspec.DecodeError as error:
-                wrong = f"damaged ({error})"
-            if wrong:
+                problem = f"damaged ({error})"
+            if problem:
                 self.skipped += 1
-                _report(file.path, end - len(line) - 1, wrong, self._reported)
+                self._report(file.path, end - len(line) - 1, problem)
             else:
                 yield JournalEntry(record, file, end, len(line) + 1)
 
-
-def _report(path: Path, offset: int, wrong: str, reported: Counter[Path]) -> None:
-    """Report a line that is left out; of many in a file only the first ones."""
-    reported[path] += 1
-    if reported[path] <= _MOST_REPORTED:
-        more = " `hookline runs verify` lists the others." if reported[path] == _MOST_REPORTED else ""
-        said = "The line at byte %d of %s is %s: it is left out, the others are read.%s"
-        logger.warning(said, offset, path, wrong, more)
+    def _report(self, path: Path, offset: int, problem: str) -> None:
+        self._reported[path] += 1
+        if self._reported[path] <= _MAX_REPORTED:
+            more = " `hookline runs verify` lists the others." if self._reported[path] == _MAX_REPORTED else ""
+            text = "The line at byte %d of %s is %s: it is left out, the others are read.%s"
+            logger.warning(text, offset, path, problem, more)
 
 
 def _number_after(path: Path, offset: int) -> int | None:
-    """The number that follows the line before an offset; None where that is not known."""
+    """Return the number that follows that of the line before an offset; None if it is unknown."""
     with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb", buffering=0) as file:
         begin = max(0, offset - _CHUNK)
         before = os.pread(file.fileno(), offset - begin, begin)[:-1]
@@ -188,19 +185,19 @@ def _number_after(path: Path, offset: int) -> int | None:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """The complete lines of a file from an offset on, each with the offset behind it.
+    """Yield the complete lines of a file from an offset on, each with the offset behind it.
 
-    A hole (zeros with lines behind them) counts as a line of blanks, which no record is.
+    A hole (zeros with lines behind them) is yielded as a line of blanks, which is not a record.
 
     Raises:
-        OSError: It cannot be read, or is something else than a file.
+        OSError: It cannot be read, or is not a regular file.
     """
     rest = b""
     while True:
-        # Opened for each chunk, and not kept open: there may be more writers to merge than files a process can open.
+        # Opened for each chunk, not kept open: there may be more writers to merge than files a process can open.
         try:
-            file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - closed below
-        except FileNotFoundError:  # a segment that was prepared and not needed
+            file = open(path, "rb", buffering=0, opener=_open_regular)  # noqa: SIM115 - closed below
+        except FileNotFoundError:  # a segment that was prepared and not used
             return
         with file:
             position = offset + len(rest)
@@ -219,19 +216,19 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
                 offset = hole + 1
                 yield rest, offset
             if end > offset:
-                yield b" " * (end - offset - 1), end  # not zeros: a server refuses those
+                yield b" " * (end - offset - 1), end  # not zeros: a receiving server refuses those
             offset, rest = end, b""
 
 
 def _end_of_hole(descriptor: int, zero: int) -> int | None:
-    """Where lines begin again behind a zero byte; None where there are none, as at the end of a segment in use.
+    """Return where lines begin again behind a zero byte; None if there are none, as at the end of a segment in use.
 
-    The zero may have become a line since it was read: then that is where they begin. Lines are written one after the
-    other, so once a later one is there, what is still zero stays so.
+    If the zero has become a line since it was read, they begin there. Lines are written in order, so once a later line
+    exists, zeros before it stay zeros.
     """
     size = os.fstat(descriptor).st_size
-    # A file that is complete ends in its last line, so what is zero in it is a hole, however long. Of a file in use,
-    # only a little is looked at: this is done each time that a reader comes to its end.
+    # A complete file ends with its last line, so zeros in it are a hole, however long. In a file in use, look at one
+    # window only: this happens each time a reader reaches its end.
     is_complete = size > zero and os.pread(descriptor, 1, size - 1) != b"\0"
     position = zero
     while True:
@@ -246,7 +243,7 @@ def _end_of_hole(descriptor: int, zero: int) -> int | None:
     lines_behind = window.lstrip(b"\0")
     end = position + len(window) - len(lines_behind)
     if b"\n" not in lines_behind and not (is_complete and _has_newline(descriptor, position + len(window))):
-        return None  # the line that a killed process was copying: the parts of one are not copied in their order
+        return None  # a line that a killed process was copying: memory is not copied front to back
     return end if os.pread(descriptor, 1, zero) == b"\0" else zero
 
 
@@ -258,18 +255,18 @@ def _has_newline(descriptor: int, position: int) -> bool:
     return False
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, and nothing that one would have to wait for; of a directory `open` says itself that it is one."""
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file without waiting, as a pipe would; for a directory, `open` itself raises."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "Not a file", path)
+    raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 def _unread(path: Path, offset: int) -> int:
-    """The bytes of a file behind an offset, up to its last line; a segment in use is longer than what it holds."""
+    """Return the bytes of a file behind an offset, up to its last line; a segment in use is longer than its lines."""
     try:
         file = path.open("rb", buffering=0)
     except FileNotFoundError:
@@ -286,17 +283,20 @@ def _unread(path: Path, offset: int) -> int:
 
 
 def read(run_dir: str | Path, *, writer: str | None = None) -> Iterator[AnyRecord]:
-    """All records of a run by time, without what a later resume made obsolete.
+    """Return all records of a run by time, without those that a later resume made obsolete.
 
-    Metrics of other writers than the main one carry its name, as in every sink: ``rank1/loss``.
+    Metrics of writers other than the main one are prefixed with its name, as in every sink: ``rank1/loss``.
 
     Args:
-        writer: Only what this one recorded, under its own names.
+        writer: Return only what this writer recorded, without a prefix.
     """
     directory = journal_directory(run_dir)
     found = [file for file in journal_files(directory) if writer in (None, file.name)]
     marks = find_marks(found)
-    streams = [_stream(segments, marks, labelled=writer is None) for segments in _by_writer(found).values()]
+    by_writer: dict[str, list[JournalFile]] = {}
+    for file in found:
+        by_writer.setdefault(file.writer, []).append(file)
+    streams = [_stream(own, marks, prefixed=writer is None) for own in by_writer.values()]
     return heapq.merge(*streams, key=lambda record: record.time)
 
 
@@ -307,23 +307,21 @@ def follow(
     idle_seconds: float | None = None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[AnyRecord]:
-    """Records as they are written, from the beginning, until the run says that it has ended.
-
-    A run that said so in an earlier session and was taken up again has not.
+    """Yield records as they are written, from the beginning, until the run has ended; a resumed run has not.
 
     Args:
-        idle_seconds: Also end when nothing was written for so long: a killed run says nothing.
-        sleep: Waits between two looks.
+        idle_seconds: Also stop when nothing was written for this long: a killed run records no end.
+        sleep: Waits between two polls.
     """
     reader = Reader(journal_directory(run_dir))
-    idle, ending = 0.0, _Ending()
+    idle, end = 0.0, _EndDetector()
     while True:
         new = False
-        for parcel in reader.new():
+        for entry in reader.new():
             new = True
-            ending.note(parcel)
-            yield parcel.record
-        if not new and (ending.has_come or (idle_seconds is not None and idle >= idle_seconds)):
+            end.add(entry)
+            yield entry.record
+        if not new and (end.has_ended or (idle_seconds is not None and idle >= idle_seconds)):
             return
         idle = 0.0 if new else idle + poll_seconds
         if not new:
@@ -331,24 +329,24 @@ def follow(
 
 
 @dataclass(slots=True)
-class _Ending:
-    """Whether those who speak for a run last said that it is over."""
+class _EndDetector:
+    """Whether the writers that represent a run last recorded that it has ended."""
 
-    has_come: bool = False
+    has_ended: bool = False
     since: float = 0.0
 
-    def note(self, parcel: JournalEntry) -> None:
-        """Take a record into account. Those of the courier come behind what the main writer said after them."""
-        record, name = parcel.record, parcel.file.name
-        speaks = name == MAIN or (name == DELIVERY_WRITER and record.time >= self.since)
-        if speaks and isinstance(record, Status) and record.status != "heartbeat":
-            self.has_come, self.since = record.status in FINAL, record.time
+    def add(self, entry: JournalEntry) -> None:
+        record, name = entry.record, entry.file.name
+        # The delivery's records are read last, whatever their time: an older one changes nothing.
+        counts = name == MAIN or (name == DELIVERY_WRITER and record.time >= self.since)
+        if counts and isinstance(record, Status) and record.status != "heartbeat":
+            self.has_ended, self.since = record.status in FINAL, record.time
         elif name == MAIN and is_resume(record):
-            self.has_come, self.since = False, record.time
+            self.has_ended, self.since = False, record.time
 
 
 def count_intact_lines(path: Path) -> int:
-    """How many lines of a journal file have their number and the right checksum."""
+    """Return how many lines of a journal file have a number and the right checksum."""
     count = 0
     for line, _ in read_lines(path):
         with contextlib.suppress(msgspec.DecodeError):
@@ -357,7 +355,7 @@ def count_intact_lines(path: Path) -> int:
 
 
 def count_missing_lines(run_dir: str | Path, writer: str, count: int) -> int:
-    """How many of the first lines of a writer are not there, or damaged."""
+    """Return how many of the first ``count`` lines of a writer are missing or damaged."""
     found = (file for file in journal_files(Path(run_dir) / JOURNAL) if file.writer == writer)
     numbers: set[int] = set()
     for file in found:
@@ -370,7 +368,7 @@ def count_missing_lines(run_dir: str | Path, writer: str, count: int) -> int:
 
 
 def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
-    """The latest status that the run itself recorded, or another writer of it."""
+    """Return the latest status that a writer of the run recorded, the main one by default."""
     last: Status | None = None
     for file in journal_files(Path(run_dir) / JOURNAL):
         if file.name == name:
@@ -381,7 +379,7 @@ def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
 
 
 def last_step(run_dir: str | Path) -> int:
-    """The latest completed step that the run itself recorded in its last session."""
+    """Return the latest step in the last session of the run's main writer."""
     own = [file for file in journal_files(Path(run_dir) / JOURNAL) if file.name == MAIN]
     for file in reversed(own):
         records = (_decoded(line) for line, _ in read_lines(file.path))
@@ -392,10 +390,10 @@ def last_step(run_dir: str | Path) -> int:
 
 
 def journal_directory(run_dir: str | Path) -> Path:
-    """Where a run's journals lie.
+    """Return the directory of a run's journals.
 
     Raises:
-        ConfigError: There is no run at that place.
+        ConfigError: The directory is not a run's.
     """
     directory = Path(run_dir) / JOURNAL
     if not directory.is_dir():
@@ -403,69 +401,53 @@ def journal_directory(run_dir: str | Path) -> Path:
     return directory
 
 
-EVERY_AXIS = "*"
-
-
 @dataclass(slots=True)
 class ResumeMarks:
-    """What makes earlier records obsolete: resumes by writer and axis, and evaluations that were done again."""
+    """What makes records of earlier sessions obsolete: resumes by writer and axis, and repeated evaluations."""
 
     resumes: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     evaluated: dict[tuple[str, int, str], int] = field(default_factory=dict)
 
 
 def find_marks(found: Iterable[JournalFile]) -> ResumeMarks:
-    """What the files say about which records of theirs are obsolete."""
+    """Collect the marks of journal files. Most lines are not decoded: a search for bytes rules them out."""
     marks = ResumeMarks()
     for file in found:
         for line, _ in read_lines(file.path):
             if b'"resume"' in line or b'"axis":"eval"' in line:
-                _note(marks, file, _decoded(line))
+                record = _decoded(line)
+                if is_resume(record):
+                    for axis, step in resumed_steps(record).items():
+                        marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
+                elif isinstance(record, Metrics) and record.axis == "eval":
+                    for name in record.values:
+                        key = (file.name, record.step, name)
+                        marks.evaluated[key] = max(file.session, marks.evaluated.get(key, 0))
     return marks
 
 
-def _note(marks: ResumeMarks, file: JournalFile, record: Any) -> None:
-    if is_resume(record):
-        for axis, step in resumed_steps(record).items():
-            marks.resumes.setdefault((file.name, axis), []).append((file.session, step))
-    elif isinstance(record, Metrics) and record.axis == "eval":
-        for name in record.values:
-            key = (file.name, record.step, name)
-            marks.evaluated[key] = max(file.session, marks.evaluated.get(key, 0))
-
-
 def is_resume(record: Any) -> bool:
-    """Whether a record is a resume mark."""
+    """Return whether a record is a resume mark."""
     return isinstance(record, Event) and record.name == "resume"
 
 
 def resumed_steps(record: Any) -> dict[str, int]:
-    """After which step a resume mark takes up each axis; what is no whole number says nothing."""
+    """Return the step after which a resume mark continues each axis, without entries that are not integers."""
     steps = record.data.get("steps")
     given = steps.items() if isinstance(steps, dict) else ()
     return {axis: step for axis, step in given if isinstance(step, int)}
 
 
-def _by_writer(found: Iterable[JournalFile]) -> dict[str, list[JournalFile]]:
-    writers: dict[str, list[JournalFile]] = {}
-    for file in found:
-        writers.setdefault(file.writer, []).append(file)
-    return writers
-
-
-def _stream(segments: list[JournalFile], marks: ResumeMarks, *, labelled: bool) -> Iterator[AnyRecord]:
-    if not segments:
-        return
-    for parcel in Reader(segments[0].path.parent).new(segments):
-        if drop_obsolete(parcel.record, parcel.file, marks):
-            continue
-        if labelled:
-            add_writer_prefix(parcel.record, parcel.file)
-        yield parcel.record
+def _stream(own: list[JournalFile], marks: ResumeMarks, *, prefixed: bool) -> Iterator[AnyRecord]:
+    for entry in Reader(own[0].path.parent).new(own):
+        if not drop_obsolete(entry.record, entry.file, marks):
+            if prefixed:
+                add_writer_prefix(entry.record, entry.file)
+            yield entry.record
 
 
 def add_writer_prefix(record: AnyRecord, file: JournalFile) -> None:
-    """Have the metrics of another writer than the main one carry its name."""
+    """Prefix the metrics of a writer other than the main one with its name."""
     if isinstance(record, Metrics) and file.name != MAIN:
         record.values = {f"{file.name}/{name}": value for name, value in record.values.items()}
 
@@ -478,22 +460,17 @@ def _decoded(line: bytes) -> Any:
 
 
 def drop_obsolete(record: AnyRecord, file: JournalFile, marks: ResumeMarks) -> bool:
-    """Take out of a record what the same writer did anew in a later session; whether that was all of it."""
+    """Remove from a record what its writer repeated in a later session; returns whether nothing is left."""
     if not isinstance(record, Metrics | Sample | Rewards):
         return False
     axis = record.axis if not isinstance(record, Rewards) else "train"
-    if axis == "eval" and isinstance(record, Metrics) and _drop_evaluated_again(record, file, marks):
-        return True
+    if axis == "eval" and isinstance(record, Metrics):
+        # By name: a session may evaluate only some metrics again. 0: recorded after the marks were read.
+        latest = marks.evaluated
+        repeated = {name for name in record.values if latest.get((file.name, record.step, name), 0) > file.session}
+        if repeated:
+            record.values = {name: value for name, value in record.values.items() if name not in repeated}
+            if not record.values:
+                return True
     resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)
-
-
-def _drop_evaluated_again(record: Metrics, file: JournalFile, marks: ResumeMarks) -> bool:
-    """Take out the names that a later session evaluated at the same step; whether there were no others."""
-    latest = marks.evaluated
-    again = {  # 0: written since the marks were read
-        name for name in record.values if latest.get((file.name, record.step, name), 0) > file.session
-    }
-    if again:
-        record.values = {name: value for name, value in record.values.items() if name not in again}
-    return bool(again) and not record.values
