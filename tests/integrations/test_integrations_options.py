@@ -1,5 +1,5 @@
-"""Options of the bridges that their own tests leave at the default: what a run is called and configured with, where it
-lies and is delivered to, what is printed of it, and whether a callback that raises ends the training.
+"""Options of integrations that their own tests leave at the default: name, configuration, project, sinks, delivery,
+summary, and whether a failing callback ends the training.
 """
 
 import json
@@ -32,11 +32,11 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def _one_thread(torch):
-    """Every bridge here trains with torch."""
+    """Every integration here trains with torch."""
 
 
 class Failing(Callback):
-    """Raises when the epoch is over."""
+    """Raises at the end of the epoch."""
 
     def on_train_epoch_end(self, loop):
         raise ZeroDivisionError
@@ -44,7 +44,7 @@ class Failing(Callback):
 
 @pytest.fixture
 def synced(monkeypatch):
-    """The journals that were synced to the disk."""
+    """Collects the journals that were synced to disk."""
     journals, sync = [], os.fdatasync
 
     def note(descriptor):
@@ -58,7 +58,7 @@ def synced(monkeypatch):
 
 @pytest.fixture
 def check(tmp_path, capsys, synced):
-    """Checks a run: it lies in its project and has its name, its rows were delivered, no summary was printed, and with
+    """Checks a run: it is in its project with its name, its rows were delivered, no summary was printed, and with
     ``durability="process"`` its journal was not synced."""
 
     def check(directory, **facts):
@@ -73,7 +73,7 @@ def check(tmp_path, capsys, synced):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_keras_callback_options_are_those_of_its_run(tmp_path, check):
+def test_keras_callback_passes_options_to_its_run(tmp_path, check):
     np = pytest.importorskip("numpy")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its imports use what others deprecate
@@ -88,7 +88,7 @@ def test_keras_callback_options_are_those_of_its_run(tmp_path, check):
 
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-def test_lightning_callback_options_are_those_of_its_run(torch, tmp_path, check):
+def test_lightning_callback_passes_options_to_its_run(torch, tmp_path, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning.pytorch")
@@ -114,7 +114,7 @@ def test_lightning_callback_options_are_those_of_its_run(torch, tmp_path, check)
     check(callback.loop.dir, **facts)
 
 
-def test_lightning_logger_options_are_those_of_its_run(tmp_path, check):
+def test_lightning_logger_passes_options_to_its_run(tmp_path, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("lightning.pytorch")
@@ -126,7 +126,7 @@ def test_lightning_logger_options_are_those_of_its_run(tmp_path, check):
 
 
 @pytest.mark.parametrize("how", ["attach", "callback"])
-def test_transformers_bridge_options_are_those_of_its_run(torch, tmp_path, check, how):
+def test_transformers_passes_options_to_its_run(torch, tmp_path, check, how):
     transformers = pytest.importorskip("transformers")
     from hookline.integrations.transformers import HooklineCallback, attach
     from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
@@ -151,7 +151,7 @@ def test_transformers_bridge_options_are_those_of_its_run(torch, tmp_path, check
     check(callback.loop.dir)
 
 
-def test_accelerate_tracker_options_are_those_of_its_run(tmp_path, check):
+def test_accelerate_tracker_passes_options_to_its_run(tmp_path, check):
     pytest.importorskip("accelerate")
     from hookline.integrations.accelerate import HooklineTracker
 
@@ -164,7 +164,7 @@ def test_accelerate_tracker_options_are_those_of_its_run(tmp_path, check):
     assert heard.names() == ["on_train_start", "on_log", "on_train_end"]
 
 
-def test_ray_train_callback_options_are_those_of_its_run(tmp_path, synced):
+def test_ray_train_callback_passes_options_to_its_run(tmp_path, synced):
     pytest.importorskip("ray")
     from hookline.integrations.ray import HooklineTrainCallback
 
@@ -179,7 +179,7 @@ def test_ray_train_callback_options_are_those_of_its_run(tmp_path, synced):
     assert synced == []
 
 
-def test_detect_step_column_makes_a_table_of_any_csv(tmp_path):
+def test_detect_step_column_accepts_any_csv(tmp_path):
     (tmp_path / "losses.csv").write_text("tokens,loss\n1000,0.5\n")
     (found,) = detect(tmp_path / "losses.csv", step_column="tokens")
     assert found.path == tmp_path / "losses.csv"
@@ -187,7 +187,7 @@ def test_detect_step_column_makes_a_table_of_any_csv(tmp_path):
         detect(tmp_path / "losses.csv", step_column="steps")
 
 
-def test_loops_of_the_user_take_the_options_of_every_run(torch, tmp_path, check):
+def test_bare_loops_accept_the_options_of_every_run(torch, tmp_path, check):
     from hookline.integrations.torch import run
 
     model = torch.nn.Linear(1, 1)
@@ -197,7 +197,7 @@ def test_loops_of_the_user_take_the_options_of_every_run(torch, tmp_path, check)
     check(loop.dir)
 
 
-def test_trainer_config_takes_the_options_of_every_run(torch, tmp_path, check):
+def test_trainer_config_accepts_the_options_of_every_run(torch, tmp_path, check):
     config = hl.TrainerConfig(max_steps=1, name=NAME, output_dir=str(tmp_path), **OPTIONS)
     data = [(torch.ones(1), torch.ones(1))]
     trainer = hl.Trainer(torch.nn.Linear(1, 1), data, config=config, loss=torch.nn.functional.mse_loss)
@@ -205,6 +205,6 @@ def test_trainer_config_takes_the_options_of_every_run(torch, tmp_path, check):
     check(trainer.dir)
 
 
-def test_unknown_option_of_a_run_is_an_error_that_names_it():
+def test_unknown_run_option_is_refused_by_name():
     with pytest.raises(TypeError, match="tag"):
         hl.run(tag=["nightly"])

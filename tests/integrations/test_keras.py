@@ -1,4 +1,4 @@
-"""The Keras bridge on Keras's own ``fit`` (torch backend), with a model of three parameters."""
+"""The Keras integration with Keras's own ``fit`` (torch backend), with a model of three parameters."""
 
 import importlib
 import os
@@ -46,7 +46,7 @@ def data(batches):
     return inputs, inputs.sum(axis=1, keepdims=True)
 
 
-def bridge(*callbacks, **options):
+def hooks_with(*callbacks, **options):
     return HooklineCallback(callbacks, **{"strict": True, "summary": False, **options})
 
 
@@ -64,7 +64,7 @@ def last_status(loop):
 
 
 class At(hl.Callback):
-    """Does something when so many steps are done."""
+    """Runs an action after a number of steps."""
 
     def __init__(self, step, action):
         self.at, self.action = step, action
@@ -89,7 +89,7 @@ class Counter(hl.Callback):
 
 
 class Broken(keras.callbacks.Callback):
-    """Another callback of Keras's, which ends the fit by an error."""
+    """A Keras callback that fails."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 1:
@@ -98,7 +98,7 @@ class Broken(keras.callbacks.Callback):
 
 def test_keras_fires_every_moment_in_order():
     seen = RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     fit(regression(), hooks, batches=2, epochs=2, validation_data=data(1))
     step = ["on_step_start", "on_train_batch_start", "on_train_batch_end", "on_step_end", "on_log"]
     validation = [
@@ -119,8 +119,8 @@ def test_keras_fires_every_moment_in_order():
     assert (hooks.loop.num_steps, hooks.loop.num_epochs, hooks.loop.state) == (4, 2, "completed")
 
 
-def test_keras_metrics_are_those_of_the_framework():
-    model, hooks = regression(), bridge()
+def test_keras_metrics_have_the_frameworks_names_and_values():
+    model, hooks = regression(), hooks_with()
     history = fit(model, hooks, batches=2, epochs=2, validation_data=data(1)).history
     found = rows(hooks.loop)
     assert [step for step, _ in found] == [1, 2, 3, 4]
@@ -130,17 +130,17 @@ def test_keras_metrics_are_those_of_the_framework():
     assert hooks.loop.get_metric("val_loss") == history["val_loss"][-1]
 
 
-def test_keras_logs_that_another_callback_adds_are_recorded():
+def test_keras_logs_added_by_other_callbacks_are_recorded():
     class Adds(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             logs["rate"] = 0.1
 
-    hooks = bridge()
+    hooks = hooks_with()
     fit(regression(), Adds(), hooks, batches=1, validation_data=data(1))
     assert rows(hooks.loop)[-1] == (1, {"rate": 0.1})
 
 
-def test_keras_moments_fire_on_the_thread_that_trains():
+def test_keras_moments_fire_on_the_training_thread():
     threads = set()
 
     class Look(hl.Callback):
@@ -150,13 +150,13 @@ def test_keras_moments_fire_on_the_thread_that_trains():
         def on_validation_batch_end(self, loop, outputs, batch, batch_idx):
             threads.add(threading.get_ident())
 
-    fit(regression(), bridge(Look()), validation_data=data(2))
+    fit(regression(), hooks_with(Look()), validation_data=data(2))
     assert threads == {threading.get_ident()}
 
 
-def test_keras_callback_that_is_not_given_in_a_list_is_refused():
+def test_keras_callback_outside_of_a_list_is_refused():
     inputs, targets = data(2)
-    with pytest.raises(OptionError, match="callbacks=.hooks."), bridge() as hooks:
+    with pytest.raises(OptionError, match="callbacks=.hooks."), hooks_with() as hooks:
         regression().fit(inputs, targets, batch_size=2, verbose=0, callbacks=hooks)
 
 
@@ -167,7 +167,7 @@ def test_keras_loop_knows_the_model_and_the_learning_rate():
         def on_train_start(self, loop):
             found.update(native=loop.native, model=loop.model, name=loop.optimizer.name)
 
-    model, hooks = regression(), bridge(Look(), "learning_rate_monitor")
+    model, hooks = regression(), hooks_with(Look(), "learning_rate_monitor")
     fit(model, hooks, batches=1)
     assert found == {"native": model, "model": model, "name": model.optimizer.name}
     assert rows(hooks.loop)[0][1]["lr"] == pytest.approx(0.1)
@@ -175,23 +175,26 @@ def test_keras_loop_knows_the_model_and_the_learning_rate():
 
 def test_keras_step_is_an_update_of_the_optimizer():
     seen = RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     fit(regression(gradient_accumulation_steps=2), hooks, epochs=2)
     assert (hooks.loop.step, hooks.loop.num_steps) == (4, 4)
     assert seen.names()[2:8] == ["on_step_start", *["on_train_batch_start", "on_train_batch_end"] * 2, "on_step_end"]
 
 
-def test_keras_step_that_has_no_update_is_completed_by_the_next_epoch():
-    model, hooks = regression(gradient_accumulation_steps=2), bridge(At(1, lambda loop: loop.request_checkpoint()))
+def test_keras_step_without_an_update_is_completed_in_the_next_epoch():
+    model, hooks = (
+        regression(gradient_accumulation_steps=2),
+        hooks_with(At(1, lambda loop: loop.request_checkpoint())),
+    )
     fit(model, hooks, batches=3, epochs=1)
     assert [step for step, _ in rows(hooks.loop)] == [1]
     fit(model, hooks, batches=3, epochs=2, initial_epoch=1)
     assert [step for step, _ in rows(hooks.loop)] == [1, 2, 3]
 
 
-def test_keras_validation_with_batches_left_over_stands_at_the_last_update():
+def test_keras_validation_with_leftover_batches_is_recorded_at_the_last_update():
     seen = RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     fit(regression(gradient_accumulation_steps=2), hooks, batches=5, epochs=2, validation_data=data(1))
     moments = ("on_step_start", "on_step_end", "on_eval")
     told = {name: [e.arguments[0] for e in seen.events if e.moment == name] for name in moments}
@@ -200,36 +203,36 @@ def test_keras_validation_with_batches_left_over_stands_at_the_last_update():
     assert told["on_eval"] == [1, 4]
 
 
-def test_keras_updates_of_a_fit_before_are_counted_where_gradients_accumulate():
-    model, hooks = regression(gradient_accumulation_steps=2), bridge()
+def test_keras_accumulation_counts_updates_of_earlier_fits():
+    model, hooks = regression(gradient_accumulation_steps=2), hooks_with()
     fit(model, batches=8)
     fit(model, hooks, batches=8, epochs=2, initial_epoch=1)
     assert [step for step, _ in rows(hooks.loop)] == [5, 6, 7, 8]
     assert hooks.loop.num_steps == 8
 
 
-def test_keras_stops_at_the_step_that_was_asked_for():
-    model, hooks = regression(), bridge(At(6, lambda loop: loop.request_stop("enough")))
+def test_keras_stop_request_ends_the_fit_at_that_step():
+    model, hooks = regression(), hooks_with(At(6, lambda loop: loop.request_stop("enough")))
     fit(model, hooks, epochs=5)
     assert (int(model.optimizer.iterations), hooks.loop.step) == (6, 6)
     assert last_status(hooks.loop) == ("stopped", "enough")
 
 
 def test_keras_stops_after_a_signal():
-    hooks = bridge(At(2, lambda loop: os.kill(os.getpid(), signal.SIGINT)))
+    hooks = hooks_with(At(2, lambda loop: os.kill(os.getpid(), signal.SIGINT)))
     fit(regression(), hooks, epochs=5)
     assert (hooks.loop.step, hooks.loop.stop_reason) == (2, "SIGINT")
 
 
-def test_keras_early_stopping_of_hookline_stops_it():
-    hooks = bridge(hl.callbacks.EarlyStoppingCallback("val_loss", patience=2, min_delta=100.0))
+def test_keras_early_stopping_callback_stops_the_fit():
+    hooks = hooks_with(hl.callbacks.EarlyStoppingCallback("val_loss", patience=2, min_delta=100.0))
     fit(regression(), hooks, batches=2, epochs=9, validation_data=data(1))
     assert (hooks.loop.step, hooks.loop.state) == (6, "stopped")
     assert "early stopping: val_loss" in hooks.loop.stop_reason
 
 
 @pytest.mark.parametrize("ask", ["request_checkpoint", "save_checkpoint"])
-def test_keras_saves_a_checkpoint_that_was_asked_for(ask):
+def test_keras_saves_a_requested_checkpoint(ask):
     kept = {}
 
     def act(loop):
@@ -237,7 +240,7 @@ def test_keras_saves_a_checkpoint_that_was_asked_for(ask):
         getattr(loop, ask)()
 
     seen = RecordingCallback()
-    hooks = bridge(seen, At(2, act))
+    hooks = hooks_with(seen, At(2, act))
     fit(regression(), hooks)
     (row,) = (event.arguments[0] for event in seen.events if event.moment == "on_checkpoint")
     assert (row.step, row.path) == (2, hooks.loop.dir / "checkpoints" / "step-00000002")
@@ -245,7 +248,7 @@ def test_keras_saves_a_checkpoint_that_was_asked_for(ask):
     assert all(map(np.array_equal, loaded.get_weights(), kept["weights"]))
 
 
-def test_keras_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_path):
+def test_keras_checkpoint_requested_within_a_step_is_saved_at_its_end(tmp_path):
     promised = []
 
     class Ask(hl.Callback):
@@ -255,7 +258,7 @@ def test_keras_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_path):
                 promised.extend(loop.save_checkpoint(place) for place in places)
 
     seen = RecordingCallback()
-    fit(regression(), bridge(seen, Ask(), weights_only=True), batches=2)
+    fit(regression(), hooks_with(seen, Ask(), weights_only=True), batches=2)
     rows = [event.arguments[0] for event in seen.events if event.moment == "on_checkpoint"]
     assert [(row.step, row.path) for row in rows] == [(row.step, row.path) for row in promised]
     assert {row.step for row in rows} == {2}
@@ -263,14 +266,14 @@ def test_keras_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_path):
     keras.saving.load_model(tmp_path / "two.keras").load_weights(tmp_path / "three.weights.h5")
 
 
-def test_keras_checkpoint_without_a_place_says_what_to_give():
-    hooks = bridge(At(1, lambda loop: loop.save_checkpoint()), root=None)
+def test_keras_checkpoint_without_a_directory_is_refused():
+    hooks = hooks_with(At(1, lambda loop: loop.save_checkpoint()), root=None)
     with pytest.raises(CheckpointError, match="give save_checkpoint"), hooks:
         fit(regression(), hooks)
 
 
-def test_keras_validation_asked_for_is_said_to_come_with_the_epoch_s_end(caplog):
-    hooks = bridge(At(1, lambda loop: loop.request_validation()), At(2, lambda loop: loop.request_validation()))
+def test_keras_validation_request_warns_that_it_waits_for_the_epoch_end(caplog):
+    hooks = hooks_with(At(1, lambda loop: loop.request_validation()), At(2, lambda loop: loop.request_validation()))
     fit(regression(), hooks, validation_data=data(1))
     assert [r.getMessage() for r in caplog.records] == [
         "A validation was requested: Keras validates only at the end of an epoch."
@@ -278,9 +281,9 @@ def test_keras_validation_asked_for_is_said_to_come_with_the_epoch_s_end(caplog)
     assert [step for step, _ in rows(hooks.loop, "eval")] == [4]
 
 
-def test_keras_second_fit_from_an_initial_epoch_goes_on_in_the_run():
+def test_keras_second_fit_from_an_initial_epoch_continues_the_run():
     model, seen = regression(), RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     fit(model, hooks, batches=2, epochs=2)
     first = hooks.loop.dir
     seen.clear()
@@ -290,8 +293,8 @@ def test_keras_second_fit_from_an_initial_epoch_goes_on_in_the_run():
     assert [event.arguments[0] for event in seen.events if event.moment == "on_step_start"] == [4, 5]
 
 
-def test_keras_second_fit_from_the_start_is_another_run():
-    model, hooks = regression(), bridge()
+def test_keras_second_fit_from_the_start_is_a_new_run():
+    model, hooks = regression(), hooks_with()
     fit(model, hooks, batches=2)
     first = hooks.loop.dir
     fit(model, hooks, batches=1)
@@ -299,12 +302,12 @@ def test_keras_second_fit_from_the_start_is_another_run():
     assert [step for step, _ in rows(hooks.loop)] == [1]
 
 
-def test_keras_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_path):
+def test_keras_resume_continues_the_run_with_callback_states(tmp_path):
     saved = tmp_path / "saved"
-    first = bridge(Counter(), At(4, lambda loop: loop.save_checkpoint(saved)))
+    first = hooks_with(Counter(), At(4, lambda loop: loop.save_checkpoint(saved)))
     fit(regression(), first, batches=2, epochs=3)
     counter, seen = Counter(), RecordingCallback()
-    again = bridge(counter, seen, resume=saved)
+    again = hooks_with(counter, seen, resume=saved)
     fit(keras.saving.load_model(saved / "model.keras"), again, batches=2, epochs=3, initial_epoch=2)
     assert (again.loop.dir, counter.steps) == (first.loop.dir, 6)
     assert [step for step, _ in rows(again.loop)] == [1, 2, 3, 4, 5, 6]
@@ -312,17 +315,17 @@ def test_keras_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_path)
     assert seen.events[1].arguments[0].path == saved
 
 
-def test_keras_failure_within_the_context_is_told_at_once():
+def test_keras_failure_within_the_context_is_reported_at_once():
     seen = RecordingCallback()
-    with pytest.raises(ValueError, match="no more"), bridge(seen) as hooks:
+    with pytest.raises(ValueError, match="no more"), hooks_with(seen) as hooks:
         fit(regression(), hooks, Broken())
     assert seen.names()[-1] == "on_exception"
     assert last_status(hooks.loop) == ("failed", "ValueError: no more")
     assert [step for step, _ in rows(hooks.loop)] == [1, 2]
 
 
-def test_keras_failure_without_the_context_is_told_at_the_next_fit():
-    hooks = bridge()
+def test_keras_failure_without_the_context_is_reported_at_the_next_fit():
+    hooks = hooks_with()
     with pytest.raises(ValueError, match="no more"):
         fit(regression(), hooks, Broken())
     failed = hooks.loop.dir
@@ -332,9 +335,9 @@ def test_keras_failure_without_the_context_is_told_at_the_next_fit():
     assert statuses[-1] == ("failed", "RuntimeError: fit or evaluate did not finish: it raised an error")
 
 
-def test_keras_signal_after_a_fit_that_died_is_not_for_it():
+def test_keras_signal_after_a_failed_fit_reaches_the_previous_handler():
     before = signal.getsignal(signal.SIGINT)
-    hooks = bridge()
+    hooks = hooks_with()
     with pytest.raises(ValueError, match="no more"):
         fit(regression(), hooks, Broken())
     with pytest.raises(KeyboardInterrupt):
@@ -364,7 +367,7 @@ CAUGHT = """
 """
 
 
-def test_keras_failure_that_the_program_caught_is_recorded_when_it_ends(tmp_path):
+def test_keras_failure_caught_by_the_program_is_recorded_at_exit(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CAUGHT)]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     (run,) = (tmp_path / "runs" / "default").iterdir()
@@ -398,7 +401,7 @@ ON_JAX = """
 
 @pytest.fixture(scope="module")
 def jax_run(tmp_path_factory):
-    """Where a program that trains on JAX was ended by an error."""
+    """The directory of a training on JAX that an error ended."""
     home = tmp_path_factory.mktemp("jax")
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(ON_JAX)]
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
@@ -413,7 +416,7 @@ def test_keras_failure_that_ends_the_program_is_recorded_with_its_error(jax_run)
     assert [r.message for r in hl.read(run) if isinstance(r, Status)][-1] == "ValueError: no more"
 
 
-def test_keras_on_jax_has_the_weights_of_the_step_and_counts_all_batches_of_an_execution(jax_run):
+def test_keras_on_jax_has_current_weights_and_counts_batches_per_execution(jax_run):
     (run,) = (jax_run / "runs" / "default").iterdir()
     records = [r for r in hl.read(run) if isinstance(r, Metrics)]
     assert [(r.step, sorted(r.values)) for r in records] == [(n, ["loss", "lr"]) for n in (2, 4, 6)]
@@ -422,17 +425,17 @@ def test_keras_on_jax_has_the_weights_of_the_step_and_counts_all_batches_of_an_e
         assert all(map(np.array_equal, saved, weights.values()))
 
 
-def test_keras_on_jax_callbacks_that_need_torch_say_that_they_do_nothing(jax_run):
+def test_keras_on_jax_warns_about_callbacks_that_need_torch(jax_run):
     said = (jax_run / "stderr").read_text()
     assert "ema averages nothing: the loop has a Sequential without named_parameters()" in said
     assert "gradient_monitor logs nothing: Keras updates the weights inside of a batch, and shows no gradients" in said
 
 
-def test_keras_observer_that_raises_is_isolated():
+def test_keras_failing_observer_is_isolated():
     def fail(loop):
         raise RuntimeError("broken")
 
-    hooks = bridge(At(1, fail), strict=False)
+    hooks = hooks_with(At(1, fail), strict=False)
     fit(regression(), hooks, batches=2)
     assert [failure.moment for failure in hooks.loop.callbacks.failures] == ["on_step_end"]
     assert (hooks.loop.step, hooks.loop.state) == (2, "completed")
@@ -440,7 +443,7 @@ def test_keras_observer_that_raises_is_isolated():
 
 def test_keras_evaluation_alone_is_a_run_without_a_training():
     seen, model = RecordingCallback(), regression()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     result = model.evaluate(*data(2), batch_size=2, verbose=0, callbacks=[hooks], return_dict=True)
     assert rows(hooks.loop, "eval") == [(0, {f"test/{name}": value for name, value in result.items()})]
     assert [event.arguments[1] for event in seen.events if event.moment == "on_eval"] == ["test"]
@@ -448,8 +451,8 @@ def test_keras_evaluation_alone_is_a_run_without_a_training():
     assert hooks.loop.state == "completed"
 
 
-def test_keras_evaluation_after_a_fit_stands_in_its_run():
-    model, hooks = regression(), bridge()
+def test_keras_evaluation_after_a_fit_is_in_its_run():
+    model, hooks = regression(), hooks_with()
     fit(model, hooks, batches=3)
     trained = hooks.loop.dir
     model.evaluate(*data(1), verbose=0, callbacks=[hooks])
@@ -464,23 +467,23 @@ def test_keras_evaluation_ends_after_a_signal():
             os.kill(os.getpid(), signal.SIGINT)
 
     seen = RecordingCallback()
-    regression().evaluate(*data(4), batch_size=2, verbose=0, callbacks=[bridge(seen, Interrupt())])
+    regression().evaluate(*data(4), batch_size=2, verbose=0, callbacks=[hooks_with(seen, Interrupt())])
     assert seen.names().count("on_validation_batch_end") == 1
 
 
-def test_keras_predictions_are_no_run():
-    hooks = bridge()
+def test_keras_predictions_are_not_recorded():
+    hooks = hooks_with()
     regression().predict(data(1)[0], verbose=0, callbacks=[hooks])
     assert (hooks.loop.state, hooks.loop.dir) == ("created", None)
 
 
-def test_keras_that_is_not_installed_says_how_to_install_it(monkeypatch):
+def test_keras_not_installed_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[keras\]'"):
         importlib.reload(sys.modules["hookline.integrations.keras"])
 
 
-def test_keras_without_its_backend_says_which_package_is_missing():
+def test_keras_without_its_backend_names_the_missing_package():
     code = (
         "import sys\nsys.modules['torch'] = None\n"
         "try:\n    import hookline.integrations.keras\n"

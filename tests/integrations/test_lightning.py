@@ -1,4 +1,4 @@
-"""The Lightning bridge on Lightning's own trainer, with a model of three parameters."""
+"""The Lightning integration with Lightning's own trainer, with a model of three parameters."""
 
 import functools
 import importlib
@@ -43,7 +43,7 @@ def _one_thread():
 
 def regression_of(framework):
     class Regression(framework.LightningModule):
-        """Logs its loss with every batch and epoch; fails at a batch if told so."""
+        """Logs its loss with every batch and epoch; can fail at a batch."""
 
         def __init__(self, fails_at=None, learning_rate=0.1):
             super().__init__()
@@ -94,7 +94,7 @@ def trainer_with(*callbacks, framework=lightning, **options):
     return framework.Trainer(callbacks=list(callbacks), **given)
 
 
-def bridge(*callbacks, **options):
+def hooks_with(*callbacks, **options):
     return HooklineCallback(callbacks, **{"strict": True, "summary": False, **options})
 
 
@@ -111,7 +111,7 @@ def events(loop, name):
 
 
 class At(hl.Callback):
-    """Does something when so many steps are done."""
+    """Runs an action after a number of steps."""
 
     def __init__(self, step, action):
         self.at, self.action = step, action
@@ -142,7 +142,7 @@ def test_lightning_fires_every_moment_in_order(tmp_path):
     seen = RecordingCallback()
     saves = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=2)
     options = {"max_epochs": 2, "accumulate_grad_batches": 2, "num_sanity_val_steps": 1, "enable_checkpointing": True}
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     trainer_with(saves, hooks, **options).fit(Regression(), loader(4), loader(1))
     step = [
         "on_step_start",
@@ -172,8 +172,8 @@ def test_lightning_fires_every_moment_in_order(tmp_path):
     assert (hooks.loop.num_steps, hooks.loop.num_epochs, hooks.loop.state) == (4, 2, "completed")
 
 
-def test_lightning_metrics_are_those_of_the_framework():
-    module, hooks = Regression(), bridge()
+def test_lightning_metrics_have_the_frameworks_names_and_values():
+    module, hooks = Regression(), hooks_with()
     trainer = trainer_with(hooks, max_epochs=2)
     trainer.fit(module, loader(2), loader(2))
     assert rows(hooks.loop) == [(n + 1, {"loss": x, "train_loss": x}) for n, x in enumerate(module.losses)]
@@ -183,14 +183,14 @@ def test_lightning_metrics_are_those_of_the_framework():
     assert hooks.loop.get_metric("val/loss") == trainer.callback_metrics["val_loss"].item()
 
 
-def test_lightning_evaluation_has_the_names_of_all_loops_and_whole_outputs():
+def test_lightning_evaluation_has_hookline_names_and_whole_outputs():
     class Unprefixed(Regression):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
             self.log("accuracy", 0.5)
             return {"predictions": self.layer(batch[0])}
 
     seen, module = RecordingCallback(), Unprefixed()
-    trainer_with(bridge(seen)).validate(module, [loader(1), loader(1)], verbose=False)
+    trainer_with(hooks_with(seen)).validate(module, [loader(1), loader(1)], verbose=False)
     (evaluation,) = [event.arguments[1:] for event in seen.events if event.moment == "on_eval"]
     theirs = {f"accuracy/dataloader_idx_{index}": 0.5 for index in (0, 1)}
     ours = {f"val/dataloader_idx_{index}/accuracy": 0.5 for index in (0, 1)}
@@ -200,13 +200,13 @@ def test_lightning_evaluation_has_the_names_of_all_loops_and_whole_outputs():
 
 
 def test_lightning_loss_of_a_step_is_the_mean_of_its_batches():
-    module, hooks = Regression(), bridge()
+    module, hooks = Regression(), hooks_with()
     trainer_with(hooks, accumulate_grad_batches=2).fit(module, loader(3))
     first, second, third = module.losses
     assert [values["loss"] for _, values in rows(hooks.loop)] == pytest.approx([(first + second) / 2, third])
 
 
-def test_lightning_metric_of_steps_and_epochs_keeps_them_apart():
+def test_lightning_metric_of_steps_and_epochs_is_recorded_separately():
     class Both(Regression):
         def training_step(self, batch, batch_idx):
             loss = self._loss(batch)
@@ -214,7 +214,7 @@ def test_lightning_metric_of_steps_and_epochs_keeps_them_apart():
             self.log("mse", loss, on_step=True, on_epoch=True)
             return loss
 
-    module, hooks = Both(), bridge()
+    module, hooks = Both(), hooks_with()
     trainer_with(hooks).fit(module, loader(2))
     mean = sum(module.losses) / 2
     assert rows(hooks.loop) == [
@@ -224,7 +224,7 @@ def test_lightning_metric_of_steps_and_epochs_keeps_them_apart():
     ]
 
 
-def test_lightning_metrics_logged_in_other_hooks_stand_at_their_step():
+def test_lightning_metrics_logged_in_other_hooks_are_at_their_step():
     class Late(Regression):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             self.log("late", float(batch_idx))
@@ -232,7 +232,7 @@ def test_lightning_metrics_logged_in_other_hooks_stand_at_their_step():
         def on_train_epoch_end(self):
             self.log("epochs", float(self.current_epoch + 1))
 
-    hooks = bridge()
+    hooks = hooks_with()
     trainer_with(hooks, max_epochs=2).fit(Late(), loader(2))
     found = [
         (step, name, values[name]) for step, values in rows(hooks.loop) for name in ("late", "epochs") if name in values
@@ -255,13 +255,13 @@ def test_lightning_loop_knows_the_trainer_and_its_parts():
             found.update(native=loop.native, model=loop.model, optimizer=loop.optimizer, rank=loop.rank)
 
     module = Regression()
-    trainer = trainer_with(bridge(Look()))
+    trainer = trainer_with(hooks_with(Look()))
     trainer.fit(module, loader(1))
     assert found == {"native": trainer, "model": module, "optimizer": trainer.optimizers[0], "rank": 0}
 
 
-def test_lightning_stops_at_the_step_that_was_asked_for():
-    hooks = bridge(At(3, lambda loop: loop.request_stop("enough")))
+def test_lightning_stop_request_ends_the_fit_at_that_step():
+    hooks = hooks_with(At(3, lambda loop: loop.request_stop("enough")))
     trainer = trainer_with(hooks, max_epochs=5)
     trainer.fit(Regression(), loader(4))
     assert (trainer.global_step, hooks.loop.step, hooks.loop.state) == (3, 3, "stopped")
@@ -269,7 +269,7 @@ def test_lightning_stops_at_the_step_that_was_asked_for():
 
 
 def test_lightning_stops_after_a_signal():
-    hooks = bridge(At(2, lambda loop: os.kill(os.getpid(), signal.SIGTERM)))
+    hooks = hooks_with(At(2, lambda loop: os.kill(os.getpid(), signal.SIGTERM)))
     before = signal.getsignal(signal.SIGTERM)
     trainer = trainer_with(hooks, max_epochs=5)
     trainer.fit(Regression(), loader(4))
@@ -277,18 +277,18 @@ def test_lightning_stops_after_a_signal():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_lightning_early_stopping_of_hookline_stops_it():
+def test_lightning_early_stopping_callback_stops_the_fit():
     stopping = hl.callbacks.EarlyStoppingCallback("val/loss", patience=2, min_delta=10.0)
-    hooks = bridge(stopping)
+    hooks = hooks_with(stopping)
     trainer_with(hooks, max_epochs=9).fit(Regression(), loader(2), loader(1))
     assert (hooks.loop.step, hooks.loop.state) == (6, "stopped")
     assert "early stopping: val/loss" in hooks.loop.stop_reason
 
 
 @pytest.mark.parametrize("ask", ["request_checkpoint", "save_checkpoint"])
-def test_lightning_saves_a_checkpoint_that_was_asked_for(ask):
+def test_lightning_saves_a_requested_checkpoint(ask):
     seen = RecordingCallback()
-    hooks = bridge(seen, At(2, lambda loop: getattr(loop, ask)()))
+    hooks = hooks_with(seen, At(2, lambda loop: getattr(loop, ask)()))
     trainer_with(hooks).fit(Regression(), loader(3))
     (row,) = (event.arguments[0] for event in seen.events if event.moment == "on_checkpoint")
     assert (row.step, row.path) == (2, hooks.loop.dir / "checkpoints" / "step-00000002.ckpt")
@@ -296,7 +296,7 @@ def test_lightning_saves_a_checkpoint_that_was_asked_for(ask):
     assert row.bytes == row.path.stat().st_size
 
 
-def test_lightning_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_path):
+def test_lightning_checkpoint_requested_within_a_step_is_saved_at_its_end(tmp_path):
     promised = []
 
     class Ask(hl.Callback):
@@ -305,7 +305,7 @@ def test_lightning_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_pa
                 promised.extend(loop.save_checkpoint(tmp_path / name) for name in ("a.ckpt", "b.ckpt"))
 
     seen = RecordingCallback()
-    trainer_with(bridge(seen, Ask()), accumulate_grad_batches=2).fit(Regression(), loader(4))
+    trainer_with(hooks_with(seen, Ask()), accumulate_grad_batches=2).fit(Regression(), loader(4))
     told = [
         (event.arguments[0].step, event.arguments[0].path) for event in seen.events if event.moment == "on_checkpoint"
     ]
@@ -315,36 +315,38 @@ def test_lightning_checkpoint_asked_for_within_a_step_is_saved_at_its_end(tmp_pa
 
 def test_lightning_checkpoint_callback_of_hookline_keeps_the_best_and_the_latest():
     keeps = hl.callbacks.CheckpointCallback("val/loss", every_n_epochs=1)
-    hooks = bridge(keeps)
+    hooks = hooks_with(keeps)
     trainer_with(hooks, max_epochs=4).fit(Regression(learning_rate=10.0), loader(2), loader(1))
     kept = sorted(path.name for path in (hooks.loop.dir / "checkpoints").iterdir())
     assert kept == ["step-00000002.ckpt", "step-00000008.ckpt"]
-    again = bridge(hl.callbacks.CheckpointCallback("val/loss", every_n_epochs=1))
+    again = hooks_with(hl.callbacks.CheckpointCallback("val/loss", every_n_epochs=1))
     trainer_with(again, max_epochs=5).fit(Regression(), loader(2), loader(1), ckpt_path=keeps.last_path)
     assert (again.loop.dir, again.loop.step) == (hooks.loop.dir, 10)
 
 
-def test_lightning_validates_when_it_is_asked_to_and_as_planned():
+def test_lightning_validates_on_request_and_as_planned():
     seen = RecordingCallback()
-    hooks = bridge(seen, At(2, lambda loop: loop.request_validation()))
+    hooks = hooks_with(seen, At(2, lambda loop: loop.request_validation()))
     trainer = trainer_with(hooks, max_epochs=2, check_val_every_n_epoch=2)
     trainer.fit(Regression(), loader(4), loader(1))
     assert [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"] == [2, 8]
     assert (trainer.val_check_batch, trainer.check_val_every_n_epoch) == (4, 2)
 
 
-def test_lightning_validation_asked_for_between_steps_comes_behind_the_next():
+def test_lightning_validation_requested_between_steps_follows_the_next():
     class Ask(hl.Callback):
         def on_train_epoch_end(self, loop):
             loop.request_validation()
 
     seen = RecordingCallback()
-    trainer_with(bridge(seen, Ask()), max_epochs=3, check_val_every_n_epoch=9).fit(Regression(), loader(2), loader(1))
+    trainer_with(hooks_with(seen, Ask()), max_epochs=3, check_val_every_n_epoch=9).fit(
+        Regression(), loader(2), loader(1)
+    )
     assert [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"] == [3, 5]
 
 
-def test_lightning_validation_among_the_batches_of_a_step_has_its_own_metrics():
-    module, hooks = Regression(), bridge(SaveAtEval())
+def test_lightning_validation_between_the_batches_of_a_step_has_its_own_metrics():
+    module, hooks = Regression(), hooks_with(SaveAtEval())
     trainer_with(hooks, accumulate_grad_batches=2, val_check_interval=1).fit(module, loader(2), loader(1))
     _, second = module.losses
     assert rows(hooks.loop) == [(1, {"loss": pytest.approx(sum(module.losses) / 2), "train_loss": second})]
@@ -360,20 +362,20 @@ class SaveAtEval(hl.Callback):
         loop.request_checkpoint()
 
 
-def test_lightning_validation_asked_of_a_trainer_that_validates_by_time_is_said(caplog):
-    hooks = bridge(At(1, lambda loop: loop.request_validation()))
+def test_lightning_validation_request_with_validation_by_time_warns(caplog):
+    hooks = hooks_with(At(1, lambda loop: loop.request_validation()))
     trainer_with(hooks, val_check_interval="01:00:00:00").fit(Regression(), loader(1), loader(1))
     assert "the trainer validates by time" in caplog.text
 
 
-def test_lightning_validation_asked_for_without_data_is_said(caplog):
-    trainer_with(bridge(At(1, lambda loop: loop.request_validation()))).fit(Regression(), loader(1))
+def test_lightning_validation_request_without_data_warns(caplog):
+    trainer_with(hooks_with(At(1, lambda loop: loop.request_validation()))).fit(Regression(), loader(1))
     assert "the trainer has no validation data" in caplog.text
 
 
-def test_lightning_failure_is_told_and_recorded():
+def test_lightning_failure_is_reported_and_recorded():
     seen = RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     with pytest.raises(ValueError, match="no more"):
         trainer_with(hooks).fit(Regression(fails_at=2), loader(4))
     assert seen.names()[-1] == "on_exception"
@@ -386,17 +388,17 @@ def test_lightning_failure_in_the_sanity_check_is_recorded():
         def validation_step(self, batch, batch_idx):
             raise ValueError("no validation")
 
-    hooks = bridge()
+    hooks = hooks_with()
     with pytest.raises(ValueError, match="no validation"):
         trainer_with(hooks, num_sanity_val_steps=1).fit(Broken(), loader(1), loader(1))
     assert statuses(hooks.loop)[-1] == ("failed", "ValueError: no validation")
 
 
-def test_lightning_observer_that_raises_is_isolated():
+def test_lightning_failing_observer_is_isolated():
     def fail(loop):
         raise RuntimeError("broken")
 
-    hooks = bridge(At(1, fail), strict=False)
+    hooks = hooks_with(At(1, fail), strict=False)
     trainer_with(hooks).fit(Regression(), loader(2))
     assert [failure.moment for failure in hooks.loop.callbacks.failures] == ["on_step_end"]
     assert (hooks.loop.step, hooks.loop.state) == (2, "completed")
@@ -406,25 +408,25 @@ def test_lightning_critical_subscriber_ends_the_fit():
     def fail(loop):
         raise RuntimeError("broken")
 
-    hooks = bridge(At(1, fail).configure(critical=True), strict=False)
+    hooks = hooks_with(At(1, fail).configure(critical=True), strict=False)
     with pytest.raises(RuntimeError, match="broken"):
         trainer_with(hooks).fit(Regression(), loader(2))
     assert hooks.loop.state == "failed"
 
 
 def save_at(tmp_path, step):
-    """A fit that fails after it saved; its bridge, and the checkpoint."""
+    """Run a fit that fails after it saved; returns its callback and the checkpoint."""
     saved = tmp_path / "saved.ckpt"
-    hooks = bridge(Counter(), At(step, lambda loop: loop.save_checkpoint(saved)))
+    hooks = hooks_with(Counter(), At(step, lambda loop: loop.save_checkpoint(saved)))
     with pytest.raises(ValueError, match="no more"):
         trainer_with(hooks, max_epochs=2).fit(Regression(fails_at=3), loader(4))
     return hooks, saved
 
 
-def test_lightning_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_path):
+def test_lightning_resume_continues_the_run_with_callback_states(tmp_path):
     first, saved = save_at(tmp_path, 2)
     counter, seen = Counter(), RecordingCallback()
-    again = bridge(counter, seen)
+    again = hooks_with(counter, seen)
     trainer_with(again, max_epochs=2).fit(Regression(), loader(4), ckpt_path=saved)
     assert again.loop.dir == first.loop.dir
     assert [step for step, _ in rows(again.loop)] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -444,46 +446,46 @@ def test_lightning_checkpoint_keeps_the_types_of_states(tmp_path):
             super().load_state_dict(state)
             self.loaded = state
 
-    trainer = trainer_with(bridge(Keeping()))
+    trainer = trainer_with(hooks_with(Keeping()))
     trainer.fit(Regression(), loader(2))
     trainer.save_checkpoint(tmp_path / "typed.ckpt")
     again = Keeping()
-    trainer_with(bridge(again), max_epochs=2).fit(Regression(), loader(2), ckpt_path=tmp_path / "typed.ckpt")
+    trainer_with(hooks_with(again), max_epochs=2).fit(Regression(), loader(2), ckpt_path=tmp_path / "typed.ckpt")
     assert (again.loaded["seen"], again.loaded["at"]) == ({1: (2, {3})}, Path("x"))
     assert again.loaded["mean"].tolist() == [0.0, 1.0]
     torch.load(tmp_path / "typed.ckpt", weights_only=True)  # holds nothing that runs code
 
 
-def test_lightning_resumed_from_a_model_checkpoint_goes_on(tmp_path):
+def test_lightning_resume_from_a_model_checkpoint_continues(tmp_path):
     def fit(hooks, epochs, **options):
         saves = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
         trainer = trainer_with(hooks, saves, max_epochs=epochs, enable_checkpointing=True)
         trainer.fit(Regression(), loader(2), loader(1), **options)
 
-    first, counter = bridge(Counter()), Counter()
-    again = bridge(counter)
+    first, counter = hooks_with(Counter()), Counter()
+    again = hooks_with(counter)
     fit(first, 1)
     fit(again, 2, ckpt_path=tmp_path / "epoch=0.ckpt")
     assert (again.loop.dir, counter.steps, again.loop.step) == (first.loop.dir, 4, 4)
     assert [step for step, _ in rows(again.loop)] == [1, 2, 3, 4]
 
 
-def test_lightning_resumed_from_a_checkpoint_of_somebody_else_says_so(tmp_path, caplog):
+def test_lightning_resume_from_a_checkpoint_without_state_warns(tmp_path, caplog):
     plain = trainer_with()
     plain.fit(Regression(), loader(2))
     plain.save_checkpoint(tmp_path / "plain.ckpt")
-    hooks = bridge()
+    hooks = hooks_with()
     trainer_with(hooks, max_epochs=2).fit(Regression(), loader(2), ckpt_path=tmp_path / "plain.ckpt")
     assert [step for step, _ in rows(hooks.loop)] == [3, 4]
     assert "holds no state of callbacks" in caplog.text
 
 
-def test_lightning_checkpoint_among_the_batches_of_a_step_has_the_completed_ones(tmp_path):
+def test_lightning_checkpoint_between_the_batches_of_a_step_counts_completed_steps(tmp_path):
     class SaveEach(lightning.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(tmp_path / f"{batch_idx}.ckpt", weights_only=False)
 
-    trainer_with(bridge(), SaveEach(), accumulate_grad_batches=2).fit(Regression(), loader(4))
+    trainer_with(hooks_with(), SaveEach(), accumulate_grad_batches=2).fit(Regression(), loader(4))
     saved = [torch.load(tmp_path / f"{n}.ckpt", weights_only=True) for n in range(4)]
     assert [each["callbacks"]["HooklineCallback"]["step"] for each in saved] == [0, 1, 1, 2]
 
@@ -491,14 +493,14 @@ def test_lightning_checkpoint_among_the_batches_of_a_step_has_the_completed_ones
 def test_lightning_checkpoint_saved_on_an_exception_has_the_states(tmp_path):
     saves = lightning.callbacks.ModelCheckpoint(tmp_path, filename="last", save_on_exception=True)
     with pytest.raises(ValueError, match="no more"):
-        trainer_with(bridge(Counter()), saves, enable_checkpointing=True).fit(Regression(fails_at=2), loader(4))
+        trainer_with(hooks_with(Counter()), saves, enable_checkpointing=True).fit(Regression(fails_at=2), loader(4))
     (file,) = tmp_path.glob("*.ckpt")
     state = torch.load(file, weights_only=True)["callbacks"]["HooklineCallback"]
     assert (state["step"], state["callbacks"]["counter"]["steps"]) == (2, 2)
 
 
-def test_lightning_second_fit_of_a_trainer_goes_on_in_the_run():
-    module, hooks = Regression(), bridge(Counter())
+def test_lightning_second_fit_of_a_trainer_continues_the_run():
+    module, hooks = Regression(), hooks_with(Counter())
     trainer = trainer_with(hooks)
     trainer.fit(module, loader(2))
     first = hooks.loop.dir
@@ -510,7 +512,7 @@ def test_lightning_second_fit_of_a_trainer_goes_on_in_the_run():
 
 def test_lightning_evaluations_alone_are_runs_without_a_training():
     seen = RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     trainer = trainer_with(hooks)
     (result,) = trainer.test(Regression(), loader(2), verbose=False)
     assert rows(hooks.loop, "eval") == [(0, {**result, "test/loss": result["test_loss"]})]
@@ -519,8 +521,8 @@ def test_lightning_evaluations_alone_are_runs_without_a_training():
     assert hooks.loop.state == "completed"
 
 
-def test_lightning_evaluation_after_a_fit_stands_in_its_run_at_the_step_of_the_weights(tmp_path):
-    module, hooks = Regression(), bridge(At(1, lambda loop: loop.save_checkpoint(tmp_path / "one.ckpt")))
+def test_lightning_evaluation_after_a_fit_is_in_its_run_at_the_step_of_the_weights(tmp_path):
+    module, hooks = Regression(), hooks_with(At(1, lambda loop: loop.save_checkpoint(tmp_path / "one.ckpt")))
     trainer = trainer_with(hooks)
     trainer.fit(module, loader(3))
     trained = hooks.loop.dir
@@ -537,7 +539,7 @@ def test_lightning_evaluation_ends_after_a_signal():
             os.kill(os.getpid(), signal.SIGINT)
 
     before, seen = signal.getsignal(signal.SIGINT), RecordingCallback()
-    hooks = bridge(Interrupt(), seen)
+    hooks = hooks_with(Interrupt(), seen)
     with pytest.raises(SystemExit):  # as Lightning ends after an interrupt
         trainer_with(hooks).validate(Regression(), loader(3), verbose=False)
     assert (seen.names().count("on_validation_batch_end"), statuses(hooks.loop)[-1][0]) == (1, "stopped")
@@ -556,7 +558,7 @@ def test_lightning_epoch_that_a_module_skips_leaves_no_step_behind():
         def on_train_end(self, loop, artifacts):
             loop.log(at_the_end=1)
 
-    hooks = bridge(Tell())
+    hooks = hooks_with(Tell())
     trainer_with(hooks).fit(Skips(), loader(3))
     assert [(step, list(values)) for step, values in rows(hooks.loop)] == [
         (1, ["begun", "loss", "train_loss"]),
@@ -565,8 +567,8 @@ def test_lightning_epoch_that_a_module_skips_leaves_no_step_behind():
     ]
 
 
-def test_lightning_predictions_are_no_run():
-    hooks = bridge()
+def test_lightning_predictions_are_not_recorded():
+    hooks = hooks_with()
     trainer_with(hooks).predict(Predicting(), loader(1))
     assert (hooks.loop.state, hooks.loop.dir) == ("created", None)
 
@@ -595,30 +597,30 @@ def test_lightning_manual_optimization_counts_batches_that_stepped():
             return [torch.optim.SGD([p], lr=0.1) for p in self.layer.parameters()]
 
     module, seen = Manual(), RecordingCallback()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     trainer_with(hooks).fit(module, loader(2))
     assert rows(hooks.loop) == [(n + 1, {"loss": loss}) for n, loss in enumerate(module.losses)]
     assert seen.names().count("on_before_optimizer_step") == 4
 
 
-def test_lightning_leaves_the_trainer_as_it_was():
-    trainer = trainer_with(bridge())
+def test_lightning_restores_the_trainer():
+    trainer = trainer_with(hooks_with())
     trainer.fit(Regression(), loader(1))
     assert "save_checkpoint" not in vars(trainer)
 
 
-def test_lightning_bridge_works_in_the_other_package():
+def test_lightning_callback_works_with_pytorch_lightning():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         other = pytest.importorskip("pytorch_lightning")
     seen, logger = RecordingCallback(), HooklineLogger(summary=False)
-    hooks, trains = bridge(seen), {"framework": other, "logger": logger, "log_every_n_steps": 1}
+    hooks, trains = hooks_with(seen), {"framework": other, "logger": logger, "log_every_n_steps": 1}
     trainer_with(hooks, **trains).fit(regression_of(other)(), loader(2), loader(1))
     assert (hooks.loop.step, seen.names()[-1]) == (2, "on_train_end")
     assert [step for step, _ in rows(hooks.loop)] == [1, 2]
 
 
-def test_lightning_logger_alone_records_what_loggers_are_given():
+def test_lightning_logger_alone_records_what_loggers_receive():
     module, logger = Regression(learning_rate=0.05), HooklineLogger("alone", summary=False)
     trainer = trainer_with(logger=logger, log_every_n_steps=1)
     trainer.fit(module, loader(2), loader(1))
@@ -633,7 +635,7 @@ def test_lightning_logger_alone_records_what_loggers_are_given():
     assert (logger.name, logger.version, statuses(run)[-1][0]) == ("alone", run.dir.name, "finished")
 
 
-def test_lightning_logger_alone_says_why_it_failed_and_leaves_signals_alone():
+def test_lightning_logger_alone_records_the_failure_and_handles_no_signals():
     found = []
 
     class Look(Regression):
@@ -670,7 +672,7 @@ def test_lightning_logger_beside_the_callback_adds_to_its_run_and_repeats_nothin
         def on_fit_end(self):
             self.logger.log_metrics({"late": 1.0}, step=2)
 
-    module, hooks, logger = Direct(), bridge(name="both"), HooklineLogger("both", summary=False)
+    module, hooks, logger = Direct(), hooks_with(name="both"), HooklineLogger("both", summary=False)
     trainer_with(hooks, logger=logger, log_every_n_steps=1).fit(module, loader(2), loader(1))
     one, two = module.losses
     assert rows(hooks.loop) == [
@@ -686,14 +688,14 @@ def test_lightning_logger_beside_the_callback_adds_to_its_run_and_repeats_nothin
     assert json.loads((hooks.loop.dir / "run.json").read_text())["config"]["learning_rate"] == 0.1
 
 
-def test_lightning_logger_takes_hyper_parameters_of_any_kind_at_any_time():
+def test_lightning_logger_accepts_hyperparameters_at_any_time():
     class Odd(Regression):
         def on_train_epoch_end(self):
             self.logger.log_hyperparams({"found": 2})
 
     module, logger = Odd(), HooklineLogger(config={"mine": 1}, summary=False)
     module.save_hyperparameters({"device": torch.device("cpu"), "shape": (2, 3)})
-    trainer_with(bridge(), logger=logger).fit(module, loader(1))
+    trainer_with(hooks_with(), logger=logger).fit(module, loader(1))
     run = next(Path("runs/default").iterdir())
     config = json.loads((run / "run.json").read_text())["config"]
     assert (config["mine"], config["shape"], config["learning_rate"]) == (1, [2, 3], 0.1)
@@ -702,19 +704,19 @@ def test_lightning_logger_takes_hyper_parameters_of_any_kind_at_any_time():
     ]
 
 
-def test_lightning_logger_gives_model_checkpoints_a_place(tmp_path):
+def test_lightning_logger_gives_model_checkpoints_a_directory(tmp_path):
     saves = lightning.callbacks.ModelCheckpoint()
     logger = HooklineLogger("named", summary=False)
     trainer_with(saves, logger=logger, enable_checkpointing=True, log_every_n_steps=1).fit(Regression(), loader(1))
     assert Path(saves.best_model_path).parent == tmp_path / "named" / "checkpoints"
 
 
-def test_lightning_logger_with_another_name_than_the_callback_says_whose_holds(caplog):
-    trainer_with(bridge(name="one"), logger=HooklineLogger("two", summary=False)).fit(Regression(), loader(1))
+def test_lightning_logger_with_another_name_than_the_callback_warns(caplog):
+    trainer_with(hooks_with(name="one"), logger=HooklineLogger("two", summary=False)).fit(Regression(), loader(1))
     assert "records in the run of HooklineCallback" in caplog.text
 
 
-def test_lightning_that_is_not_installed_says_how_to_install_it(monkeypatch):
+def test_lightning_not_installed_names_the_extra(monkeypatch):
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[lightning\]'"):
@@ -726,7 +728,7 @@ def built_in():
 
 
 class EverySecond(Regression):
-    """Optimizes by itself: every second batch of all moves the weights."""
+    """Uses manual optimization: every second batch updates the weights."""
 
     def __init__(self):
         super().__init__()
@@ -745,9 +747,9 @@ class EverySecond(Regression):
         self.log("epochs", float(self.current_epoch + 1))
 
 
-def test_lightning_batches_left_over_at_the_end_of_an_epoch_belong_to_the_next_step(tmp_path):
+def test_lightning_leftover_batches_of_an_epoch_belong_to_the_next_step(tmp_path):
     seen, module = RecordingCallback(), EverySecond()
-    hooks = bridge(seen)
+    hooks = hooks_with(seen)
     saves = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     trainer_with(hooks, saves, max_epochs=2, enable_checkpointing=True).fit(module, loader(5), loader(1))
     told = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
@@ -759,52 +761,52 @@ def test_lightning_batches_left_over_at_the_end_of_an_epoch_belong_to_the_next_s
     assert (state["step"], hooks.loop.num_steps) == (2, None)
 
 
-def test_lightning_checkpoint_that_another_callback_saves_before_this_one_hears_of_the_step_counts_it(tmp_path):
+def test_lightning_checkpoint_saved_by_an_earlier_callback_counts_the_current_step(tmp_path):
     class Saves(lightning.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
 
-    hooks = bridge()
+    hooks = hooks_with()
     trainer_with(Saves(), hooks).fit(Regression(), loader(2))
     assert [(row.step, row.path.name) for row in hooks.loop.checkpoints] == [(1, "1.ckpt"), (2, "2.ckpt")]
     state = torch.load(tmp_path / "2.ckpt", weights_only=True)["callbacks"]["HooklineCallback"]
     assert state["step"] == 2
 
 
-def test_lightning_leaves_a_save_method_that_somebody_put_on_the_trainer():
-    saved, trainer = [], trainer_with(bridge(At(1, lambda loop: loop.save_checkpoint("mine"))))
+def test_lightning_restores_a_save_method_set_before():
+    saved, trainer = [], trainer_with(hooks_with(At(1, lambda loop: loop.save_checkpoint("mine"))))
     trainer.save_checkpoint = mine = lambda path, **options: saved.append(path.name)
     trainer.fit(Regression(), loader(1))
     assert (trainer.save_checkpoint, saved) == (mine, ["mine"])
 
 
-def test_lightning_leaves_a_save_method_that_somebody_put_around_its_own():
+def test_lightning_keeps_a_save_method_wrapped_since():
     class Wraps(lightning.Callback):
         def on_train_start(self, trainer, pl_module):
             trainer.save_checkpoint = self.mine = functools.partial(trainer.save_checkpoint)
 
-    wraps, hooks = Wraps(), bridge()
+    wraps, hooks = Wraps(), hooks_with()
     trainer = trainer_with(wraps, hooks)
     trainer.fit(Regression(), loader(1))
     assert trainer.save_checkpoint is wraps.mine
 
 
-def test_lightning_leaves_the_trainer_as_it_was_after_an_error():
-    trainer = trainer_with(bridge())
+def test_lightning_restores_the_trainer_after_an_error():
+    trainer = trainer_with(hooks_with())
     with pytest.raises(ValueError, match="no more"):
         trainer.fit(Regression(fails_at=0), loader(1))
     assert "save_checkpoint" not in vars(trainer)
 
 
-def test_lightning_trainer_with_two_bridges_says_to_take_one():
-    trainer = trainer_with(bridge())
-    trainer.callbacks.append(bridge())
+def test_lightning_trainer_with_two_callbacks_is_refused():
+    trainer = trainer_with(hooks_with())
+    trainer.callbacks.append(hooks_with())
     with pytest.raises(DuplicateError, match="two HooklineCallbacks: give all callbacks to one"):
         trainer.fit(Regression(), loader(1))
 
 
-def test_lightning_wrapped_early_stopping_of_hugging_face_stops_it():
+def test_lightning_wrapped_hugging_face_early_stopping_stops_the_fit():
     transformers = pytest.importorskip("transformers")
-    hooks = bridge(hl.wrap(transformers.EarlyStoppingCallback(1)))
+    hooks = hooks_with(hl.wrap(transformers.EarlyStoppingCallback(1)))
     trainer_with(hooks, max_epochs=5).fit(Regression(learning_rate=0.0), loader(2), loader(1))
     assert (hooks.loop.step, hooks.loop.state) == (4, "stopped")

@@ -85,7 +85,7 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Where two processes have trained."""
+    """The directory in which two processes trained."""
     directory = tmp_path_factory.mktemp("processes")
     shared = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)]
@@ -117,7 +117,7 @@ def rows(directory, axis):
     return [(r.step, list(r.values)) for r in hl.read(directory) if isinstance(r, Metrics) and r.axis == axis]
 
 
-def test_lightning_processes_do_together_what_one_of_them_asks_for(home):
+def test_lightning_processes_apply_one_ranks_request_together(home):
     zero, one = facts(home, 0), facts(home, 1)
     assert [(each["world"], each["rank"]) for each in (zero, one)] == [(2, 0), (2, 1)]
     assert (zero["stopped"], one["stopped"]) == ([3, "enough (asked by rank 1)"], [3, "enough"])
@@ -125,7 +125,7 @@ def test_lightning_processes_do_together_what_one_of_them_asks_for(home):
     assert zero["dir"] == one["dir"]
 
 
-def test_lightning_processes_resumed_go_on_in_one_run(home):
+def test_lightning_processes_resume_in_one_run(home):
     assert facts(home, 0)["again"] == facts(home, 1)["again"] == [8, True]
     directory = facts(home, 0)["dir"]
     assert rows(directory, "train") == [(step, ["loss", "train_loss"]) for step in range(1, 9)]

@@ -1,4 +1,4 @@
-"""A real Hugging Face `Trainer`, with a tiny model, observed and steered by callbacks of hookline."""
+"""A real Hugging Face `Trainer`, with a tiny model, observed and controlled by hookline's callbacks."""
 
 import csv
 import logging
@@ -39,7 +39,7 @@ VALIDATION = [
 
 
 class Speak(hl.Callback):
-    """Does something at a moment of a step."""
+    """Runs an action at a moment of a step."""
 
     def __init__(self, action, moment="on_step_end", at=1):
         self.action, self.moment, self.at = action, moment, at
@@ -129,7 +129,7 @@ def test_trainer_fires_every_moment_in_order(torch, tmp_path):
     ]
 
 
-def test_trainer_tells_indices_batches_and_outputs(torch, tmp_path):
+def test_trainer_reports_indices_batches_and_outputs(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, max_steps=5)
     hooked(trainer, seen, strict=True)
@@ -145,7 +145,7 @@ def test_trainer_tells_indices_batches_and_outputs(torch, tmp_path):
     assert losses == pytest.approx([sum(shares[i : i + 2]) for i in range(0, 10, 2)])
 
 
-def test_trainer_is_what_the_loop_shows(torch, tmp_path):
+def test_loop_exposes_the_trainers_parts(torch, tmp_path):
     shown = {}
 
     def look(loop):
@@ -170,7 +170,7 @@ def test_trainer_is_what_the_loop_shows(torch, tmp_path):
     assert loop.config["max_steps"] == 6
 
 
-def test_step_end_has_the_logged_loss_and_what_it_derives_stands_in_its_row(torch, tmp_path):
+def test_step_end_has_the_logged_loss_and_derived_values_are_in_its_row(torch, tmp_path):
     trainer = make(torch, tmp_path)
     loop = hooked(trainer, Tally(), strict=True)
     trainer.train()
@@ -209,13 +209,13 @@ def test_logs_of_a_whole_epoch_are_a_row_with_the_mean(torch, tmp_path):
 
 
 class Exploding(Trainer):
-    """Its loss is not a number in the third step."""
+    """Has a NaN loss in the third step."""
 
     def compute_loss(self, *args, **kwargs):
         return super().compute_loss(*args, **kwargs) * (float("nan") if self.state.global_step == 2 else 1)
 
 
-def test_loss_that_is_not_finite_is_recorded_though_hugging_face_logs_another(torch, tmp_path):
+def test_non_finite_loss_is_recorded_though_hugging_face_replaces_it(torch, tmp_path):
     trainer = make(torch, tmp_path, trainer=Exploding)
     loop = hooked(trainer, NaNGuard("stop"))
     trainer.train()
@@ -225,7 +225,7 @@ def test_loss_that_is_not_finite_is_recorded_though_hugging_face_logs_another(to
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
-def test_update_that_a_callback_leaves_out_leaves_the_model_whole(torch, tmp_path):
+def test_update_skipped_by_a_callback_keeps_the_model_intact(torch, tmp_path):
     trainer = make(torch, tmp_path, trainer=Exploding)
     hooked(trainer, NaNGuard("skip"))
     trainer.train()
@@ -244,7 +244,7 @@ def test_evaluation_is_recorded_on_its_axis_under_both_names(torch, tmp_path):
     assert len(told) == 2
 
 
-def test_evaluations_of_several_data_sets_are_told_apart(torch, tmp_path):
+def test_evaluations_of_several_data_sets_have_separate_names(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, eval_dataset={"few": rows(4), "more": rows(8)})
     hooked(trainer, seen, strict=True)
@@ -260,7 +260,7 @@ def test_evaluations_of_several_data_sets_are_told_apart(torch, tmp_path):
     ]
 
 
-def test_evaluation_with_another_prefix_is_called_by_it(torch, tmp_path):
+def test_evaluation_with_another_prefix_is_named_after_it(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path)
     hooked(trainer, seen, strict=True)
@@ -270,7 +270,7 @@ def test_evaluation_with_another_prefix_is_called_by_it(torch, tmp_path):
     assert sorted(name for name in evaluation[2] if "loss" in name) == ["test/loss", "test_loss"]
 
 
-def test_evaluation_outputs_are_whole_also_without_compute_metrics(torch, tmp_path):
+def test_evaluation_outputs_are_whole_without_compute_metrics(torch, tmp_path):
     seen = []
     look = hl.on("validation_batch_end", lambda loop, outputs: seen.append(outputs))
     trainer = make(torch, tmp_path)
@@ -303,7 +303,7 @@ def test_stop_request_ends_the_training_at_that_step(torch, tmp_path):
     assert (trainer.state.global_step, loop.state, last_status(loop).message) == (2, "stopped", "enough")
 
 
-def test_stop_request_at_a_step_that_is_not_logged_ends_it_as_well(torch, tmp_path):
+def test_stop_request_at_an_unlogged_step_ends_the_training(torch, tmp_path):
     trainer = make(torch, tmp_path, logging_steps=100)
     hooked(trainer, Speak(lambda loop: loop.request_stop("enough")))
     trainer.train()
@@ -330,7 +330,7 @@ def test_checkpoint_and_validation_requests_are_met_at_that_step(torch, tmp_path
     assert [e.arguments[:2] for e in seen.events if e.moment == "on_eval"] == [(1, "val")]
 
 
-def test_validation_request_without_data_is_said_and_training_goes_on(torch, tmp_path, caplog):
+def test_validation_request_without_data_warns_and_continues(torch, tmp_path, caplog):
     trainer = make(torch, tmp_path, eval_dataset=False)
     hooked(trainer, Speak(lambda loop: loop.request_validation()))
     trainer.train()
@@ -338,7 +338,7 @@ def test_validation_request_without_data_is_said_and_training_goes_on(torch, tmp
     assert "has no eval_dataset" in caplog.text
 
 
-def test_save_checkpoint_saves_through_the_trainer_and_copies_where_it_is_asked_to(torch, tmp_path):
+def test_save_checkpoint_saves_through_the_trainer_and_copies_to_the_path(torch, tmp_path):
     told = []
     trainer = make(torch, tmp_path)
     save = Speak(lambda loop: told.append(loop.save_checkpoint(tmp_path / "mine")))
@@ -362,7 +362,7 @@ def test_checkpoint_callback_saves_at_its_cadence_and_at_the_end(torch, tmp_path
 
 
 class Counting(Trainer):
-    """Remembers when it saved."""
+    """Collects the steps it saved."""
 
     def _save_checkpoint(self, model, trial):
         self.saves = [*getattr(self, "saves", []), self.state.global_step]
@@ -378,14 +378,14 @@ def test_checkpoint_callback_shares_what_the_trainer_saves_at_the_same_step(torc
     assert keeper.last_path == loop.checkpoints[-1].path == tmp_path / "out" / "checkpoint-4"
 
 
-def test_checkpoint_request_for_a_step_that_is_saved_saves_nothing_again(torch, tmp_path):
+def test_checkpoint_request_for_a_saved_step_saves_nothing(torch, tmp_path):
     trainer = make(torch, tmp_path, trainer=Counting, save_strategy="steps", save_steps=2)
     hooked(trainer, Speak(lambda loop: loop.request_checkpoint(), "on_train_epoch_end"))
     trainer.train()
     assert trainer.saves == [2, 4]
 
 
-def test_save_checkpoint_before_the_first_step_says_where_it_will_be(torch, tmp_path):
+def test_save_checkpoint_before_the_first_step_returns_its_future_path(torch, tmp_path):
     told = []
     trainer = make(torch, tmp_path, max_steps=2)
     loop = hooked(trainer, Speak(lambda loop: told.append(loop.save_checkpoint()), "on_train_start"))
@@ -394,7 +394,7 @@ def test_save_checkpoint_before_the_first_step_says_where_it_will_be(torch, tmp_
     assert told[0].step == 1
 
 
-def test_checkpoint_request_is_met_a_step_later_where_only_the_best_are_saved(torch, tmp_path):
+def test_checkpoint_request_waits_a_step_if_only_the_best_are_saved(torch, tmp_path):
     best = {"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2}
     trainer = make(torch, tmp_path, learning_rate=0.0, max_steps=8, **best)
     loop = hooked(trainer, Speak(lambda loop: loop.request_checkpoint(), at=5))
@@ -402,7 +402,7 @@ def test_checkpoint_request_is_met_a_step_later_where_only_the_best_are_saved(to
     assert [row.step for row in loop.checkpoints] == [2, 7]
 
 
-def test_resumed_training_goes_on_exactly_in_its_run(torch, tmp_path):
+def test_resumed_training_continues_its_run_exactly(torch, tmp_path):
     straight = make(torch, tmp_path / "straight")
     whole = hooked(straight, Tally())
     straight.train()
@@ -426,7 +426,7 @@ def test_resumed_training_goes_on_exactly_in_its_run(torch, tmp_path):
     assert weights(resumed) == weights(straight)
 
 
-def test_training_that_goes_on_from_a_checkpoint_without_state_says_so(torch, tmp_path, caplog):
+def test_resume_from_a_checkpoint_without_state_warns(torch, tmp_path, caplog):
     plain = make(torch, tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     plain.train()
     trainer = make(torch, tmp_path)
@@ -443,7 +443,7 @@ class Failing(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-def test_training_that_raises_is_recorded_as_failed_and_closed(torch, tmp_path):
+def test_failing_training_is_recorded_as_failed_and_closed(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, trainer=Failing)
     loop = hooked(trainer, seen)
@@ -454,7 +454,7 @@ def test_training_that_raises_is_recorded_as_failed_and_closed(torch, tmp_path):
     assert [at for at, _ in metrics_of(loop)] == [1, 2]
 
 
-def test_callback_that_raises_does_not_end_the_training(torch, tmp_path):
+def test_failing_callback_does_not_end_the_training(torch, tmp_path):
     trainer = make(torch, tmp_path)
     loop = hooked(trainer, Speak(lambda loop: 1 / 0))
     trainer.train()
@@ -462,7 +462,7 @@ def test_callback_that_raises_does_not_end_the_training(torch, tmp_path):
     assert [failure.moment for failure in loop.callbacks.failures] == ["on_step_end"]
 
 
-def test_critical_callback_that_raises_ends_the_training(torch, tmp_path):
+def test_failing_critical_callback_ends_the_training(torch, tmp_path):
     trainer = make(torch, tmp_path)
     loop = hooked(trainer, Speak(lambda loop: 1 / 0).configure(critical=True))
     with pytest.raises(ZeroDivisionError):
@@ -470,7 +470,7 @@ def test_critical_callback_that_raises_ends_the_training(torch, tmp_path):
     assert (trainer.state.global_step, loop.state) == (2, "failed")
 
 
-def test_attach_changes_nothing_of_the_training(torch, tmp_path):
+def test_attach_does_not_change_the_training(torch, tmp_path):
     bare, observed = make(torch, tmp_path / "a"), make(torch, tmp_path / "b")
     hooked(observed, RecordingCallback(), "gradient_monitor", "throughput_monitor")
     bare.train()
@@ -478,7 +478,7 @@ def test_attach_changes_nothing_of_the_training(torch, tmp_path):
     assert weights(bare) == weights(observed)
 
 
-def test_attach_twice_is_an_error_until_it_is_detached(torch, tmp_path):
+def test_attach_twice_is_refused_until_detached(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, max_steps=1)
     callback = attach(trainer, [seen], summary=False)
@@ -491,13 +491,13 @@ def test_attach_twice_is_an_error_until_it_is_detached(torch, tmp_path):
 
 
 @pytest.mark.parametrize("given", [Trainer, None, "trainer"])
-def test_attach_to_something_else_says_what_it_takes(given):
+def test_attach_to_another_object_is_refused(given):
     with pytest.raises(OptionError, match="give a transformers.Trainer"):
         attach(given)
 
 
 @pytest.mark.parametrize("samples", [-1, True, "all"])
-def test_attach_with_a_wrong_number_of_samples_is_an_error(torch, tmp_path, samples):
+def test_attach_with_an_invalid_number_of_samples_is_refused(torch, tmp_path, samples):
     with pytest.raises(OptionError, match="samples="):
         attach(make(torch, tmp_path), samples=samples)
 
@@ -529,7 +529,7 @@ def test_hookline_callback_alone_never_mixes_clipped_and_unclipped_norms(torch, 
     assert (sorted(found["grad_norm"]), found["clipped_grad_norm"]) == ([2, 4] if clip else [1, 2, 3, 4], clipped)
 
 
-def test_trainer_that_trains_twice_makes_two_runs(torch, tmp_path):
+def test_training_twice_makes_two_runs(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=2)
     loop = hooked(trainer)
     trainer.train()
@@ -549,7 +549,7 @@ def test_evaluation_without_training_is_a_run_without_train_moments(torch, tmp_p
     assert last_status(loop).status == "finished"
 
 
-def test_evaluation_after_training_goes_on_in_its_run(torch, tmp_path):
+def test_evaluation_after_training_is_in_its_run(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=2)
     loop = hooked(trainer)
     trainer.train()
@@ -560,7 +560,7 @@ def test_evaluation_after_training_goes_on_in_its_run(torch, tmp_path):
     assert [at for at, _ in metrics_of(loop, "eval")] == [2]
 
 
-def test_prediction_is_no_evaluation(torch, tmp_path):
+def test_prediction_is_not_an_evaluation(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path)
     hooked(trainer, seen)
@@ -568,7 +568,7 @@ def test_prediction_is_no_evaluation(torch, tmp_path):
     assert seen.names() == []
 
 
-def test_evaluation_that_raises_is_recorded_as_failed_and_a_training_after_it_is_not(torch, tmp_path):
+def test_failing_evaluation_is_recorded_as_failed_and_the_next_training_is_not(torch, tmp_path):
     class Broken(Trainer):
         def prediction_step(self, *args, **kwargs):
             if self.state.global_step == 0:
@@ -584,7 +584,7 @@ def test_evaluation_that_raises_is_recorded_as_failed_and_a_training_after_it_is
     assert (last_status(loop).status, [at for at, _ in metrics_of(loop)]) == ("finished", [1, 2, 3, 4, 4])
 
 
-def test_early_stopping_of_hookline_stops_the_trainer(torch, tmp_path):
+def test_early_stopping_callback_stops_the_trainer(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=8, eval_strategy="steps", eval_steps=1, learning_rate=0.0)
     loop = hooked(trainer, EarlyStoppingCallback("eval_loss", patience=2))
     trainer.train()
@@ -638,7 +638,7 @@ def test_ranks_beyond_zero_record_nothing_of_the_host_and_skip_rank_zero_callbac
     assert "Rank 1 records nothing" in caplog.text
 
 
-def test_callback_on_its_own_hears_what_hugging_face_tells(torch, tmp_path):
+def test_callback_without_attach_fires_what_hugging_face_reports(torch, tmp_path):
     seen = RecordingCallback()
     callback = HooklineCallback([seen, Speak(lambda loop: loop.request_stop("enough"))], name="alone", summary=False)
     trainer = make(
@@ -656,7 +656,7 @@ def test_callback_on_its_own_hears_what_hugging_face_tells(torch, tmp_path):
     assert [(at, "loss" in row) for at, row in metrics_of(callback.loop)] == [(1, True), (2, True), (2, False)]
 
 
-def test_callback_on_its_own_takes_its_state_up_from_the_usual_place(torch, tmp_path):
+def test_callback_without_attach_resumes_from_the_default_path(torch, tmp_path):
     first = HooklineCallback([Tally()], name="alone", summary=False)
     make(torch, tmp_path, callbacks=[first], max_steps=2, save_strategy="steps", save_steps=2).train()
     tally = Tally()
@@ -665,7 +665,7 @@ def test_callback_on_its_own_takes_its_state_up_from_the_usual_place(torch, tmp_
     assert (len(tally.losses), again.loop.dir) == (4, first.loop.dir)
 
 
-def test_metrics_logged_in_the_middle_of_a_step_stand_in_its_row(torch, tmp_path):
+def test_metrics_logged_during_a_step_are_in_its_row(torch, tmp_path):
     class Talking(Trainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
             self.log({"tokens": inputs["input_ids"].numel(), "odd": [1, 2]})
@@ -678,7 +678,7 @@ def test_metrics_logged_in_the_middle_of_a_step_stand_in_its_row(torch, tmp_path
     assert (at, row["tokens"], row["odd"], "loss" in row) == (1, 14, "[1, 2]", True)
 
 
-def test_trainer_that_logs_without_telling_still_ends_its_steps_before_what_follows(torch, tmp_path):
+def test_trainer_that_logs_without_callbacks_ends_steps_before_the_next_event(torch, tmp_path):
     class Silent(Trainer):
         def log(self, logs, start_time=None):
             pass
@@ -694,7 +694,7 @@ def test_trainer_that_logs_without_telling_still_ends_its_steps_before_what_foll
     ]
 
 
-def test_other_callbacks_of_the_trainer_see_what_was_asked_for(torch, tmp_path):
+def test_other_callbacks_of_the_trainer_see_the_requests(torch, tmp_path):
     flags = []
 
     class Watching(TrainerCallback):
@@ -708,7 +708,7 @@ def test_other_callbacks_of_the_trainer_see_what_was_asked_for(torch, tmp_path):
     assert flags[0] is True
 
 
-def test_events_of_checkpoints_stand_in_the_record(torch, tmp_path):
+def test_checkpoints_are_recorded_as_events(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     loop = hooked(trainer)
     trainer.train()
@@ -720,7 +720,7 @@ def test_events_of_checkpoints_stand_in_the_record(torch, tmp_path):
     assert events == [(1, "checkpoint-1"), (2, "checkpoint-2")]
 
 
-def test_nothing_is_written_where_nothing_is_recorded(torch, tmp_path, monkeypatch, caplog):
+def test_nothing_is_written_without_a_root(torch, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     trainer = make(torch, tmp_path, max_steps=2)
     loop = hooked(trainer, Tally(), root=None)
@@ -731,7 +731,7 @@ def test_nothing_is_written_where_nothing_is_recorded(torch, tmp_path, monkeypat
 
 
 def streamed(torch, count):
-    """Batches of two from a data set that has no length."""
+    """Yields batches of two from a data set without a length."""
 
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -751,7 +751,7 @@ class Mark(hl.Callback):
         loop.log({f"batch_{self.batches}": outputs["loss"]})
 
 
-def test_batches_left_over_at_the_end_of_an_epoch_belong_to_the_next_step(torch, tmp_path):
+def test_leftover_batches_of_an_epoch_belong_to_the_next_step(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, max_steps=4, eval_strategy="epoch", save_strategy="epoch")
     trainer.train_dataset = streamed(torch, 5)
@@ -770,7 +770,7 @@ def test_batches_left_over_at_the_end_of_an_epoch_belong_to_the_next_step(torch,
     assert [row["loss"] for row in steps] == pytest.approx([sum(shares) for shares in batches])
 
 
-def test_resumed_from_a_checkpoint_with_batches_left_over_has_each_step_once(torch, tmp_path):
+def test_resume_with_leftover_batches_has_each_step_once(torch, tmp_path):
     loops = []
     for resume in (None, str(tmp_path / "out" / "checkpoint-2")):
         trainer = make(torch, tmp_path, max_steps=4, save_strategy="epoch")
@@ -782,7 +782,7 @@ def test_resumed_from_a_checkpoint_with_batches_left_over_has_each_step_once(tor
     assert [at for at, row in metrics_of(again) if "loss" in row] == [1, 2, 3, 4]
 
 
-def test_batches_left_over_without_attach_are_begun_and_ended_once(torch, tmp_path):
+def test_leftover_batches_without_attach_start_and_end_once(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, max_steps=4, callbacks=[HooklineCallback([seen], summary=False, strict=True)])
     trainer.train_dataset = streamed(torch, 5)
@@ -793,7 +793,7 @@ def test_batches_left_over_without_attach_are_begun_and_ended_once(torch, tmp_pa
     assert counts == {"step": [4, 4], "train_batch": [9, 9]}
 
 
-def test_logs_of_an_epoch_with_batches_left_over_stand_at_its_last_step(torch, tmp_path):
+def test_logs_of_an_epoch_with_leftover_batches_are_at_its_last_step(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=4, logging_strategy="epoch")
     trainer.train_dataset = streamed(torch, 5)
     loop = hooked(trainer)
@@ -801,7 +801,7 @@ def test_logs_of_an_epoch_with_batches_left_over_stand_at_its_last_step(torch, t
     assert [at for at, row in metrics_of(loop) if "loss_mean" in row] == [2, 4]
 
 
-def test_resumed_training_on_data_without_a_length_goes_on_in_its_run(torch, tmp_path):
+def test_resume_on_data_without_a_length_continues_the_run(torch, tmp_path):
     first = make(torch, tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
     first.train_dataset = streamed(torch, 8)
     loop = hooked(first, Speak(lambda loop: loop.request_stop("for now"), at=1))
@@ -816,7 +816,7 @@ def test_resumed_training_on_data_without_a_length_goes_on_in_its_run(torch, tmp
     assert [e.arguments[1] for e in seen.events if e.moment == "on_train_batch_start"] == [4, 5, 6, 7]
 
 
-def test_validation_asked_for_when_a_checkpoint_is_saved_comes_behind_the_next_step(torch, tmp_path):
+def test_validation_requested_at_a_checkpoint_follows_the_next_step(torch, tmp_path):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
     ask = Speak(lambda loop: loop.step == 2 and loop.request_validation(), "on_checkpoint")
@@ -825,7 +825,7 @@ def test_validation_asked_for_when_a_checkpoint_is_saved_comes_behind_the_next_s
     assert [e.arguments[0] for e in seen.events if e.moment == "on_eval"] == [2]
 
 
-def test_detach_leaves_what_others_put_on_the_trainer_since(torch, tmp_path, caplog):
+def test_detach_keeps_methods_replaced_since(torch, tmp_path, caplog):
     seen = RecordingCallback()
     trainer = make(torch, tmp_path, max_steps=1)
     callback = attach(trainer, [seen], summary=False)
@@ -843,7 +843,7 @@ def test_detach_leaves_what_others_put_on_the_trainer_since(torch, tmp_path, cap
     assert (trainer.state.global_step, seen.names()) == (1, [])
 
 
-def test_wrapped_early_stopping_of_hugging_face_stops_an_attached_trainer(torch, tmp_path):
+def test_wrapped_hugging_face_early_stopping_stops_an_attached_trainer(torch, tmp_path):
     from transformers import EarlyStoppingCallback as Theirs
 
     told = []

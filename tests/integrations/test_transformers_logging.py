@@ -30,7 +30,7 @@ TOKENIZER = character_tokenizer()
 
 
 def correctness_reward_func(prompts, completions, answer, **columns):
-    """Wrong answers cost something, so that the mean is no count."""
+    """Wrong answers have negative rewards, so the mean is not a count."""
     return [2.0 if right in text else -0.5 for right, text in zip(answer, completions, strict=True)]
 
 
@@ -71,7 +71,7 @@ FUNCTIONS = [correctness_reward_func, anti_repetition_reward_func]
 
 @pytest.fixture
 def run():
-    """A run that the topics of logging are recorded to."""
+    """A run that records the topics of logging."""
     with hl.run("grpo", summary=False) as run:
         hookline_logging.initialize(run=run)
         try:
@@ -91,7 +91,7 @@ def named(rows, name):
     return [(step, values[name]) for step, values in rows if name in values]
 
 
-def test_enhanced_logging_counts_right_answers_one_by_one(torch, tmp_path, run):
+def test_enhanced_logging_counts_correct_answers_one_by_one(torch, tmp_path, run):
     callback = EnhancedLoggingCallback()
     trainer = grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS))
     trainer.train()
@@ -120,7 +120,7 @@ def test_enhanced_logging_logs_outputs_rewards_and_generations(torch, tmp_path, 
     assert [step for step, values in rows if any(name.startswith("memory/") for name in values)] == [0]
 
 
-def test_enhanced_logging_keeps_evaluations_apart(torch, tmp_path, run):
+def test_enhanced_logging_counts_evaluations_separately(torch, tmp_path, run):
     callback = EnhancedLoggingCallback()
     trainer = grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=2, eval_strategy="steps", eval_steps=1)
     trainer.train()
@@ -135,7 +135,7 @@ def test_enhanced_logging_keeps_evaluations_apart(torch, tmp_path, run):
 
 
 @pytest.mark.parametrize("make", [EnhancedLoggingCallback, OptimizedLoggingCallback])
-def test_logging_callback_takes_functions_that_were_decorated_one_by_one(torch, tmp_path, run, make):
+def test_logging_callback_accepts_functions_decorated_one_by_one(torch, tmp_path, run, make):
     callback = make(correctness="right")
     functions = [rewards.logged("right")(correctness_reward_func), rewards.logged(anti_repetition_reward_func)]
     grpo(torch, tmp_path, callback, functions, max_steps=2).train()
@@ -144,13 +144,13 @@ def test_logging_callback_takes_functions_that_were_decorated_one_by_one(torch, 
     assert all(len(sample.rewards) == 2 for sample in samples)
 
 
-def test_enhanced_logging_hands_samples_on_to_where_they_went_before(torch, tmp_path):
+def test_enhanced_logging_forwards_samples_to_the_previous_destination(torch, tmp_path):
     with hl.run("other", summary=False) as other, rewards.record_to(other):
         grpo(torch, tmp_path, EnhancedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1).train()
     assert len([r for r in hl.read(other.dir) if isinstance(r, Sample)]) == 4
 
 
-def test_enhanced_logging_without_wrapped_functions_says_what_to_do(torch, tmp_path, caplog):
+def test_enhanced_logging_without_wrapped_functions_warns(torch, tmp_path, caplog):
     grpo(torch, tmp_path, EnhancedLoggingCallback(), [correctness_reward_func], max_steps=1).train()
     assert "reward_funcs=hookline.rewards.wrap" in caplog.text
 
@@ -199,7 +199,7 @@ def test_optimized_logging_killed_in_a_step_has_recorded_every_completion_and_re
     assert [(r.step, len(r.values)) for r in found if isinstance(r, Rewards)] == [(1, 16), (2, 16), (3, 16)]
 
 
-def test_optimized_logging_goes_on_counting_in_a_resumed_training(torch, tmp_path):
+def test_optimized_logging_continues_counting_in_a_resumed_training(torch, tmp_path):
     kept = tmp_path / "counts"
     saving = {"save_strategy": "steps", "save_steps": 2}
     first = OptimizedLoggingCallback(kept)
@@ -218,7 +218,7 @@ def test_optimized_logging_keeps_the_counts_of_every_checkpoint(torch, tmp_path)
     assert {step: total for step, (_, total) in counts.items()} == {"1": 4, "2": 8, "3": 12}
 
 
-def test_logging_callback_that_cannot_log_says_so_and_training_goes_on(torch, tmp_path, monkeypatch, caplog):
+def test_logging_callback_failure_is_logged_and_training_continues(torch, tmp_path, monkeypatch, caplog):
     from hookline.integrations.transformers import logging_callbacks
 
     monkeypatch.setattr(logging_callbacks, "log_model_output", lambda *args, **kwargs: 1 / 0)
@@ -228,7 +228,7 @@ def test_logging_callback_that_cannot_log_says_so_and_training_goes_on(torch, tm
     assert "EnhancedLoggingCallback could not log" in caplog.text
 
 
-def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_one(torch, tmp_path):
+def test_logging_callback_of_a_failed_training_receives_nothing_from_the_next(torch, tmp_path):
     def broken(completions, **columns):
         raise ValueError("no more")
 
@@ -243,7 +243,7 @@ def test_logging_callback_of_a_training_that_failed_hears_nothing_of_the_next_on
 
 
 @pytest.mark.parametrize("second", [EnhancedLoggingCallback, OptimizedLoggingCallback])
-def test_second_logging_callback_of_a_trainer_is_an_error(torch, tmp_path, second):
+def test_second_logging_callback_of_a_trainer_is_refused(torch, tmp_path, second):
     trainer = grpo(torch, tmp_path, EnhancedLoggingCallback(), rewards.wrap(FUNCTIONS), max_steps=1)
     trainer.add_callback(second())
     with pytest.raises(OptionError, match=f"{second.__name__} would both log this training: give the trainer one"):
@@ -254,7 +254,7 @@ def test_second_logging_callback_of_a_trainer_is_an_error(torch, tmp_path, secon
     assert callback.total_answers == 4
 
 
-def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_the_next_training(torch, tmp_path):
+def test_logging_callback_restored_after_its_end_does_not_stop_the_next_training(torch, tmp_path):
     ended = EnhancedLoggingCallback()
     rewards.record_to(ended)
     callback = EnhancedLoggingCallback()
@@ -269,7 +269,7 @@ def test_logging_callback_that_somebody_puts_back_after_its_end_does_not_stop_th
         (None, "Give correctness=: anti_repetition_reward_func."),
     ],
 )
-def test_logging_callback_that_does_not_know_the_accuracy_says_so_once(torch, tmp_path, run, caplog, correctness, said):
+def test_logging_callback_with_unknown_accuracy_warns_once(torch, tmp_path, run, caplog, correctness, said):
     callback = EnhancedLoggingCallback(correctness=correctness)
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS[1:]), max_steps=2).train()
     rows, _ = records(run)
@@ -279,6 +279,6 @@ def test_logging_callback_that_does_not_know_the_accuracy_says_so_once(torch, tm
 
 
 @pytest.mark.parametrize("correctness", ["", 3])
-def test_logging_callback_with_a_wrong_name_for_correctness_is_an_error(correctness):
+def test_logging_callback_with_an_invalid_correctness_is_refused(correctness):
     with pytest.raises(OptionError, match="correctness="):
         EnhancedLoggingCallback(correctness=correctness)

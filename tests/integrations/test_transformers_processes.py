@@ -41,7 +41,7 @@ SETTINGS = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "use
 
 
 class Ask(hl.Callback):
-    """Asks on rank one only."""
+    """Makes requests on rank one only."""
 
     def on_step_end(self, loop, step_idx, batch, metrics):
         loop.log({f"seen_by_{loop.rank}": step_idx})
@@ -101,7 +101,7 @@ generating()
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """What the processes say of each scenario, by rank."""
+    """The reports of the processes for each scenario, by rank."""
     root = tmp_path_factory.mktemp("together")
     (root / "script.py").write_text(SCRIPT)
     shared = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -129,7 +129,7 @@ def reports(tmp_path_factory):
     }
 
 
-def test_two_processes_stop_and_save_together_where_one_of_them_asks(reports):
+def test_two_processes_apply_one_ranks_requests_together(reports):
     zero, one = reports["plain"]
     assert [(each["rank"], each["world_size"], each["steps"]) for each in (zero, one)] == [(0, 2, 2), (1, 2, 2)]
     assert (zero["reason"], one["reason"]) == ("one has enough (asked by rank 1)", "one has enough")
@@ -145,13 +145,13 @@ def test_two_processes_record_what_the_host_logs_once_and_what_each_logs_itself(
     assert own == ["rank1/seen_by_1", "rank1/seen_by_1", "seen_by_0", "seen_by_0"]
 
 
-def test_two_processes_fire_the_same_moments_but_for_those_of_rank_zero(reports):
+def test_two_processes_fire_the_same_moments_except_rank_zero_ones(reports):
     zero, one = reports["plain"]
     assert zero["moments"] == one["moments"]
     assert (zero["zero"], one["zero"]) == (len(zero["moments"]), 0)
 
 
-def test_two_processes_tell_and_record_their_own_rollouts(reports):
+def test_two_processes_report_and_record_their_own_rollouts(reports):
     zero, one = reports["generating"]
     last = [each for report in (zero, one) for each in report["told"][-2:]]
     assert last == zero["noted"]

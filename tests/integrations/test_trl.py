@@ -1,4 +1,4 @@
-"""Real trainers of TRL, with a tiny model: what they generate becomes rollouts; hookline observes and steers them."""
+"""Real TRL trainers with a tiny model: generations become rollouts; hookline observes and controls them."""
 
 import math
 
@@ -130,7 +130,7 @@ def test_grpo_rollouts_hold_prompts_completions_rewards_and_advantages(torch, tm
 
 
 def test_grpo_advantages_agree_with_the_groups(torch, tmp_path):
-    """The private place that advantages are read from, in the TRL that is installed."""
+    """Guards the private attribute of the installed TRL from which advantages are read."""
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path, brevity, max_steps=2)
     hooked(trainer, seen, strict=True)
@@ -144,7 +144,7 @@ def test_grpo_advantages_agree_with_the_groups(torch, tmp_path):
             assert [each.advantage for each in group] == pytest.approx(expected, abs=1e-3)
 
 
-def test_grpo_advantages_are_left_out_and_said_once_where_trl_does_not_have_them(torch, tmp_path, monkeypatch, caplog):
+def test_grpo_without_advantages_in_trl_warns_once(torch, tmp_path, monkeypatch, caplog):
     def elsewhere(*given):
         raise AttributeError("_logs")
 
@@ -157,7 +157,7 @@ def test_grpo_advantages_are_left_out_and_said_once_where_trl_does_not_have_them
     assert caplog.text.count("advantages of rollouts are not known") == 1
 
 
-def test_grpo_samples_are_recorded_at_their_step_with_training_and_evaluation_apart(torch, tmp_path):
+def test_grpo_samples_are_recorded_at_their_step_on_separate_axes(torch, tmp_path):
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path, eval_strategy="steps", eval_steps=1)
     loop = hooked(trainer, seen, strict=True)
@@ -175,7 +175,7 @@ def test_grpo_samples_are_recorded_at_their_step_with_training_and_evaluation_ap
     ]
 
 
-def test_grpo_generation_that_serves_several_steps_is_told_once(torch, tmp_path):
+def test_grpo_generation_for_several_steps_is_reported_once(torch, tmp_path):
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path, max_steps=4, steps_per_generation=4, gradient_accumulation_steps=2)
     hooked(trainer, seen, strict=True)
@@ -209,7 +209,7 @@ def test_grpo_attached_after_a_training_still_pairs_starts_and_ends(torch, tmp_p
     assert rollout_moments == ["on_rollout_start", "on_rollout_end"]
 
 
-def test_grpo_metrics_of_trl_stand_in_the_row_of_their_step(torch, tmp_path):
+def test_grpo_metrics_of_trl_are_in_the_row_of_their_step(torch, tmp_path):
     trainer = grpo(torch, tmp_path)
     loop = hooked(trainer, strict=True)
     trainer.train()
@@ -237,14 +237,14 @@ def test_grpo_conversations_become_texts(torch, tmp_path):
     assert None not in {each.advantage for each in rollouts}
 
 
-def test_grpo_records_as_many_samples_as_it_is_asked_to(torch, tmp_path):
+def test_grpo_records_the_given_number_of_samples(torch, tmp_path):
     trainer = grpo(torch, tmp_path)
     loop = hooked(trainer, samples=3)
     trainer.train()
     assert [sample.step for sample in samples(loop)] == [1, 1, 1, 2, 2, 2]
 
 
-def test_grpo_stops_where_a_callback_asks_for_it(torch, tmp_path):
+def test_grpo_stops_on_request(torch, tmp_path):
     trainer = grpo(torch, tmp_path, max_steps=4)
     loop = hooked(trainer, Stop())
     trainer.train()
@@ -263,7 +263,7 @@ def test_grpo_reward_function_that_raises_fails_the_run(torch, tmp_path):
     assert (loop.state, seen.names()[-1]) == ("failed", "on_exception")
 
 
-def test_grpo_whose_columns_cannot_be_read_is_said_and_training_goes_on(torch, tmp_path, monkeypatch, caplog):
+def test_grpo_with_unreadable_columns_warns_and_continues(torch, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(hookline_trl.RewardCall, "from_arguments", lambda arguments: 1 / 0)
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path)
@@ -273,7 +273,7 @@ def test_grpo_whose_columns_cannot_be_read_is_said_and_training_goes_on(torch, t
     assert caplog.text.count("Rollouts cannot be made of the generated completions") == 1
 
 
-def test_grpo_is_trained_the_same_with_hookline_attached(torch, tmp_path):
+def test_grpo_trains_identically_with_hookline_attached(torch, tmp_path):
     bare, observed = grpo(torch, tmp_path / "a"), grpo(torch, tmp_path / "b")
     hooked(observed, RecordingCallback(), "sample_logger")
     for trainer in (bare, observed):
@@ -285,7 +285,7 @@ def test_grpo_is_trained_the_same_with_hookline_attached(torch, tmp_path):
     assert torch.equal(bare.model.lm_head.weight, observed.model.lm_head.weight)
 
 
-def test_grpo_detached_has_its_own_reward_functions_back(torch, tmp_path):
+def test_grpo_detach_restores_the_reward_functions(torch, tmp_path):
     trainer = grpo(torch, tmp_path)
     callback = attach(trainer, name="hosted", summary=False)
     assert trainer.reward_funcs[0] is not correctness
@@ -317,7 +317,7 @@ def test_sample_logger_records_rollouts_of_grpo(torch, tmp_path):
     assert [sample.step for sample in samples(loop)] == [2, 2]
 
 
-def test_rloo_trainer_tells_its_rollouts(torch, tmp_path):
+def test_rloo_trainer_reports_its_rollouts(torch, tmp_path):
     seen = RecordingCallback()
     trainer = grpo(torch, tmp_path, kind=(RLOOTrainer, RLOOConfig), max_steps=1, beta=0.0)
     hooked(trainer, seen, strict=True)

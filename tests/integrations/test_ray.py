@@ -1,6 +1,6 @@
-"""Runs that report to Ray from its workers, and runs of what Tune and Train tell: with a real Ray on loopback.
+"""Runs that report to Ray from its workers, and runs that record Tune and Train, with a real Ray on loopback.
 
-What needs no cluster (Ray Train's local mode, the bookkeeping of trials) goes without one.
+Tests that need no cluster (Ray Train's local mode, the states of trials) start none.
 """
 
 import importlib.util
@@ -62,7 +62,7 @@ def fit_here(function, **config):
 
 @pytest.fixture(autouse=True)
 def _left_local_mode():
-    """Ray's local mode leaves its process a worker."""
+    """Undo that Ray's local mode turns its process into a worker."""
     set_train_fn_utils(None)
     yield
     set_train_fn_utils(None)
@@ -70,7 +70,7 @@ def _left_local_mode():
 
 @pytest.fixture
 def reported(monkeypatch):
-    """What is given to Ray, besides Ray getting it."""
+    """Collects what is reported to Ray."""
     given, report = [], ray.train.report
 
     def listen(metrics, checkpoint=None):
@@ -104,7 +104,7 @@ def test_report_callback_reports_steps_validations_and_checkpoints_once_each(rep
     assert result.metrics["loss"] == 6.0
 
 
-def test_report_callback_reports_the_metrics_that_are_asked_for_and_no_checkpoints(reported):
+def test_report_callback_reports_only_the_given_metrics(reported):
     def train(config):
         callback = ReportCallback(None, metrics=["val/loss", "missing"], checkpoints=False)
         with hl.run("worker", callbacks=[callback], summary=False, strict=True) as run:
@@ -118,7 +118,7 @@ def test_report_callback_reports_the_metrics_that_are_asked_for_and_no_checkpoin
     assert reported == [({"step": 2, "epoch": 0, "val/loss": 0.5}, None)]
 
 
-def test_last_checkpoint_is_the_runs_own_and_rays_copy_where_that_is_gone():
+def test_last_checkpoint_is_the_runs_own_or_else_rays_copy():
     found = []
 
     def train(config):
@@ -141,7 +141,7 @@ def test_last_checkpoint_is_the_runs_own_and_rays_copy_where_that_is_gone():
     ("use", "what"),
     [(last_checkpoint, "last_checkpoint"), (lambda: ReportCallback().on_train_start(None), "ReportCallback")],
 )
-def test_reports_outside_of_a_worker_are_an_error_that_says_where_they_belong(use, what):
+def test_reports_outside_of_a_worker_are_refused(use, what):
     with pytest.raises(OptionError, match=rf"{what}.* works only in a training function that Ray runs"):
         use()
 
@@ -152,7 +152,7 @@ def test_report_callback_with_a_cadence_of_zero_is_refused():
 
 
 class Trial(SimpleNamespace):
-    """A trial of Tune, as far as callbacks look at it."""
+    """The parts of a Tune trial that callbacks use."""
 
     def __init__(self, trial_id="t1", stop=None, **config):
         super().__init__(trial_id=trial_id, config=config, evaluated_params=config, stopping_criterion=stop or {})
@@ -168,7 +168,7 @@ def results(callback, trial, *iterations, done_at=None):
         callback.on_trial_result(0, [], trial, result)
 
 
-def test_tune_callback_trial_that_goes_back_to_a_checkpoint_is_one_run_without_duplicates():
+def test_tune_callback_trial_restarted_from_a_checkpoint_is_one_run_without_duplicates():
     callback, trial = HooklineTuneCallback(), Trial(lr=0.1)
     callback.on_trial_start(0, [], trial)
     results(callback, trial, 1, 2, 3)
@@ -184,7 +184,7 @@ def test_tune_callback_trial_that_goes_back_to_a_checkpoint_is_one_run_without_d
     assert last_status(directory).status == "finished"
 
 
-def test_tune_callback_restored_experiment_goes_on_in_its_runs():
+def test_tune_callback_restored_experiment_continues_its_runs():
     first, trial = HooklineTuneCallback(), Trial(lr=0.1)
     first.on_trial_start(0, [], trial)
     results(first, trial, 1, 2)
@@ -200,7 +200,7 @@ def test_tune_callback_restored_experiment_goes_on_in_its_runs():
     assert [step for step, _ in rows(first.directories["t1"])] == [1, 2, 3]
 
 
-def test_tune_callback_what_ends_a_trial_is_its_status():
+def test_tune_callback_end_of_a_trial_determines_its_status():
     callback = HooklineTuneCallback(project="mine", root="trials")
     ended, reached, pruned, open_ = Trial("a"), Trial("b", stop={"training_iteration": 2}), Trial("c"), Trial("d")
     for trial in (ended, reached, pruned, open_):
@@ -221,7 +221,7 @@ def test_tune_callback_what_ends_a_trial_is_its_status():
     assert {directory.parent for directory in callback.directories.values()} == {Path("trials/mine").resolve()}
 
 
-def test_tune_callback_leaves_out_what_is_no_number_and_takes_sinks_by_name(caplog):
+def test_tune_callback_skips_values_that_are_not_scalars_and_accepts_sink_names(caplog):
     callback = HooklineTuneCallback(sinks=["csv"])
     trial = Trial()
     callback.on_trial_start(0, [], trial)
@@ -254,7 +254,7 @@ def test_tune_and_train_callbacks_sync_the_record_when_a_checkpoint_is_saved(mon
     assert (by_tune, by_train) == (2 * (durability == "checkpoint",))
 
 
-def test_tune_callback_options_are_those_of_each_trials_run():
+def test_tune_callback_passes_options_to_each_trials_run():
     labels = {"tags": ["sweep"], "notes": "Which rate?"}
     callback, trial = HooklineTuneCallback(config={"lr": 1.0, "data": "digits"}, **labels), Trial(lr=0.1)
     callback.on_trial_start(0, [], trial)
@@ -275,7 +275,7 @@ def cluster():
 
 
 def search(config):
-    """A trial that is a run of hookline itself, and reports to Tune."""
+    """A trial that is itself a hookline run and reports to Tune."""
     with hl.run("inside", root=config["root"], callbacks=[ReportCallback()], summary=False, strict=True) as run:
         for index in run.steps(3):
             run.log(score=config["lr"] * (index + 1))
@@ -310,7 +310,7 @@ def test_tune_trials_are_runs_of_one_experiment(cluster, tmp_path, monkeypatch):
 
 
 def train(config):
-    """Two workers, connected over gloo and a file; rank one fails once, in its fifth step, behind a checkpoint at 4."""
+    """Two workers, connected over gloo and a file; rank one fails once, in its fifth step, after a checkpoint at 4."""
     import torch
     import torch.distributed as dist
 
@@ -338,7 +338,7 @@ def train(config):
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data")  # Ray uses what it has deprecated
-def test_train_workers_of_which_one_fails_go_on_from_their_checkpoint_and_both_runs_tell(cluster, tmp_path):
+def test_train_workers_resume_after_a_failure_and_both_runs_record_it(cluster, tmp_path):
     with HooklineTrainCallback("fit", root=tmp_path / "fits", config={"workers": 2}) as recorded:
         result = DataParallelTrainer(  # torch's own store, which TorchTrainer starts, would listen on all interfaces
             train,
@@ -385,7 +385,7 @@ def test_train_callback_keeps_both_reports_of_a_step_unless_workers_failed_in_be
     ]
 
 
-def test_train_callback_records_all_workers_and_goes_back_with_them(tmp_path):
+def test_train_callback_records_all_workers_and_their_restarts(tmp_path):
     facts = {"name": "fit", "project": "fits", "config": {"workers": 2}}
     with HooklineTrainCallback(root=tmp_path, sinks=["csv"], **facts) as recorded:
         controller = pickle.loads(pickle.dumps(recorded))
@@ -407,7 +407,7 @@ def test_train_callback_records_all_workers_and_goes_back_with_them(tmp_path):
     assert {key: told[key] for key in facts} == facts
 
 
-def test_train_callback_that_is_not_entered_or_entered_twice_is_an_error(tmp_path):
+def test_train_callback_not_entered_or_entered_twice_is_refused(tmp_path):
     callback = HooklineTrainCallback(root=tmp_path)
     with pytest.raises(OptionError, match="Enter the callback around the fit"):
         callback.__getstate__()
