@@ -21,7 +21,7 @@ import os, signal
 import hookline as hl
 
 with hl.run("killed", sinks=["csv", "jsonl"]) as run:
-    run.outlets.close()
+    run.recording.sinks.close()
     for step in run.steps(500):
         run.log(loss=1.0 / (step + 1))
     print(run.dir.name, flush=True)
@@ -75,7 +75,7 @@ def test_sync_as_json_is_one_document(tmp_path, cli):
 def test_sync_where_something_still_waits_says_so_and_exits_with_one(tmp_path, cli):
     place = tmp_path / "place"
     with hl.run("done", sinks=[{"csv": {"path": place / "m.csv"}}], summary=False) as run:
-        run.outlets.close()
+        run.recording.sinks.close()
         for _ in run.steps(3):
             run.log(loss=1.0)
     shutil.rmtree(place)
@@ -86,7 +86,7 @@ def test_sync_where_something_still_waits_says_so_and_exits_with_one(tmp_path, c
 
 def test_sync_of_a_run_with_a_function_that_is_gone_names_it_and_delivers_the_rest(tmp_path, cli):
     with hl.run("done", sinks=["csv", lambda report_data, step: None], summary=False) as run:
-        run.outlets.close()
+        run.recording.sinks.close()
         for _ in run.steps(3):
             run.log(loss=1.0)
     result = cli("runs", "sync", run.dir)
@@ -139,7 +139,7 @@ def test_sync_of_an_unknown_run_names_the_closest(tmp_path, cli):
 def left_behind(name, **options):
     """The directory of a run that is over and delivered nothing."""
     with hl.run(name, sinks=["csv"], summary=False, **options) as run:
-        run.outlets.close()
+        run.recording.sinks.close()
         for _ in run.steps(3):
             run.log(loss=1.0)
     return run.dir
@@ -150,7 +150,7 @@ def test_sync_without_a_run_delivers_what_any_left_behind_and_says_which(cli):
     with hl.run("done", sinks=["csv"], summary=False) as done:
         pass
     with hl.run("alive", sinks=["csv"], summary=False) as alive:
-        alive.outlets.close()
+        alive.recording.sinks.close()
         alive.log(loss=1.0, step=1)
         first = cli("runs", "sync")
     assert (first.exit_code, [len((run / "metrics.csv").read_text().splitlines()) for run in waiting]) == (0, [4, 4])

@@ -214,7 +214,7 @@ def test_verify_finds_a_damaged_checkpoint_and_names_a_whole_one(how, said, cli)
 
 def test_verify_notes_what_waits_for_a_sink_and_how_to_deliver_it(tmp_path, cli):
     with hl.run("done", sinks=["csv"], summary=False) as run:
-        run.outlets.close()
+        run.recording.sinks.close()
         for _ in run.steps(3):
             run.log(loss=1.0)
     result = cli("runs", "verify")

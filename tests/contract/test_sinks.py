@@ -208,7 +208,7 @@ def test_close_twice_and_without_open_is_fine(kind, make, tmp_path):
 def test_fault_leaves_training_alone_and_every_row_arrives_once(kind, fault, make, tmp_path):
     destination = make(kind)
     run = hl.run("faulty", root=tmp_path / "runs", sinks=[destination.sink()], summary=False, drain_seconds=0.3)
-    run.outlets.pace = PACE
+    run.recording.sinks.pace = PACE
 
     def fail():
         wait_until(lambda: run.sinks()[0].delivered >= 20)

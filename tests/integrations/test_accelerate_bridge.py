@@ -189,7 +189,7 @@ def test_accumulation_by_hand_resumed_from_within_the_first_step_does_its_batche
 
 
 def test_accumulation_that_is_no_number_of_batches_is_refused():
-    with pytest.raises(OptionError, match="accumulation=0: give how many batches make a step"):
+    with pytest.raises(OptionError, match="accumulation=0: give a whole number of at least 1"):
         run(Accelerator(cpu=True), accumulation=0)
 
 

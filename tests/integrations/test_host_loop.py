@@ -261,15 +261,15 @@ def test_host_loop_resumed_where_its_run_is_gone_begins_another(tmp_path):
     assert again.dir != first.dir
 
 
-def test_host_state_that_is_missing_or_damaged_is_said_and_passed_over(tmp_path, caplog):
+def test_host_state_that_is_missing_or_damaged_is_reported_and_skipped(tmp_path, caplog):
     assert host_loop.load(tmp_path) is None
     loop = host(root=None)
     loop.begin()
     host_loop.save(tmp_path, loop)
     loop.train_end()
-    (tmp_path / host_loop.FOLDER / "state.json").write_text("{")
+    (tmp_path / host_loop.STATE_FOLDER / "state.json").write_text("{")
     assert host_loop.load(tmp_path) is None
-    assert ["start anew" in record.getMessage() for record in caplog.records] == [True, True]
+    assert ["start from scratch" in record.getMessage() for record in caplog.records] == [True, True]
 
 
 def test_host_loop_that_validates_without_training_fires_no_train_moment():

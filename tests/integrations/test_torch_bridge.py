@@ -188,7 +188,7 @@ def test_resume_with_another_model_or_optimizer_is_refused_and_changes_nothing()
     with pytest.raises(CheckpointError, match="is one of another model"), run(wide, optimizer, scheduler, resume=saved):
         pass
     model, optimizer, _ = parts()
-    told = "it has optimizer AdamW, scheduler StepLR, and here are optimizer AdamW"
+    told = "it has optimizer AdamW, scheduler StepLR, and this run has optimizer AdamW"
     with pytest.raises(CheckpointError, match=told), run(model, optimizer, resume=saved):
         pass
     assert all(torch.equal(mine, old) for mine, old in zip(wide.parameters(), before, strict=True))
@@ -353,7 +353,7 @@ def test_run_whose_critical_callback_fails_at_the_optimizer_is_recorded_as_faile
         ({"optimizer": None}, "optimizer=None: give a torch.optim.Optimizer"),
         ({"scheduler": 0.5}, "scheduler=0.5: give one with state_dict"),
         ({"scaler": "fp16"}, "scaler='fp16': give one with state_dict"),
-        ({"accumulation": 0}, "accumulation=0: give how many batches"),
+        ({"accumulation": 0}, "accumulation=0: give a whole number of at least 1"),
     ],
 )
 def test_run_with_something_else_for_a_part_is_refused(given, told):

@@ -272,7 +272,7 @@ def test_batches_that_are_none_are_an_error(data, message):
 
 @pytest.mark.parametrize("data", [3, None, "train.jsonl"])
 def test_batches_of_something_else_are_an_error(data):
-    with pytest.raises(OptionError, match="val_data=.*give a data set.*a DataLoader, or something to iterate over"):
+    with pytest.raises(OptionError, match="val_data=.*give a data set.*a DataLoader, or an iterable of batches"):
         Batches(data, what="val_data")
 
 

@@ -41,9 +41,9 @@ def test_stop_asked_for_on_one_rank_stops_all_at_the_same_step(tmp_path):
     assert out == ["0|2|5|loss is NaN (asked by rank 1)|5|5", "1|2|5|loss is NaN|0|0"]
 
 
-def test_alone_a_request_is_taken_as_it_is():
+def test_agree_in_a_process_alone_keeps_its_request():
     alone = ProcessGroup()
-    assert (alone.agree(None), alone.agree("enough")) == ((None, {}, ()), ("enough", {}, ()))
+    assert (alone.agree(None), alone.agree("enough")) == ((None, ()), ("enough", ()))
 
 
 def test_rank_and_world_size_come_from_the_launcher(monkeypatch):

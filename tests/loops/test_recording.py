@@ -155,7 +155,7 @@ def test_resume_auto_without_a_checkpoint_says_that_it_begins_again_and_repeats_
                 run.log(loss=i)
                 if run.step + 1 == steps:
                     run.request_stop("preempted")
-    assert caplog.messages == [f"'job' has no checkpoint: it begins again at step 0. {advice}"]
+    assert caplog.messages == [f"'job' has no checkpoint: it starts over at step 0. {advice}"]
     assert [row.step for row in run.history] == [1, 2]
     assert [event.data for event in records(run.dir, Event) if event.name == "resume"] == [{"steps": {"*": -1}}]
 
@@ -175,7 +175,7 @@ def test_resume_from_a_checkpoint_whose_model_nobody_reads_says_so_once(caplog, 
                 if run.step + 1 == steps:
                     run.request_stop("preempted")
     said = "\n".join(caplog.messages)
-    assert re.findall(r"^'job' goes on at step 3 .* Give (.*), or call.*$", said, re.MULTILINE) == lacking
+    assert re.findall(r"^'job' continues at step 3 .* Give (.*), or call.*$", said, re.MULTILINE) == lacking
     assert len(caplog.messages) == len(lacking)
 
 

@@ -358,7 +358,7 @@ def test_resume_with_an_iterator_that_is_past_the_checkpoint_says_so(tmp_path):
     with pytest.raises(Broken):
         trainer.fit()
     trainer.callbacks.remove(trainer.callbacks[-1])
-    with pytest.raises(hl.OptionError, match="has given 8 batches, and training goes on behind the first 4"):
+    with pytest.raises(hl.OptionError, match="has yielded 8 batches, and training continues behind the first 4"):
         trainer.resume()
 
 
@@ -634,7 +634,7 @@ def test_resume_auto_of_a_run_without_a_checkpoint_begins_it_anew_and_says_so(tm
     again.fit()
     assert outcome(again) == whole
     assert len(list((tmp_path / "default").iterdir())) == 1
-    assert "'train' has no checkpoint: it begins again at step 0." in caplog.text
+    assert "'train' has no checkpoint: it starts over at step 0." in caplog.text
 
 
 def test_resume_of_the_same_trainer_in_a_run_without_a_checkpoint_is_an_error(tmp_path):

@@ -414,7 +414,7 @@ def test_run_without_steps_shows_its_last_step_in_summary_and_record_and_warns_o
     assert "plain finished after 9 steps" in capsys.readouterr().err
     assert [(each.status, each.step) for each in hl.read(run.dir) if hasattr(each, "status")][-1] == ("finished", 9)
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "stopped only if the loop looks at run.stop_requested" in message
+    assert "a stop request only takes effect if the loop checks run.stop_requested" in message
 
 
 def test_run_without_steps_that_validates_first_is_counted_by_its_rows():

@@ -426,7 +426,7 @@ MISFITS = [
     (other_optimizer, "another optimizer: AdamW there, SGD here"),
     (adam, "another optimizer: AdamW there, Adam here"),
     (other_groups, r"another optimizer: its groups have \[2\] parameters, those of this one \[1, 1\]"),
-    (a_schedule, "only here is a learning-rate schedule"),
+    (a_schedule, "only this training has a learning-rate schedule"),
 ]
 
 
@@ -442,7 +442,7 @@ def test_resume_from_a_checkpoint_that_does_not_fit_says_why_and_changes_nothing
 
 def test_resume_without_the_schedule_of_the_checkpoint_says_so(tmp_path):
     trainer_in(tmp_path, schedule="linear").fit()
-    with pytest.raises(hl.CheckpointError, match="only there is a learning-rate schedule"):
+    with pytest.raises(hl.CheckpointError, match="only the checkpoint has a learning-rate schedule"):
         trainer_in(tmp_path).resume()
 
 

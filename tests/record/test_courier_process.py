@@ -92,13 +92,13 @@ TRAINING = """
 
     root = Path(sys.argv[1])
     run = hl.run("r", root=root, sinks=[{sinks}], delivery="process", summary=False)
-    run.outlets.pace = Pace(0.05, 0.05, 0.2)
+    run.recording.sinks.pace = Pace(0.05, 0.05, 0.2)
     {before}
     with run:
         for step in run.steps(10_000):
             run.log(loss=float(step))
             if step == 99:
-                print(run.outlets._courier.pid, run.dir, flush=True)
+                print(run.recording.sinks._courier.pid, run.dir, flush=True)
                 {inside}
                 sys.stdin.readline()
                 {after}
@@ -199,7 +199,7 @@ def test_process_courier_sees_the_death_although_a_forked_child_lives(train):
 
 
 def test_process_courier_forked_child_that_leaves_the_run_does_not_end_the_courier(train):
-    process = train(inside="print(os.waitpid(fork(run.outlets.close), 0)[1], flush=True)")
+    process = train(inside="print(os.waitpid(fork(run.recording.sinks.close), 0)[1], flush=True)")
     courier, directory = told(process)
     assert process.stdout.readline() == "0\n"
     assert not is_gone(courier)

@@ -41,7 +41,7 @@ def endpoint():
 def left_behind(*sinks, rows=3):
     """The directory of a run whose rows were not delivered."""
     with hl.run("done", sinks=list(sinks), summary=False) as run:
-        run.outlets.close()
+        run.recording.sinks.close()
         for _ in run.steps(rows):
             run.log(loss=1.0)
     return run.dir

@@ -267,10 +267,10 @@ def test_ids_are_known_once_the_sinks_are_open_also_from_another_process(tmp_pat
         {"jsonl": {}},
     ]
     with hl.run("ids", sinks=sinks, delivery="process", summary=False) as run:
-        during = run.outlets.ids()
+        during = run.recording.sinks.ids()
         run.log(loss=1.0)
     key = read_metadata(run.output_dir).key
-    assert during == run.outlets.ids() == {"trackio_run_id": key, "copy_run_id": key}
+    assert during == run.recording.sinks.ids() == {"trackio_run_id": key, "copy_run_id": key}
 
 
 class Confused(Sink):
@@ -284,7 +284,7 @@ class Confused(Sink):
 def test_ids_that_a_sink_cannot_tell_are_left_out_loudly(caplog):
     with hl.run("ids", sinks=[Confused()], summary=False) as run:
         run.log(loss=1.0)
-    assert run.outlets.ids() == {}
+    assert run.recording.sinks.ids() == {}
     assert "Confused cannot tell its ids" in caplog.text
 
 
@@ -300,4 +300,4 @@ def test_ids_of_trackers_are_those_they_use(make_run, uri, wandb_alone):
 
 
 def test_ids_before_a_run_begins_are_none():
-    assert hl.run("not_yet", sinks=["jsonl"], summary=False).outlets.ids() == {}
+    assert hl.run("not_yet", sinks=["jsonl"], summary=False).recording.sinks.ids() == {}

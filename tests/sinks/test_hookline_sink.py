@@ -152,7 +152,7 @@ def test_ids_are_those_of_the_server(server, tmp_path):
     sink = HooklineSink(server.url + "/")
     with hl.run("sft", project="sums", sinks=[sink], summary=False) as run:
         name = run.dir.name
-        assert run.outlets.ids() == {
+        assert run.recording.sinks.ids() == {
             "hookline_project": "sums",
             "hookline_run": name,
             "hookline_url": f"{server.url}/#/charts?run=sums%2F{name}",

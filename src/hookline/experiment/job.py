@@ -342,7 +342,7 @@ class Job:
         last = {} if session is None else dict(session.metrics)
         kept = {name: value for name, value in last.items() if not name.startswith(_NOT_RESULTS)}
         if session is not None:
-            self.ctx.ids.update(session.outlets.ids())
+            self.ctx.ids.update(session.recording.sinks.ids())
         return RunResult(
             run_key=self.run_key,
             status=status,

@@ -177,7 +177,7 @@ class FunctionRecipe(Recipe):
             if returned:
                 run.log(returned)
             job.results.update(returned)
-            if run.can_be_taken_up and not (run.checkpoints and run.checkpoints[-1].step == run.step):
+            if run.is_resumable and not (run.checkpoints and run.checkpoints[-1].step == run.step):
                 run.save_checkpoint(kind="end")
 
     def _run_config(self, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Accelerate: `run` drives a loop over what an `Accelerator` has prepared, `HooklineTracker` is one of its trackers.
+"""Accelerate: `run` drives a loop over what an `Accelerator` has prepared; `HooklineTracker` is one of its trackers.
 
     from hookline.integrations.accelerate import run
 
@@ -12,21 +12,14 @@
                 optimizer.zero_grad()
             loop.log(loss=loss)
 
-A plain `hl.run` around such a loop is right as well, where each batch is a step and nothing is to be resumed.
-
-Data loaders that Accelerate has prepared, in the order that they had, so that a resume is exact.
-
-`AccelerateRun`: `hl.run` for a loop over what an `Accelerator` has prepared.
-
 A step is one update, whether ``accelerator.accumulate()`` or the loop itself decides when a prepared optimizer steps.
-Checkpoints are Accelerate's own (``save_state``), in a
-folder of hookline's, whatever the sharding; a resume (``load_state``) is exact, also in the middle of an epoch that is
-shuffled. `on_before_optimizer_step` is fired by the prepared optimizers, when gradients are complete and unscaled.
+Checkpoints are Accelerate's own (``save_state``), in a folder of hookline's, whatever the sharding; a resume
+(``load_state``) is exact, also in the middle of a shuffled epoch. `on_before_optimizer_step` fires when gradients are
+complete and unscaled. A plain `hl.run` around such a loop works as well, where each batch is a step and nothing is to
+be resumed.
 
-`HooklineTracker`: what ``accelerator.log()`` is given reaches the record, as one of the accelerator's trackers.
-
-The main process records. Values on a device are fetched without the training waiting for them. What is no number, text
-or truth value (an image, a histogram) is not recorded, and said once by name.
+`HooklineTracker` records what ``accelerator.log()`` is given, on the main process. Values on a device are fetched
+without the training waiting for them. Anything but numbers, texts and truth values is left out, with one warning each.
 """
 
 from hookline._engine.optional import require
@@ -34,8 +27,7 @@ from hookline._engine.optional import require
 require("torch", ">=2.4", extra="torch", what=__name__)
 require("accelerate", ">=1.0", extra="torch", what=__name__)
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -44,40 +36,40 @@ from accelerate.state import PartialState
 from accelerate.tracking import GeneralTracker
 from torch import Generator
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import CheckpointError, OptionError
 from hookline.integrations.passive_run import PassiveRun
-from hookline.integrations.torch import LoaderReplay
-from hookline.integrations.torch.joint_run import JointRun, check_accumulation
-from hookline.loops.batches import Batches
-from hookline.loops.data_position import length_of
+from hookline.integrations.torch.updates import OptimizerUpdates
+from hookline.loops.batches import Batches, LoaderOrder
 from hookline.loops.options import LoopOptions, RunOptions
+from hookline.loops.run import Run
 
 __all__ = ["AccelerateRun", "HooklineTracker", "run"]
 
 
-class PreparedReplay(LoaderReplay):
+class PreparedOrder(LoaderOrder):
     """Opens the epochs of prepared loaders, and of others."""
 
-    def made_of(self, loader: Any) -> Batches:
-        """The batches of a data loader."""
+    def batches_of(self, loader: Any) -> Batches:
+        """Return the batches of a data loader."""
         is_prepared = hasattr(loader, "base_dataloader")
-        return PreparedBatches(loader, what="The data loader") if is_prepared else super().made_of(loader)
+        return PreparedBatches(loader, what="The data loader") if is_prepared else super().batches_of(loader)
 
 
 class PreparedBatches(Batches):
     """The batches that a prepared loader gives this process."""
 
     @property
-    def keeps_its_place(self) -> bool:
-        """Whether ``accelerator.load_state()`` has put the loader where it was."""
+    def saves_position(self) -> bool:
+        """Whether ``accelerator.load_state()`` restores the position of the loader."""
         return bool(getattr(self.data, "use_stateful_dataloader", False))
 
-    def place(self) -> Any:
-        """None: ``accelerator.save_state()`` saves it."""
+    def position(self) -> Any:
+        """Return None: ``accelerator.save_state()`` saves it."""
         return None
 
     def _generators(self) -> list[Generator]:
-        """All that the loader, and the samplers inside of each other, draw from."""
+        """Return all that the loader and its nested samplers draw from."""
         found: dict[int, Generator] = {}
         waiting, seen = [self.data, getattr(self.data, "base_dataloader", None)], set[int]()
         while waiting:
@@ -92,22 +84,87 @@ class PreparedBatches(Batches):
 
 
 FOLDER = "accelerate"
-"""Where in a checkpoint the state of the accelerator lies."""
+"""The folder of a checkpoint with the state of the accelerator."""
 
 
-class AccelerateRun(JointRun):
+class AcceleratorUpdates(OptimizerUpdates):
+    """The updates of an accelerator's optimizers.
+
+    Args:
+        run: The run whose steps these are.
+        accelerator: The accelerator.
+        accumulation: How many batches make a step, where that is given; otherwise it is seen at the first update.
+    """
+
+    def __init__(self, run: Run, accelerator: Accelerator, accumulation: int | None) -> None:
+        super().__init__(run)
+        self._accelerator, self._accumulation = accelerator, accumulation
+        self._found: int | None = None  # how many batches make a step, as far as that was seen
+        self._is_found = False
+        self._batches_in_step = 0
+        self._uses_accumulate = False
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches make a step, as far as that is planned."""
+        if self._accumulation is not None:
+            return self._accumulation
+        return max(int(self._accelerator.gradient_accumulation_steps), self._found or 1)
+
+    @batches_per_step.setter
+    def batches_per_step(self, count: int) -> None:
+        pass  # the accelerator decides
+
+    @property
+    def needs_step_starts(self) -> bool:
+        """Whether a checkpoint may have to go back to the beginning of a step."""
+        unknown = self._found is None and self._accumulation is None
+        return unknown or super().needs_step_starts
+
+    def has_updated(self) -> bool:
+        """Whether the weights were updated since the last step."""
+        return self.count > 0 if self.is_watching else bool(self._accelerator.sync_gradients)
+
+    def completes_step(self) -> bool:
+        """Whether the batch that ends now is the last one of its step."""
+        self._batches_in_step += 1
+        synchronizes = bool(self._accelerator.sync_gradients)
+        self._uses_accumulate = self._uses_accumulate or not synchronizes
+        if not self.is_watching or (self._uses_accumulate and not self.count):
+            return synchronizes
+        # An update is left out where gradients overflow. Accelerate keeps reporting that until the next update.
+        skipped = any(getattr(each, "step_was_skipped", False) for each in _prepared(self._accelerator)[1])
+        is_skipped = skipped and self._batches_in_step >= self.batches_per_step
+        return self.has_updated() or (synchronizes and is_skipped)
+
+    def batch_ended(self, *, completed: bool) -> bool:
+        """Note that a batch ended; returns whether `batches_per_step` changed."""
+        if not completed:
+            self._found = max(self._found or 1, 2)  # the beginnings of steps are noted from here on
+            return False
+        has_changed = self._batches_in_step > 1 and not self._is_found
+        if has_changed:
+            self._is_found, self._found = True, self._batches_in_step
+        self._found, self._batches_in_step = self._found or 1, 0
+        return has_changed and self.batches_per_step > 1
+
+
+class AccelerateRun(Run):
     """Drives a loop of your own over what an accelerator has prepared.
 
     Args:
-        accelerator: What prepared the model, the optimizer and the data; ``loop.native``.
-        name: What the run is called.
-        model, optimizer, scheduler: As ``accelerator.prepare()`` returned them, for callbacks; where the accelerator
-            has prepared exactly one of a kind, that is it.
+        accelerator: The accelerator that prepared the model, the optimizer and the data; ``loop.native``.
+        name: The name of the run.
+        model, optimizer, scheduler: As ``accelerator.prepare()`` returned them, for callbacks; by default the one that
+            the accelerator has prepared, where it is the only one of its kind.
         accumulation: How many batches make a step in a loop that accumulates gradients without
-            ``accelerator.accumulate()``. Left out, it is found out at the first update, and ``num_steps`` is right from
+            ``accelerator.accumulate()``. By default it is seen at the first update, and ``num_steps`` is right from
             there on.
-        options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
+        options: As for `hl.run`; the files of ``save`` and ``load`` come in addition.
     """
+
+    restores_itself = True
+    saves_together = True
 
     def __init__(
         self,
@@ -120,99 +177,59 @@ class AccelerateRun(JointRun):
         accumulation: int | None = None,
         **options: Unpack[LoopOptions],
     ) -> None:
-        _check(accelerator)
-        if accumulation is not None:
-            check_accumulation(accumulation)
-        super().__init__(name, replay=PreparedReplay(), **options)
+        if not isinstance(accelerator, Accelerator):
+            raise OptionError(f"accelerator={accelerator!r}: give an accelerate.Accelerator.")
+        if accelerator.project_configuration.automatic_checkpoint_naming:
+            raise OptionError(
+                "The accelerator names its checkpoints itself (automatic_checkpoint_naming=True), and would save "
+                "elsewhere than in the run's directory. Leave that off: hookline numbers them, and a "
+                "CheckpointCallback limits them."
+            )
+        require_integer("accumulation", accumulation, optional=True)
+        super().__init__(name, **options)
+        if accelerator.num_processes != self.world_size:
+            raise OptionError(
+                f"Accelerate was set up for {accelerator.num_processes} processes, and torch.distributed connects "
+                f"{self.world_size}: connect them, with a launcher or init_process_group(), before anything makes an "
+                "Accelerator."
+            )
         self._accelerator = accelerator
-        _require_processes(accelerator.num_processes, self.world_size)
         self._given = (model, optimizer, scheduler)
-        self._accumulation = accumulation
-        self._found: int | None = None  # how many batches make a step, as far as that was seen
-        self._is_found = False
-        self._batches_in_step = 0
-        self._uses_accumulate = False
-        self._planned_length: int | None = None
+        self._order = PreparedOrder()
+        self._updates: AcceleratorUpdates = AcceleratorUpdates(self, accelerator, accumulation)
 
     @property
     def native(self) -> Any:
         """The accelerator."""
         return self._accelerator
 
-    @property
-    def batches_per_step(self) -> int:
-        """How many batches make a step, as far as that is planned."""
-        if self._accumulation is not None:
-            return self._accumulation
-        return max(int(self._accelerator.gradient_accumulation_steps), self._found or 1)
-
     def begin(self) -> None:
         """Begin to record, with what the accelerator has prepared by now."""
-        model, self.optimizer, self.scheduler = map(_only, self._given, self._prepared())
+        prepared = _prepared(self._accelerator)
+        model, self.optimizer, self.scheduler = (
+            some[0] if given is None and len(some) == 1 else given
+            for given, some in zip(self._given, prepared, strict=True)
+        )
         self.model = None if model is None else self._accelerator.unwrap_model(model)
         super().begin()
+        optimizers = (getattr(each, "optimizer", each) for each in prepared[1])
+        # Those of DeepSpeed and the like have no hooks: there the accelerator says when gradients are synchronized.
+        self._updates.watch([each for each in optimizers if hasattr(each, "register_step_pre_hook")])
 
-    def _prepared(self) -> tuple[list[Any], ...]:
-        """The models, the optimizers and the schedules."""
-        kinds = ("_models", "_optimizers", "_schedulers")
-        return tuple(list(getattr(self._accelerator, kind, ())) for kind in kinds)
+    def finish(self, error: BaseException | None = None) -> None:
+        """Close everything, and remove the hooks from the optimizers."""
+        self._updates.unwatch()
+        super().finish(error)
 
-    def _optimizers(self) -> Iterable[Any]:
-        own = (getattr(each, "optimizer", each) for each in self._prepared()[1])
-        return [each for each in own if hasattr(each, "register_step_pre_hook")]  # others have their own engine
-
-    def _has_updated(self) -> bool:
-        return self._updates > 0 if self._listening else bool(self._accelerator.sync_gradients)
-
-    def _completes_step(self) -> bool:
-        synchronizes = bool(self._accelerator.sync_gradients)
-        self._uses_accumulate = self._uses_accumulate or not synchronizes
-        if not self._listening or (self._uses_accumulate and not self._updates):
-            return synchronizes
-        return self._has_updated() or (synchronizes and self._was_skipped())
-
-    def _was_skipped(self) -> bool:
-        """Whether the update was left out because gradients overflowed; Accelerate keeps saying so until the next."""
-        skipped = any(getattr(each, "step_was_skipped", False) for each in self._prepared()[1])
-        return skipped and self._batches_in_step >= self.batches_per_step
-
-    def _notes_step_starts(self) -> bool:
-        unknown = self._found is None and self._accumulation is None
-        return unknown or super()._notes_step_starts()
-
-    def _plan(self, batches: Any, epochs: int, total: int | None) -> None:
-        super()._plan(batches, epochs, total)
-        self._planned_length = None if total is not None else length_of(batches)
-
-    def _end_step(self) -> None:
-        if self._step is None:
-            super()._end_step()
-            return
-        self._batches_in_step += 1
-        super()._end_step()
-        if self._is_between_batches:
-            self._found = max(self._found or 1, 2)  # where a step begins is noted from here on
-            return
-        if self._batches_in_step > 1 and not self._is_found:
-            self._is_found, self._found = True, self._batches_in_step
-            if self.batches_per_step > 1 and self._planned_length is not None:
-                self._plan_updates(self._planned_length, self.epoch, self._batches_done)
-        self._found, self._batches_in_step = self._found or 1, 0
-
-    def _save_files(self, directory: Path) -> None:
-        with self._counted_from_the_update():
-            self._accelerator.save_state(str(directory / FOLDER))
-        super()._save_files(directory)
-
-    @contextmanager
-    def _counted_from_the_update(self) -> Iterator[None]:
-        """What the accelerator counts of the batches of a step, without those that a resume does again."""
+    def _save_rank_files(self, directory: Path, *, before_step: bool = False) -> None:
         counted = self._accelerator.step
-        self._accelerator.step = 0 if self._goes_back else counted
+        if self._before_step:  # a resume does the batches of this step again
+            self._accelerator.step = 0
         try:
-            yield
+            self._accelerator.save_state(str(directory / FOLDER))
         finally:
             self._accelerator.step = counted
+        super()._save_rank_files(directory, before_step=before_step)
 
     def _load_files(self, directory: Path) -> None:
         if not (directory / FOLDER).is_dir():
@@ -225,30 +242,12 @@ class AccelerateRun(JointRun):
         super()._load_files(directory)
 
 
+def _prepared(accelerator: Accelerator) -> tuple[list[Any], ...]:
+    """Return the models, the optimizers and the schedules that an accelerator has prepared."""
+    return tuple(list(getattr(accelerator, kind, ())) for kind in ("_models", "_optimizers", "_schedulers"))
+
+
 run = AccelerateRun
-
-
-def _check(accelerator: Any) -> None:
-    if not isinstance(accelerator, Accelerator):
-        raise OptionError(f"accelerator={accelerator!r}: give an accelerate.Accelerator.")
-    if accelerator.project_configuration.automatic_checkpoint_naming:
-        raise OptionError(
-            "The accelerator names its checkpoints itself (automatic_checkpoint_naming=True), and would save elsewhere "
-            "than in the run's directory. Leave that off: hookline numbers them, and a CheckpointCallback limits them."
-        )
-
-
-def _require_processes(prepared_for: int, here: int) -> None:
-    if prepared_for != here:
-        raise OptionError(
-            f"Accelerate was set up for {prepared_for} processes, and torch.distributed connects {here}: connect them, "
-            "with a launcher or init_process_group(), before anything makes an Accelerator."
-        )
-
-
-def _only(given: Any, prepared: list[Any]) -> Any:
-    """What was given, or the only one that was prepared."""
-    return prepared[0] if given is None and len(prepared) == 1 else given
 
 
 class HooklineTracker(GeneralTracker):  # type: ignore[misc]
@@ -297,7 +296,7 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         if not _is_main():
             return
         self._begin()
-        self._run.tell(values, self._place(step))
+        self._run.record(values, self._place(step))
 
     def log_table(
         self,

@@ -1,7 +1,7 @@
-"""`HostLoop`: the loop that callbacks see when somebody else's trainer runs.
+"""`HostLoop`: the loop that callbacks see when another framework's trainer runs.
 
-A bridge to a framework is told by it what happens, and tells a `HostLoop`, which fires the moments, keeps the
-counters, records, and gathers what callbacks ask for. This is all that a bridge does::
+A bridge translates a framework's callbacks into calls of a `HostLoop`, which fires the moments, keeps the counters,
+records, and collects what callbacks request. This is all that a bridge does::
 
     loop = HostLoop("name", callbacks=[...], native=trainer, save=self._save)
 
@@ -14,7 +14,7 @@ counters, records, and gathers what callbacks ask for. This is all that a bridge
     loop.before_optimizer_step(optimizer)        on_before_optimizer_step
     loop.step_end(batch, {"loss": loss})         on_step_end; writes the row, on_log
     loop.host_log({"lr": 0.1})                   a row of its own, on_log
-    asked = loop.requests()                      what callbacks asked for: stop, checkpoint, validation
+    asked = loop.requests()                      what callbacks requested: stop, checkpoint, validation
     loop.validation_start()                      on_validation_start, on_validation_epoch_start
     loop.validation_batch_start(batch)
     loop.validation_batch_end(outputs, batch)
@@ -23,27 +23,22 @@ counters, records, and gathers what callbacks ask for. This is all that a bridge
     loop.epoch_end()                             on_train_epoch_end
     loop.train_end()                             on_train_end; closes everything
 
-or ``loop.failed(error)`` instead of the last, from wherever the framework's training is called: frameworks do not tell
-their callbacks about errors. `requests` is asked once after each step, at the place where the framework can still
-stop, save and validate; where several processes train together they settle there what all of them do, so all of them
-have to ask. What a framework does not tell (batches, the optimizer) is left out; nothing is made up.
+or ``loop.failed(error)`` instead of the last, from the place where the framework's training is called: frameworks do
+not report errors to their callbacks. `requests` is called once after each step, where the framework can still stop,
+save and validate; processes that train together agree there, so all of them have to call it. What a framework does not
+report (batches, the optimizer) is left out; nothing is made up.
 
-The host counts, not the loop: `train_start` and `step_end` take the number of completed steps from it. A step may be
-open while the host validates, saves and ends an epoch: what it does there belongs to the steps that are complete, and
-the open one goes on with the next batch. Metrics that
-the host gives (`step_end`, `host_log`, `validation_end`) are the same on all processes, and rank zero records them;
-what subscribers log is recorded by each process. SIGINT and SIGTERM ask for a stop at the host's next boundary.
+The host counts, not the loop: `train_start` and `step_end` take the number of completed steps. A step may be open while
+the host validates, saves and ends an epoch; those belong to the completed steps. Metrics that the host gives
+(`step_end`, `host_log`, `validation_end`) are the same on all processes, so rank zero records them; what subscribers
+log is recorded by each process. SIGINT and SIGTERM request a stop at the host's next boundary.
 
-Into its checkpoints the host puts `state_dict()`, as a file by `hookline.integrations.host_loop` or inside its own.
-``begin(state=..., row=...)`` takes it up again: the callbacks' states, and the very run, if its directory is there.
+The host puts `state_dict()` into its checkpoints, in its own format or as a folder (`save`, `load`), which
+is an ordinary checkpoint of hookline. ``begin(state=..., row=...)`` resumes it: the callbacks' states, and the very
+run, if its directory still exists.
 
-``begin(trains=False)`` is for a host that evaluates without training: it fires and records the validation, and neither
-the start nor the end of a training. After a training it goes on in that run.
-
-The state of a `HostLoop` as a folder in a host's checkpoint directory.
-
-It is an ordinary checkpoint of hookline, so one of which a file is missing or cut short is noticed: it is named, and
-the training goes on without it.
+``begin(trains=False)`` is for a host that evaluates without training: it fires and records the validation, without the
+start and the end of a training. After a training it continues that run.
 """
 
 import logging
@@ -61,21 +56,26 @@ from hookline._engine.state import ManifestRow
 from hookline._record.device import defer
 from hookline._record.run_directory import METADATA
 from hookline.loops import checkpoint
+from hookline.loops.checkpointing import callback_states
 from hookline.loops.options import RunOptions
 from hookline.loops.session import Session
 
-TAKEN_UP = ".taken-up"
-"""Where in a run's directory the state stands that it is taken up with, while it begins."""
+RESUME_FOLDER = ".taken-up"
+"""The folder of a run's directory with the state that it is resumed from, while it begins."""
+STATE_FOLDER = "hookline"
+"""The folder of a host's checkpoint with the state of a `HostLoop`."""
+
+logger = logging.getLogger("hookline")
 
 SaveFunction = Callable[[Path | None], ManifestRow]
 
 
 class Requests(NamedTuple):
-    """What callbacks asked for, on whichever process.
+    """What callbacks requested, on any process.
 
     Attributes:
-        stop: Why to stop; None to go on.
-        checkpoint: Save a checkpoint, and say so with `HostLoop.checkpoint_saved`.
+        stop: The reason to stop; None to continue.
+        checkpoint: Save a checkpoint, and report it with `HostLoop.checkpoint_saved`.
         validation: Validate.
     """
 
@@ -89,7 +89,7 @@ class HostLoop(Session):
 
     Args:
         name, callbacks: As for every `Session`.
-        native: The framework's own trainer, as callbacks find it in ``loop.native``.
+        native: The framework's trainer, as callbacks find it in ``loop.native``.
         save: Saves a checkpoint through the framework, at this path or where the framework keeps them, and returns its
             row: now, followed by `checkpoint_saved`, or, where the framework can only do it at its next boundary, the
             row that it will have. None where the framework saves none.
@@ -114,7 +114,7 @@ class HostLoop(Session):
 
     @property
     def native(self) -> Any:
-        """The framework's own trainer."""
+        """The framework's trainer."""
         return self._native
 
     @native.setter
@@ -142,15 +142,26 @@ class HostLoop(Session):
             row: That checkpoint, for `on_checkpoint_load`.
         """
         if state is None and not trains and self.output_dir is not None:
-            state = self.state_dict()  # a validation after the training goes on in its run
-        self._start_anew(trains)
+            state = self.state_dict()  # a validation after the training continues its run
+        self._trains = trains
+        self.lifecycle.abandon()
+        self._validating = False
+        self.checkpoint_requested = self.validation_requested = False
+        if trains:  # forget an earlier training of the same host
+            self.step = self.epoch = 0
+            self.metrics, self.validation_metrics = MetricsRow(), {}
+            self.checkpoints, self._rows = [], []
+            self.output_dir = None
         home = None if state is None else self._home_of(state)
-        if state is None or home is None:
-            super().begin()
-            self._take_up(state)
+        if state is not None and home is not None:
+            self._resume_in(home, state)
         else:
-            self._begin_in(home, state)
-        self._loaded = replace(row, metrics=dict(self.metrics)) if trains and row is not None else None
+            super().begin()
+            if state is not None:
+                self._restore_position(dict(state))
+                self.metrics.update(dict(state["metrics"]))
+                self.callbacks.load_state_dict(callback_states(state))
+        self.checkpointing.loaded = replace(row, metrics=dict(self.metrics)) if trains and row is not None else None
 
     def train_start(
         self,
@@ -160,36 +171,36 @@ class HostLoop(Session):
         num_steps: int | None = None,
         num_epochs: int | None = None,
     ) -> None:
-        """The host starts to train, from the beginning or behind so many completed steps."""
+        """Start to train, from the beginning or behind so many completed steps."""
         self.step, self.epoch = step, epoch
         self.num_steps, self.num_epochs = num_steps, num_epochs
         self.start()
 
     def epoch_start(self, epoch: int, *, batches_done: int = 0) -> None:
-        """An epoch begins, or goes on behind so many batches; the host counts from 0."""
+        """Begin an epoch, or continue it behind so many batches; epochs count from 0."""
         self.epoch, self._batch_idx = epoch, batches_done
         self.callbacks.on_train_epoch_start(self)
 
     def epoch_end(self) -> None:
-        """The epoch ends."""
+        """End the epoch."""
         self.callbacks.on_train_epoch_end(self)
 
     def step_start(self) -> None:
-        """A step (one optimizer update) begins."""
+        """Begin a step: one optimizer update."""
         self.lifecycle.begin()
 
     def batch_start(self, batch: Any = None, batch_idx: int | None = None) -> None:
-        """A forward and backward pass begins; batches are counted in each epoch where the host does not."""
+        """Begin a forward and backward pass; batches are counted per epoch where the host does not."""
         self._batch_idx = self._batch_idx if batch_idx is None else batch_idx
         self.callbacks.on_train_batch_start(self, batch, self._batch_idx)
 
     def batch_end(self, outputs: Any = None, batch: Any = None) -> None:
-        """It ends, with these outputs."""
+        """End it, with these outputs."""
         self.callbacks.on_train_batch_end(self, outputs, batch, self._batch_idx)
         self._batch_idx += 1
 
     def before_optimizer_step(self, optimizer: Any, *, clipped: bool = False) -> None:
-        """The gradients are complete.
+        """Report that the gradients are complete.
 
         Args:
             clipped: Whether the host has clipped them already.
@@ -198,10 +209,10 @@ class HostLoop(Session):
         self.callbacks.on_before_optimizer_step(self, optimizer)
 
     def step_end(self, batch: Any = None, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
-        """The step is complete, with what the host knows of it by now.
+        """Complete the step, with the host's metrics of it.
 
         Args:
-            step: The number of completed steps; one more than before where the host does not say.
+            step: The number of completed steps; one more than before by default.
         """
         given = collect((dict(metrics or {}),), {}, defer)
         if self.lifecycle.row is None:  # a host that does not report the start of its steps
@@ -212,52 +223,52 @@ class HostLoop(Session):
         self.commit_held_back()
 
     def host_log(self, metrics: Mapping[str, Any], *, step: int | None = None, axis: str | None = None) -> None:
-        """The host logs metrics that belong to no step's row."""
+        """Record metrics of the host that belong to no step's row."""
         at = self.step + self.in_step if step is None else step
         self.commit(at, copied(collect((dict(metrics),), {}, defer)), axis, common=True)
 
     def requests(self) -> Requests:
-        """What callbacks asked for since the last time; to be asked on all processes after each step."""
+        """Return what callbacks requested since the last call; called on all processes after each step."""
         save, validate = self._agree(self.checkpoint_requested, self.validation_requested)
         self.checkpoint_requested = self.validation_requested = False
         if save:
-            self._share_checkpoint_requests(self.step)
+            self.checkpointing.share_requests(self.step)
         return Requests(self.stop_reason if self._agreed_to_stop else None, save, validate)
 
     def validation_start(self) -> None:
-        """A validation begins."""
+        """Begin a validation."""
         self._validating, self._validation_batch_idx = True, 0
         self.callbacks.on_validation_start(self)
         self.callbacks.on_validation_epoch_start(self)
 
     def validation_batch_start(self, batch: Any = None) -> None:
-        """A batch of it begins."""
+        """Begin a batch of it."""
         self.callbacks.on_validation_batch_start(self, batch, self._validation_batch_idx)
 
     def validation_batch_end(self, outputs: Any = None, batch: Any = None) -> None:
-        """A batch of it ends."""
+        """End a batch of it."""
         self.callbacks.on_validation_batch_end(self, outputs, batch, self._validation_batch_idx)
         self._validation_batch_idx += 1
 
     def validation_end(self, name: str, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
-        """The validation is over.
+        """End the validation.
 
         Args:
-            name: What the evaluation is called, for `on_eval`.
-            metrics: By the names that they are recorded under, such as ``val/loss``.
-            step: The number of completed steps, where the host knows of more than it has told.
+            name: The name of the evaluation, for `on_eval`.
+            metrics: The metrics by full name, such as ``val/loss``.
+            step: The number of completed steps, where the host is ahead of what it has reported.
         """
         self._validating = False
         row = self.validation_metrics = MetricsRow(collect((dict(metrics),), {}, defer))
-        at = self.step if step is None else step  # an open step goes on behind the validation
+        at = self.step if step is None else step  # an open step continues after the validation
         self.record_evaluation(name, row, step=at, common=True, ends_validation=True)
 
     def rollout_start(self, step_idx: int, lesson_id: str | None = None) -> None:
-        """Completions are about to be generated."""
+        """Report that completions are about to be generated."""
         self.callbacks.on_rollout_start(self, step_idx, lesson_id)
 
     def rollout_end(self, step_idx: int, rollouts: Any) -> None:
-        """They are there and scored."""
+        """Report the scored completions."""
         self.callbacks.on_rollout_end(self, step_idx, rollouts)
 
     def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
@@ -267,7 +278,7 @@ class HostLoop(Session):
         return self._save(None if path is None else Path(path))
 
     def checkpoint_row(self, path: str | Path, *, kind: str = "step", step: int | None = None) -> ManifestRow:
-        """The row of a checkpoint of the host, as it is on the disk or, before that, as it will be called.
+        """Return the row of a checkpoint of the host, which may not be saved yet.
 
         Args:
             step: The number of completed steps, where it is not the present one.
@@ -279,35 +290,31 @@ class HostLoop(Session):
         return ManifestRow(at, place, dict(self.metrics), kind=kind, bytes=size, time=time.time())
 
     def checkpoint_saved(self, path: str | Path, *, kind: str = "step", step: int | None = None) -> ManifestRow:
-        """The host saved a checkpoint.
+        """Report a checkpoint that the host saved.
 
         Args:
-            step: The number of completed steps in it, where the host knows of more than it has told.
+            step: The number of completed steps in it, where the host is ahead of what it has reported.
         """
         row = self.checkpoint_row(path, kind=kind, step=self.step if step is None else step)
-        self.checkpoints.append(row)
-        if self.recorder is not None and self.rank == 0:
-            self.recorder.event("checkpoint", step=row.step, path=str(row.path), bytes=row.bytes, kind=kind)
-        self.callbacks.on_checkpoint(self, row)
-        return row
+        return self.checkpointing.announce(row)
 
     def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
-        """What belongs into the host's checkpoint: counters, metrics, the callbacks' states, and which run it is.
+        """Return what belongs into the host's checkpoint: counters, metrics, the callbacks' states, and the run.
 
         Args:
-            step: The number of completed steps, where the host knows of more than it has told.
+            step: The number of completed steps, where the host is ahead of what it has reported.
         """
-        self.callbacks.drain()  # so that the states are those of all moments so far
-        self.secure_record()
+        self.callbacks.drain()  # the states of background subscribers include all moments so far
+        self.recording.secure()
         home = None if self.output_dir is None else str(self.output_dir)
-        return self._state(self.step if step is None else step) | {"run": home}
+        return self._checkpoint_state(self.step if step is None else step) | {"run": home}
 
     def train_end(self) -> None:
-        """The host has trained to an orderly end."""
+        """End the training in an orderly way."""
         self.finish(None)
 
     def failed(self, error: BaseException) -> None:
-        """An error ended the training, or the validation."""
+        """Report the error that ended the training or the validation."""
         if self.is_running:
             self.finish(error)
 
@@ -315,21 +322,9 @@ class HostLoop(Session):
         """Fire `on_train_start`, once; a loop that only validates starts without it."""
         if self._trains:
             super().start()
-        elif not self._train_started:
-            self._train_started = True
+        elif not self.has_started:
+            self.has_started = True
             self.status("running", "validating")
-
-    def _start_anew(self, trains: bool) -> None:
-        """Forget what belongs to an earlier training."""
-        self._trains = trains
-        self.lifecycle.abandon()
-        self._validating = False
-        self.checkpoint_requested = self.validation_requested = False
-        if trains:
-            self.step = self.epoch = 0
-            self.metrics, self.validation_metrics = MetricsRow(), {}
-            self.checkpoints, self._rows = [], []
-            self.output_dir = None
 
     def _home_of(self, state: Mapping[str, Any]) -> Path | None:
         """The directory of the run that a state was saved in, if it is there and where this loop's runs are."""
@@ -339,31 +334,25 @@ class HostLoop(Session):
         is_there = (home / METADATA).is_file()
         return home if is_there and home.parent == Path(self.root).resolve() / self.project else None
 
-    def _begin_in(self, home: Path, state: Mapping[str, Any]) -> None:
-        """Take up a run: sessions resume from a checkpoint in its directory, so the state becomes one for a moment."""
-        place = home / TAKEN_UP
+    def _resume_in(self, home: Path, state: Mapping[str, Any]) -> None:
+        # Sessions resume from a checkpoint in the run's directory, so the state becomes one while the run begins.
+        folder = home / RESUME_FOLDER
         if self.rank == 0:
-            checkpoint.save(place, state, lambda directory: None, step=state["step"], kind="host")
-        self.resume_from = place
+            checkpoint.save(folder, state, lambda directory: None, step=state["step"], kind="host")
+        self.resume_from = folder
         try:
             super().begin()
             self.processes.gather(None)  # all have read it
         finally:
             self.resume_from = None
             if self.rank == 0:
-                shutil.rmtree(place, ignore_errors=True)
-
-    def _take_up(self, state: Mapping[str, Any] | None) -> None:
-        if state is not None:
-            self._place_at(dict(state))
-            self.metrics.update(dict(state["metrics"]))
-            self._load_states(state)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _commit_of_host(self, given: Mapping[str, Any], step: int, row: MetricsRow) -> None:
-        """Write the row of a step: what the host says is rank zero's to record, what subscribers log each rank's."""
+        """Write the row of a step: rank zero records the host's metrics, each rank what its subscribers log."""
         own = row if self.rank == 0 else MetricsRow({name: row[name] for name in row if name not in given})
         self._write(step, own)
-        self._tell(step, row)
+        self._notify_log(step, row)
 
     def _end(self) -> None:
         if self._trains:
@@ -373,42 +362,37 @@ class HostLoop(Session):
             self.commit_held_back()
             self._close()
 
-    def _settle(self) -> None:
-        """Leave a step that the host began and did not complete; what was logged in it is kept."""
+    def _finish_open_work(self) -> None:
+        # The host began a step and did not complete it; what was logged in it is kept.
         number, row = self.lifecycle.abandon()
-        self._leave_step()
+        self._validating = False
         if row:
             self.commit(number, row)
 
-    def _leave_step(self) -> None:
+    def _abandon_step(self) -> None:
         self._validating = False
 
 
-logger = logging.getLogger("hookline")
-
-FOLDER = "hookline"
-
-
 def save(directory: str | Path, loop: HostLoop) -> None:
-    """Put the state into a checkpoint that the host has saved; rank zero writes.
+    """Put the state of a loop into a checkpoint that the host has saved; rank zero writes.
 
     Raises:
         CheckpointError: It cannot be written.
     """
     state = loop.state_dict()
     if loop.rank == 0:
-        checkpoint.save(Path(directory) / FOLDER, state, lambda place: None, step=state["step"], kind="host")
+        checkpoint.save(Path(directory) / STATE_FOLDER, state, lambda folder: None, step=state["step"], kind="host")
 
 
 def load(directory: str | Path) -> dict[str, Any] | None:
-    """The state in a host's checkpoint; None where there is none, or none that can be read."""
-    place = Path(directory) / FOLDER
-    checkpoint.recover(place)
-    if not checkpoint.is_checkpoint(place):
-        logger.warning("%s holds no state of callbacks: they start anew.", directory)
+    """Return the state in a host's checkpoint; None where there is none, or none that can be read."""
+    folder = Path(directory) / STATE_FOLDER
+    checkpoint.recover(folder)
+    if not checkpoint.is_checkpoint(folder):
+        logger.warning("%s holds no state of callbacks: they start from scratch.", directory)
         return None
     try:
-        return checkpoint.load(place)
+        return checkpoint.load(folder)
     except CheckpointError as error:
-        logger.warning("The callbacks start anew, without the state in %s. %s", directory, error)
+        logger.warning("The callbacks start from scratch, without the state in %s. %s", directory, error)
         return None

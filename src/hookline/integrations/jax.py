@@ -7,21 +7,15 @@
             loop.train_state, loss = train_step(loop.train_state, batch, loop.next_key())
             loop.log(loss=loss)
 
-`log` never waits for a device: an array is fetched by JAX's own asynchronous copy, and recorded when it is there.
+`log` never waits for a device: JAX's own asynchronous copy fetches an array, which is recorded when it has arrived.
 
-A pytree as two files: the arrays in ``.npz``, and in ``.json`` the path of each leaf and what it is.
+Checkpoints hold the state, the random key, and the random states of Python and NumPy that the order of the data comes
+from, so a resume is exact. A pytree is two files: the arrays in ``.npz``, and in ``.json`` the path and the type of
+each leaf. The structure is not saved but taken from the tree that is filled: no class is looked up by a name in a
+file, and nothing is unpickled. Both trees must have the same leaves, by path, shape and dtype. Arrays are placed where
+those of the filled tree are.
 
-The structure is not saved but taken from the tree that is filled: no class is looked up by a name in a file, nothing is
-unpickled. Both have to have the same leaves, by path, shape and kind of number. Arrays go back to where those of the
-tree that is filled are.
-
-`JaxRun`: `hl.run` for a loop in JAX.
-
-The training state is a pytree that the loop assigns in each step, as ``loop.train_state``.
-Checkpoints hold it, the random key, and the random states of Python and NumPy that the order of the data comes from, so
-that a resume goes on as if there had been no interruption. Nothing in them is code.
-
-It is for one process. Of several (`jax.distributed`) each has a part of the state only, which is not saved here.
+It is for one process. Of several (`jax.distributed`) each has only a part of the state, which is not saved here.
 """
 
 from hookline._engine.optional import require
@@ -30,9 +24,9 @@ require("jax", ">=0.4.30", extra="jax", what=__name__)
 require("jaxlib", None, extra="jax", what=__name__)
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, NamedTuple, Unpack
 from zipfile import BadZipFile
 
 import jax
@@ -40,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookline._engine.errors import CheckpointError, OptionError
-from hookline.loops.data_position import Replay
+from hookline.loops.data_position import ReplayedOrder
 from hookline.loops.options import LoopOptions
 from hookline.loops.run import Run
 
@@ -51,12 +45,12 @@ PLAIN = (bool, int, float, str)
 
 
 class Leaf(NamedTuple):
-    """What is known of a leaf without its numbers.
+    """A leaf without its numbers.
 
     Attributes:
         kind: ``array``, ``key`` (a random key of JAX), or ``plain``.
-        dtype: The kind of number; of a key, how it draws; of a plain value, its type.
-        value: That of a plain one.
+        dtype: The dtype; of a key, its implementation; of a plain value, its type.
+        value: The value of a plain leaf.
     """
 
     path: str
@@ -66,10 +60,10 @@ class Leaf(NamedTuple):
     value: Any = None
 
     def described(self) -> str:
-        """It in words, without its path and value.
+        """Describe it without its path and value.
 
-        A state that begins as NumPy's float64 becomes float32 in the first step, unless JAX was set to 64 bits. Both
-        are what JAX makes of it.
+        A state that begins as NumPy's float64 becomes float32 in the first step, unless JAX was set to 64 bits. So
+        both are described by the dtype that JAX converts them to.
         """
         if self.kind == "plain":
             return f"plain of {self.dtype}"
@@ -78,7 +72,7 @@ class Leaf(NamedTuple):
 
 
 def write(tree: Any, path: Path) -> None:
-    """Write a tree beside each other to ``<path>.npz`` and ``<path>.json``.
+    """Write a tree to ``<path>.npz`` and ``<path>.json``.
 
     Raises:
         CheckpointError: A leaf cannot be saved, or the files cannot be written.
@@ -93,10 +87,10 @@ def write(tree: Any, path: Path) -> None:
 
 
 def read(tree: Any, path: Path) -> Any:
-    """A tree of the same structure, with what was written.
+    """Return a tree of the same structure with the saved leaves.
 
     Raises:
-        CheckpointError: It was one of other leaves, or cannot be read.
+        CheckpointError: The saved tree has other leaves, or cannot be read.
     """
     here, places = _leaves(tree)
     try:
@@ -134,7 +128,7 @@ def _leaf(path: str, value: Any) -> Leaf:
 
 
 def _numbers(leaf: Leaf, value: Any) -> Any:
-    """The numbers of a leaf as NumPy can save them; None for a plain one."""
+    """Return the numbers of a leaf as NumPy can save them; None for a plain one."""
     if leaf.kind == "plain":
         return None
     try:
@@ -148,13 +142,13 @@ def _numbers(leaf: Leaf, value: Any) -> Any:
 
 
 def _put_back(leaf: Leaf, array: Any, place: Any) -> Any:
-    """A leaf with its numbers, where that of the tree to be filled is."""
+    """Return a leaf with its numbers, placed like that of the tree to be filled."""
     if leaf.kind == "plain":
         return leaf.value
     if leaf.kind == "key":
         return jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.dtype)
     dtype = jnp.dtype(leaf.dtype)
-    if array.dtype != dtype:  # one that NumPy does not know: its bytes
+    if array.dtype != dtype:  # a dtype that NumPy lacks is saved as bytes
         array = np.frombuffer(array.tobytes(), dtype).reshape(leaf.shape).copy()
     if isinstance(place, np.generic):
         return array[()]
@@ -179,21 +173,20 @@ def _is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-B = TypeVar("B")
 STATE = "train_state"
 KEY = "key"
 
 
 class JaxRun(Run):
-    """Drives a loop of your own over a training state.
+    """Drives a loop of your own over a training state, which the loop assigns in each step as ``loop.train_state``.
 
     Args:
-        train_state: The pytree that training changes: parameters, the optimizer's state, counters. A resume wants one
-            of the same structure, which it fills with what was saved.
-        name: What the run is called.
-        model: Picks out of the state what callbacks find as ``loop.model``; all of it by default.
+        train_state: The pytree that training changes: parameters, the optimizer's state, counters. A resume needs one
+            of the same structure, which it fills.
+        name: The name of the run.
+        model: Selects the part of the state that callbacks find as ``loop.model``; all of it by default.
         key: A random key that `next_key` splits.
-        options: As for `hl.run`; what ``save`` writes and ``load`` reads comes in addition.
+        options: As for `hl.run`; the files of ``save`` and ``load`` come in addition.
     """
 
     restores_itself = True
@@ -218,20 +211,20 @@ class JaxRun(Run):
         super().__init__(name, **options)
         self.train_state, self.key = train_state, key
         self._pick = model
-        self._replay = Replay()
+        self._order: ReplayedOrder = ReplayedOrder()
 
     @property
     def model(self) -> Any:
-        """What ``model`` picks out of the state."""
+        """The part of the state that ``model`` selects."""
         return self.train_state if self._pick is None else self._pick(self.train_state)
 
     @model.setter
     def model(self, model: Any) -> None:
-        if model is not None:  # which every loop begins with
+        if model is not None:  # `Loop` assigns None
             raise OptionError("loop.model is a part of loop.train_state: assign that, and say which part with model=.")
 
     def next_key(self) -> Any:
-        """A new random key; what it was split off is kept, and part of every checkpoint."""
+        """Return a new random key, split off the one that is part of every checkpoint."""
         if self.key is None:
             raise OptionError(
                 "next_key(): there is no key to split. Give one: run(train_state, key=jax.random.key(0))."
@@ -239,13 +232,10 @@ class JaxRun(Run):
         self.key, new = jax.random.split(self.key)
         return new
 
-    def _fetch(self, batches: Iterable[B], total: int | None) -> Iterator[tuple[int, B]]:
-        return super()._fetch(self._replay.epoch(batches, self.epoch, self._to_skip), total)
-
-    def _save_files(self, directory: Path) -> None:
+    def _save_common_files(self, directory: Path) -> None:
         write(self.train_state, directory / STATE)
         write(self.key, directory / KEY)
-        super()._save_files(directory)
+        super()._save_common_files(directory)
 
     def _load_files(self, directory: Path) -> None:
         train_state = read(self.train_state, directory / STATE)
@@ -253,15 +243,15 @@ class JaxRun(Run):
         super()._load_files(directory)
         self.train_state, self.key = train_state, key
 
-    def _state(self, step: int) -> dict[str, Any]:
-        state = super()._state(step)
+    def _checkpoint_state(self, step: int) -> dict[str, Any]:
+        state = super()._checkpoint_state(step)
         nothing_done = self._epoch_state == "open" and state["batches_done"] == 0
-        return state | {"has_files": True, "replay": self._replay.state(nothing_done=nothing_done)}
+        return state | {"replay": self._order.state(nothing_done=nothing_done)}
 
-    def _place_at(self, state: dict[str, Any]) -> None:
-        super()._place_at(state)
+    def _restore_position(self, state: dict[str, Any]) -> None:
+        super()._restore_position(state)
         if "replay" in state:
-            self._replay.load_state(state["replay"])
+            self._order.load_state(state["replay"])
 
 
 run = JaxRun

@@ -278,14 +278,14 @@ class KerasLoop(HostLoop):
         self._callback = callback
         super().__init__(name, native=None, save=save, callbacks=callbacks, **options)
 
-    def _heard_signal(self, name: str) -> None:
+    def _on_signal(self, name: str) -> None:
         # A fit that raised leaves the loop running, because Keras does not report it. A signal outside of Keras's
         # code is therefore not for this loop: restore the previous handler and raise the signal again.
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
             if frame.f_globals.get("__name__", "").partition(".")[0] == "keras":
-                super()._heard_signal(name)
+                super()._on_signal(name)
                 return
         self._signals.restore()
         signal.raise_signal(signal.Signals[name])

@@ -1,7 +1,7 @@
-"""`ToldRun`: a run that only records what a tracker or a coordinator is told, in the one process that hears it.
+"""`PassiveRun`: a run that records what a tracker or a coordinator passes on, in the one process that has it.
 
-What is no number, text or truth value (an image, a histogram) is not recorded, and said once by name: others may be
-told the same and know what to do with it.
+Values that are no numbers, texts or truth values (images, histograms) are left out, with one warning per name: other
+trackers may get the same values and support them.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger("hookline")
 
 
 class PassiveRun(HostLoop):
-    """A run of one process, whatever processes train: it settles nothing with others, and takes no signals."""
+    """A run of one process, whatever processes train: it agrees on nothing with others, and takes no signals."""
 
     def __init__(
         self, name: str, *, native: Any = None, callbacks: Iterable[Any] = (), **options: Unpack[RunOptions]
@@ -34,10 +34,10 @@ class PassiveRun(HostLoop):
     ) -> None:
         """Begin to record."""
         super().begin(trains=trains, state=state, row=row)
-        self._signals.restore()  # nobody would ask whether to stop
+        self._signals.restore()  # nothing would check whether to stop
 
-    def tell(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record what of the metrics can be, at a step."""
+    def record(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Record those of the metrics that can be recorded, at a step."""
         self.step = max(self.step, step)
         self.host_log({name: value for name, value in metrics.items() if self._can_log(name, value)}, step=step)
 
@@ -53,16 +53,16 @@ class PassiveRun(HostLoop):
 
 
 class _Alone(ProcessGroup):
-    """Agrees with itself, whatever processes train together."""
+    """A process by itself, even where torch.distributed connects it with others."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Just this one's."""
+        """Return this process's value."""
         return [value]
 
     def share(self, value: Any) -> Any:
-        """The value."""
+        """Return the value."""
         return value
 
 
 def _leave(values: dict[str, Any]) -> None:
-    """Leave what is on a device where it is: whether it can be recorded is seen without it."""
+    """Fetch nothing from a device: whether a value can be recorded shows without it."""

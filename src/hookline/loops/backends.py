@@ -26,7 +26,7 @@ import torch
 from hookline._engine.errors import MissingExtraError, OptionError
 from hookline._engine.torch_models import is_sharded
 from hookline.loops import distributed
-from hookline.loops.sharded import load_optimizer_state, load_weights_into, moved_parameters
+from hookline.loops.sharded import moved_parameters
 from hookline.loops.trainer_config import Precision
 from hookline.loops.training_step import StepFunction, checked_outputs
 
@@ -69,11 +69,8 @@ class Backend(Protocol):
     def release(self) -> None:
         """Give the model back as it was given, at the end of a training."""
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state and what else the backend has."""
-
-    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
-        """Restore the model and what `optimizer_state` returned."""
+    def parts(self) -> dict[str, Any]:
+        """Return torch's optimizer and, in mixed precision, the gradient scaler, for checkpoints."""
 
 
 def is_sharding_asked_for() -> bool:
@@ -184,14 +181,9 @@ class PlainBackend:
     def release(self) -> None:
         """Nothing: the model is as it was given."""
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state."""
-        return {"optimizer": self.optimizer.state_dict()}
-
-    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
-        """Restore both."""
-        load_weights_into(self.model, model)
-        load_optimizer_state(self.optimizer, optimizer["optimizer"])
+    def parts(self) -> dict[str, Any]:
+        """Return the optimizer."""
+        return {"optimizer": self.optimizer}
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -269,22 +261,11 @@ class AccelerateBackend:
         """Take away what Accelerate put around the model's forward."""
         self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state, and the loss scale."""
+    def parts(self) -> dict[str, Any]:
+        """Return the optimizer without Accelerate's wrapper, and the gradient scaler where there is one."""
         scaler = self._accelerator.scaler
-        scale = {} if scaler is None else {"scaler": scaler.state_dict()}
-        return {"optimizer": self._inner.state_dict(), **scale}
-
-    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
-        """Restore both."""
-        if self._accelerator.scaler is not None and "scaler" in optimizer:
-            self._accelerator.scaler.load_state_dict(optimizer["scaler"])
-        load_weights_into(self.model, model)
-        load_optimizer_state(self._inner, optimizer["optimizer"])
-
-    @property
-    def _inner(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return {"optimizer": optimizer} | ({} if scaler is None else {"scaler": scaler})
 
 
 def _require_device(asked: str | None, given: Any) -> None:

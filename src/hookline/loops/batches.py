@@ -1,15 +1,17 @@
-"""`Batches`: a process's share of the batches of each epoch, in an order that a resume can repeat.
+"""`Batches`: a process's share of the batches of each epoch; `LoaderOrder`: torch data in the same order again.
 
-The order comes from what the data itself draws when an epoch begins: from the random states and from the
-generators it holds. Given those again, the batches that were done already are skipped: in the sampler where
-that is all it takes, otherwise by loading them once more. Data that keeps its own place (``state_dict()`` and
-``load_state_dict()``) is put back there instead. Several processes take turns: the first batch is
-rank zero's, the second rank one's. A last round that does not go round is left out of training; in a
-validation some process then has a batch twice, which does not count.
+The order of an epoch comes from the random states and from the generators that a loader and its samplers hold. With
+those set again, the completed batches are skipped: in the sampler where that suffices, otherwise by loading them once
+more. Data that saves its own position (``state_dict()`` and ``load_state_dict()``) is put back there instead.
+
+Several processes take turns: the first batch is rank zero's, the second rank one's. An incomplete last round is left
+out of training; in a validation some process then gets a batch twice, which does not count. For that, all processes
+draw one and the same order when an epoch begins, and then each continues with random states of its own.
 """
 
+import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,7 +19,8 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from hookline._engine.errors import OptionError
-from hookline.loops.data_position import length_of
+from hookline.loops import rng
+from hookline.loops.data_position import ReplayedOrder, length_of
 
 T = TypeVar("T")
 LastRound = Literal["left out", "filled up"]
@@ -28,7 +31,7 @@ class Batches:
 
     Args:
         data: A torch or Hugging Face data set of samples, a `DataLoader`, or an iterable of batches.
-        what: What it is called in messages.
+        what: Its name in messages.
         batch_size: For data sets.
         shuffle: For data sets.
         workers: Processes that load the data, for data sets.
@@ -54,7 +57,7 @@ class Batches:
         self._last_round = last_round
         self._taken = 0
         self.counts = True
-        """Whether the batch that was last given out counts; one that fills up a round does not."""
+        """Whether the latest batch counts; one that only fills up a round does not."""
         if self.length == 0:
             raise OptionError(
                 f"{what} is empty: {_described(data)} gives no batch"
@@ -63,7 +66,7 @@ class Batches:
 
     @property
     def length(self) -> int | None:
-        """How many batches this process has in an epoch, where that is known."""
+        """The number of batches that this process has in an epoch, where it is known."""
         total = length_of(self.data)
         if total is None:
             return None
@@ -76,63 +79,64 @@ class Batches:
 
     @property
     def advice(self) -> str:
-        """What to do where it gives no batch, as far as that is known."""
-        return " It is an iterator, which is used up: give a list or a loader." if self.is_iterator else ""
+        """A hint for data that yields no batch, where there is one."""
+        return " It is an iterator, which is exhausted: give a list or a loader." if self.is_iterator else ""
 
     def state(self) -> list[Any]:
-        """The states of the generators that the data draws its order from."""
+        """Return the states of the generators that the data draws its order from."""
         return [generator.get_state() for generator in self._generators()]
 
     def load_state(self, state: list[Any]) -> None:
-        """Put them back to how they were when an epoch began."""
+        """Set the states of the generators."""
         for generator, own in zip(self._generators(), state, strict=False):
             generator.set_state(own)
 
     @property
-    def keeps_its_place(self) -> bool:
-        """Whether the data itself saves where it is, with ``state_dict()`` and ``load_state_dict()``."""
+    def saves_position(self) -> bool:
+        """Whether the data itself saves its position, with ``state_dict()`` and ``load_state_dict()``."""
         has_both = all(callable(getattr(self.data, name, None)) for name in ("state_dict", "load_state_dict"))
         return has_both and self._shares == 1
 
-    def place(self) -> Any:
-        """Where the data is by itself; None where it does not keep its place."""
-        return self.data.state_dict() if self.keeps_its_place else None
+    def position(self) -> Any:
+        """Return the position that the data itself saves; None where it does not."""
+        return self.data.state_dict() if self.saves_position else None
 
-    def load_place(self, place: Any) -> None:
-        """Put it back there."""
-        if place is not None and self.keeps_its_place:
-            self.data.load_state_dict(place)
+    def load_position(self, position: Any) -> None:
+        """Restore the position that `position` returned."""
+        if position is not None and self.saves_position:
+            self.data.load_state_dict(position)
 
     def epoch(self, number: int, *, done: int = 0) -> Iterator[Any]:
-        """The batches of an epoch behind those that are done, which are skipped before this returns."""
+        """Return the batches of an epoch behind those that are done, which are skipped before this returns."""
         self.counts = True
-        self._announce(number)
-        if self.keeps_its_place:
+        parts = [getattr(self.data, name, None) for name in ("dataset", "sampler", "batch_sampler")]
+        for part in (self.data, *parts):  # those that want to know which epoch begins
+            set_epoch = getattr(part, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(number)
+        if self.saves_position:
             return self._counted(iter(self.data))
         if not self._is_positioned_by_sampler(done):
-            self._draw_seed()
+            if getattr(self.data, "_iterator", None) is not None:
+                # Workers that persist do not draw the seed that new ones would. A resume starts new ones.
+                torch.empty((), dtype=torch.int64).random_(generator=self.data.generator)
             source = self._counted(self._share_of(self.data))
-            _skip(source, done - self._given_out(done))
+            _skip(source, done - self._already_drawn(done))
             return source
         indices = self._share_of(self.data.batch_sampler)
-        batches = iter(_with_sampler(self.data, _Rest(indices)))  # draws a seed, and the sampler its order after that
-        by_loading = self.data.num_workers > 0  # what workers draw themselves is only repeated that way
+        batches = iter(_with_sampler(self.data, _Rest(indices)))  # draws a seed; the sampler draws its order after that
+        by_loading = self.data.num_workers > 0  # repeats what the workers draw themselves
         _skip(batches if by_loading else indices, done)
         return self._counted(batches)
 
-    def _draw_seed(self) -> None:
-        """Draw what a loader draws for its workers when they start, also where they go on: a resume starts them."""
-        if getattr(self.data, "_iterator", None) is not None:
-            torch.empty((), dtype=torch.int64).random_(generator=self.data.generator)
-
-    def _given_out(self, done: int) -> int:
-        """How many of the batches that are done an iterator has behind it."""
+    def _already_drawn(self, done: int) -> int:
+        """Return how many of the completed batches were already drawn from an iterator."""
         if not done or not isinstance(self.data, Iterator):
             return 0
         if self._taken > done:
             raise OptionError(
-                f"{self.what} is an iterator that has given {self._taken} batches, and training goes on behind the "
-                f"first {done} of them. Give a list or a loader, or an iterator that begins anew."
+                f"{self.what} is an iterator that has yielded {self._taken} batches, and training continues behind the "
+                f"first {done} of them. Give a list or a loader, or a fresh iterator."
             )
         return self._taken
 
@@ -145,25 +149,25 @@ class Batches:
             yield batch
 
     def _repeated_at(self) -> int | None:
-        """The place of the batch that this process has only to fill up a round; None where the length is unknown."""
+        """Return the index of the batch that only fills up a round; None where the length is unknown, -1 for none."""
         if self.length is None or self._shares == 1 or self._last_round == "left out":
             return None
         over = len(self.data) % self._shares
         return self.length - 1 if 0 < over <= self._rank else -1
 
     def _is_positioned_by_sampler(self, done: int) -> bool:
-        """Whether what this process does not need can be left out before it is loaded."""
+        """Whether batches can be skipped in the sampler, before they are loaded."""
         loader = self.data
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return False
-        if type(loader).__iter__ is not DataLoader.__iter__:  # a loader that makes something else of its batches
+        if type(loader).__iter__ is not DataLoader.__iter__:  # it may change or reorder its batches
             return False
         return loader.batch_sampler is not None and (self._shares > 1 or done > 0)
 
     def _share_of(self, items: Iterable[T]) -> Iterator[T]:
-        """Every n-th item; in a last round that is not full, none or the first once more."""
+        """Yield every n-th item; in an incomplete last round, none or the first one again."""
         if self._shares == 1:
-            for item in items:  # noqa: UP028 - "yield from" would close what others may go on with
+            for item in items:  # noqa: UP028 - "yield from" would close an iterator that the program may continue
                 yield item
             return
         rest = iter(items)
@@ -174,14 +178,6 @@ class Batches:
             elif self._last_round == "filled up":
                 self.counts = False
                 yield round_[0]
-
-    def _announce(self, epoch: int) -> None:
-        """Tell samplers and data sets that want to know which epoch begins."""
-        parts = [getattr(self.data, name, None) for name in ("dataset", "sampler", "batch_sampler")]
-        for part in (self.data, *parts):
-            announce = getattr(part, "set_epoch", None)
-            if callable(announce):
-                announce(epoch)
 
     def _generators(self) -> list[Generator]:
         batch_sampler = getattr(self.data, "batch_sampler", None)
@@ -195,8 +191,121 @@ class Batches:
         return [generator for generator in found.values() if isinstance(generator, Generator)]
 
 
+class FabricBatches(Batches):
+    """The batches of a loader that Fabric has set up.
+
+    Fabric's loader counts how often it was iterated over; the count is the epoch that its sampler shuffles by.
+    """
+
+    def state(self) -> list[Any]:
+        """Return the states of the generators, and the count."""
+        return [*super().state(), self.data._num_iter_calls]
+
+    def load_state(self, state: list[Any]) -> None:
+        """Set the states of the generators, and the count."""
+        if state and isinstance(state[-1], int):
+            *state, self.data._num_iter_calls = state
+        super().load_state(state)
+
+
+class LoaderOrder(ReplayedOrder):
+    """Opens the epochs of data loaders, and of other data, in the order that they had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: Batches | None = None
+        self._position: Any = None  # that the data itself saved, until it is restored
+
+    def batches_of(self, loader: Any) -> Batches:
+        """Return the batches of a data loader."""
+        kind = Batches if isinstance(loader, DataLoader) else FabricBatches
+        return kind(loader, what="The data loader")
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint with the next epoch that is opened."""
+        super().load_state(state)
+        self._position = state["now"].get("place")
+
+    def _prepare(self, data: Iterable[Any]) -> None:
+        is_of_fabric = hasattr(data, "_num_iter_calls") and isinstance(getattr(data, "_dataloader", None), DataLoader)
+        if not isinstance(data, DataLoader) and not is_of_fabric:
+            self._batches = None
+        elif self._batches is None or self._batches.data is not data:
+            self._batches = self.batches_of(data)
+        self._restore_position()
+
+    def _restore_position(self) -> None:
+        if self._batches is not None:
+            self._batches.load_position(self._position)
+        self._position = None
+
+    def _open(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
+        return super()._open(data, number, done) if self._batches is None else self._batches.epoch(number, done=done)
+
+    def _states(self) -> dict[str, Any]:
+        drawn, batches = super()._states(), self._batches  # before the position: to save it, a loader may begin to draw
+        order, position = ([], None) if batches is None else (batches.state(), copy.deepcopy(batches.position()))
+        return {**drawn, "order": order, "place": position}
+
+    def _restore(self, states: dict[str, Any]) -> None:
+        super()._restore(states)
+        if self._batches is not None:
+            self._batches.load_state(states["order"])
+
+
+class SharedOrder(LoaderOrder):
+    """Opens the epochs of a Trainer's data, which its processes share.
+
+    Args:
+        batches: The data, this process's share of it.
+        seed: Where several processes share the data, they draw one order from this.
+    """
+
+    def __init__(self, batches: Batches, *, seed: int, rank: int, world_size: int) -> None:
+        super().__init__()
+        self._batches = batches
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+
+    def open(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
+        """Open an epoch and draw its order."""
+        if done:
+            return super().open(data, number, done)
+        self.proceed()
+        if self._world_size > 1:
+            rng.seed(_mixed(self._seed, number))
+        source = super().open(data, number, done)
+        first = list(itertools.islice(source, 1))  # draws the order, before a subscriber draws something else
+        if self._world_size > 1:
+            rng.seed(_mixed(self._seed, number, self._rank + 1))
+        return itertools.chain(first, source)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; data that saves its own position is put there at once."""
+        super().load_state(state)
+        self._position = state.get("place", self._position)  # where version 0.1 saved it
+        self._restore_position()
+
+    def state(self, *, nothing_done: bool = False) -> dict[str, Any]:
+        """Return what a checkpoint holds of it, with the present position of the data also after `pause`."""
+        state = super().state(nothing_done=nothing_done)
+        if self._now is not None and state["now"] is self._now and self._batches is not None:
+            state["now"] = {**self._now, "place": self._batches.position()}
+        return state
+
+    def _prepare(self, data: Iterable[Any]) -> None:
+        pass  # the data is known already
+
+
+def _mixed(*numbers: int) -> int:
+    """Mix several numbers into one seed; near numbers give distant seeds."""
+    mixed = 0
+    for number in numbers:
+        mixed = ((mixed ^ number) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**63
+    return mixed
+
+
 class _Rest:
-    """The rest of a batch sampler's indices, as a batch sampler."""
+    """The remaining indices of a batch sampler, as a batch sampler."""
 
     def __init__(self, indices: Iterator[Any]) -> None:
         self._indices = indices
@@ -210,7 +319,7 @@ def _skip(items: Iterator[Any], count: int) -> None:
 
 
 def is_data_set(data: Any) -> bool:
-    """Whether it holds samples, as torch's and Hugging Face's do, rather than batches."""
+    """Whether data holds samples, as torch's and Hugging Face's data sets do, rather than batches."""
     return isinstance(data, Dataset) or hasattr(data, "column_names")
 
 
@@ -226,8 +335,7 @@ def _loader(data: Any, what: str, batch_size: int, shuffle: bool, workers: int) 
         return DataLoader(data, batch_size=batch_size, shuffle=None if in_order else True, num_workers=workers)
     if isinstance(data, str) or not isinstance(data, Iterable):
         raise OptionError(
-            f"{what}={data!r}: give a data set (torch's or Hugging Face's), a DataLoader, "
-            "or something to iterate over that gives batches."
+            f"{what}={data!r}: give a data set (torch's or Hugging Face's), a DataLoader, or an iterable of batches."
         )
     return data
 

@@ -153,6 +153,8 @@ TENSORS_FILE = "tensors.pt"
 MANIFEST_FILE = "manifest.json"
 CALLBACK_SHARDS = "sharded-callbacks"
 """Where the sharded tensors of callbacks' states lie."""
+FULL_BYTES = 64 << 10
+"""With less free space than this, a failed write is reported as a full disk, whatever torch says."""
 _NAMED = 3
 _LARGE = 64 << 20
 _HASHING_THREADS = 4
@@ -420,6 +422,43 @@ class Tensors:
         if not path.exists():
             return cls()
         return cls(read_tensors(path))
+
+
+def random_file(rank: int) -> str:
+    """Return the name of the file with a process's random states and order of the data."""
+    return f"random-rank{rank}.pt"
+
+
+def read_random_states(directory: Path, rank: int) -> Any:
+    """Return the content of that file; rank zero's for a process that there was none of."""
+    own = directory / random_file(rank)
+    return read_tensors(own if own.exists() else directory / random_file(0))
+
+
+def write_tensors(values: dict[str, Any], path: Path) -> None:
+    """Write values, for `read_tensors` to read.
+
+    Raises:
+        CheckpointError: They cannot be written.
+    """
+    import torch
+
+    try:
+        with path.open("wb") as file:  # torch, given a path, leaves the file open when the disk is full
+            torch.save(_python_numbers(values), file)
+    except (OSError, RuntimeError) as error:  # torch's zip writer raises RuntimeError
+        free = shutil.disk_usage(path.parent).free
+        full = f"No space left on device ({free:,} bytes are free)" if free < FULL_BYTES else ""
+        raise CheckpointError(f"{path} cannot be written: {full or str(error).partition(chr(10))[0]}") from error
+
+
+def _python_numbers(value: Any) -> Any:
+    """Replace NumPy's numbers, such as a computed learning rate, by Python's: only those can be read back."""
+    if type(value) is dict:  # not the OrderedDict of weights, which has attributes too
+        return {key: _python_numbers(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_python_numbers(item) for item in value)
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
 
 
 def read_tensors(path: Path) -> Any:

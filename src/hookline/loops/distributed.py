@@ -1,126 +1,60 @@
-"""Who this process is among those that train together, and how they agree to stop.
+"""The processes that train together: which one this is, what they exchange, and how a failure of one ends all.
 
-hookline runs no collective that nobody asked for, with two exceptions. The processes of a run agree on
-its directory when it begins, and at each step boundary on whether to stop, so that all stop at the
-same step. What they logged is exchanged there as well (`RankMeans`). They do so only where
-torch.distributed is already in use by more than one process, over a CPU group of its own, so that no
-device is waited for. And the processes of a Trainer add up the tokens of their batches (`ProcessShares`).
+hookline runs no collective that nobody asked for, with these exceptions. The processes of a run agree on its directory
+when it begins, and at each step boundary on stops, checkpoints and validations, so that all act at the same step. What
+they logged is exchanged there too (`hookline.loops.rank_means`), and the processes of a Trainer add up the tokens of
+their batches. They do so only where torch.distributed already connects several processes, over a CPU group of their
+own, so that no device is waited for.
 
-Metrics that are reduced over the processes of a run: what each asked for, and what comes of it.
-
-The processes need not log the same names, nor log at the same steps: what each has is exchanged where they
-meet anyway, and a name is reduced over those that logged it.
-
-The other processes of a run: one that fails ends all of them, with its reason.
-
-A process that fails leaves a note in the run's directory. The others, which may be waiting for it inside of
-a collective operation that never completes, look for such notes from a thread. Most collectives fail by
-themselves once the process is gone; where one has not after some seconds, the waiting process records why
-and ends itself: nothing else gets a thread out of a collective that hangs.
+`PeerWatch` ends a process whose peer failed. A failing process leaves a note in the run's directory. The others, which
+may be blocked in a collective that never completes, look for such notes from a thread. Most collectives fail by
+themselves once the process is gone. Where one has not after some seconds, the waiting process records the reason and
+exits: nothing else gets a thread out of a collective that hangs.
 """
 
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookline._engine.errors import OptionError
-from hookline._engine.metrics import plain
+logger = logging.getLogger("hookline")
 
-Asked = dict[str, tuple[str, Any]]
-"""By name: how to reduce it, and this process's value."""
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-REDUCTIONS: Mapping[str, Callable[[list[float]], float]] = {"mean": _mean, "sum": sum, "min": min, "max": max}
-
-
-NOT_REDUCED = "none"
-"""Says that each process's own value is recorded."""
-
-
-class Reductions:
-    """What this process logged for reduction since the processes last met."""
-
-    def __init__(self) -> None:
-        self._asked: Asked = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._asked)
-
-    @staticmethod
-    def takes(reduce: Any, world_size: int) -> bool:
-        """Whether there is something to reduce over.
-
-        Raises:
-            OptionError: There is no such reduction.
-        """
-        if reduce not in REDUCTIONS:
-            known = ", ".join(map(repr, (*REDUCTIONS, NOT_REDUCED)))
-            raise OptionError(f"log(reduce={reduce!r}): give {known}, or leave it out.")
-        return world_size > 1
-
-    def add(self, metrics: Mapping[str, Any], reduce: str) -> None:
-        """Keep values until the processes meet; of several under one name the last counts."""
-        items = dict.items(metrics) if isinstance(metrics, dict) else metrics.items()
-        self._asked.update({name: (reduce, value) for name, value in items})
-
-    def take(self) -> Asked:
-        """Hand over what was kept, as plain numbers."""
-        asked, self._asked = self._asked, {}
-        return {name: (reduce, plain(value)) for name, (reduce, value) in asked.items()}
-
-
-def reduced(everyones: Iterable[Asked]) -> dict[str, Any]:
-    """Each name reduced over the processes that have it; of what is no number the first."""
-    gathered: dict[str, tuple[str, list[Any]]] = {}
-    for asked in everyones:
-        for name, (reduce, value) in asked.items():
-            gathered.setdefault(name, (reduce, []))[1].append(value)
-    return {name: _reduce(reduce, values) for name, (reduce, values) in gathered.items()}
-
-
-def _reduce(reduce: str, values: list[Any]) -> Any:
-    numbers = all(isinstance(value, int | float) for value in values)
-    return REDUCTIONS[reduce](values) if numbers else values[0]
+POLL_SECONDS = 0.5
+PATIENCE_SECONDS = 10.0
+EXIT_CODE = 1
 
 
 def rank() -> int:
-    """This process's index: torch.distributed's where it is in use, otherwise the launcher's."""
-    distributed = _distributed()
+    """Return this process's index: torch.distributed's where it is in use, otherwise the launcher's."""
+    distributed = _initialized()
     return int(distributed.get_rank()) if distributed else _environment("RANK", 0)
 
 
 def world_size() -> int:
-    """How many processes train together."""
-    distributed = _distributed()
+    """Return how many processes train together."""
+    distributed = _initialized()
     return int(distributed.get_world_size()) if distributed else _environment("WORLD_SIZE", 1)
 
 
 class Agreed(NamedTuple):
-    """What the processes of a run settled at a step boundary; the same on all of them, but for who asked."""
+    """What the processes agreed on at a step boundary; the same on all of them, but for who asked."""
 
     stop_reason: str | None
-    reduced: dict[str, Any]
     wishes: tuple[bool, ...]
 
 
 class ProcessGroup:
-    """Settles stop requests across processes; alone, it takes a request as it is."""
+    """The collectives of a run's processes, over a CPU group; a process alone keeps its own values."""
 
     def __init__(self) -> None:
         self._group: Any = None
         self._askers: dict[str, tuple[int, str]] = {}
-        self.reductions = Reductions()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks; alone, just this one's."""
+        """Return every rank's value, in the order of the ranks."""
         distributed = _connected()
         if distributed is None:
             return [value]
@@ -129,7 +63,7 @@ class ProcessGroup:
         return values
 
     def share(self, value: Any) -> Any:
-        """Rank zero's value on all ranks, where they are connected; otherwise each keeps its own."""
+        """Return rank zero's value on all ranks."""
         distributed = _connected()
         if distributed is None:
             return value
@@ -138,7 +72,7 @@ class ProcessGroup:
         return held[0]
 
     def from_rank_zero(self, function: Callable[[], Any]) -> Any:
-        """What a function returns on rank zero, on all ranks; it is not called on the others. So is its exception."""
+        """Call a function on rank zero only, and return its result, or raise its exception, on all ranks."""
         outcome: Any = None
         if rank() == 0:
             try:
@@ -151,7 +85,7 @@ class ProcessGroup:
         return outcome
 
     def all_do(self, function: Callable[[], object]) -> None:
-        """Call a function on every rank, and go on when all have; an exception of one of them is raised on all."""
+        """Call a function on every rank and wait for all; the exception of one is raised on all."""
         failure: Exception | None = None
         try:
             function()
@@ -161,37 +95,37 @@ class ProcessGroup:
         if failures:
             raise failure or failures[0]
 
-    def agree(self, reason: str | None, *wishes: bool) -> "Agreed":
-        """What all ranks do now: whether to stop, and why; what was reduced; and which wishes some rank has."""
+    def agree(self, reason: str | None, *wishes: bool) -> Agreed:
+        """Agree on whether to stop, and on which wishes any rank has."""
         distributed = _connected()
         if distributed is None:
-            return Agreed(reason, {}, wishes)
+            return Agreed(reason, wishes)
         torch = sys.modules["torch"]
-        asked = torch.tensor([reason is not None, bool(self.reductions), *wishes], dtype=torch.int32)
+        # One small all-reduce per step boundary. The reasons are texts, and are only gathered when there is one.
+        asked = torch.tensor([reason is not None, *wishes], dtype=torch.int32)
         distributed.all_reduce(asked, op=distributed.ReduceOp.MAX, group=self._gloo(distributed))
-        stop, reduce, *granted = map(bool, asked.tolist())
-        values = reduced(self.gather(self.reductions.take())) if reduce else {}
-        return Agreed(self._first_reason(reason) if stop else None, values, tuple(granted))
+        stop, *granted = map(bool, asked.tolist())
+        return Agreed(self._first_reason(reason) if stop else None, tuple(granted))
 
     def _first_reason(self, reason: str | None) -> str:
-        """The lowest rank's reason, and who had it first: a reason that was settled before is still that rank's."""
+        """Return the lowest rank's reason; one agreed on before still counts as that of the rank that gave it."""
         own = None if reason is None else self._askers.get(reason, (rank(), reason))
         asker, given = next(asked for asked in self.gather(own) if asked is not None)
-        settled = given if asker == rank() else f"{given} (asked by rank {asker})"
-        self._askers = {settled: (asker, given)}
-        return settled
+        agreed = given if asker == rank() else f"{given} (asked by rank {asker})"
+        self._askers = {agreed: (asker, given)}
+        return agreed
 
     def is_connected(self) -> bool:
         """Whether torch.distributed connects this process with others."""
         return _connected() is not None
 
     def size(self) -> int:
-        """How many processes are connected."""
+        """Return how many processes are connected."""
         distributed = _connected()
         return 1 if distributed is None else int(distributed.get_world_size())
 
     def add_up(self, numbers: list[float]) -> list[float]:
-        """The sums over all ranks of numbers that each has; alone, just these."""
+        """Return the sums over all ranks of numbers that each has."""
         distributed = _connected()
         if distributed is None:
             return numbers
@@ -202,30 +136,33 @@ class ProcessGroup:
         return sums
 
     def group(self) -> Any:
-        """The CPU group of the processes, where they are connected; made at the first call, by all of them."""
+        """Return the CPU group; None for a process alone. The first call creates it and is itself a collective."""
         distributed = _connected()
         return None if distributed is None else self._gloo(distributed)
 
     def close(self) -> None:
-        """Leave the group: others that wait for this process in it are told so."""
+        """Leave the group; the collectives of others that wait for this process fail."""
         group, self._group = self._group, None
-        distributed = _distributed()
+        distributed = _initialized()
         if group is not None and distributed is not None:
             distributed.destroy_process_group(group)
 
     def _gloo(self, distributed: Any) -> Any:
+        # A group of our own: the default one may be NCCL's, which needs device tensors, and the order of collectives
+        # in it is the program's.
         if self._group is None:
             self._group = distributed.new_group(backend="gloo")
         return self._group
 
 
 def _connected() -> Any:
-    """torch.distributed, where it connects this process with others."""
-    distributed = _distributed()
+    """Return torch.distributed where it connects this process with others."""
+    distributed = _initialized()
     return distributed if distributed is not None and distributed.get_world_size() > 1 else None
 
 
-def _distributed() -> Any:
+def _initialized() -> Any:
+    # Not imported: where the program has not loaded torch.distributed, there is nobody to talk to.
     distributed = sys.modules.get("torch.distributed")
     usable = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if usable else None
@@ -238,19 +175,13 @@ def _environment(name: str, default: int) -> int:
         return default
 
 
-logger = logging.getLogger("hookline")
-
-POLL_SECONDS = 0.5
-PATIENCE_SECONDS = 10.0
-EXIT_CODE = 1
-
-
-class Peers:
-    """Watches for the failure of other processes between `watch` and `close`.
+class PeerWatch:
+    """Watches for failures of the run's other processes between `start` and `close`.
 
     Args:
         run_dir: The directory that all of them share.
-        give_up: Called with the reason before this process is ended.
+        rank: This process's rank.
+        give_up: Called with the reason before this process exits.
     """
 
     def __init__(self, run_dir: Path, rank: int, give_up: Callable[[str], None]) -> None:
@@ -259,38 +190,33 @@ class Peers:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hookline-peers", daemon=True)
 
-    def watch(self) -> None:
-        """Begin to look."""
+    def start(self) -> None:
+        """Start to watch."""
         self._thread.start()
 
-    def tell(self, error: str) -> None:
-        """Let the others know that this process has failed."""
-        if self.reason() is not None:
-            return  # the first one is the cause
-        aside = self._note(self._rank).with_suffix(".partial")
-        try:
-            aside.write_text(error, encoding="utf-8")
-            aside.rename(self._note(self._rank))
-        except OSError as failure:  # the disk may be what failed
-            logger.warning("The other processes are not told that this one failed: %s", failure)
-
     def explain(self, own: str) -> str:
-        """Why this process fails: its own error, or another's that came first and is not the same."""
+        """Return why this process fails: its own error, which the others learn of, or another's that came first."""
         reason = self.reason()
-        if reason is None:
-            self.tell(own)
-            return own
-        return own if reason.endswith(f": {own}") else f"{reason} (here: {own})"
+        if reason is not None:
+            return own if reason.endswith(f": {own}") else f"{reason} (here: {own})"
+        # Renamed into place: the others read a note as soon as its name exists.
+        partial = self._note(self._rank).with_suffix(".partial")
+        try:
+            partial.write_text(own, encoding="utf-8")
+            partial.rename(self._note(self._rank))
+        except OSError as failure:  # the disk may be what failed
+            logger.warning("The other processes are not notified that this one failed: %s", failure)
+        return own
 
     def reason(self) -> str | None:
-        """What another process failed of, if one did."""
+        """Return the failure of another process, if there is one."""
         for note in sorted(self._run_dir.glob("failed-rank*.txt")):
             if note != self._note(self._rank):
                 return f"{note.stem.removeprefix('failed-').replace('rank', 'rank ')}: {note.read_text('utf-8')}"
         return None
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop watching."""
         self._closed.set()
 
     def _note(self, rank: int) -> Path:
@@ -303,11 +229,12 @@ class Peers:
                 logger.error("Another process failed, so this one ends as well: %s", reason)
                 if not self._closed.wait(PATIENCE_SECONDS):
                     self._give_up(reason)
+                    # Not sys.exit(), which only ends this thread: the main one is blocked inside a collective.
                     os._exit(EXIT_CODE)
                 return
 
 
-def forget(run_dir: Path) -> None:
-    """Take away what processes of an earlier session left."""
+def remove_failure_notes(run_dir: Path) -> None:
+    """Remove the notes that processes of an earlier session left."""
     for note in run_dir.glob("failed-rank*.txt"):
         note.unlink(missing_ok=True)

@@ -1,13 +1,13 @@
-"""Means over processes of what each of them logs: the rows of steps, and rows between two steps.
+"""Metrics of several processes made one: means of what each logs, and reductions that a call asks for.
 
 The numbers of a step are exchanged when it ends, before `on_step_end`, with one all-reduce over the CPU group of the
-processes: every process sends its numbers in an order that all know, and a name that is new to one of them costs a
-second message once. A name counts in those processes that logged it. Values that are still on their way from a device
-are not waited for: they are exchanged at the end of a later step, when they have arrived on all processes, and the row
-is written then. A subscriber that reads such a value earlier reads this process's own.
+processes. Every process sends its numbers in an order that all know; a name that is new to one of them costs a second
+message once. A name is averaged over the processes that logged it. Values that are still on their way from a device are
+not waited for: they are exchanged at the end of a later step, when they have arrived on all processes, and the row is
+written then. A subscriber that reads such a value earlier gets this process's own.
 
-Rows that belong to no step, such as evaluations, are kept until the processes meet next. Of anything but numbers rank
-zero's is recorded.
+Rows that belong to no step, such as evaluations, and ``log(reduce=...)`` are kept until the next step boundary. The
+processes need not log the same names, nor at the same steps. Of values that are no numbers rank zero's is recorded.
 """
 
 import math
@@ -15,15 +15,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hookline._engine.errors import OptionError
 from hookline._engine.metrics import Deferred, MetricsRow, plain
 from hookline.loops.distributed import ProcessGroup
 
+REDUCTIONS: Mapping[str, Callable[[list[float]], float]] = {
+    "mean": lambda values: sum(values) / len(values),
+    "sum": sum,
+    "min": min,
+    "max": max,
+}
+NOT_REDUCED = "none"
+"""As ``log(reduce="none")``: each process records its own value."""
 READY = 4
-"""How many steps whose device values have arrived are exchanged at once: more than one, so that none pile up."""
+"""How many steps whose device values have arrived are exchanged at once; one would let them pile up."""
 
 
 class LooseRow(NamedTuple):
-    """A row that belongs to no step under way."""
+    """A row that belongs to no step in progress."""
 
     step: int
     axis: str
@@ -31,7 +40,7 @@ class LooseRow(NamedTuple):
 
 
 class SharedNumber:
-    """A number from a device whose mean over the processes is still to come; until then this process's own."""
+    """A number from a device, whose mean over the processes is not known yet; until then this process's own."""
 
     __slots__ = ("_own", "mean")
     arrives = True
@@ -41,7 +50,7 @@ class SharedNumber:
         self.mean: float | None = None
 
     def number(self, index: int) -> Any:
-        """The mean, or this process's number where it is not known yet."""
+        """Return the mean, or this process's number while the mean is unknown."""
         return self._own.get() if self.mean is None else self.mean
 
     def ready(self) -> bool:
@@ -61,10 +70,12 @@ class WaitingStep(NamedTuple):
 
 
 class RankMeans:
-    """Exchanges what the processes of a run log; every method but `take_rows` and `keep` is called by all of them.
+    """Exchanges what the processes of a run log.
+
+    `share`, `settle`, `shared_rows` and `reduced_row` are collectives: all processes have to call them.
 
     Args:
-        processes: How the processes meet.
+        processes: The processes.
         record: Writes a row that all processes have, at a step.
     """
 
@@ -74,9 +85,10 @@ class RankMeans:
         self._known: set[str] = set()
         self._waiting: deque[WaitingStep] = deque()
         self._rows: list[LooseRow] = []
+        self._reductions: dict[str, tuple[str, Any]] = {}  # by name: the reduction, and this process's value
 
     def share(self, row: MetricsRow, step: int) -> dict[str, Any]:
-        """Set the numbers of a step to their means over the processes; returns what is to be recorded of them."""
+        """Replace the numbers of a step by their means over the processes; returns those to record."""
         own: dict[str, Any] = {}
         late: dict[str, SharedNumber] = {}
         for name, value in dict.items(row):
@@ -89,7 +101,7 @@ class RankMeans:
         (any_late, *arrived), (means,) = self._reduced(flags, [own])
         found: dict[str, Any] = {**means, **{name: Deferred(number) for name, number in late.items()}}
         dict.update(row, found)
-        shared = {name: found[name] for name in dict.keys(row) if name in found}  # in the order of this process
+        shared = {name: found[name] for name in dict.keys(row) if name in found}  # in this process's order
         size = self._processes.size()
         everywhere = next((place for place, count in enumerate(arrived) if count < size), READY)
         if everywhere:
@@ -99,26 +111,26 @@ class RankMeans:
         return shared
 
     def settle(self) -> None:
-        """Exchange the device values of all steps so far, and wait for them."""
+        """Exchange the device values of all steps so far, waiting for them."""
         if self._waiting:
             self._exchange_waiting(len(self._waiting))
 
     def keep(self, row: LooseRow) -> None:
-        """Keep a row until the processes meet."""
+        """Keep a row until the next step boundary."""
         self._rows.append(row)
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows are kept."""
+        """Whether this process keeps rows."""
         return bool(self._rows)
 
     def take_rows(self) -> list[LooseRow]:
-        """Hand over the rows that are kept, as this process logged them."""
+        """Remove and return the kept rows as this process logged them."""
         rows, self._rows = self._rows, []
         return rows
 
     def shared_rows(self) -> list[LooseRow]:
-        """The rows that the processes keep, merged: those of one step and axis are one, with the means."""
+        """Return the kept rows of all processes, those of one step and axis merged into one row of means."""
         own = [row._replace(metrics=plain(dict(row.metrics))) for row in self.take_rows()]
         merged: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
         for rows in self._processes.gather(own):
@@ -127,6 +139,28 @@ class RankMeans:
                 place = seen[row.step, row.axis] = seen.get((row.step, row.axis), -1) + 1
                 merged.setdefault((row.step, row.axis, place), []).append(row.metrics)
         return [LooseRow(step, axis, _mean_row(rows)) for (step, axis, _), rows in merged.items()]
+
+    def reduce_later(self, metrics: Mapping[str, Any], reduce: str) -> None:
+        """Keep values until the next step boundary; of several under one name the last counts."""
+        items = dict.items(metrics) if isinstance(metrics, dict) else metrics.items()
+        self._reductions.update({name: (reduce, value) for name, value in items})
+
+    @property
+    def has_reductions(self) -> bool:
+        """Whether this process keeps values to reduce."""
+        return bool(self._reductions)
+
+    def reduced_row(self) -> dict[str, Any]:
+        """Return each kept name reduced over the processes that have it; of anything but numbers the first."""
+        own, self._reductions = self._reductions, {}
+        gathered: dict[str, tuple[str, list[Any]]] = {}
+        for asked in self._processes.gather({name: (reduce, plain(value)) for name, (reduce, value) in own.items()}):
+            for name, (reduce, value) in asked.items():
+                gathered.setdefault(name, (reduce, []))[1].append(value)
+        return {
+            name: REDUCTIONS[reduce](values) if all(isinstance(value, int | float) for value in values) else values[0]
+            for name, (reduce, values) in gathered.items()
+        }
 
     def _ready(self) -> int:
         """How many of the oldest steps have all their device values here."""
@@ -145,13 +179,13 @@ class RankMeans:
             for name, number in step.numbers.items():
                 number.mean = found.get(name, math.nan)
             others = {name: mean for name, mean in found.items() if name not in step.numbers}
-            if others:  # this process did not log them
+            if others:  # names that this process did not log
                 self._record(step.step, others)
 
     def _reduced(
         self, flags: Sequence[bool], rows: Sequence[Mapping[str, Any]]
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """How many processes have each flag, and the means of each row; all processes have as many of both."""
+        """Return how many processes have each flag, and the means of each row; all pass as many of both."""
         while True:
             unknown = [name for row in rows for name in row if name not in self._known]
             numbers = [float(bool(unknown)), *map(float, flags)]
@@ -179,24 +213,23 @@ class RankMeans:
 
 
 def _mean(total: float, count: float, own: Any) -> Any:
-    """The mean; where all have the same value, that value as it is, without what rounding adds."""
+    """Return the mean; where all have the same value, that very value, without a rounding error."""
     mean = total / count
     return own if own is not None and math.isclose(mean, own, rel_tol=1e-15) else mean
 
 
 def _mean_row(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows of several processes as one: means of numbers, and the first of anything else."""
+    """Merge rows of several processes: means of numbers, and the first of anything else."""
     values: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
-    return {name: _mean_of(several) for name, several in values.items()}
-
-
-def _mean_of(values: list[Any]) -> Any:
-    if not all(type(value) in (int, float) for value in values):
-        return values[0]
-    return _mean(sum(values), len(values), values[0])
+    return {
+        name: _mean(sum(several), len(several), several[0])
+        if all(type(value) in (int, float) for value in several)
+        else several[0]
+        for name, several in values.items()
+    }
 
 
 def is_number(value: Any) -> bool:
@@ -207,3 +240,15 @@ def is_number(value: Any) -> bool:
 def is_waiting(metrics: dict[str, Any]) -> bool:
     """Whether a value is still on its way from a device."""
     return any(type(value) is Deferred for value in dict.values(metrics))
+
+
+def is_reduction(reduce: Any) -> bool:
+    """Whether there is such a reduction.
+
+    Raises:
+        OptionError: There is not.
+    """
+    if reduce not in REDUCTIONS:
+        known = ", ".join(map(repr, (*REDUCTIONS, NOT_REDUCED)))
+        raise OptionError(f"log(reduce={reduce!r}): give {known}, or leave it out.")
+    return True

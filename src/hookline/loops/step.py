@@ -1,30 +1,19 @@
-"""`LoggedSteps`: counts the steps of a loop that does not use ``run.steps``, by what it logs.
+"""The steps of a loop: when one begins and ends, which number it has, and when its row of metrics is written.
 
-    run = hl.start("mine")
-    for batch in loader:
-        run.log(loss=train_step(batch))
-    run.finish()
+Every loop begins and ends its steps in `StepLifecycle`, so a step means the same in each: `on_step_start` with the row
+open, `on_step_end` with the step counted and the row still open, then the row is written and `on_log` fires. A row is
+always written at its own step's number, also when a subscriber raises in between.
 
-Each `log()` completes a step, or, once the loop calls it, each `step_end()`. Rows are numbered by the index of their
-step: 0, 1, 2, as in other trackers. Whether there is a loop at all is known when a name is logged again, or when
-`step_end` is called. Until then rows may be facts that are logged before ``run.steps``, so they count as no step and
-are recorded at the number that the first one has. Rows with ``step=`` are recorded there, and count nothing by
-themselves.
-
-Processes agree on nothing here: a rank may log where the others do not.
-
-Warns about bodies of ``run.steps`` whose own counts or iterators begin again after a resume.
-
-A resume gives the body the batches behind those that are done. What the body counts itself, with `enumerate`, or takes
-from an iterator of its own, with `next`, starts from the beginning, and the training would differ without an error.
+`LoggedSteps` counts the steps of a bare loop that does not use ``run.steps``. Each ``log()`` completes a step, or, once
+the loop calls it, each ``step_end()``. Rows are numbered by the index of their step (0, 1, 2), as in other trackers.
+There is a loop once a name is logged again or ``step_end`` is called. Until then, rows may be facts logged before
+``run.steps``, so they count as no step. Rows with ``step=`` are recorded there and count nothing. Processes agree on
+nothing here: a rank may log where the others do not.
 """
 
-import gc
-import io
 import logging
 import signal
-from collections.abc import Iterator
-from types import FrameType, GeneratorType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._engine.errors import OptionError
@@ -33,13 +22,72 @@ from hookline._record.recorder import checked_step
 from hookline.loops.signals import is_signal
 
 if TYPE_CHECKING:
+    from hookline.loops.loop import Loop
     from hookline.loops.run import Run
-
 
 logger = logging.getLogger("hookline")
 
+Commit = Callable[[int, MetricsRow], None]
+"""Writes a row at a step and fires `on_log`."""
 Boundary = Literal["unknown", "log", "step_end", "rows"]
 """What completes a step; ``rows``: the loop numbers its steps itself, with ``step=``."""
+
+
+class StepLifecycle:
+    """The step in progress of a loop, if there is one.
+
+    Attributes:
+        row: The metrics of the step, from `begin` until they are written.
+        is_open: Whether a step has begun that ``loop.step`` does not count yet.
+    """
+
+    __slots__ = ("_loop", "is_open", "row")
+
+    def __init__(self, loop: "Loop") -> None:
+        self._loop = loop
+        self.row: MetricsRow | None = None
+        self.is_open = False
+
+    def begin(self) -> MetricsRow:
+        """Open the row, fire `on_step_start`, and return the row."""
+        row = self.row = MetricsRow()
+        self.is_open = True
+        self._loop.callbacks.on_step_start(self._loop, self._loop.step)
+        return row
+
+    def end(
+        self, batch: Any, *, completed: int | None = None, number: int | None = None, commit: Commit | None = None
+    ) -> None:
+        """Count the step, fire `on_step_end`, write the row and fire `on_log`.
+
+        Args:
+            batch: The batch of the step.
+            completed: The number of completed steps, where the host counts; one more than before by default.
+            number: The step that the row is written at; the number of completed steps by default.
+            commit: Writes the row at a step; `Loop.commit` by default.
+        """
+        loop = self._loop
+        row = MetricsRow() if self.row is None else self.row
+        loop.step = loop.step + 1 if completed is None else completed
+        self.is_open = False
+        at = loop.step if number is None else number
+        try:
+            loop.callbacks.on_step_end(loop, loop.step - 1, batch, row)
+        except BaseException:
+            # The program may catch it and continue with the next step, which would open another row: write this one
+            # now, without on_log, which belongs to a step that completed.
+            self.row = None
+            if row:
+                loop.write_row(at, row)
+            raise
+        self.row = None
+        (commit or loop.commit)(at, row)
+
+    def abandon(self) -> tuple[int, MetricsRow]:
+        """Close a step that will not complete; returns its number and what it logged."""
+        number, row = self._loop.step + self.is_open, self.row
+        self.row, self.is_open = None, False
+        return number, MetricsRow() if row is None else row
 
 
 class LoggedSteps:
@@ -52,10 +100,10 @@ class LoggedSteps:
     def __init__(self, run: "Run") -> None:
         self._run = run
         self.boundary: Boundary = "unknown"
-        self._first_step = MetricsRow()  # what was logged before it was known that there is a loop
+        self._first_step = MetricsRow()  # logged before it was known that there is a loop
         self._pending = MetricsRow()  # logged with commit=False
         self._lowest: int | None = None  # the lowest step= of a row
-        self._step_before = 0  # what run.step was before anything was counted here
+        self._step_before = 0  # run.step before anything was counted here
         self._stop_seen = False
 
     @property
@@ -64,7 +112,7 @@ class LoggedSteps:
         return self.boundary in ("log", "step_end")
 
     def log(self, metrics: dict[str, Any], *, commit: bool) -> None:
-        """Record metrics that were logged without ``step=``, and complete a step if they do."""
+        """Record metrics that were logged without ``step=``, and complete a step where that is the boundary."""
         run = self._run
         if not commit:
             self._pending.update(metrics)
@@ -105,7 +153,7 @@ class LoggedSteps:
         self._end_step(batch)
 
     def row_at(self, step: Any) -> None:
-        """Look at a row that is about to be recorded at ``step``."""
+        """Follow the numbers of rows that the loop records with ``step=``."""
         at = checked_step(step)
         if self.boundary == "unknown":
             self._lowest = at if self._lowest is None else min(at, self._lowest)
@@ -114,9 +162,9 @@ class LoggedSteps:
             self.boundary, self._step_before = "rows", self._run.step
             if self._run.rank == 0:
                 logger.warning(
-                    "%r logs with step= and without run.steps(): its steps are those of its rows, callbacks hear of "
-                    "rows only, and it is stopped only if the loop looks at run.stop_requested. "
-                    "Write `for ... in run.steps(...)` to have all of it.",
+                    "%r logs with step= and without run.steps(): its steps are the numbers of its rows, callbacks "
+                    "only get on_log, and a stop request only takes effect if the loop checks run.stop_requested. "
+                    "Write `for ... in run.steps(...)` to get every moment.",
                     self._run.name,
                 )
             self._run.start()
@@ -125,18 +173,18 @@ class LoggedSteps:
             self._run.commit_held_back()
 
     def give_up(self) -> None:
-        """There are ``run.steps()`` after all: they count from where they would have without the rows."""
+        """Stop counting, since the loop uses ``run.steps()`` after all, and undo what was counted."""
         if self.boundary != "unknown":
             self._run.step, self.boundary = self._step_before, "unknown"
 
     def close(self) -> None:
-        """Record what waits for a step that does not come any more."""
+        """Record what was logged with ``commit=False`` and no later step took."""
         pending = self._take_pending()
         if pending:
             self._run.commit(self._run.step, pending)
 
     def _begin(self, boundary: Boundary, batch: Any = None) -> None:
-        """It is known that there is a loop: the rows so far are those of its first step, which is complete."""
+        """Complete the first step of the loop: the rows so far are its rows."""
         run = self._run
         self.boundary, self._step_before = boundary, run.step
         run.start()
@@ -157,7 +205,7 @@ class LoggedSteps:
         def commit(index: int, row: MetricsRow) -> None:
             if recorded is None:
                 run.commit(index, row)
-            elif row.keys() - recorded.keys():  # what subscribers made of it; the rest is recorded
+            elif row.keys() - recorded.keys():  # added by subscribers; the rest is in the record already
                 run.commit(index, MetricsRow({name: row[name] for name in row if name not in recorded}))
 
         run.lifecycle.end(batch, number=run.step, commit=commit)
@@ -165,8 +213,8 @@ class LoggedSteps:
         self._leave_after_a_signal()
 
     def _leave_after_a_signal(self) -> None:
-        """End a loop that does not look at ``run.stop_requested``, one step after SIGINT or SIGTERM asked for it."""
         run = self._run
+        # Nothing can stop a loop that never checks run.stop_requested but an exception. It gets one step to check.
         if run.signal is None or not is_signal(run.stop_reason or ""):
             return
         if not self._stop_seen:
@@ -177,37 +225,3 @@ class LoggedSteps:
     def _take_pending(self) -> MetricsRow:
         pending, self._pending = self._pending, MetricsRow()
         return pending
-
-
-def check_resumed_body(steps: Any, frame: FrameType | None, *, name: str, step: int, batch_idx: int) -> None:
-    """Look at who asks for the first batch after a resume, once.
-
-    Args:
-        steps: The iterator that gives the batches.
-        frame: That of the loop.
-        name, step, batch_idx: The run, the completed steps, and the index of the batch in its epoch.
-    """
-    for counter in (each for each in gc.get_referrers(steps) if type(each) is enumerate):
-        count = counter.__reduce__()[1][1]  # what the batch under way is numbered with
-        if count not in (step, batch_idx):
-            logger.warning(
-                "%r is resumed after step %d, and enumerate(run.steps(...)) counts from %d again. "
-                "Use run.step, or enumerate(run.steps(...), start=run.step).",
-                *(name, step, count),
-            )
-    if frame is None or "next" not in frame.f_code.co_names:
-        return
-    own = [key for key, value in frame.f_locals.items() if _is_own_iterator(value, steps)]
-    if own:
-        logger.warning(
-            "%r is resumed after step %d, and its loop calls next() on iterators of its own (%s), which begin again "
-            "with their first item. Give the data to run.steps(...), which continues behind the batches that are done.",
-            *(name, step, ", ".join(own)),
-        )
-
-
-def _is_own_iterator(value: Any, steps: Any) -> bool:
-    if not isinstance(value, Iterator) or isinstance(value, io.IOBase) or value is steps:
-        return False
-    is_ours = isinstance(value, GeneratorType) and isinstance(steps, GeneratorType) and value.gi_code is steps.gi_code
-    return not is_ours and steps not in gc.get_referents(value)

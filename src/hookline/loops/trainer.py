@@ -3,19 +3,17 @@
     trainer = hl.Trainer(model, train_data, val_data, config=hl.TrainerConfig(epochs=3), loss=cross_entropy)
     trainer.fit()
 
-One process on one device runs plain torch; several processes and mixed precision run on Accelerate, with the
-same moments. The processes of a step weigh the same, or by their tokens where the batches bring those numbers, so
-that the results are those of one process with the same batches. A step goes like this, and everything in it happens
-once::
+One process on one device runs plain torch; several processes and mixed precision run on Accelerate, with the same
+moments. The processes of a step have equal weight, or weight by their tokens where the batches bring those numbers, so
+the results are those of one process with the same batches. A step is, and everything in it happens once::
 
     on_step_start
     for each of its batches:  on_train_batch_start, forward and backward, on_train_batch_end
-    on_before_optimizer_step, clip the gradients, move the weights
+    on_before_optimizer_step, clip the gradients, update the weights
     on_step_end, write the row of metrics, on_log
     when due: a validation, a checkpoint, the end
 
-A checkpoint that somebody asks for in the middle of a step is saved when the step is complete: there, and only
-there, is it exact.
+A checkpoint that is requested in the middle of a step is saved when the step is complete: only there is it exact.
 """
 
 import itertools
@@ -31,12 +29,14 @@ from hookline._engine.errors import OptionError
 from hookline._engine.metrics import MetricsRow, collect
 from hookline._engine.state import LoopArtifacts, ManifestRow
 from hookline._record.device import defer
-from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.callbacks.nan_guard import NaNGuard
-from hookline.loops import checkpoint, recording, rng
+from hookline.loops import checkpoint, rng
 from hookline.loops.backends import choose_backend, moved
-from hookline.loops.batches import Batches
-from hookline.loops.session import Session, all_callbacks
+from hookline.loops.batches import Batches, SharedOrder
+from hookline.loops.checkpointing import all_callbacks
+from hookline.loops.data_position import DataPosition
+from hookline.loops.recording import check_resume
+from hookline.loops.session import Session
 from hookline.loops.sharded import require_supported
 from hookline.loops.signals import is_signal
 from hookline.loops.trainer_config import Plan, TrainerConfig, warn_of_changes
@@ -51,7 +51,7 @@ from hookline.loops.trainer_setup import (
     step_function,
     subscribers,
 )
-from hookline.loops.training_state import TrainingState
+from hookline.loops.training_state import TrainerState
 from hookline.loops.training_step import (
     COUNTS,
     FiniteLoss,
@@ -98,6 +98,7 @@ class Trainer(Session):
     """
 
     exchanges_rows = True
+    saves_together = True
     config: TrainerConfig
     worker: Any
     """What hook functions are given instead of the Trainer, once it is set."""
@@ -152,11 +153,12 @@ class Trainer(Session):
             raise OptionError("A scheduler that waits for a plateau is told the loss of validations: give val_data.")
         self.model = model
         self.backend = choose_backend(config.precision, config.device, model)
-        self._training: TrainingState | None = None
+        self._training: TrainerState | None = None  # once the backend has prepared the model
+        shares = {"rank": self.rank, "world_size": self.world_size}
+        self._order = SharedOrder(self.train_batches, seed=config.seed or 0, **shares)
+        self._position = DataPosition()
         self._finite_loss: FiniteLoss | None = None
         self._process_shares: ProcessShares | None = None
-        self._epoch_open = self._epoch_complete = False
-        self._batches_done = 0
         self._validated_at: int | None = None
         self._saves_waiting: list[tuple[Path | None, str]] = []
         self._validating = False
@@ -169,7 +171,7 @@ class Trainer(Session):
     @property
     def next_epoch(self) -> int:
         """The epoch of the next step: behind one that is complete, the one after it."""
-        return self.epoch + (self._epoch_complete and not self._is_done())
+        return self.epoch + (self._position.epoch_complete and not self._is_done())
 
     @property
     def device(self) -> torch.device:
@@ -179,9 +181,8 @@ class Trainer(Session):
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """Where the best checkpoint lies, by the metric that a `CheckpointCallback` monitors."""
-        keepers = (callback for callback in all_callbacks(self.callbacks) if isinstance(callback, CheckpointCallback))
-        return next((keeper.best_path for keeper in keepers if keeper.monitor is not None), None)
+        """The best checkpoint, by the metric that a checkpoint rule such as `CheckpointCallback` monitors."""
+        return self.checkpointing.best
 
     def training_step(self, model: Any, batch: Any) -> Any:
         """Compute the loss of a batch, and what else is to be recorded: ``{"loss": ..., ...}``."""
@@ -216,7 +217,7 @@ class Trainer(Session):
         """
         if self.state == "running":
             raise OptionError("resume(): this training is running.")
-        recording.checked_resume(path)
+        check_resume(path)
         if self.root is None:
             raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
         self.resume_from = path
@@ -300,7 +301,7 @@ class Trainer(Session):
         """
         self._prepared()
         metrics: dict[str, Any] = {}
-        with recording.reopened(self):
+        with self.recording.reopened():
             for own, batches in sets.items():
                 validation = Validation(self, _joined(name, own), counts=COUNTS, everywhere=True)
                 with self._evaluating(batches), validation:
@@ -330,8 +331,11 @@ class Trainer(Session):
         if self._must_wait():
             self._saves_waiting.append((None if path is None else Path(path), kind))
             step = self.step + self.in_step
-            return ManifestRow(step=step, path=self._checkpoint_path(path, step), metrics=dict(self.metrics), kind=kind)
+            place = self.checkpointing.path_for(path, step)
+            return ManifestRow(step=step, path=place, metrics=dict(self.metrics), kind=kind)
         self._prepared()
+        if self._finite_loss is not None:  # weights that a NaN has spoilt must not replace good ones
+            self._finite_loss.settle()
         return super().save_checkpoint(path, kind=kind)
 
     def _run(self) -> LoopArtifacts:
@@ -353,26 +357,17 @@ class Trainer(Session):
         self.finish(None)
         return self.artifacts()
 
-    def _prepared(self) -> TrainingState:
-        """Hand the model to what computes, once."""
+    def _prepared(self) -> TrainerState:
+        """Hand the model to the backend, once."""
         if self._training is None:
             self.backend.prepare(self.model, self.optimizer)
             self.model, self.optimizer = self.backend.model, self.backend.optimizer
-            self._training = TrainingState(
-                self.backend,
-                self.scheduler,
-                self.train_batches,
-                list(self.val_sets.values()),
-                rank=self.rank,
-                world_size=self.world_size,
-                seed=self.config.seed or 0,
-                processes=self.processes,
-            )
+            self._training = TrainerState(self.backend, self.scheduler, self.processes, rank=self.rank)
         return self._training
 
     def _reset(self) -> None:
         self.lifecycle.abandon()
-        self._epoch_open = self._epoch_complete = False
+        self._position.epoch_open = self._position.epoch_complete = False
         self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
         guarded = self.config.nan_loss == "pass" or any(
             isinstance(one, NaNGuard) for one in all_callbacks(self.callbacks)
@@ -384,51 +379,49 @@ class Trainer(Session):
             rng.seed(self.config.seed)
 
     def _train(self) -> None:
-        self.model.train()  # before on_train_start, in which somebody may set a part to evaluate for good
+        self.model.train()  # before on_train_start, in which a subscriber may freeze a part for good
         self.start()
         at_start = self.config.validate_at_start and self.step == 0 and self._validated_at is None
-        self._prepared().go_on(for_good=False)
-        (asked,) = self._agree(self._is_validation_asked())
-        if at_start or self._is_validation_due() or asked:  # it was saved just before one
+        self._order.proceed(keep=True)
+        (asked,) = self._agree(self.validation_requested and self.val_batches is not None)
+        if at_start or self._is_validation_due() or asked:  # also where a checkpoint was saved just before one
             self.validate()
         while not self._must_stop() and not self._is_done():
-            if self._epoch_complete:
+            if self._position.epoch_complete:
                 self.epoch += 1
-                self._epoch_complete, self._batches_done = False, 0
+                self._position = DataPosition(epoch=self.epoch)
             self._train_epoch()
         if self._finite_loss is not None:
             self._finite_loss.settle()
-        self._prepared().pause()
+        self._order.pause()
 
     def _is_done(self) -> bool:
-        return self.plan.is_done(self.step, self.epoch, epoch_complete=self._epoch_complete)
+        return self.plan.is_done(self.step, self.epoch, epoch_complete=self._position.epoch_complete)
 
     def _train_epoch(self) -> None:
-        done_before = self._batches_done
-        training = self._prepared()
-        self._epoch_open = True
-        source = training.open_epoch(self.epoch, done_before)
+        position, done = self._position, self._position.batches
+        position.epoch_open = True
+        source = self._order.open(self.train_batches.data, self.epoch, done)
         self.callbacks.on_train_epoch_start(self)
-        training.go_on()
-        for window in self._windows(source, done_before):
+        self._order.proceed()
+        for window in self._windows(source, done):
             self._train_step(window)
             self._boundary()
             if self._agreed_to_stop or self.plan.has_all_steps(self.step):
                 break
         else:
-            self._epoch_complete = True
-        self._require_batches()
-        self._epoch_complete = self._epoch_complete or self._batches_done == self.train_batches.length
+            position.epoch_complete = True
+        if position.batches == 0 and not self.stop_requested:
+            advice = self.train_batches.advice if self.epoch > 0 else ""
+            raise OptionError(f"train_data gave no batch in epoch {self.epoch + 1}.{advice}")
+        position.epoch_complete = position.epoch_complete or position.batches == self.train_batches.length
         if self._agreed_to_stop and self._is_validation_due(epoch_ends=True):
-            self._epoch_complete = False  # whoever takes it up begins with the validation
-        if not self._epoch_complete:
-            training.pause()
-        self._close_epoch()
-
-    def _close_epoch(self) -> None:
-        if self._epoch_complete and self._is_validation_due(epoch_ends=True):
+            position.epoch_complete = False  # so that a resume begins with the validation
+        if not position.epoch_complete:
+            self._order.pause()
+        elif self._is_validation_due(epoch_ends=True):
             self.validate()
-        self._epoch_open = False
+        position.epoch_open = False
         self.callbacks.on_train_epoch_end(self)
 
     def _windows(self, source: Iterator[Any], done: int) -> Iterator[Window]:
@@ -459,7 +452,7 @@ class Trainer(Session):
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
         self._update(row)
         self.metrics.update(row)
-        self._batches_done = batch_idx + 1
+        self._position.batches = batch_idx + 1
         self.lifecycle.end(batch, commit=self._share_step())
 
     def _train_batch(self, batch_idx: int, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
@@ -509,7 +502,7 @@ class Trainer(Session):
 
     def _save_waiting(self) -> None:
         """Save where somebody asked for it, on whichever rank that was."""
-        self._share_checkpoint_requests(self.step)
+        self.checkpointing.share_requests(self.step)
         waiting, self._saves_waiting = self._saves_waiting, []
         if self.checkpoint_requested:
             self.checkpoint_requested = False
@@ -529,10 +522,7 @@ class Trainer(Session):
 
     def _is_under_way(self) -> bool:
         """Whether there is a training that checkpoints belong to."""
-        return self._train_started and not self._ended
-
-    def _is_validation_asked(self) -> bool:
-        return self.validation_requested and self.val_batches is not None
+        return self.has_started and not self.has_ended
 
     def _is_validation_due(self, *, epoch_ends: bool = False) -> bool:
         if self._validated_at == self.step:
@@ -545,25 +535,16 @@ class Trainer(Session):
             return
         stopped, validated = self._must_stop(), self.val_batches is None or self._validated_at == self.step
         if self.config.validate_at_end and not stopped and not validated:
-            self._prepared().go_on(for_good=False)
+            self._order.proceed(keep=True)
             self.validate()
         self._agree()  # one rank may have had a signal
         if (self.config.save_at_end or self._is_preempted()) and self.output_dir is not None and not self._is_saved():
             self.save_checkpoint(kind="stop" if stopped else "end")
 
     def _is_saved(self) -> bool:
-        """Whether what there is now is saved, or will be by a callback when training ends."""
-        if any(
-            isinstance(callback, CheckpointCallback) and callback.save_last
-            for callback in all_callbacks(self.callbacks)
-        ):
-            return True
-        return bool(self.checkpoints) and self.checkpoints[-1].step == self.step
-
-    def _require_batches(self) -> None:
-        if self._batches_done == 0 and not self.stop_requested:
-            advice = self.train_batches.advice if self.epoch > 0 else ""
-            raise OptionError(f"train_data gave no batch in epoch {self.epoch + 1}.{advice}")
+        """Whether the present state is saved, or will be by a checkpoint rule when training ends."""
+        is_saved = bool(self.checkpoints) and self.checkpoints[-1].step == self.step
+        return is_saved or any(rule.save_last for rule in self.checkpointing.rules)
 
     @contextmanager
     def _evaluating(self, batches: Batches) -> Iterator[None]:
@@ -580,10 +561,9 @@ class Trainer(Session):
     def _placed(self, batches: Batches, limit: int | None = None) -> Iterator[Any]:
         return map(self.backend.place, itertools.islice(batches.epoch(self.epoch), limit))
 
-    def _state(self, step: int) -> dict[str, Any]:
-        return super()._state(step) | {
-            "batches_done": self._batches_done,
-            "epoch_complete": self._epoch_complete and not self._epoch_open,
+    def _checkpoint_state(self, step: int) -> dict[str, Any]:
+        return super()._checkpoint_state(step) | {
+            **self._position.state(),
             "validated_at": self._validated_at,
             "validation_requested": self.validation_requested,
             "plan": self._shape(),
@@ -602,9 +582,10 @@ class Trainer(Session):
         """What a resume takes from the checkpoint, or makes anew from the settings."""
         return {"learning_rate": self.config.learning_rate, "num_steps": self.num_steps}
 
-    def _place_at(self, state: dict[str, Any]) -> None:
-        super()._place_at(state)
-        self._batches_done, self._epoch_complete = state["batches_done"], state["epoch_complete"]
+    def _restore_position(self, state: dict[str, Any]) -> None:
+        super()._restore_position(state)
+        self._position = DataPosition.of(state)
+        self._position.epoch_open = False
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
         warn_of_changes(state["plan"], self._shape(), "the place in the epoch is not the same")
@@ -613,38 +594,25 @@ class Trainer(Session):
         if self.config.schedule != "constant":
             warn_of_changes({"num_steps": then["num_steps"]}, now, "the learning rate follows the new schedule")
 
-    def secure_record(self) -> None:
-        """Have what each rank recorded where a resume finds it; where one rank fails, all do."""
-        self.processes.all_do(super().secure_record)
-
-    def _write_checkpoint(self, place: Path, step: int, kind: str) -> ManifestRow:
-        """All ranks write their part, and rank zero puts it in its place once they have."""
-        training = self._prepared()
-        if self._finite_loss is not None:
-            self._finite_loss.settle()
-        self.callbacks.drain()
-        aside = self.processes.from_rank_zero(lambda: checkpoint.make_partial(place))
-        try:
-            begins = self._epoch_open and self._batches_done == 0
-            if self._is_sharded():
-                self.processes.all_do(lambda: self._write_callback_shards(aside))
-            self.processes.all_do(lambda: training.save(aside, epoch_begins=begins))
-        except Exception:
-            checkpoint.discard(aside)
-            raise
-        row: ManifestRow = self.processes.from_rank_zero(
-            lambda: checkpoint.complete(aside, place, self._state(step), step=step, kind=kind)
-        )
-        return row
+    def _save_rank_files(self, directory: Path, *, before_step: bool = False) -> None:
+        self._prepared().save(directory)
+        state = self._order.state(nothing_done=self._position.epoch_open and self._position.batches == 0)
+        state["validation_order"] = [batches.state() for batches in self.val_sets.values()]
+        checkpoint.write_tensors(state, directory / checkpoint.random_file(self.rank))
 
     def load_checkpoint(self, path: str | Path) -> ManifestRow:
-        """Take up a checkpoint, before training or as it starts."""
-        if self.state == "running" and self._epoch_open:
+        """Restore a checkpoint, before training or as it starts."""
+        if self.state == "running" and self._position.epoch_open:
             raise OptionError("load_checkpoint() in the middle of an epoch: request_stop(), and then resume(path).")
         return super().load_checkpoint(path)
 
     def _load_files(self, directory: Path) -> None:
-        self._prepared().load(directory)
+        training = self._prepared()
+        found, state = training.read(directory), checkpoint.read_random_states(directory, self.rank)
+        training.restore(found)
+        self._order.load_state(state)
+        for batches, order in zip(self.val_sets.values(), state["validation_order"], strict=False):
+            batches.load_state(order)
 
 
 def _joined(name: str, own: str) -> str:

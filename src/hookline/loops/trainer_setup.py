@@ -31,8 +31,8 @@ from hookline._engine.moments import Callback
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.config.subscribers import load_callbacks
 from hookline.loops.batches import is_data_set
+from hookline.loops.checkpointing import checkpoint_rules
 from hookline.loops.distributed import ProcessGroup
-from hookline.loops.session import all_callbacks
 from hookline.loops.trainer_config import BATCH_SIZE, LEARNING_RATE, CheckpointRules, TrainerConfig
 from hookline.loops.training_step import StepFunction, step_of_model, step_with, tokens_of
 
@@ -118,7 +118,7 @@ def subscribers(config: TrainerConfig, callbacks: Any, logger_fns: Any, hook_fns
     """All subscribers in one collection: the user's own where there is nothing to add to it."""
     more = [*checked_logger_fns(logger_fns), *checked_hook_fns(hook_fns)]
     given = [_collected(some) for some in (config.callbacks, callbacks) if some is not None and some != ()]
-    if config.resume == "auto" and config.checkpoint is None and not _saves(given):
+    if config.resume == "auto" and config.checkpoint is None and not any(map(checkpoint_rules, given)):
         config = msgspec.structs.replace(config, checkpoint=_often_enough(config))
     if config.checkpoint is not None:
         rules = config.checkpoint
@@ -137,13 +137,6 @@ def _often_enough(config: TrainerConfig) -> CheckpointRules:
     if config.epochs is not None or config.max_steps is None:
         return CheckpointRules(every_n_epochs=1)
     return CheckpointRules(every_n_steps=max(1, config.max_steps // 10))
-
-
-def _saves(collections: list[CallbackCollection]) -> bool:
-    """Whether a callback that saves is among them."""
-    return any(
-        isinstance(callback, CheckpointCallback) for collection in collections for callback in all_callbacks(collection)
-    )
 
 
 def _collected(callbacks: Any) -> CallbackCollection:

@@ -98,10 +98,11 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
     def join_run(self, owner: RunOwner) -> None:
         """Record in the run of a callback from now on, until the trainer finalizes its loggers."""
         own, theirs = self._own, owner.loop
-        if own.outlets or (own.name, own.project, own.root) != (theirs.name, theirs.project, theirs.root):
+        if own.recording.sinks or (own.name, own.project, own.root) != (theirs.name, theirs.project, theirs.root):
             logger.warning("HooklineLogger records in the run of HooklineCallback, with its name, project and sinks.")
         self.finalize("success")  # the logger's own run, of what was logged before
-        own.name, own.project, own.root = theirs.name, theirs.project, theirs.root
+        own.name = theirs.name
+        own.recording.project, own.recording.root = theirs.project, theirs.root
         if own.config:
             theirs.update_config(own.config)
         self._owner = owner

@@ -17,7 +17,7 @@ from hookline._engine.metrics import collect
 from hookline._record import run_directory
 from hookline._record.journal import checked_durability
 from hookline._record.recorder import Recorder
-from hookline.loops import recording
+from hookline.loops import run_facts
 from hookline.loops.options import RecordOptions
 from hookline.loops.run_sinks import DRAIN_SECONDS, RunSinks
 
@@ -47,7 +47,9 @@ class HooklineTrainCallback(UserCallback):
         delivery, drain_seconds = options.get("delivery", "thread"), options.get("drain_seconds", DRAIN_SECONDS)
         self._durability = checked_durability(options.get("durability", "checkpoint"))
         self._project, self._root = options.get("project", "default"), Path(root).resolve()
-        self._facts = recording.facts(name, options.get("config"), options.get("tags", ()), options.get("notes", ""))
+        self._facts = run_facts.user_facts(
+            name, options.get("config"), options.get("tags", ()), options.get("notes", "")
+        )
         self._facts |= {"project": self._project, "parents": {}}
         self._sinks: RunSinks | None = RunSinks(
             options.get("sinks", ()), delivery=delivery, drain_seconds=drain_seconds

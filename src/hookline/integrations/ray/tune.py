@@ -21,7 +21,7 @@ from hookline._engine.errors import CheckpointError, OptionError
 from hookline._record import run_directory
 from hookline._record.settings import settings
 from hookline.integrations.passive_run import PassiveRun
-from hookline.loops import recording
+from hookline.loops import run_facts
 from hookline.loops.options import RecordOptions
 
 logger = logging.getLogger("hookline")
@@ -77,14 +77,14 @@ class HooklineTuneCallback(TuneCallback):
             run.request_stop("went back to an earlier result")
             run.train_end()
             run = self._running(trial, after=step - 1)
-        run.tell({name: value for name, value in result.items() if name not in BOOKKEEPING}, step)
+        run.record({name: value for name, value in result.items() if name not in BOOKKEEPING}, step)
         self._end_reasons[trial.trial_id] = _end_reason(trial, result) if result.get("done") else None
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
         run = self._running(trial)
         run.checkpoint_saved(checkpoint.path)
         try:
-            run.secure_record()
+            run.recording.secure()
         except CheckpointError as error:  # Tune has saved the checkpoint anyway
             logger.warning("%s", error)
 
@@ -117,7 +117,7 @@ class HooklineTuneCallback(TuneCallback):
     def _begin_new(self, trial: Any) -> None:
         experiment = trial.experiment_dir_name
         run = self._create_run(trial)
-        facts = recording.facts(run.name, run.config, run.tags, run.notes) | {
+        facts = run_facts.user_facts(run.name, run.config, run.tags, run.notes) | {
             "project": run.project,
             "parents": {"experiment_id": experiment, "trial_id": trial.trial_id},
             "experiment": {"id": experiment, "name": experiment, "arm": _arm(trial), "run_key": run.name},

@@ -313,7 +313,7 @@ class GRPOLearner(Trainer):
 
     def start(self) -> None:
         """Begin to record, and attach the worker."""
-        is_first = not self._train_started
+        is_first = not self.has_started
         super().start()
         if is_first:
             self.rollout_worker.attach_to(self)
@@ -333,8 +333,8 @@ class GRPOLearner(Trainer):
     def _must_wait(self) -> bool:
         return super()._must_wait() or self.stream.is_open
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _finish_open_work(self) -> None:
+        super()._finish_open_work()
         self.rollout_worker.close_hooks()
 
     def _fail(self, error: BaseException) -> None:

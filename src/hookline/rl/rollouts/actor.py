@@ -124,7 +124,7 @@ class JournalingWorker(RolloutWorker):
 
     def roll_out(self) -> list[Rollout]:
         """Make one rollout step, on any thread."""
-        self._thread, self.state, self._train_started = threading.get_ident(), "running", True
+        self._thread, self.state, self.has_started = threading.get_ident(), "running", True
         return super().roll_out()
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class RolloutActor:
             self._version = version
         self._worker.assignment = assignment
         rollouts = self._worker.roll_out()
-        self._worker.secure_record()  # the learner's next checkpoint covers this step
+        self._worker.recording.secure()  # the learner's next checkpoint covers this step
         return StepResult(rollouts, self._worker.state_dict(), self._worker.take_hook_metrics())
 
     def close(self) -> list[HookMetrics]:

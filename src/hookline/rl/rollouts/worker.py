@@ -164,7 +164,7 @@ class RolloutWorker(Session):
         """Make rollouts for a learner: use its callbacks and its record, and pass requests on to it."""
         self.loop, self.callbacks = loop, loop.callbacks
         self.recorder, self.output_dir, self.state = loop.recorder, loop.output_dir, "running"
-        self._thread, self._train_started = threading.get_ident(), True
+        self._thread, self.has_started = threading.get_ident(), True
         self._open_hooks()
 
     def close_hooks(self) -> None:
@@ -382,7 +382,7 @@ class RolloutWorker(Session):
             self.loop.samples += rows
 
     def _record_evaluation(self, name: str, metrics: dict[str, Any], rollouts: list[Rollout]) -> None:
-        if self.loop._ended:
+        if self.loop.has_ended:
             logger.warning("%s has ended: the evaluation %s is not recorded.", self.loop.name, name)
             return
         self._record_samples(rollouts, EVALUATIONS)
@@ -444,13 +444,13 @@ class RolloutWorker(Session):
             self.metrics.update(metrics)
             self.loop._write(step, metrics, axis or self.axis, common=common)
 
-    def _tell(self, step: int, metrics: dict[str, Any]) -> None:
+    def _notify_log(self, step: int, metrics: dict[str, Any]) -> None:
         if self.loop is self:
-            super()._tell(step, metrics)
+            super()._notify_log(step, metrics)
         else:
-            self.loop._tell(step, metrics)
+            self.loop._notify_log(step, metrics)
 
-    def _settle(self) -> None:
+    def _finish_open_work(self) -> None:
         self.close_hooks()
 
     def _fail(self, error: BaseException) -> None:
@@ -466,10 +466,10 @@ class RolloutWorker(Session):
     def _seed(self, purpose: str) -> str:
         return f"{self.config.seed}/{self.index}/{purpose}/{self.step}"
 
-    def _state(self, step: int) -> dict[str, Any]:
-        return super()._state(step) | self.state_dict()
+    def _checkpoint_state(self, step: int) -> dict[str, Any]:
+        return super()._checkpoint_state(step) | self.state_dict()
 
-    def _place_at(self, state: dict[str, Any]) -> None:
+    def _restore_position(self, state: dict[str, Any]) -> None:
         self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
