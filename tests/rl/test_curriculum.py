@@ -142,7 +142,7 @@ def test_curriculum_success_rate_without_results_is_none():
     assert chain().success_rate("one") is None
 
 
-def test_curriculum_rate_stands_for_as_many_results_as_said():
+def test_curriculum_rate_counts_as_n_results():
     course = chain()
     course.record("one", [False] * 6, 1)
     course.record("one", 0.5, 2, n=4)
@@ -160,7 +160,7 @@ def test_curriculum_takes_one_result_and_none_at_all():
 
 
 @pytest.mark.parametrize("successes", [1.5, -0.1, float("nan"), [2], [True, float("nan")]])
-def test_curriculum_results_out_of_range_are_refused_and_change_nothing(successes):
+def test_curriculum_results_out_of_range_raise_and_change_nothing(successes):
     course = chain()
     with pytest.raises(OptionError, match="successes="):
         course.record("one", successes, 1)
@@ -173,7 +173,7 @@ def test_curriculum_config_takes_numpy_integers():
     assert len(Sorting(np.int64(2)).sample(np.int64(4), random.Random(0))) == 4
 
 
-def test_curriculum_unknown_lesson_is_refused_with_the_closest():
+def test_curriculum_unknown_lesson_raises_with_the_closest_name():
     for call in (chain().success_rate, chain().lesson, lambda name: chain().record(name, [True], 1)):
         with pytest.raises(UnknownNameError, match="no lesson 'onee'. Did you mean 'one'"):
             call("onee")
@@ -209,7 +209,7 @@ def test_curriculum_draws_graduated_lessons_rarely():
     assert 0 < counts["one"] < counts["three"]
 
 
-def test_curriculum_with_everything_learnt_goes_on_with_the_weakest():
+def test_curriculum_with_everything_learnt_prefers_the_weakest():
     course = curriculum(lesson("a", threshold=0.5), lesson("b", threshold=0.5))
     course.record("a", 0.6, 1, n=10)
     course.record("b", 1.0, 1, n=10)
@@ -253,7 +253,7 @@ def test_curriculum_state_goes_through_json_and_on_from_there():
     assert restored.take_events() == course.take_events() != []
 
 
-def test_curriculum_state_of_other_lessons_is_taken_as_far_as_it_goes(caplog):
+def test_curriculum_state_of_other_lessons_is_loaded_partly_with_a_warning(caplog):
     course = chain()
     learn(course, "one", "two")
     later = curriculum(lesson("one"), lesson("new", "one"), lesson("last", "new"), lesson("two", "one"))
@@ -280,7 +280,7 @@ def test_curriculum_state_in_a_smaller_window_keeps_the_latest_results():
         {"lessons": [], "draws": 0, "events": []},
     ],
 )
-def test_curriculum_state_that_is_none_is_refused_and_changes_nothing(state):
+def test_curriculum_invalid_state_raises_and_changes_nothing(state):
     course = chain()
     learn(course, "one")
     before = course.state_dict()
@@ -292,7 +292,7 @@ def test_curriculum_state_that_is_none_is_refused_and_changes_nothing(state):
 # Configuration
 
 
-def test_lesson_makes_its_environment_from_a_mapping_and_keeps_one_given():
+def test_lesson_builds_its_environment_from_a_mapping_and_keeps_an_instance():
     mine = Sorting()
     made = Lesson("a", {"arithmetic": {"difficulty": "hard"}}, depends_on=["b"])
     assert (type(made.environment), made.environment.difficulty, made.depends_on) == (Arithmetic, "hard", ("b",))
@@ -300,7 +300,7 @@ def test_lesson_makes_its_environment_from_a_mapping_and_keeps_one_given():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"id": " "}, "give a text that is not blank"),
         ({"id": 7}, "Lesson(id=7)"),
@@ -312,10 +312,10 @@ def test_lesson_makes_its_environment_from_a_mapping_and_keeps_one_given():
         ({"environment": 7}, "7 is not an environment"),
     ],
 )
-def test_lesson_with_settings_that_cannot_be_is_refused(arguments, said):
+def test_lesson_with_invalid_settings_raises(arguments, message):
     with pytest.raises((ConfigError, OptionError)) as caught:
         Lesson(**{"id": "a", "environment": "sorting"} | arguments)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_curriculum_config_takes_lessons_and_mappings_and_can_be_changed():
@@ -354,7 +354,7 @@ def test_curriculum_config_from_yaml_builds_the_environments():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("threshold: 0.8", "treshold: 0.8", "lessons[0].treshold: unknown key. Did you mean 'threshold'"),
         ("threshold: 0.8", "threshold: 8", "lessons[0]: Lesson 'sums': threshold=8.0"),
@@ -362,15 +362,15 @@ def test_curriculum_config_from_yaml_builds_the_environments():
         ("[sums]", "[sum]", "Lesson 'explained' depends on 'sum', which is not a lesson. Did you mean 'sums'?"),
     ],
 )
-def test_curriculum_config_from_yaml_with_a_mistake_names_the_place(old, new, said):
+def test_curriculum_config_from_yaml_with_a_mistake_names_the_place(old, new, message):
     Path("lessons.yaml").write_text(YAML.replace(old, new))
     with pytest.raises(ConfigError, match="lessons.yaml") as caught:
         CurriculumConfig.from_yaml("lessons.yaml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("lessons", "said"),
+    ("lessons", "message"),
     [
         ([], "give at least one lesson"),
         ([lesson("a"), lesson("a")], "Two lessons have the id 'a'"),
@@ -383,13 +383,13 @@ def test_curriculum_config_from_yaml_with_a_mistake_names_the_place(old, new, sa
         ([lesson("a", "b"), lesson("b", "a")], "At least one lesson of a curriculum must not depend on another"),
     ],
 )
-def test_curriculum_config_lessons_that_cannot_be_reached_are_refused(lessons, said):
+def test_curriculum_config_unreachable_lessons_raise(lessons, message):
     with pytest.raises(OptionError) as caught:
         CurriculumConfig(lessons=lessons)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_curriculum_config_circle_is_named_from_what_depends_to_what_is_needed():
+def test_curriculum_config_circle_is_named_in_the_order_of_dependency():
     with pytest.raises(OptionError) as caught:
         CurriculumConfig(lessons=[lesson("x"), lesson("a", "b", "x"), lesson("b", "c"), lesson("c", "a")])
     circle = "'a' -> 'b' -> 'c' -> 'a' -> 'b' -> 'c'"
@@ -408,6 +408,6 @@ def test_curriculum_config_circle_is_named_from_what_depends_to_what_is_needed()
         {"window": 2.5},
     ],
 )
-def test_curriculum_config_out_of_range_is_refused_by_name(options):
+def test_curriculum_config_setting_out_of_range_raises_with_its_name(options):
     with pytest.raises(OptionError, match=rf"CurriculumConfig\({list(options)[-1]}="):
         CurriculumConfig(lessons=[lesson("a")], **options)

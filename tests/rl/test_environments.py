@@ -45,7 +45,7 @@ def right(environment, task):
         {"use": "hookline.rl.environments:Arithmetic", "with": {"difficulty": "hard"}},
     ],
 )
-def test_make_environment_from_a_mapping_gives_the_settings_to_the_class(given):
+def test_make_environment_from_a_mapping_passes_the_settings_to_the_class(given):
     made = make_environment(given)
     assert (type(made), made.difficulty) == (Arithmetic, "hard")
 
@@ -54,13 +54,13 @@ def test_make_environment_from_a_name_takes_the_defaults():
     assert [type(make_environment(given)) for given in ("sorting", {"sorting": None})] == [Sorting, Sorting]
 
 
-def test_make_environment_from_an_instance_gives_it_back():
+def test_make_environment_from_an_instance_returns_it():
     mine = Sorting()
     assert make_environment(mine) is mine
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "text"),
     [
         ("arithmatic", "Did you mean 'arithmetic'"),
         (
@@ -79,13 +79,13 @@ def test_make_environment_from_an_instance_gives_it_back():
         (7, "7 is not an environment: give a name such as 'sorting'"),
     ],
 )
-def test_make_environment_from_something_wrong_says_what_is_accepted(given, said):
+def test_make_environment_from_a_wrong_type_raises_with_accepted_forms(given, text):
     with pytest.raises((ConfigError, OptionError)) as caught:
         make_environment(given)
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
-def test_register_environment_under_a_taken_name_is_refused():
+def test_register_environment_under_an_existing_name_raises():
     with pytest.raises(DuplicateError, match="'sorting' is taken"):
         ENVIRONMENTS.register("sorting")(Copying)
 
@@ -129,13 +129,13 @@ def test_arithmetic_expert_multiplies_first():
     assert any("+" in task.prompt and "*" in task.prompt for task in tasks)
 
 
-def test_sample_from_a_small_space_gives_each_task_before_any_comes_again():
+def test_sample_from_a_small_space_draws_each_task_before_any_repeats():
     environment = Copying(1, alphabet="abc", held_out_share=0)
     ids = [task.id for task in environment.sample(8, rng())]
     assert [len(set(ids[:3])), len(set(ids[3:6])), len(set(ids[6:]))] == [3, 3, 2]
 
 
-def test_held_out_of_a_small_space_gives_all_there_are():
+def test_held_out_of_a_small_space_returns_all():
     environment = Arithmetic("easy")
     tasks = environment.held_out(1000, rng())
     assert 1 <= len(tasks) == len({task.id for task in tasks}) < 30
@@ -145,7 +145,7 @@ def test_held_out_of_a_small_space_gives_all_there_are():
 @pytest.mark.parametrize(
     ("environment", "share"), [(Sorting(held_out_share=0.2), 0.2), (Arithmetic(held_out_share=0.5), 0.5)]
 )
-def test_held_out_share_is_about_the_share_asked_for(environment, share):
+def test_held_out_share_is_about_the_requested_share(environment, share):
     held_out = len(environment.held_out(environment.size, rng()))
     assert held_out / environment.size == pytest.approx(share, abs=1 / environment.size**0.5)
 
@@ -159,12 +159,12 @@ def test_held_out_tasks_are_the_same_in_another_process():
     assert done.stdout.split() == sorted(task.prompt for task in Sorting(2).held_out(100, rng()))
 
 
-def test_space_without_a_held_out_task_is_refused_when_made():
+def test_task_space_without_a_held_out_task_raises():
     with pytest.raises(OptionError, match="copying: of 2 different tasks, too few are held out"):
         Copying(1, alphabet="ab")
 
 
-def test_space_with_everything_held_out_is_refused_when_made():
+def test_task_space_with_everything_held_out_raises():
     with pytest.raises(OptionError, match="too few are left to train on"):
         Copying(1, alphabet="ab", held_out_share=0.9999)
 
@@ -180,18 +180,18 @@ def test_sample_from_a_space_beyond_any_float_works():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1, 1.5, float("nan"), True])
-def test_held_out_share_out_of_range_is_refused(share):
+def test_held_out_share_out_of_range_raises(share):
     with pytest.raises(OptionError, match="held_out_share="):
         Sorting(held_out_share=share)
 
 
 @pytest.mark.parametrize("alphabet", ["", "aa", "a b", "a>", " a"])
-def test_copying_alphabet_that_makes_answers_unclear_is_refused(alphabet):
+def test_copying_ambiguous_alphabet_raises(alphabet):
     with pytest.raises(OptionError, match="give different characters"):
         Copying(alphabet=alphabet)
 
 
-def test_evaluation_tasks_are_held_out_ones_where_there_are_some():
+def test_evaluation_tasks_are_held_out_tasks_if_there_are_any():
     environment = Sorting(2)
     held_out = {task.id for task in environment.held_out(100, rng())}
     assert {task.id for task in evaluation_tasks(environment, 5, rng())} <= held_out
@@ -236,8 +236,8 @@ def test_last_number_of_a_text_is_found(text, number):
 
 def test_arithmetic_answer_as_last_number_is_found_in_a_sentence():
     task = Task("12+7=", "19")
-    said = "12+7 is 18, no, it is 19."
-    scores = [Arithmetic(answer=answer).score(task, said) for answer in ("exact", "last_number")]
+    text = "12+7 is 18, no, it is 19."
+    scores = [Arithmetic(answer=answer).score(task, text) for answer in ("exact", "last_number")]
     assert scores == [{"correct": 0.0}, {"correct": 1.0}]
 
 
@@ -293,7 +293,7 @@ def test_reasoning_holds_out_the_same_questions():
     assert task.prompt == outer.template.format(prompt=inner.sample(1, rng())[0].prompt)
 
 
-def test_reasoning_around_reward_functions_gives_them_the_answer_and_the_inner_prompt():
+def test_reasoning_passes_the_answer_and_the_inner_prompt_to_reward_functions():
     seen = []
 
     def judge(prompts, completions, answer, **columns):
@@ -318,7 +318,7 @@ def test_reasoning_around_reward_functions_gives_them_the_answer_and_the_inner_p
         {"environment": "sorting", "format_reward": float("nan")},
     ],
 )
-def test_reasoning_with_settings_that_cannot_be_is_refused(arguments):
+def test_reasoning_with_invalid_settings_raises(arguments):
     with pytest.raises(OptionError):
         Reasoning(**arguments)
 
@@ -338,7 +338,7 @@ def test_dataset_scores_with_each_function_and_all_columns():
     assert environment.faults == {}
 
 
-def test_dataset_from_a_file_and_functions_by_place_are_those_given_in_python(tmp_path, monkeypatch):
+def test_dataset_from_a_file_with_import_paths_equals_one_from_python(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     Path("my_rewards.py").write_text("def never(prompts, completions, **columns):\n    return [0.0] * len(prompts)\n")
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n\n", encoding="utf-8")
@@ -348,7 +348,7 @@ def test_dataset_from_a_file_and_functions_by_place_are_those_given_in_python(tm
     assert right(made, made.sample(1, rng())[0]) == {"never": 0.0}
 
 
-def test_dataset_row_without_a_column_gives_none_there():
+def test_dataset_row_without_a_column_has_none_there():
     seen = []
 
     def look(prompts, completions, **columns):
@@ -390,7 +390,7 @@ FAULTY = {
 
 @pytest.mark.parametrize("case", FAULTY)
 def test_dataset_function_that_fails_costs_its_rewards_and_is_counted_and_logged_once(case, caplog):
-    function, said = FAULTY[case]
+    function, text = FAULTY[case]
     function.__name__ = "judge"
     environment = RewardDataset(ROWS, [correct, function])
     tasks = environment.sample(2, rng())
@@ -400,7 +400,7 @@ def test_dataset_function_that_fails_costs_its_rewards_and_is_counted_and_logged
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "Reward of judge: " in record.getMessage()
-    assert said in record.getMessage()
+    assert text in record.getMessage()
 
 
 def test_dataset_values_that_are_no_finite_numbers_are_missing(caplog):
@@ -439,7 +439,7 @@ async def later(prompts, completions, **columns):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "rewards", "said"),
+    ("dataset", "rewards", "text"),
     [
         ([], [correct], "has no rows"),
         ({"prompt": ["a"]}, [correct], "give a list of rows"),
@@ -459,13 +459,13 @@ async def later(prompts, completions, **columns):
         (ROWS, [lambda prompts, completion_ids, **columns: []], "missing a required argument: 'completion_ids'"),
     ],
 )
-def test_dataset_that_cannot_be_used_is_refused_when_made(dataset, rewards, said):
+def test_dataset_invalid_arguments_raise(dataset, rewards, text):
     with pytest.raises(OptionError) as caught:
         RewardDataset(dataset, rewards)
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
-def test_dataset_file_with_a_broken_line_is_refused_with_its_number():
+def test_dataset_file_with_a_broken_line_raises_with_its_number():
     Path("rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     with pytest.raises(OptionError, match=r"rows.jsonl:2: is not valid JSON"):
         RewardDataset("rows.jsonl", [correct])
@@ -511,7 +511,7 @@ def batch(environment, completions, **options):
 
 
 @pytest.mark.parametrize("timeout_seconds", [None, 60])
-def test_score_batch_gives_the_rewards_in_order(timeout_seconds):
+def test_score_batch_returns_the_rewards_in_order(timeout_seconds):
     environment = Fixed(lambda task, completion: {"length": len(completion)})
     scores = batch(environment, ["", "a", "bb"], timeout_seconds=timeout_seconds)
     assert scores == [{"length": 0.0}, {"length": 1.0}, {"length": 2.0}]
@@ -519,7 +519,7 @@ def test_score_batch_gives_the_rewards_in_order(timeout_seconds):
 
 
 @pytest.mark.parametrize("timeout_seconds", [None, 60])
-def test_score_batch_with_failing_scores_counts_them_and_goes_on(timeout_seconds, caplog):
+def test_score_batch_with_failing_scores_counts_them_and_continues(timeout_seconds, caplog):
     given = {"raise": None, "list": [1.0], "nan": {"a": float("nan"), "b": 1}, "none": {"a": None}, "good": {"a": 2}}
 
     def score(task, completion):
@@ -544,7 +544,7 @@ def test_score_batch_calls_the_functions_of_a_dataset_once():
     assert calls == [5]
 
 
-def test_score_batch_gives_up_on_what_hangs_and_scores_the_rest(gate, caplog):
+def test_score_batch_abandons_a_call_that_hangs_and_scores_the_rest(gate, caplog):
     faults = Faults()
     environment = hanging_at(gate, "hang")
     scores = batch(environment, ["a", "hang", "b", "hang", "c"], timeout_seconds=0.5, faults=faults)
@@ -553,7 +553,7 @@ def test_score_batch_gives_up_on_what_hangs_and_scores_the_rest(gate, caplog):
     assert "Reward of fixed: took longer than 0.5 s" in caplog.text
 
 
-def test_score_batch_gives_up_the_rest_after_some_in_a_row(gate):
+def test_score_batch_skips_the_rest_after_several_timeouts_in_a_row(gate):
     asked = []
 
     def score(task, completion):
@@ -586,7 +586,7 @@ def test_score_batch_of_a_hanging_function_of_a_dataset_is_counted_for_the_envir
     assert environment.faults == {"dataset": 1}
 
 
-def test_score_batch_with_a_scorer_that_exits_goes_on():
+def test_score_batch_with_a_scorer_that_exits_continues():
     faults = Faults()
     assert batch(Fixed(lambda task, completion: sys.exit(3)), ["a"], timeout_seconds=60, faults=faults) == [{}]
     assert faults == {"fixed": 1}
@@ -604,11 +604,11 @@ def test_score_batch_that_hangs_does_not_keep_the_program_from_exiting():
 
 
 @pytest.mark.parametrize("timeout_seconds", [0, -1, float("nan"), float("inf")])
-def test_score_batch_time_limit_that_cannot_be_is_refused(timeout_seconds):
+def test_score_batch_invalid_time_limit_raises(timeout_seconds):
     with pytest.raises(OptionError, match="timeout_seconds="):
         batch(Fixed(), ["a"], timeout_seconds=timeout_seconds)
 
 
-def test_score_batch_with_another_number_of_tasks_is_refused():
+def test_score_batch_with_another_number_of_tasks_raises():
     with pytest.raises(OptionError, match="1 tasks and 2 completions"):
         score_batch(Fixed(), [Task("a")], ["a", "b"])

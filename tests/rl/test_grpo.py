@@ -99,7 +99,7 @@ def test_grpo_loss_moves_a_token_only_as_far_as_the_clip_in_the_direction_of_its
     assert gradient_at(ratio, advantage) == pytest.approx(-ratio * advantage if moves else 0.0)
 
 
-def test_grpo_loss_tokens_outside_of_the_mask_get_no_gradient_whatever_stands_there():
+def test_grpo_loss_tokens_outside_of_the_mask_get_no_gradient():
     logprobs, old, advantages, mask, reference = numbers(1)
     loss, _ = grpo_loss(logprobs, old, advantages, mask, clip=10.0, reference=reference, kl=0.1)
     loss.backward()
@@ -180,7 +180,7 @@ def test_group_advantages_unscaled_are_distances_from_the_mean():
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_group_advantages_where_all_did_equally_well_are_exactly_zero(scale):
+def test_group_advantages_of_equal_rewards_are_exactly_zero(scale):
     for hundredths in range(100):  # the mean of seven of them is not always the number itself
         assert group_advantages([hundredths / 100] * 7, ["a"] * 7, scale=scale) == ([0.0] * 7, 1.0)
 
@@ -257,7 +257,7 @@ def test_token_logprobs_entropy_is_that_of_the_distribution(policy):
     torch.testing.assert_close(entropy[0], distribution.entropy())
 
 
-def test_token_logprobs_entropy_where_a_token_is_impossible_is_that_of_the_others():
+def test_token_logprobs_entropy_ignores_impossible_tokens():
     def model(input_ids, attention_mask, use_cache):
         return SimpleNamespace(logits=torch.tensor([0.0, 0.0, -math.inf]).repeat(*input_ids.shape, 1))
 
@@ -267,7 +267,7 @@ def test_token_logprobs_entropy_where_a_token_is_impossible_is_that_of_the_other
     assert logprobs.tolist() == [[pytest.approx(-math.log(2)), -math.inf]]
 
 
-def test_rollout_batch_completions_without_a_token_are_left_out(policy):
+def test_rollout_batch_skips_completions_without_tokens(policy):
     empty = rl.Rollout(rl.Task("1>"), rl.Completion("", (), (), "stop", (1, 5)), advantage=3.0)
     rollouts = rollouts_of(policy, ["12>"], rl.Sampling(max_tokens=3, seed=0))
     batch, without = rollout_batch([empty, *rollouts], pad_id=0), rollout_batch(rollouts, pad_id=0)
@@ -279,6 +279,6 @@ def test_rollout_batch_completions_without_a_token_are_left_out(policy):
     [rl.Completion("42", (6, 4), (-0.1, -0.2)), rl.Completion("42", (6, 4), (), prompt_ids=(1, 5))],
     ids=["prompt", "logprobs"],
 )
-def test_rollout_batch_completion_that_cannot_be_learnt_from_says_what_is_missing(completion):
+def test_rollout_batch_completion_without_tokens_or_logprobs_raises(completion):
     with pytest.raises(OptionError, match="The completion '42' has .* use a policy that returns them"):
         rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0)

@@ -132,7 +132,7 @@ def test_logprobs_of_prompts_of_different_lengths_are_those_of_a_full_pass(model
         assert torch.allclose(torch.tensor(completion.logprobs), torch.tensor(full_pass(model, completion)), atol=1e-4)
 
 
-def test_greedy_in_a_batch_is_what_generate_gives_one_by_one(model, tokenizer):
+def test_greedy_in_a_batch_equals_generate_one_by_one(model, tokenizer):
     written = HFPolicy(model, tokenizer).generate(PROMPTS, 2, Sampling(temperature=0, max_tokens=15))
     for prompt, (first, second) in zip(PROMPTS, written, strict=True):
         ids = torch.tensor(tokenizer([prompt])["input_ids"])
@@ -142,7 +142,7 @@ def test_greedy_in_a_batch_is_what_generate_gives_one_by_one(model, tokenizer):
         assert first.prompt_ids == ids[0].tolist()
 
 
-def test_greedy_in_a_batch_is_what_the_policy_gives_one_by_one(model, tokenizer):
+def test_greedy_in_a_batch_equals_the_policy_one_by_one(model, tokenizer):
     policy, sampling = HFPolicy(model, tokenizer), Sampling(temperature=0, max_tokens=15)
     together = policy.generate(PROMPTS, 1, sampling)
     assert tokens_of(together) == [tokens_of(policy.generate([prompt], 1, sampling))[0] for prompt in PROMPTS]
@@ -159,7 +159,7 @@ def test_completions_do_not_depend_on_the_batch_size(model, tokenizer, batch_siz
     assert 1 <= max(rows) <= batch_size
 
 
-def test_seed_gives_the_same_completions_again_and_another_seed_others(policy):
+def test_seed_reproduces_completions_and_another_seed_changes_them(policy):
     first, again, other = (
         tokens_of(policy.generate(PROMPTS, 2, Sampling(max_tokens=12, seed=seed))) for seed in (1, 1, 2)
     )
@@ -167,12 +167,12 @@ def test_seed_gives_the_same_completions_again_and_another_seed_others(policy):
     assert first != other
 
 
-def test_seed_left_out_gives_other_completions_each_time(policy):
+def test_seed_by_default_differs_each_time(policy):
     first, second = (tokens_of(policy.generate(PROMPTS, 2, Sampling(max_tokens=12))) for _ in range(2))
     assert first != second
 
 
-def test_seed_gives_the_same_prompt_different_completions_in_one_call(policy):
+def test_seed_repeated_prompt_has_different_completions_in_one_call(policy):
     groups = tokens_of(policy.generate(["1+2="] * 3, 3, Sampling(max_tokens=12, seed=1)))
     assert len({tuple(tokens) for group in groups for tokens in group}) == 9
 
@@ -199,7 +199,7 @@ def first_token_logits(policy):
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
-def test_temperature_gives_the_shares_that_it_should(policy, temperature):
+def test_temperature_samples_with_the_expected_shares(policy, temperature):
     shares = first_token_shares(policy, Sampling(temperature=temperature, max_tokens=1, seed=0))
     expected = (first_token_logits(policy) / temperature).softmax(-1)
     assert (shares - expected).abs().sum() / 2 < 0.04
@@ -241,7 +241,7 @@ def test_stop_text_across_tokens_ends_the_completion_at_the_token_that_completes
     assert [cut[place].token_ids for place in others] == [whole[place].token_ids for place in others]
 
 
-def test_eos_as_first_token_gives_an_empty_text(policy):
+def test_eos_as_first_token_makes_an_empty_text(policy):
     always(policy, "7>", policy.tokenizer.eos_token_id)
     [[completion]] = policy.generate(["7>"], 1, Sampling(seed=0))
     assert (completion.text, completion.token_ids, completion.finish) == ("", [policy.tokenizer.eos_token_id], "stop")
@@ -352,7 +352,7 @@ def test_request_that_makes_no_sense_is_an_error(policy, prompts, n, message):
 
 
 @pytest.mark.parametrize("batch_size", [0, True, 1.5])
-def test_batch_size_that_is_none_is_an_error(policy, batch_size):
+def test_batch_size_that_is_invalid_raises(policy, batch_size):
     with pytest.raises(OptionError, match="batch_size=.*give a whole number of at least 1"):
         HFPolicy(policy.model, policy.tokenizer, batch_size=batch_size)
 
@@ -399,7 +399,7 @@ def test_load_weights_of_a_tied_model_takes_them_by_either_name(tokenizer):
 
 
 @pytest.mark.parametrize("version", [-1, 1.0, True, "1"])
-def test_load_weights_with_a_version_that_is_none_is_an_error(policy, version):
+def test_load_weights_with_an_invalid_version_raises(policy, version):
     with pytest.raises(OptionError, match="version=.*give a whole number of at least 0"):
         policy.load_weights(version, policy.model.state_dict())
 

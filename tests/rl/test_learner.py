@@ -243,13 +243,13 @@ def test_learner_divergence_that_weighs_much_keeps_the_model_near_its_start():
     assert distance(5.0) < distance(1e-6) / 2
 
 
-def test_learner_without_max_steps_is_refused():
+def test_learner_without_max_steps_raises():
     with pytest.raises(hl.OptionError, match="Rollouts never end: give TrainerConfig.max_steps"):
         Setup(max_steps=None, epochs=1)
 
 
 @pytest.mark.parametrize("options", [{"clip": 0.0}, {"kl": -1.0}, {"updates": 0}])
-def test_grpo_config_with_an_impossible_number_is_refused(options):
+def test_grpo_config_number_out_of_range_raises(options):
     with pytest.raises(hl.OptionError, match="give a clip above 0, a kl of at least 0, and updates of at least 1"):
         rl.GRPOConfig(**options)
 
@@ -272,7 +272,7 @@ def test_learner_moments_of_a_step_come_in_order():
     assert [event.arguments for event in seen.events if event.moment == "on_weights_update"] == [(1,), (2,)]
 
 
-def test_learner_hooks_are_asked_after_each_rollout_and_recorded_in_the_run(tmp_path):
+def test_learner_hooks_run_after_each_rollout_and_are_recorded_in_the_run(tmp_path):
     lessons = curriculum(rl.Lesson("lesson", rows()), micro_eval_frequency=2, micro_eval_n_examples=3)
     seen = RecordingCallback()
     made = Setup(output_dir=str(tmp_path), hooks=None, lessons=lessons, callbacks=[seen])
@@ -293,7 +293,7 @@ def test_learner_that_records_nothing_keeps_rows_and_samples_of_rollouts_in_memo
     assert len(made.learner.samples) == 4 * 12 + 3
 
 
-def test_learner_callbacks_are_told_what_hooks_log_with_the_learner_as_the_loop():
+def test_learner_callbacks_get_hook_metrics_with_the_learner_as_the_loop():
     class Loops(hl.Callback):
         def on_log(self, loop, step, metrics):
             told.append((loop, step, sorted(metrics) if "tracked" in metrics else "row"))
@@ -304,7 +304,7 @@ def test_learner_callbacks_are_told_what_hooks_log_with_the_learner_as_the_loop(
     assert told == [(made.learner, 1, "row"), (made.learner, 2, ["tracked"]), (made.learner, 2, "row")]
 
 
-def test_learner_stop_asked_for_by_a_hook_ends_the_training_after_the_step():
+def test_learner_stop_requested_by_a_hook_ends_the_training_after_the_step():
     class Stops(Hook):
         def should_run(self, context):
             return context.metadata["policy/version"] == 2
@@ -326,7 +326,7 @@ def test_learner_hook_that_raises_is_isolated_and_recorded(tmp_path):
     assert [(event.step, event.data["disabled"]) for event in failures] == [(1, False), (2, False), (3, True)]
 
 
-def test_learner_hooks_do_not_change_what_is_learnt(tmp_path):
+def test_learner_hooks_do_not_change_the_training(tmp_path):
     plain, evaluated = (
         Setup(output_dir=str(tmp_path), name="plain"),
         Setup(output_dir=str(tmp_path), name="evaluated", hooks=[rl.EvaluationHook(1, 4)]),
@@ -422,7 +422,7 @@ def test_learner_resume_in_the_middle_repeats_losses_and_samples_exactly(tmp_pat
     )
 
 
-def test_learner_resume_goes_on_with_rows_of_empty_rollouts_without_a_gap(tmp_path):
+def test_learner_resume_continues_rows_of_empty_rollouts_without_a_gap(tmp_path):
     class Sometimes(RewardDataset):
         """Has nothing to ask in every other step."""
 
@@ -443,7 +443,7 @@ def test_learner_resume_goes_on_with_rows_of_empty_rollouts_without_a_gap(tmp_pa
 
 
 @pytest.mark.parametrize("moment", ["on_rollout_end", "on_train_epoch_start", "on_weights_update"])
-def test_learner_checkpoint_asked_for_while_rolling_out_waits_for_the_learning(tmp_path, moment):
+def test_learner_checkpoint_requested_while_rolling_out_waits_for_the_update(tmp_path, moment):
     class Saves(hl.Callback):
         pass
 
@@ -508,7 +508,7 @@ def test_learner_resume_keeps_the_state_of_hooks(tmp_path):
     assert counts.runs == 4
 
 
-def test_learner_that_failed_is_taken_up_from_its_checkpoint_and_goes_on_exactly(tmp_path):
+def test_learner_that_failed_resumes_exactly_from_its_checkpoint(tmp_path):
     class Breaks(hl.Callback):
         def on_before_optimizer_step(self, loop, optimizer):
             if loop.step == 3 and not broken:
@@ -544,7 +544,7 @@ def test_learner_resumed_hands_its_weights_to_a_policy_that_has_a_model_of_its_o
 # Faults
 
 
-def test_learner_goes_on_when_the_policy_fails_for_some_steps(caplog):
+def test_learner_continues_when_the_policy_fails_for_some_steps(caplog):
     class Breaks(rl.HFPolicy):
         calls = 0
 
@@ -575,7 +575,7 @@ def test_learner_with_a_reward_that_fails_learns_from_the_others(caplog):
     assert "Reward of broken: raised ValueError: no answer in the text" in caplog.text
 
 
-def test_learner_empty_completions_are_left_out_and_the_rest_is_learnt_from():
+def test_learner_skips_empty_completions_and_learns_from_the_rest():
     def write(prompt, rng):
         return rng.choice(["", "1", "12"])
 
@@ -595,7 +595,7 @@ def test_learner_empty_completions_are_left_out_and_the_rest_is_learnt_from():
     assert metrics["tokens"] < 24
 
 
-def test_learner_that_never_gets_anything_to_learn_from_says_so():
+def test_learner_without_any_usable_rollouts_raises():
     made = Setup(policy=ScriptedPolicy(lambda prompt, rng: ""))
     with pytest.raises(RuntimeError, match="100 rollout steps in a row have no usable rollouts"):
         made.fit()
@@ -645,7 +645,7 @@ def config(**train):
     )
 
 
-def test_train_calls_hooks_callbacks_and_functions_that_it_is_given():
+def test_train_calls_its_hooks_callbacks_and_functions():
     reports, asked, heard, seen = [], [], [], RecordingCallback()
     rl.train(
         config(),
@@ -660,7 +660,7 @@ def test_train_calls_hooks_callbacks_and_functions_that_it_is_given():
     assert seen.names().count("on_step_end") == 2
 
 
-def test_train_given_one_hook_instead_of_a_list_says_so_before_anything_else():
+def test_train_with_one_hook_instead_of_a_list_raises_first():
     with pytest.raises(hl.MomentError, match="give a list of hooks"):
         rl.train(config(), hooks=MetricsHook(1, lambda context: {}))
 
@@ -672,7 +672,7 @@ def test_train_hook_that_returns_what_cannot_be_recorded_is_isolated(caplog):
     assert "metrics_hook failed at run_hook, step 1" in caplog.text
 
 
-def test_learner_hooks_on_another_thread_are_recorded_at_the_rollout_steps_they_were_asked_at(tmp_path):
+def test_learner_hooks_on_another_thread_are_recorded_at_their_rollout_steps(tmp_path):
     class Waits(PeriodicHook):
         background = True
 
@@ -697,7 +697,7 @@ def test_learner_hooks_on_another_thread_are_recorded_at_the_rollout_steps_they_
         ({"overrides": "train.max_steps=1"}, r"give a list, \['train.max_steps=1'\]"),
     ],
 )
-def test_train_with_something_missing_says_what_to_give(arguments, message):
+def test_train_with_missing_arguments_raises(arguments, message):
     with pytest.raises(hl.OptionError, match=message):
         rl.train(config(), **arguments)
 
@@ -705,7 +705,7 @@ def test_train_with_something_missing_says_what_to_give(arguments, message):
 @pytest.mark.parametrize(
     "options", [{"rollout_workers": 0}, {"max_staleness": -1}, {"rollout_workers": 2}, {"executor": "threads"}]
 )
-def test_rl_config_with_an_impossible_setting_is_refused(options):
+def test_rl_config_invalid_setting_raises(options):
     with pytest.raises(hl.HooklineError, match=next(iter(options))):
         rl.RLConfig(curriculum=curriculum(), train=hl.TrainerConfig(max_steps=1), **options)
 

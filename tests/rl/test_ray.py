@@ -114,7 +114,7 @@ class KillsAWorker(hl.Callback):
             self.stop_at = loop.step + 30
 
 
-def test_train_on_ray_worker_killed_training_goes_on_and_an_alarm_names_it(ray, tmp_path, caplog):
+def test_train_on_ray_worker_killed_training_continues_and_an_alert_names_it(ray, tmp_path, caplog):
     config = settings(tmp_path)
     config.rollout_workers, config.max_staleness = 2, 3
     given = model_and_tokenizer()
@@ -250,8 +250,8 @@ def test_train_on_ray_stopped_by_a_signal_is_saved_and_its_resume_reports_a_fail
     assert [(row.step, row.kind) for row in stopped.checkpoints] == [(stopped.step, "stop")]
     assert last_status(run_dir).status == "stopped"
     assert signal.getsignal(signal.SIGTERM) is handler
-    said = json.loads((run_dir / "run.json").read_text())["config"]
-    assert (said["executor"], said["rollout"]["prompts"], said["train"]["max_steps"]) == ("ray", 8, 5000)
+    recorded = json.loads((run_dir / "run.json").read_text())["config"]
+    assert (recorded["executor"], recorded["rollout"]["prompts"], recorded["train"]["max_steps"]) == ("ray", 8, 5000)
 
     with pytest.raises(LookupError, match="broken in the learner"):
         rl.train(settings(tmp_path, resume="last"), **model_and_tokenizer(), callbacks=[Fails()])
@@ -278,7 +278,7 @@ class KillsTheLearner(hl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_train_on_ray_learner_killed_record_says_failed_and_workers_end(ray, tmp_path):
+def test_train_on_ray_learner_killed_status_is_failed_and_workers_end(ray, tmp_path):
     with pytest.raises(LearnerLostError, match="process died"):
         rl.train(settings(tmp_path), **model_and_tokenizer(), callbacks=[KillsTheLearner()])
 
@@ -460,7 +460,7 @@ def test_fleet_worker_that_cannot_start_ends_the_training_with_its_error(ray):
     assert [name for name, _ in reported] == ["worker_died", "alert"]
 
 
-def test_fleet_worker_that_dies_at_every_step_is_given_up_in_the_end(ray):
+def test_fleet_worker_that_dies_at_every_step_ends_the_training(ray):
     reported = []
     fleet = fleet_of_one(ray, reported, fault="step")
     with pytest.raises(WorkerLostError, match=f"rollout0 .* {MAX_DEATHS} times in a row"):

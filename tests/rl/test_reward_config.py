@@ -83,14 +83,14 @@ def test_config_on_error_reaches_the_functions():
         ("on_error: ignore", "'raise', 'skip'"),
     ],
 )
-def test_config_file_that_does_not_fit_is_refused_with_its_place(tmp_path, text, message):
+def test_config_file_that_does_not_fit_raises_with_file_and_line(tmp_path, text, message):
     (tmp_path / "rewards.yaml").write_text(text)
     with pytest.raises(hl.ConfigError, match=message) as caught:
         RewardConfig.from_file(tmp_path / "rewards.yaml")
     assert "rewards.yaml" in str(caught.value)
 
 
-def test_config_mapping_that_does_not_fit_is_refused():
+def test_config_mapping_that_does_not_fit_raises():
     with pytest.raises(hl.ConfigError, match="Did you mean 'topic_relevance'"):
         RewardConfig.from_dict({"topic_relevant": {}})
     with pytest.raises(hl.ConfigError, match="Did you mean 'penalty'"):
@@ -121,6 +121,6 @@ def test_config_from_constants_of_a_training_script():
     assert config.soft_format == library.SoftFormat()
 
 
-def test_config_constant_that_belongs_to_no_function_is_refused():
+def test_config_constant_of_no_function_raises():
     with pytest.raises(hl.ConfigError, match="CORECTNESS_REWARD is not a setting .* Did you mean 'CORRECTNESS_REWARD'"):
         RewardConfig.from_constants({"CORECTNESS_REWARD": 1.0})

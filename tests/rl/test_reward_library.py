@@ -63,7 +63,7 @@ def test_library_function_with_any_text_stays_in_its_range(function, prompt, tex
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.reward_name)
-def test_library_function_of_no_completions_gives_no_rewards(function):
+def test_library_function_of_no_completions_returns_no_rewards(function):
     assert function(prompts=[], completions=[], answer=[]) == []
 
 
@@ -101,7 +101,7 @@ def test_correctness_compares_the_tagged_answer(text, answer, right):
     assert score(library.Correctness(reward=3, wrong=-1), text, answer=[answer]) == [3 if right else -1]
 
 
-def test_correctness_without_tags_takes_the_whole_text_where_allowed():
+def test_correctness_without_tags_compares_the_whole_text_if_allowed():
     loose = library.Correctness(tagged=False)
     assert score(loose, " 4 ", "<answer>5</answer>", answer=["4", "4"]) == [2.0, 0.0]
 
@@ -110,7 +110,7 @@ def test_correctness_of_a_question_without_an_answer_does_not_apply():
     assert score(library.Correctness(), "<answer>4</answer>", "x", answer=[None, "4"]) == [None, 0.0]
 
 
-def test_correctness_finds_the_column_or_says_which_there_are():
+def test_correctness_finds_the_column_or_raises_with_the_closest():
     assert score(library.Correctness(), "<answer>4</answer>", solution=["4"]) == [2.0]
     assert score(library.Correctness(column="gold"), "<answer>4</answer>", gold=["4"], answer=["5"]) == [2.0]
     with pytest.raises(hl.OptionError, match="there is no column 'gold' with the right answers. Did you mean 'golds'"):
@@ -164,7 +164,7 @@ def test_topic_relevance_counts_key_words_of_the_question():
     assert score(rule, "four", prompt="2+2?") == [None]
 
 
-def test_topic_relevance_of_a_chat_looks_at_what_the_user_asked_last():
+def test_topic_relevance_of_a_chat_uses_the_users_last_message():
     prompt = [*chat("Respond in tags", "system"), *chat("About pears", "user"), *chat("Yes?"), *chat("Plums", "user")]
     assert score(library.TopicRelevance(), "plums", "pears", prompt=prompt) == [0.5, 0.0]
 

@@ -302,7 +302,7 @@ def test_logged_result_is_the_very_object_that_the_function_returned(torch):
     assert [each.rewards for each in samples(run)] == [{"tensor": 1.0}, {"tensor": 2.0}, {"generator": 1.0}]
 
 
-def test_logged_functions_are_pickled_where_the_function_can_be():
+def test_logged_functions_are_picklable_if_the_function_is():
     alone = pickle.loads(pickle.dumps(decorated))
     assert alone is decorated
     assert pickle.loads(pickle.dumps(decorated_async)) is decorated_async
@@ -329,7 +329,7 @@ def test_logged_functions_one_by_one_are_joined_in_one_row():
     ]
 
 
-def test_wrap_batch_that_a_function_left_out_is_written_when_the_next_begins():
+def test_wrap_batch_that_a_function_skipped_is_written_when_the_next_begins():
     with quiet_run() as run:
         one, _ = rewards.wrap([correctness, brevity], recorder=run)
         one(["q"], ["a"], ["a"])
@@ -351,7 +351,7 @@ def test_wrap_function_called_twice_for_a_batch_loses_neither():
     assert [each.rewards for each in samples(run)] == [{"one": 1.0}, {"one": 2.0}]
 
 
-def test_wrap_batch_outlives_functions_that_nobody_holds():
+def test_wrap_batch_outlives_its_functions():
     with quiet_run() as run:
         rewards.wrap([correctness, brevity], recorder=run)[0](["q"], ["a"], ["a"])
         rewards.flush()
@@ -397,7 +397,7 @@ def boom(completions, **columns):
     raise ValueError("no judge today")
 
 
-def test_function_that_raises_goes_on_unchanged_and_loses_nothing(caplog):
+def test_function_that_raises_propagates_and_loses_nothing(caplog):
     with quiet_run() as run:
         trainer = Trainer(*rewards.wrap([correctness, boom, brevity], recorder=run))
         with pytest.raises(ValueError, match="^no judge today$"):
@@ -411,7 +411,7 @@ def test_function_that_raises_goes_on_unchanged_and_loses_nothing(caplog):
     assert rewards.statistics()["boom"]["errors"] == 1
 
 
-def test_function_that_raises_is_skipped_when_asked_and_the_others_go_on():
+def test_function_that_raises_with_skip_leaves_the_others_running():
     async def late(completions, **columns):
         raise RuntimeError("no net")
 
@@ -423,17 +423,17 @@ def test_function_that_raises_is_skipped_when_asked_and_the_others_go_on():
     assert sorted(rows[0].extra["reward_errors"]) == ["boom", "late"]
 
 
-def test_logged_on_error_skip_gives_none_instead_of_what_the_function_raises():
+def test_logged_on_error_skip_returns_none_instead_of_raising():
     assert rewards.logged("boom", on_error="skip")(boom)(completions=["a", "b"]) == [None, None]
 
 
-def test_function_that_always_fails_is_said_now_and_then(caplog):
+def test_function_that_always_fails_is_logged_now_and_then(caplog):
     (skipped,) = rewards.wrap([boom], on_error="skip")
     for _ in range(100):
         skipped(completions=["a"])
-    said = [each for each in caplog.messages if each.startswith("boom")]
-    assert len(said) == 5
-    assert "100 failures so far" in said[-1]
+    warnings = [each for each in caplog.messages if each.startswith("boom")]
+    assert len(warnings) == 5
+    assert "100 failures so far" in warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_record_to_takes_a_recorder_or_anything_with_log_samples(tmp_path):
     assert [each.completion for each in hl.read(tmp_path / "run") if isinstance(each, Sample)] == ["b"]
 
 
-def test_record_to_ends_with_its_block_and_gives_back_the_one_before():
+def test_record_to_restores_the_previous_destination_after_its_block():
     class Kept(list):
         def log_samples(self, rows):
             self.extend(row["completion"] for row in rows)
@@ -540,7 +540,7 @@ def test_record_to_ends_with_its_block_and_gives_back_the_one_before():
     assert (outer, inner) == (["a", "c"], ["b"])
 
 
-def test_logging_gets_rewards_and_outputs_where_nothing_else_is_set():
+def test_logging_gets_rewards_and_outputs_without_another_destination():
     config = {"version": 1, "handlers": {}, "loggers": {}}
     with quiet_run() as run:
         hl.logging.initialize(config, run=run)

@@ -44,13 +44,13 @@ def worker(*environments, policy=None, **options):
 @pytest.mark.parametrize(
     "options", [{"scoring_seconds": 0}, {"scoring_seconds": -1}, {"reward_weights": {"a": math.nan}}]
 )
-def test_rollout_config_number_that_cannot_be_is_refused_when_made(options):
+def test_rollout_config_invalid_number_raises(options):
     with pytest.raises(OptionError, match=next(iter(options))):
         rl.RolloutConfig(**options)
 
 
 @pytest.mark.parametrize("scores", [{"a": 1e300}, {"a": 1.7e308, "b": 1.7e308}, {"a": 8e29, "b": 8e29}])
-def test_rewards_that_are_too_large_are_faults_and_the_run_goes_on(scores):
+def test_rewards_that_are_too_large_are_faults_and_the_run_continues(scores):
     made = worker(Scored(lambda call: scores if call % 2 else dict.fromkeys(scores, 0.0)))
     made.run(max_steps=2)
     assert made.step == 2
@@ -112,7 +112,7 @@ def test_environment_whose_sample_fails_once_costs_that_step_only():
     assert (made.step, made.faults["scored.sample"]) == (3, 1)
 
 
-def test_stop_asked_for_while_rollouts_stay_empty_is_heard(tmp_path):
+def test_stop_requested_while_rollouts_stay_empty_takes_effect(tmp_path):
     class Nothing(Scored):
         def sample(self, n, rng):
             return []
@@ -130,7 +130,7 @@ def test_learner_at_another_temperature_begins_with_a_ratio_of_one():
     assert made.metrics["clip_share"] == 0
 
 
-def test_resume_with_kl_and_another_starting_model_is_refused(tmp_path):
+def test_resume_with_kl_and_another_initial_model_raises(tmp_path):
     environment = Scored(lambda call: {"a": float(call % 2)})
     learner(environment, kl=0.1, output_dir=str(tmp_path)).fit()
     again = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=4)
@@ -141,13 +141,13 @@ def test_resume_with_kl_and_another_starting_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"group_size": 1}, {"temperature": 0.0}])
-def test_rl_config_of_groups_that_are_all_alike_is_refused(options):
+def test_rl_config_of_groups_without_variance_raises(options):
     lessons = rl.CurriculumConfig(lessons=[rl.Lesson("sort", "sorting")])
     with pytest.raises(OptionError, match="nothing to learn from"):
         rl.RLConfig(curriculum=lessons, rollout=rl.RolloutConfig(**options), train=hl.TrainerConfig(max_steps=1))
 
 
-def test_rl_train_in_one_of_several_processes_is_refused(monkeypatch):
+def test_rl_train_in_one_of_several_processes_raises(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     lessons = rl.CurriculumConfig(lessons=[rl.Lesson("sort", "sorting")])
     config = rl.RLConfig(curriculum=lessons, train=hl.TrainerConfig(max_steps=1))
@@ -185,7 +185,7 @@ def test_rollout_stream_reference_whose_sum_was_rounded_otherwise_is_the_same():
 
 
 @pytest.mark.parametrize("change", [1e-6, math.nan])
-def test_rollout_stream_reference_with_one_other_weight_is_refused(change):
+def test_rollout_stream_reference_with_one_different_weight_raises(change):
     reference = Flat()
     state = stream_with(reference).state_dict()
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_rollout_stream_reference_with_one_other_weight_is_refused(change):
         stream_with(reference).load_state_dict(state)
 
 
-def test_rollout_stream_reference_of_another_number_of_weights_is_refused():
+def test_rollout_stream_reference_with_another_number_of_weights_raises():
     state = stream_with(Flat()).state_dict()
     with pytest.raises(hl.CheckpointError, match="the given model is another one"):
         stream_with(torch.nn.ModuleList([Flat(), Flat()])).load_state_dict(state)

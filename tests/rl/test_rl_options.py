@@ -170,7 +170,7 @@ def test_learner_clip_and_temperature_are_those_of_its_loss(torch):
     assert cold["entropy"] < clipped["entropy"] / 2
 
 
-def test_learner_optimizer_scheduler_and_hook_functions_are_those_given(torch):
+def test_learner_uses_the_given_optimizer_scheduler_and_hook_functions(torch):
     model, tokenizer = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)

@@ -33,10 +33,10 @@ def test_train_records_all_of_its_settings(model):
         grpo=rl.GRPOConfig(kl=0.1),
         train=hl.TrainerConfig(max_steps=1, summary=False),
     )
-    said = recorded(rl.train(config, **model).output_dir)
-    assert (said["grpo"], said["rollout"]["temperature"]) == ({"clip": 0.2, "kl": 0.1, "updates": 1}, 0.7)
-    assert (said["train"]["max_steps"], said["executor"]) == (1, "local")
-    (lesson,) = said["curriculum"]["lessons"]
+    settings = recorded(rl.train(config, **model).output_dir)
+    assert (settings["grpo"], settings["rollout"]["temperature"]) == ({"clip": 0.2, "kl": 0.1, "updates": 1}, 0.7)
+    assert (settings["train"]["max_steps"], settings["executor"]) == (1, "local")
+    (lesson,) = settings["curriculum"]["lessons"]
     assert (lesson["id"], lesson["environment"]) == ("sort", "hookline.rl.environments.text_tasks:Sorting")
 
 
@@ -44,15 +44,15 @@ def test_learner_made_by_hand_records_its_settings_and_those_of_its_worker(model
     own = worker(rl.HFPolicy(**model), rollout={"prompts": 2, "group_size": 2, "max_tokens": 3})
     train = hl.TrainerConfig(max_steps=1, summary=False)
     learner = rl.GRPOLearner(model["model"], own, pad_id=0, config=train, grpo=rl.GRPOConfig(clip=0.3), temperature=0.9)
-    said = recorded(learner.fit().output_dir)
-    assert (said["grpo"]["clip"], said["temperature"], said["train"]["max_steps"]) == (0.3, 0.9, 1)
-    assert said["rollouts"]["rollout"]["prompts"] == 2
+    settings = recorded(learner.fit().output_dir)
+    assert (settings["grpo"]["clip"], settings["temperature"], settings["train"]["max_steps"]) == (0.3, 0.9, 1)
+    assert settings["rollouts"]["rollout"]["prompts"] == 2
 
 
 def test_worker_records_its_settings_and_what_its_policy_is():
     made = worker(policy=None, output_dir="runs", rollout={"prompts": 5}).config
     made.policy = ScriptedPolicy()
-    said = recorded(rl.RolloutWorker(made, hooks=[]).run(1).output_dir)
-    assert said["rollout"]["prompts"] == 5
-    assert said["policy"] == "scripted_policy:ScriptedPolicy"
-    assert said["curriculum_config"]["lessons"][0]["threshold"] == 0.9
+    settings = recorded(rl.RolloutWorker(made, hooks=[]).run(1).output_dir)
+    assert settings["rollout"]["prompts"] == 5
+    assert settings["policy"] == "scripted_policy:ScriptedPolicy"
+    assert settings["curriculum_config"]["lessons"][0]["threshold"] == 0.9

@@ -87,7 +87,7 @@ def test_worker_moments_of_a_run_come_in_order_with_their_arguments():
     ]
 
 
-def test_worker_on_rollout_end_the_step_counts_and_what_is_logged_lands_there():
+def test_worker_on_rollout_end_step_is_counted_and_logs_land_there():
     class Logs(hl.Callback):
         def on_rollout_start(self, loop, step_idx, lesson_id):
             steps.append(("start", step_idx, loop.step))
@@ -117,7 +117,7 @@ def test_worker_rollouts_have_advantages_that_are_zero_on_average_in_each_group(
     assert any(each.advantage for each in kept)
 
 
-def test_worker_new_weights_are_told_with_their_version_and_mark_the_rollouts():
+def test_worker_new_weights_fire_their_version_and_mark_the_rollouts():
     seen, policy = RecordingCallback(), ScriptedPolicy()
     made = worker(policy, callbacks=[seen], hooks=[])
 
@@ -163,7 +163,7 @@ def test_worker_environment_without_tasks_still_advances_the_step_and_asks_the_h
     assert "reward/mean" not in made.history[0].metrics
 
 
-def test_worker_policy_that_fails_still_advances_the_step_and_is_asked_again(tmp_path, caplog):
+def test_worker_policy_failure_advances_the_step_and_is_retried(tmp_path, caplog):
     asked = Asked()
     made = worker(Unreachable(lambda call: call in (1, 2)), hooks=[asked], output_dir=str(tmp_path))
     assert made.run(4).step == 4
@@ -176,7 +176,7 @@ def test_worker_policy_that_fails_still_advances_the_step_and_is_asked_again(tmp
     assert [record.message.count("no answer to request") for record in caplog.records] == [1]
 
 
-def test_worker_policy_that_fails_too_often_gives_up_with_its_error():
+def test_worker_policy_that_fails_too_often_raises_its_error():
     seen = RecordingCallback()
     made = worker(Unreachable(lambda call: call > 2), callbacks=[seen], hooks=[], rollout={"failures": 3})
     with pytest.raises(rl.PolicyError, match="no answer to request 5"):
@@ -193,7 +193,7 @@ def test_worker_failures_that_are_not_in_a_row_do_not_add_up():
 # Hooks
 
 
-def test_hooks_are_asked_once_a_step_with_the_worker_the_step_and_the_lesson():
+def test_hooks_run_once_a_step_with_the_worker_the_step_and_the_lesson():
     asked = Asked()
     made = worker(hooks=[asked])
     made.run(3)
@@ -202,7 +202,7 @@ def test_hooks_are_asked_once_a_step_with_the_worker_the_step_and_the_lesson():
     ]
 
 
-def test_hooks_metadata_says_what_came_of_the_rollouts():
+def test_hooks_metadata_summarizes_the_rollouts():
     asked = Asked()
     made = worker(
         ScriptedPolicy(lambda prompt, rng: sort_digits(prompt, rng) * 5), hooks=[asked], rollout={"max_tokens": 5}
@@ -236,14 +236,14 @@ def drawn(seed):
     return [hook.drawn for hook in hooks]
 
 
-def test_hooks_randomness_differs_by_hook_and_step_and_comes_again_with_the_seed():
+def test_hooks_randomness_differs_by_hook_and_step_and_repeats_with_the_seed():
     once = drawn(seed=1)
     assert len({value for hook in once for value in hook}) == 6
     assert drawn(seed=1) == once
     assert drawn(seed=2) != once
 
 
-def test_hooks_registered_and_taken_out_at_run_time_hold_from_the_next_step_on():
+def test_hooks_registered_and_removed_while_running_take_effect_in_the_next_step():
     class Recruits(Hook):
         def should_run(self, context):
             return context.step in (1, 3)
@@ -400,7 +400,7 @@ def test_hooks_on_another_thread_each_result_is_recorded_at_its_own_step(tmp_pat
     assert rows == [(step, step) for step in range(1, 7)]
 
 
-def test_hooks_on_another_thread_with_the_key_of_another_are_told_apart_at_each_step():
+def test_hooks_on_another_thread_with_the_same_key_are_distinguished_at_each_step():
     gate = threading.Event()
     opens = MetricsHook(2, lambda context: {"opened": gate.set()})
     same = MetricsHook(1, lambda context: {"late": 0.5}).configure(name="same")
@@ -508,7 +508,7 @@ def test_default_hooks_a_frequency_of_zero_leaves_one_out(frequencies, kinds):
     assert [hook.eval_type for hook in worker(lessons=lessons).get_hooks()] == kinds
 
 
-def test_hooks_given_as_an_empty_list_means_none():
+def test_hooks_empty_list_means_no_hooks():
     assert worker(lessons=curriculum(micro_eval_frequency=1), hooks=[]).get_hooks() == []
 
 
@@ -521,7 +521,7 @@ def test_hooks_given_as_an_empty_list_means_none():
         ({"evaluate_all_lessons": "no"}, "evaluate_all_lessons='no': give True or False"),
     ],
 )
-def test_evaluation_hook_with_an_impossible_option_is_refused(options, message):
+def test_evaluation_hook_with_an_invalid_option_raises(options, message):
     with pytest.raises(hl.OptionError, match=message):
         rl.EvaluationHook(**options)
 
@@ -602,7 +602,7 @@ def test_evaluation_of_rollouts_is_an_evaluation_like_any_other():
     assert [event.moment for event in told if event.arguments[-1] == overall] == ["on_log", "on_eval"] * 3
 
 
-def test_evaluation_of_rollouts_on_another_thread_is_told_on_the_thread_of_the_loop():
+def test_evaluation_on_another_thread_fires_on_the_loops_thread():
     threads = []
     look = hl.on("eval", lambda loop, i, name: threads.append((name, threading.get_ident())))
     hook = rl.EvaluationHook(1, 2, evaluate_all_lessons=False).configure(background=True)
@@ -654,13 +654,13 @@ def test_record_has_a_row_for_each_step_on_the_axis_of_rollouts(tmp_path):
 
 
 @pytest.mark.parametrize(("samples", "kept"), [(5, 5), (None, 12), (0, 0), (100, 12)])
-def test_record_samples_of_a_step_are_as_many_as_asked_for(tmp_path, samples, kept):
+def test_record_samples_of_a_step_are_limited_to_the_setting(tmp_path, samples, kept):
     made = worker(output_dir=str(tmp_path), hooks=[], rollout={"samples": samples})
     made.run(2)
     assert [sum(each.step == step for each in samples_of(made)) for step in (1, 2)] == [kept, kept]
 
 
-def test_record_sample_has_what_was_asked_written_and_rewarded(tmp_path):
+def test_record_sample_has_prompt_completion_and_rewards(tmp_path):
     made = worker(ScriptedPolicy(functools.partial(sort_digits, chance=1.0)), output_dir=str(tmp_path), hooks=[])
     made.run(1)
     first = samples_of(made)[0]
@@ -841,14 +841,14 @@ def test_stop_request_of_a_callback_ends_the_run_after_the_step():
     assert (made.run().stop_reason, made.step, made.state) == ("seen enough", 2, "stopped")
 
 
-def test_worker_run_twice_is_refused():
+def test_worker_run_twice_raises():
     made = worker(hooks=[])
     made.run(1)
     with pytest.raises(hl.OptionError, match="This worker is completed: make another RolloutWorker"):
         made.run(1)
 
 
-def test_worker_without_a_policy_or_with_another_config_says_what_to_give():
+def test_worker_without_a_policy_or_with_another_config_raises():
     config = rl.RolloutWorkerConfig(curriculum_config=curriculum(), output_dir=None)
     with pytest.raises(hl.OptionError, match=r"policy=None: give an object with generate\(\)"):
         rl.RolloutWorker(config)
@@ -859,7 +859,7 @@ def test_worker_without_a_policy_or_with_another_config_says_what_to_give():
 @pytest.mark.parametrize(
     "options", [{"prompts": 0}, {"group_size": 0}, {"samples": -1}, {"failures": 0}, {"top_p": 0.0}]
 )
-def test_rollout_config_with_an_impossible_number_is_refused(options):
+def test_rollout_config_number_out_of_range_raises(options):
     ((name, value),) = options.items()
     with pytest.raises(hl.OptionError, match=f"{name}={value}"):
         rl.RolloutConfig(**options)
@@ -898,7 +898,7 @@ def infinite(prompts, completions, **columns):
 
 
 @pytest.mark.parametrize(
-    ("function", "count", "said"),
+    ("function", "count", "problem"),
     [
         (raises, 3, "raised ValueError: no answer in the text"),
         (wrong_length, 3, r"returned [1.0], where a list of 12 is accepted"),
@@ -907,7 +907,7 @@ def infinite(prompts, completions, **columns):
         (infinite, 36, "gave inf, where a finite number is accepted"),
     ],
 )
-def test_fault_of_a_reward_function_is_counted_named_and_the_others_go_on(tmp_path, caplog, function, count, said):
+def test_fault_of_a_reward_function_is_counted_and_the_others_continue(tmp_path, caplog, function, count, problem):
     made = worker(environment=dataset(fine, function), hooks=[], output_dir=str(tmp_path))
     made.run(3)
     name, rows = function.__name__, rows_of(made, "rollout")
@@ -916,7 +916,7 @@ def test_fault_of_a_reward_function_is_counted_named_and_the_others_go_on(tmp_pa
     assert {tuple(each.rewards) for each in samples_of(made)} == {("fine",)}
     (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert message.startswith(f"Reward of {name}:")
-    assert said in message
+    assert problem in message
 
 
 def test_fault_of_the_only_reward_function_leaves_the_step_empty_and_the_run_alive():
@@ -935,7 +935,7 @@ def test_reward_none_is_a_missing_reward_and_no_fault():
     assert not [name for name in made.history[0].metrics if name.startswith("faults/")]
 
 
-def test_fault_of_scoring_that_hangs_is_given_up_after_the_time_limit(caplog):
+def test_fault_of_scoring_that_hangs_is_counted_after_the_time_limit(caplog):
     class Hangs(NoTasks):
         name = "slow_judge"
 
@@ -1030,12 +1030,12 @@ def test_policy_server_that_is_down_for_too_long_ends_the_run_with_the_reason(se
 # What is given wrongly
 
 
-def test_worker_given_one_hook_instead_of_a_list_says_so():
+def test_worker_with_one_hook_instead_of_a_list_raises():
     with pytest.raises(hl.MomentError, match="give a list of hooks"):
         worker(hooks=Asked())
 
 
-def test_default_hooks_of_another_configuration_are_refused():
+def test_default_hooks_of_another_configuration_raise():
     config = rl.RolloutWorkerConfig(curriculum_config=curriculum())
     with pytest.raises(hl.OptionError, match="give a CurriculumConfig. A RolloutWorkerConfig has one as"):
         rl.create_default_evaluation_hooks(config)
@@ -1044,7 +1044,7 @@ def test_default_hooks_of_another_configuration_are_refused():
 @pytest.mark.parametrize(
     ("tasks", "shown"), [(["1>", "2>"], "'1>'"), ("1>", "'1>'"), (None, "None"), ([rl.Task("1>"), 3], "3")]
 )
-def test_worker_environment_that_gives_no_tasks_but_something_else_is_named(tasks, shown):
+def test_worker_environment_that_returns_other_things_than_tasks_raises(tasks, shown):
     environment = NoTasks()
     environment.sample = lambda n, rng: tasks
     with pytest.raises(hl.OptionError, match=rf"nothing.sample\(\) gave {shown}: give a list of rl.Task"):
@@ -1054,18 +1054,18 @@ def test_worker_environment_that_gives_no_tasks_but_something_else_is_named(task
 def test_worker_reward_weight_that_no_reward_goes_by_is_named_once(caplog):
     made = worker(hooks=[], rollout={"reward_weights": {"corect": 2.0, "correct": 1.0}})
     made.run(3)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["reward_weights: no rollout so far has a reward called 'corect'. Did you mean 'correct'?"]
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == ["reward_weights: no rollout so far has a reward called 'corect'. Did you mean 'correct'?"]
 
 
-def test_worker_reward_weight_of_a_lesson_that_never_came_is_named_at_the_end(caplog):
+def test_worker_reward_weight_of_an_unused_lesson_is_named_at_the_end(caplog):
     locked = rl.Lesson("copy", Copying(2), depends_on=("sort",))
     lessons = curriculum(rl.Lesson("sort", Sorting(2), threshold=1.0), locked)
     made = worker(
         ScriptedPolicy(lambda prompt, rng: "x"), lessons=lessons, hooks=[], rollout={"reward_weights": {"exact": 2.0}}
     )
-    said = []
-    made.callbacks.add(hl.on("on_rollout_end", lambda loop: said.append(len(caplog.records))))
+    warnings = []
+    made.callbacks.add(hl.on("on_rollout_end", lambda loop: warnings.append(len(caplog.records))))
     made.run(2)
-    assert said == [0, 0]
+    assert warnings == [0, 0]
     assert ["'exact'" in record.getMessage() for record in caplog.records] == [True]

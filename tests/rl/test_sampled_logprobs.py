@@ -88,7 +88,7 @@ def written(batch, name="old"):
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(TEMPERATURE, 1.0), (TEMPERATURE, 0.8), (1.0, 0.8)])
-def test_hf_policy_gives_log_probabilities_as_sampled_beside_those_of_the_model(temperature, top_p):
+def test_hf_policy_returns_sampled_and_model_log_probabilities(temperature, top_p):
     model = model_with_dropout()
     rollouts = rollouts_of(model, temperature=temperature, top_p=top_p)
     sampled = [logprob for each in rollouts for logprob in each.completion.sampled_logprobs]
@@ -98,7 +98,7 @@ def test_hf_policy_gives_log_probabilities_as_sampled_beside_those_of_the_model(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_hf_policy_at_temperature_one_or_zero_gives_those_of_the_model_alone(temperature):
+def test_hf_policy_at_temperature_one_or_zero_returns_model_log_probabilities_only(temperature):
     rollouts = rollouts_of(model_with_dropout(), temperature=temperature)
     assert {len(each.completion.sampled_logprobs) for each in rollouts} == {0}
 
@@ -128,7 +128,7 @@ def test_rollout_stream_ratio_of_stale_rollouts_is_that_to_the_weights_that_wrot
 
 
 @pytest.mark.parametrize("source", [{"max_staleness": 1}, {"latest_version": 1}], ids=["may be", "is"])
-def test_rollout_stream_stale_rollouts_at_a_temperature_the_policy_cannot_tell_of_are_refused(source):
+def test_rollout_stream_stale_rollouts_without_sampled_logprobs_raise(source):
     model = model_with_dropout()
     with pytest.raises(
         hl.OptionError, match=r"temperature=0\.7 and top_p=1\.0 with rollouts of older weights.*max_staleness=0"
@@ -153,7 +153,7 @@ def test_token_logprobs_with_top_p_of_a_token_that_others_sampled_are_finite_and
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_rollout_batch_with_too_few_log_probabilities_at_the_temperature_says_so():
+def test_rollout_batch_with_too_few_sampled_log_probabilities_raises():
     completion = rl.Completion("42", (6, 4), (-0.1, -0.2), prompt_ids=(1, 5), sampled_logprobs=(-0.3,))
     with pytest.raises(hl.OptionError, match="2 tokens and 1 log-probabilities"):
         rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0, as_sampled=True)

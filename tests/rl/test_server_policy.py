@@ -75,7 +75,7 @@ def test_server_policy_is_a_policy(connect):
     assert isinstance(connect(), Policy)
 
 
-def test_generate_asks_for_each_prompt_and_gives_what_came_in_their_order(server, connect):
+def test_generate_requests_each_prompt_and_keeps_their_order(server, connect):
     written = connect(connections=2).generate(["a", "bcd", ""], 2, Sampling())
     assert texts(written) == [["1.0", "1.1"], ["3.0", "3.1"], ["0.0", "0.1"]]
     assert written[1][0] == Completion(
@@ -104,7 +104,7 @@ def test_generate_sends_the_whole_sampling(server, connect):
     }
 
 
-def test_generate_sends_nothing_that_was_not_asked_for(server, connect):
+def test_generate_sends_no_options_that_are_unset(server, connect):
     connect(token_ids=False).generate(["a"], 1, Sampling())
     [request] = server.requests
     assert sorted(request.body) == ["logprobs", "max_tokens", "model", "n", "prompt", "temperature", "top_p"]
@@ -121,7 +121,7 @@ def test_seed_is_another_for_each_prompt_and_the_same_again(server, connect):
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_greedy_is_asked_once_and_given_n_times(server, connect):
+def test_greedy_is_requested_once_and_returned_n_times(server, connect):
     [group] = connect().generate(["a"], 3, Sampling(temperature=0))
     assert [completion.text for completion in group] == ["1.0"] * 3
     assert [request.body["n"] for request in server.requests] == [1]
@@ -237,7 +237,7 @@ def test_server_policy_gives_up_on_a_server_that_stays_down(server, connect):
     assert time.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 9.0]
 
 
-def test_server_that_is_down_without_patience_is_an_error_at_once(server, connect):
+def test_server_that_is_down_without_patience_raises_at_once(server, connect):
     server.stop()
     time = Time()
     with pytest.raises(PolicyError, match="No answer for"):
@@ -246,13 +246,13 @@ def test_server_that_is_down_without_patience_is_an_error_at_once(server, connec
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503])
-def test_server_that_is_busy_is_asked_again(server, connect, code):
+def test_busy_server_is_retried(server, connect, code):
     server.respond, time = replies(Reply(code, {"error": {"message": "loading"}})), Time()
     assert texts(connect(time).generate(["a"], 1, Sampling())) == [["1.0"]]
     assert time.waits == [1.0]
 
 
-def test_server_that_stays_busy_is_given_up_with_what_it_says(server, connect):
+def test_server_that_stays_busy_raises_with_its_message(server, connect):
     server.respond = lambda body: Reply(503, {"error": {"message": "loading the model"}})
     with pytest.raises(PolicyError, match="503 Service Unavailable: 'loading the model'"):
         connect(patience_seconds=5).generate(["a"], 1, Sampling())
@@ -264,7 +264,7 @@ def test_server_that_asks_to_be_left_alone_is_left_alone(server, connect):
     assert time.waits == [17.0]
 
 
-def test_server_that_hangs_is_asked_again_after_the_time_limit(server, connect):
+def test_server_that_hangs_is_retried_after_the_time_limit(server, connect):
     gate, hangs = threading.Event(), [True]
 
     def respond(body):
@@ -280,13 +280,13 @@ def test_server_that_hangs_is_asked_again_after_the_time_limit(server, connect):
     assert time.waits[:1] == [1.0]
 
 
-def test_answer_that_breaks_off_is_asked_for_again(server, connect):
+def test_incomplete_answer_is_requested_again(server, connect):
     server.respond, time = replies(Reply(body=b'{"choices"', breaks_off=True)), Time()
     assert texts(connect(time).generate(["a"], 1, Sampling())) == [["1.0"]]
     assert time.waits == [1.0]
 
 
-def test_prompts_that_were_answered_are_not_asked_again(server, connect):
+def test_answered_prompts_are_not_requested_again(server, connect):
     fine = [as_vllm({"prompt": "a", "n": 1}), as_vllm({"prompt": "bb", "n": 1})]
     server.respond, time = replies(*fine, Reply(500, b"")), Time()
     written = connect(time, connections=1).generate(["a", "bb", "ccc", "dddd"], 1, Sampling())
@@ -295,7 +295,7 @@ def test_prompts_that_were_answered_are_not_asked_again(server, connect):
     assert time.waits == [1.0]
 
 
-def test_patience_starts_anew_with_each_answer_and_is_said_once(server, connect, caplog):
+def test_patience_restarts_with_each_answer_and_warns_once(server, connect, caplog):
     server.respond = lambda body: Reply(500, b"") if len(server.requests) % 3 else as_vllm(body)
     time = Time()
     written = connect(time, connections=1, patience_seconds=4).generate(["a"] * 5, 1, Sampling())
@@ -338,7 +338,7 @@ def test_url_may_name_the_server_or_its_interface(server, connect, end):
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "", None, "ftp://host", "http://", "http://host:port"])
-def test_url_that_is_none_is_an_error(url):
+def test_invalid_url_raises(url):
     with pytest.raises(OptionError, match="url=.*: give the address of the server, such as"):
         ServerPolicy(url, "tiny")
 
@@ -349,7 +349,7 @@ def test_url_with_a_password_is_an_error_that_does_not_show_it():
     assert "hidden" not in str(caught.value)
 
 
-def test_api_key_is_taken_from_the_environment(server, connect, monkeypatch):
+def test_api_key_is_read_from_the_environment(server, connect, monkeypatch):
     policy = connect(api_key="${POLICY_API_KEY}")
     with pytest.raises(RefusedError, match="api_key takes .*POLICY_API_KEY.* not set"):
         policy.generate(["a"], 1, Sampling())
