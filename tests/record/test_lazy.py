@@ -455,7 +455,7 @@ def test_log_on_several_streams_and_devices_keeps_them_apart(cuda, recorder, gat
 def test_log_while_a_cuda_graph_is_captured_is_refused_also_on_a_stream_that_logged(cuda, recorder, gate, tmp_path):
     recorder.log(loss=cuda.tensor(1.0), step=1)
     cuda.is_capturing = True
-    with pytest.raises(hl.OptionError, match="log what the graph gives, after its replay"):
+    with pytest.raises(hl.OptionError, match="log the graph's outputs after its replay"):
         recorder.log(loss=cuda.tensor(2.0), step=2)
     cuda.is_capturing = False
     gate.set()

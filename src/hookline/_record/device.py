@@ -1,13 +1,13 @@
-"""Values on a device, fetched without the training thread ever waiting for it.
+"""Fetches values from a device without the training thread ever waiting for it.
 
-`defer` copies the device values of a row by one launch for each kind of number, behind everything the
-current stream has been given so far, so a later change in place (an optimizer, the replay of a CUDA
-graph) does not change what is recorded. On CUDA the copies go into a `Ring` of preallocated slots, from
-which many rows at a time are copied to pinned memory, usually by the thread that writes them. A slot is
-used again once its number is on the host; a ring without a free slot is replaced by a larger one.
+`defer` copies the device values of a row with one launch for each dtype, behind everything that the current stream has
+been given so far, so a later change in place (an optimizer, the replay of a CUDA graph) does not change what is
+recorded. On CUDA the copies go into a `Ring` of preallocated slots, from which many rows at a time are copied to pinned
+memory, usually by the thread that writes them. A slot is reused once its number is on the host; a ring without a free
+slot is replaced by a larger one, so memory is bounded by what is on its way.
 
-Arrays of JAX cannot change, but a later step may donate them: they are gathered as well, and fetched by
-JAX's own asynchronous copy. On devices without such copies (MPS) a row stays there until it is read.
+JAX arrays cannot change, but a later step may donate them: they are gathered as well, and fetched by JAX's own
+asynchronous copy. On devices without such copies (MPS), a row stays on the device until it is read.
 """
 
 import contextlib
@@ -64,8 +64,8 @@ def defer_uniform(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C90
 
 
 def defer(*dicts: dict[Any, Any]) -> None:
-    """Replace, in these dicts, what is on a device by `Deferred` values, and start fetching all of it."""
-    # By dtype and device: the dicts and keys that the values stand at, and the values.
+    """Replace values on a device, in these dicts, by `Deferred` ones, and start fetching all of them."""
+    # By dtype and device: where the values are (a dict and a key), and the values.
     tensors: dict[Any, tuple[list[tuple[dict[Any, Any], Any]], list[Any]]] = {}
     arrays: dict[Any, tuple[list[tuple[dict[Any, Any], Any]], list[Any]]] = {}
     places: list[tuple[dict[Any, Any], Any]] = []
@@ -73,7 +73,7 @@ def defer(*dicts: dict[Any, Any]) -> None:
     kind = dtype = device = None
     for values in dicts:
         for key, value in values.items():
-            # Each look at a tensor costs, so most are only compared with the one before. A CPU's device is -1.
+            # Attributes of tensors are slow, so most are only compared with the previous one. A CPU's device is -1.
             if type(value) is not kind or value.dtype is not dtype or value.get_device() != device:
                 if type(value) in PLAIN or type(value) is Deferred or not is_on_device(value):
                     continue
@@ -88,7 +88,7 @@ def defer(*dicts: dict[Any, Any]) -> None:
     for places, found in tensors.values():
         _replace(places, _gather(found))
     for places, found in arrays.values():
-        for begin, end in _parts(len(found)):
+        for begin, end in _pieces(len(found)):
             _replace(places[begin:end], _gather_arrays(found[begin:end]))
 
 
@@ -98,35 +98,35 @@ def _replace(places: list[tuple[dict[Any, Any], Any]], source: Source) -> None:
 
 
 def _gather(tensors: list[Any]) -> Source:
-    """Tensors of one device and one kind, gathered by one operation."""
+    """Gather tensors of one device and dtype with one operation."""
     torch = sys.modules["torch"]
     if not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
         tensors = [_local(tensor) for tensor in tensors]
     if tensors[0].is_cuda:
         return _add_to_ring(torch, [tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors])
-    return LateCopy(_stacked(torch, tensors))
+    return LateCopy(_stack_tensors(torch, tensors))
 
 
-def _stacked(torch: Any, tensors: list[Any]) -> Any:
+def _stack_tensors(torch: Any, tensors: list[Any]) -> Any:
     return torch.stack([tensor.detach().reshape(()) for tensor in tensors])
 
 
 def _local(tensor: Any) -> Any:
-    """This process's part of a distributed tensor, where that is all of it; nobody here runs a collective."""
+    """Return this process's part of a replicated distributed tensor: recording never runs a collective."""
     if not callable(getattr(tensor, "to_local", None)):
         return tensor
     if all(placement.is_replicate() for placement in tensor.placements):
         return tensor.to_local()
-    raise OptionError(f"log(): a tensor is spread over processes ({tensor.placements}); give its full_tensor().")
+    raise OptionError(f"log(): a tensor is sharded over processes ({tensor.placements}); give its full_tensor().")
 
 
 def _kind(array: Any) -> Any:
-    """What arrays of JAX have in common that can be gathered by one operation."""
+    """Return a key that JAX arrays share if one operation can gather them."""
     return (array.dtype, array.shape, array.sharding) if hasattr(array, "sharding") else id(array)
 
 
-def _parts(count: int) -> Iterator[tuple[int, int]]:
-    """So many arrays in pieces of 32, 16, 8, ...: JAX compiles for each number of arrays."""
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Split a count into pieces of 32, 16, 8, ...: JAX compiles once for each number of arrays."""
     begin = 0
     while begin < count:
         end = begin + min(32, 1 << ((count - begin).bit_length() - 1))
@@ -135,22 +135,22 @@ def _parts(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _gather_arrays(arrays: list[Any]) -> "ArrayCopy | ArrayRow":
-    """Arrays of JAX as one that nobody else can donate or delete; no process waits for another."""
+    """Gather JAX arrays into one that no other code can donate or delete; no process waits for another."""
     jax = sys.modules.get("jax")
     if jax is None or not all(isinstance(array, jax.Array) for array in arrays):
         return ArrayCopy(arrays[0])
-    return ArrayRow(_stack()([a if a.is_fully_addressable else a.addressable_data(0) for a in arrays]))
+    return ArrayRow(_jax_stack()([a if a.is_fully_addressable else a.addressable_data(0) for a in arrays]))
 
 
 @functools.cache
-def _stack() -> Callable[[list[Any]], Any]:
+def _jax_stack() -> Callable[[list[Any]], Any]:
     jax = sys.modules["jax"]
     stack: Callable[[list[Any]], Any] = jax.jit(lambda arrays: jax.numpy.stack([a.reshape(()) for a in arrays]))
     return stack
 
 
 class LateCopy:
-    """Numbers that are copied when they are asked for, by whoever asks."""
+    """Numbers that are copied when they are read, by the thread that reads them."""
 
     arrives = False
 
@@ -159,30 +159,30 @@ class LateCopy:
         self._numbers: Sequence[Any] | None = None
 
     def number(self, index: int) -> Any:
-        """One of them, waiting for the device if need be."""
+        """Return one of the numbers; waits for the device if necessary."""
         if self._numbers is None:
             self._numbers = self._tensor.tolist()
         return self._numbers[index]
 
     def ready(self) -> bool:
-        """Whether `number` would not wait."""
+        """Return whether `number` would not wait."""
         return self._numbers is not None
 
 
 class Ring:
-    """Slots for numbers of one kind on a CUDA device, filled by one stream and read by any thread.
+    """Slots for numbers of one dtype on a CUDA device, filled by one stream and read by any thread.
 
-    Positions count on over all laps: slots are filled up to ``_head``, their copies to the host are launched up to
-    ``_copied``, and their numbers are handed to the rows up to ``_arrived``. A slot is free once it has arrived.
+    Positions increase over all laps: slots are filled up to ``_head``, their copies to the host are launched up to
+    ``_copied``, and rows have their numbers up to ``_arrived``. A slot is free once its number has arrived.
     """
 
     SLOTS = 2048
-    """How many numbers a ring has room for, at least. Few, so that their views stay in the processor's cache."""
+    """The least number of slots. Few, so that their views stay in the processor's cache."""
 
     def __init__(self, torch: Any, like: Any, slots: int, stream: Any) -> None:
-        with torch.inference_mode(False):  # else it could not be written to outside of it
+        with torch.inference_mode(False):  # inference tensors cannot be written to outside of inference mode
             self._table = torch.zeros(slots, dtype=like.dtype, device=like.device)
-            # The device is said because torch.set_default_device() would be asked for it.
+            # With an explicit device: torch.set_default_device() must not apply.
             self._host = torch.empty(slots, dtype=like.dtype, device="cpu", pin_memory=True)
             self._views = self._table.unbind(0)
         self.slots = slots
@@ -195,7 +195,7 @@ class Ring:
         self._lock = threading.RLock()  # re-entrant: a signal handler may log, or read, in the middle of anything
 
     def add(self, tensors: list[Any]) -> "RingRow | None":
-        """Copy 0-d tensors into the next slots; None where there are too few, or interrupted in this very place."""
+        """Copy 0-d tensors into the next slots; None if there are too few, or if it interrupts itself (a signal)."""
         with self._lock:
             if self.is_adding:
                 return None
@@ -203,10 +203,10 @@ class Ring:
             try:
                 start, width = self._head, len(tensors)
                 offset = start % self.slots
-                if offset + width > self.slots:  # a row does not go over the ring's end
+                if offset + width > self.slots:  # a row does not wrap around
                     start, offset = start + self.slots - offset, 0
                 end = start + width
-                if end > self._advance_at:  # so that slots become free even where nobody reads the numbers
+                if end > self._advance_at:  # so that slots become free even if no thread reads the numbers
                     self._advance()
                 if end - self._arrived > self.slots:
                     self._advance()
@@ -229,7 +229,7 @@ class Ring:
                 self.is_adding = False
 
     def advance(self) -> None:
-        """Hand over the numbers that have arrived, and send those that came since. Never waits for the device."""
+        """Give rows the numbers that have arrived, and launch the copy of later ones. Never waits for the device."""
         with self._lock:
             self._advance()
 
@@ -240,12 +240,12 @@ class Ring:
             if row.numbers is not None:
                 return
             with relaxed_capture_mode():
-                self._event.synchronize()  # without the lock: who logs meanwhile must not wait for the device
+                self._event.synchronize()  # without the lock: a thread that logs must not wait for the device
 
     def _advance(self) -> None:
-        # A signal handler that logs or reads may run this whole method in the middle of it, and nothing between
-        # two calls can be interrupted. So positions only move on from where they were found, and numbers are read
-        # before a row gets them: what is done twice gives the same.
+        # A signal handler that logs or reads may run this whole method in the middle of it (at a call; nothing is
+        # interrupted between calls). So positions only advance from where they were read, and numbers are complete
+        # before a row gets them: doing a part twice has the same result.
         arrived, copied = self._arrived, self._copied
         self._advance_at = self._head + self.slots // 2
         with relaxed_capture_mode():
@@ -258,7 +258,7 @@ class Ring:
                     row = self._pending[0]
                     if row.numbers is None:
                         row.numbers = numbers[row.start - arrived : row.end - arrived]
-                    row.ring = None  # the row may be kept for long, and its ring replaced
+                    row.ring = None  # the row may outlive the ring, if that is replaced
                     if self._pending and self._pending[0] is row:
                         self._pending.popleft()
                 if self._arrived == arrived:
@@ -266,7 +266,7 @@ class Ring:
             copied, head = self._copied, self._head
             if head > copied:
                 begin = copied % self.slots
-                count = min(head - copied, self.slots - begin)  # in one piece: the rest goes next time
+                count = min(head - copied, self.slots - begin)  # contiguous: the rest is copied next time
                 with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
                     sent = self._table[begin : begin + count]
                     self._host[begin : begin + count].copy_(sent, non_blocking=True)
@@ -277,7 +277,7 @@ class Ring:
 
 @contextlib.contextmanager
 def relaxed_capture_mode() -> Iterator[None]:
-    """Ask a device how far it is without breaking the capture of a CUDA graph on another thread."""
+    """Allow queries of a device that would otherwise break the capture of a CUDA graph on another thread."""
     exchange = _exchange_capture_mode()
     if exchange is None:
         yield
@@ -292,7 +292,7 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 @functools.cache
 def _exchange_capture_mode() -> Any:
-    """The function of the CUDA runtime that torch has loaded, or None."""
+    """Return the function of the CUDA runtime that torch has loaded, or None."""
     version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     if version is None:
         return None
@@ -314,44 +314,44 @@ class RingRow:
         self.numbers: list[Any] | None = None
 
     def number(self, index: int) -> Any:
-        """One of them, waiting for the device if need be."""
+        """Return one of the numbers; waits for the device if necessary."""
         while (numbers := self.numbers) is None:
             if (ring := self.ring) is not None:
                 ring.wait_for(self)
         return numbers[index]
 
     def ready(self) -> bool:
-        """Whether they have arrived; if they are not even on their way, they are sent."""
+        """Return whether the numbers have arrived; launches their copy if that has not happened."""
         if self.numbers is None and (ring := self.ring) is not None:
             ring.advance()
         return self.numbers is not None
 
 
 _RINGS: dict[Any, Ring] = {}
-"""The ring in use for each stream, device and kind of number."""
-_MOST_RINGS = 64
+"""The current ring for each stream, device and dtype."""
+_MAX_RINGS = 64
 _WITHOUT_SLOTS = frozenset({"torch.uint16", "torch.uint32", "torch.uint64"})
-"""Kinds of numbers that torch cannot copy many of by one launch."""
+"""Dtypes without a `torch._foreach_copy_`."""
 
 
 def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
-    if torch._C._cuda_isCurrentStreamCapturing():  # each replay would write into slots that others have by then
-        raise OptionError("log() while a CUDA graph is captured: log what the graph gives, after its replay.")
+    if torch._C._cuda_isCurrentStreamCapturing():  # each replay would write into slots that other rows use by then
+        raise OptionError("log() while a CUDA graph is captured: log the graph's outputs after its replay.")
     first = tensors[0]
     device = first.get_device()
-    # The number of the stream is had in a fraction of the time that its object takes.
+    # The stream's number costs a fraction of what its object does.
     key = (torch._C._cuda_getCurrentRawStream(device), device, first.dtype)
     ring = _RINGS.get(key)
     row = ring.add(tensors) if ring is not None else None
     if ring is None and str(first.dtype) in _WITHOUT_SLOTS:
-        return LateCopy(_stacked(torch, tensors))
+        return LateCopy(_stack_tensors(torch, tensors))
     while row is None:
         stream, width = torch.cuda.current_stream(device), len(tensors)
         if ring is not None and ring.is_adding:  # in a signal handler: a ring for this row alone
             ring = Ring(torch, first, width, stream)
         else:
-            if len(_RINGS) >= _MOST_RINGS:
-                _RINGS.clear()  # ever other streams; what is on its way keeps its ring
+            if len(_RINGS) >= _MAX_RINGS:
+                _RINGS.clear()  # a program with ever new streams; rows on their way keep their ring
             slots = max(Ring.SLOTS if ring is None else 2 * ring.slots, 4 * width)
             ring = _RINGS[key] = Ring(torch, first, slots, stream)
         row = ring.add(tensors)
@@ -359,7 +359,7 @@ def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
 
 
 class ArrayCopy:
-    """The number in an array of JAX, copied by JAX."""
+    """The number in a JAX array, copied by JAX."""
 
     arrives = True
 
@@ -368,16 +368,16 @@ class ArrayCopy:
         self._array = array
 
     def number(self, index: int) -> Any:
-        """The number, waiting for the device if need be."""
+        """Return the number; waits for the device if necessary."""
         return self._array.item()
 
     def ready(self) -> bool:
-        """Whether it is there."""
+        """Return whether it has arrived."""
         return bool(self._array.is_ready())
 
 
 class ArrayRow(LateCopy):
-    """Numbers in one array of JAX, copied by JAX."""
+    """Numbers in one JAX array, copied by JAX."""
 
     arrives = True
 
@@ -386,5 +386,5 @@ class ArrayRow(LateCopy):
         super().__init__(array)
 
     def ready(self) -> bool:
-        """Whether they are there."""
+        """Return whether they have arrived."""
         return self._numbers is not None or bool(self._tensor.is_ready())
