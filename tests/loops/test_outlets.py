@@ -67,7 +67,7 @@ def test_run_with_sinks_of_all_forms_delivers_to_each(tmp_path):
         (["cvs"], "Did you mean 'csv'?"),
         ([{"csv": {"pth": "x"}}], "Did you mean 'path'?"),
         ([{"csv": {"kind": "metric"}}], "Did you mean 'metrics'?"),
-        ([{"os:system": {"command": "true"}}], "is no subclass of Sink"),
+        ([{"os:system": {"command": "true"}}], "is not a subclass of Sink"),
         ([3], "3 is not a sink"),
         ("csv", "give a list of sinks"),
         ([{"csv": {}, "jsonl": {}}], "is not a sink: give {name: {setting: value}}"),

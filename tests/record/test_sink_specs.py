@@ -54,7 +54,7 @@ def test_make_sink_gives_an_instance_back_as_it_is():
         ({"csv": {}, "jsonl": {}}, hl.OptionError, "is not a sink"),
         (3, hl.OptionError, "is not a sink"),
         (CsvSink, hl.OptionError, "is not a sink"),
-        ("os:getcwd", hl.ConfigError, "no subclass of Sink"),
+        ("os:getcwd", hl.ConfigError, "not a subclass of Sink"),
         ("no_such_module:X", hl.ConfigError, "cannot be imported"),
     ],
 )
@@ -108,7 +108,7 @@ def test_relative_path_is_kept_where_it_was_meant(tmp_path, monkeypatch):
     assert make_sink(sink.spec()).path == tmp_path / "x.csv"
 
 
-def test_place_of_what_can_be_imported_and_what_cannot():
+def test_import_path_is_none_for_what_cannot_be_imported():
     assert import_path(make_sink) == "hookline._record.sink:make_sink"
     assert import_path(lambda: None) is None
     assert import_path(KeptSink().write) is None
