@@ -1017,12 +1017,12 @@ def test_policy_server_that_is_down_for_a_while_leaves_steps_empty_until_it_is_b
         made.run(5)
     assert [row.metrics["rollouts"] for row in made.history] == [12, 0, 0, 12, 12]
     assert made.get_metric("faults/policy") == 2
-    assert f"No answer from {server.url}" in caplog.text
+    assert f"No answer: {server.url}" in caplog.text
 
 
 def test_policy_server_that_is_down_for_too_long_ends_the_run_with_the_reason(server):
     made, policy = served(server, Outages(server, down=2), failures=3)
-    with policy, pytest.raises(rl.PolicyError, match=f"No answer from {server.url}.*Start the server"):
+    with policy, pytest.raises(rl.PolicyError, match=f"No answer for .*{server.url}.*Start the server"):
         made.run(10)
     assert (made.step, made.state) == (4, "failed")
 
