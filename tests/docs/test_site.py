@@ -47,3 +47,10 @@ def test_site_builds_with_no_broken_link_and_every_page_in_its_navigation(tmp_pa
     built = (tmp_path / "site" / "reference" / "hookline.html").read_text(encoding="utf-8")
     assert "Drives a loop of your own" in built
     assert re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', built) == []
+
+
+def test_architecture_page_names_files_that_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page)) - {"tests/public_api.txt"}
+    assert len(named) > 30
+    assert sorted(name for name in named if not (ROOT / "src" / "hookline" / name).exists()) == []
