@@ -54,7 +54,11 @@ def test_sync_of_a_killed_run_records_that_it_failed_and_where(tmp_path, cli):
     run_dir = killed_run(tmp_path)
     cli("runs", "sync", run_dir)
     said = last_status(run_dir, "courier")
-    assert (said.status, said.step, said.message) == ("failed", 500, "The training process died without saying why.")
+    assert (said.status, said.step, said.message) == (
+        "failed",
+        500,
+        "The training process died without saying why.",
+    )
 
 
 def test_sync_as_json_is_one_document(tmp_path, cli):
@@ -112,14 +116,14 @@ def test_sync_without_sinks_says_that_there_is_nothing_to_deliver(tmp_path, cli)
     with hl.run("done", summary=False) as run:
         pass
     result = cli("runs", "sync", run.dir.name)
-    assert (result.exit_code, "there is nothing to deliver" in result.stdout) == (0, True)
+    assert (result.exit_code, "has no sinks" in result.stdout) == (0, True)
 
 
 def test_sync_of_a_killed_run_without_sinks_changes_nothing(tmp_path, cli):
     run_dir = killed_run(tmp_path, KILLED.replace(', sinks=["csv", "jsonl"]', ""))
     before = contents(run_dir)
     result = cli("runs", "sync", run_dir)
-    assert (result.exit_code, "there is nothing to deliver" in result.stdout) == (0, True)
+    assert (result.exit_code, "has no sinks" in result.stdout) == (0, True)
     assert contents(run_dir) == before
     assert json.loads(cli("runs", "show", run_dir, "--json").stdout)["status"] == "killed"
 
@@ -166,7 +170,7 @@ def test_sync_without_a_run_where_nothing_waits_says_so_and_exits_with_zero(tmp_
     with hl.run("done", sinks=["csv"], summary=False):
         pass
     told, document = cli("runs", "sync"), cli("runs", "sync", "--json")
-    assert (told.exit_code, told.stdout) == (0, f"Nothing waits to be delivered in {tmp_path / 'runs'}.\n")
+    assert (told.exit_code, told.stdout) == (0, f"Nothing is undelivered in {tmp_path / 'runs'}.\n")
     assert json.loads(document.stdout) == {"root": str(tmp_path / "runs"), "runs": [], "logging": []}
 
 
@@ -202,7 +206,7 @@ def test_sync_delivers_what_logging_left_behind_after_a_kill(tmp_path, cli, name
     assert (result.returncode, first.exit_code, second.exit_code) == (-signal.SIGKILL, 0, 0), first.output
     assert logged_steps(tmp_path / "logs" / "outputs.csv") == [(step, f"{step}+1=") for step in range(1, 101)]
     assert "logs/outputs.csv" in first.stdout
-    assert ["Nothing waits" in second.stdout, (tmp_path / "logs" / ".tensorboard.journal").exists()] == [
+    assert ["Nothing is undelivered" in second.stdout, (tmp_path / "logs" / ".tensorboard.journal").exists()] == [
         named != ("logs/outputs.csv",),
         False,
     ]
@@ -226,7 +230,7 @@ def test_sync_leaves_what_a_living_program_logs_to_it(tmp_path, cli):
         assert program.stdout.readline() == "logged\n"
         result = cli("runs", "sync", "logs")
         program.communicate("\n")
-    assert (result.exit_code, result.stdout) == (0, f"Nothing waits to be delivered in {tmp_path / 'logs'}.\n")
+    assert (result.exit_code, result.stdout) == (0, f"Nothing is undelivered in {tmp_path / 'logs'}.\n")
 
 
 def test_sync_of_logging_that_cannot_be_delivered_says_why_and_exits_with_one(tmp_path, cli):
@@ -244,7 +248,7 @@ def test_runs_by_the_name_that_one_was_given_are_found_and_of_several_none_is_ta
     only, *same = (left_behind(name) for name in ("w", "twice", "twice"))
     found = hl.runs()
     assert found["w"].directory == only
-    with pytest.raises(hl.UnknownNameError, match="There are several runs 'twice'") as error:
+    with pytest.raises(hl.UnknownNameError, match="Several runs are called 'twice'") as error:
         found["twice"]
     assert all(f"default/{run.name}" in str(error.value) for run in same)
     with pytest.raises(hl.UnknownNameError, match=r"Did you mean 'twice'\?"):
@@ -303,7 +307,7 @@ def test_sync_of_a_run_that_the_server_lost_sends_it_again_and_says_so(server, c
     run_dir, there = delivered_run(server)
     shutil.rmtree(there)
     swept, named, again = cli("runs", "sync"), cli("runs", "sync", run_dir), cli("runs", "sync", run_dir, "--json")
-    assert ("Nothing waits" in swept.stdout, named.exit_code) == (True, 0)
+    assert ("Nothing is undelivered" in swept.stdout, named.exit_code) == (True, 0)
     assert re.search(r"hookline had lost .* B: they were sent again\.", named.stdout)
     assert [sink["sent_again_bytes"] for sink in json.loads(again.stdout)["sinks"]] == [0, 0]
     assert list(hl.read(there)) == list(hl.read(run_dir))

@@ -105,7 +105,7 @@ def test_delete_of_a_running_one_is_refused_and_nothing_goes(tmp_path, cli):
         chosen = cli("runs", "delete", "--older-than", "0s", "--yes")
     assert (given.exit_code, "still running" in given.stderr) == (2, True)
     assert (chosen.exit_code, there(tmp_path)) == (0, {run.dir.name})
-    assert f"Not touched, because they run: default/{run.dir.name}" in chosen.stdout
+    assert f"Kept, because they are running: default/{run.dir.name}" in chosen.stdout
 
 
 def test_delete_of_a_run_with_links_leaves_what_they_lead_to(tmp_path, cli):
@@ -122,7 +122,7 @@ def test_delete_of_a_link_to_a_run_or_of_one_outside_the_root_is_refused(tmp_pat
     outside = record(root=tmp_path / "elsewhere")
     link = tmp_path / "runs" / "default" / "link"
     link.symlink_to(outside)
-    for given, said in ((link, "is a link"), (outside, "lies outside of"), ("link", "There is no run 'link'")):
+    for given, said in ((link, "is a link"), (outside, "is outside of"), ("link", "There is no run 'link'")):
         result = cli("runs", "delete", given, "--yes")
         assert (result.exit_code, said in result.stderr) == (2, True)
     assert cli("runs", "delete", "--older-than", "0s", "--yes").exit_code == 0
@@ -133,11 +133,11 @@ def test_delete_of_a_link_to_a_run_or_of_one_outside_the_root_is_refused(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "all runs are not deleted at once"),
-        (["--yes"], "all runs are not deleted at once"),
-        (["latest", "--json"], "nobody to ask"),
+        ([], "this command never deletes all runs"),
+        (["--yes"], "this command never deletes all runs"),
+        (["latest", "--json"], "--json cannot ask"),
         (["--keep-best", "2"], "--keep-best and --by go together"),
-        (["--older-than", "1d", "--mode", "max"], "--mode max says which way --by goes"),
+        (["--older-than", "1d", "--mode", "max"], "--mode max needs a metric"),
         (["--older-than", "month", "--yes"], "give a number and s, m, h, d or w"),
         (["--status", "faild", "--yes"], "Did you mean 'failed'?"),
     ],

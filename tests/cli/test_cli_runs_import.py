@@ -50,7 +50,7 @@ def test_import_names_what_it_skipped_and_left(table, tmp_path, cli):
     table.write_text(table.read_text() + "".join(f"x{line},0\n" for line in range(20)))
     result = cli("runs", "import", table)
     assert result.exit_code == 0
-    assert f"skipped {table}, line 4: step='x0' is no whole number" in result.stdout
+    assert f"skipped {table}, line 4: step='x0' is not a whole number" in result.stdout
     assert "skipped 10 more places" in result.stdout
 
 
@@ -69,7 +69,7 @@ def test_import_of_an_unknown_format_is_one_message(tmp_path, cli):
     (tmp_path / "weights.bin").write_bytes(b"\0")
     result = cli("runs", "import", tmp_path / "weights.bin")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "is none of the formats that can be imported. Accepted are tensorboard: event files" in result.stderr
+    assert "is not in a format that can be imported. Accepted are tensorboard: event files" in result.stderr
 
 
 def test_import_takes_the_column_of_steps_and_the_format_that_are_given(table, cli):

@@ -85,7 +85,7 @@ def test_tail_of_a_run_that_is_killed_says_so_and_ends_with_one(tmp_path):
         go(run, 7)
         assert "loss 7" in follower.stdout.readline()
         run.kill()
-        assert (follower.stdout.read(), follower.wait()) == ("killed: the run died without saying why\n", 1)
+        assert (follower.stdout.read(), follower.wait()) == ("killed: the run died without a final status\n", 1)
 
 
 def test_tail_interrupted_ends_itself_and_not_the_run(tmp_path):
@@ -93,7 +93,7 @@ def test_tail_interrupted_ends_itself_and_not_the_run(tmp_path):
         with tail(tmp_path, run.directory, "--json") as follower:
             follower.stdout.readline()
             follower.send_signal(signal.SIGINT)
-            assert (follower.wait(), "is not followed any more" in follower.stderr.read()) == (130, True)
+            assert (follower.wait(), "is no longer followed" in follower.stderr.read()) == (130, True)
         go(run, 1)
         assert run.poll() is None
 

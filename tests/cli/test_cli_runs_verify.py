@@ -65,7 +65,7 @@ def test_verify_finds_a_line_that_is_no_record(cli):
     lines = file.read_bytes().splitlines(keepends=True)
     lines[2] = b"x" * (len(lines[2]) - 1) + b"\n"
     file.write_bytes(b"".join(lines))
-    assert findings(cli) == (1, [("damage", f"journal/{file.name} has 1 line that is no record, first line 3")])
+    assert findings(cli) == (1, [("damage", f"journal/{file.name} has 1 line that is not a record, first line 3")])
 
 
 def changed_digit(lines):
@@ -137,7 +137,7 @@ def test_verify_of_a_killed_run_with_a_torn_last_line_is_a_note(cli):
         0,
         [
             ("note", f"journal/{file.name} ends in the middle of a line, at byte {len(whole):,}"),
-            ("note", "it ended after step 3 without saying so"),
+            ("note", "it ended after step 3 without a final status"),
         ],
     )
 
@@ -209,7 +209,7 @@ def test_verify_finds_a_damaged_checkpoint_and_names_a_whole_one(how, said, cli)
         (saved / ("state.json" if how == "short" else "manifest.json")).write_text("abc")
     result = cli("runs", "verify")
     assert (result.exit_code, f"checkpoints/step-00000004 is damaged: {said}" in result.stdout) == (1, True)
-    assert "It goes on from step-00000002 instead." in result.stdout
+    assert "It resumes from step-00000002 instead." in result.stdout
 
 
 def test_verify_notes_what_waits_for_a_sink_and_how_to_deliver_it(tmp_path, cli):
@@ -228,9 +228,9 @@ def test_verify_says_what_damage_means_and_what_to_do(cli):
     with file.open("ab") as opened:
         opened.write(b"no record\n")
     lines = [line.strip() for line in cli("runs", "verify", "latest").stdout.splitlines()]
-    assert lines[1].endswith("has 1 line that is no record, first line 6")
+    assert lines[1].endswith("has 1 line that is not a record, first line 6")
     assert lines[2].startswith("They are left out")
-    assert lines[3].startswith("Nothing has to be done")
+    assert lines[3].startswith("Nothing needs to be done")
 
 
 def test_verify_of_an_unknown_run_exits_with_two(cli):
@@ -269,7 +269,7 @@ def test_verify_of_a_received_run_that_fell_silent_does_not_say_to_resume_it_her
     killed_run(received=1e6)
     (run,) = json.loads(cli("runs", "verify", "--json").stdout)
     (finding,) = run["findings"]
-    assert (finding["kind"], finding["what"]) == ("note", "nothing more was heard of it after step 3")
+    assert (finding["kind"], finding["what"]) == ("note", "nothing was received after step 3")
     assert "resume=" not in finding["do"]
 
 
@@ -334,5 +334,5 @@ def test_values_that_a_server_did_not_take_are_noted(cli, tmp_path, monkeypatch)
         sink = {"hookline": {"url": server.url, "token": "write-token-of-a-test"}}
         with hl.run("wide", sinks=[sink], summary=False) as run:
             run.log(a=1.0, b=1.0, c=1.0, d=1.0)
-    assert findings(cli, run.dir) == (0, [("note", "2 values of metrics were not taken by hookline")])
-    assert "did not take 2 values" in cli("runs", "sync", run.dir).stdout
+    assert findings(cli, run.dir) == (0, [("note", "2 metric values were not accepted by hookline")])
+    assert "did not accept 2 values" in cli("runs", "sync", run.dir).stdout

@@ -1,4 +1,4 @@
-"""``hookline runs``: what can be done with recorded runs."""
+"""``hookline runs``: commands for recorded runs, and ``runs sync``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from hookline.cli.runs.verify import verify_command
 from hookline.logging import setup
 from hookline.store.run_info import RunLocation
 
-app = CommandGroup(help="Look at recorded runs, and look after them.")
+app = CommandGroup(help="Inspect and manage recorded runs.")
 app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("compare")(compare_command)
@@ -36,9 +36,9 @@ app.command("delete")(delete_command)
 app.command("verify")(verify_command)
 app.command("import")(import_command)
 
-Seconds = Annotated[float, typer.Option(min=0.0, help="How long to try at most, for each run.")]
+Seconds = Annotated[float, typer.Option(min=0.0, help="The longest time to try, for each run.")]
 
-Trust = Annotated[bool, typer.Option("--trust", help="Obey the settings of sinks whoever wrote them down.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Trust the sink settings of the run, whoever wrote them.")]
 
 
 @app.command()
@@ -50,15 +50,15 @@ def sync(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver to its sinks what a run that is over left behind, or without one what any run left behind.
+    """Deliver undelivered records of an ended run, or of all ended runs, to their sinks.
 
-    This includes what the handlers of `hookline.logging` had not written when their process died: without a run, in
-    the directory that the root lies in and two levels below it; or give the file or directory instead of a run.
-    Files of sinks that are gone, cut or replaced are written again. Where a run is given, `hookline serve` is also sent
-    again what it had of it and lost. The exit status is 1 if something still waits.
+    This includes records that handlers of `hookline.logging` had not written when their process died: without a run,
+    in the root's parent directory and two levels below it; or give the file or directory instead of a run. Output
+    files of sinks that were removed, truncated or replaced are written again. If a run is given, `hookline serve` also
+    receives again what it had of it and lost. The exit status is 1 if records are still undelivered.
 
-    A sink whose settings were not written down by one of your own processes is refused where they ask for variables of
-    the environment, imports, addresses or paths outside of the run's directory, unless --trust is given.
+    Sink settings that were not written by one of your own processes are refused if they use environment variables,
+    imports, addresses, or paths outside of the run's directory, unless --trust is given.
     """
     with wrong_input(as_json=as_json):
         chosen, logged = _chosen(root, run)
@@ -83,40 +83,42 @@ def sync(
     elif as_json:
         print_json({"root": str(root.resolve()), "runs": documents, "logging": from_logging})
     elif not delivered:
-        console().print(f"Nothing waits to be delivered in {Path(run or root).resolve()}.", soft_wrap=True)
+        console().print(f"Nothing is undelivered in {Path(run or root).resolve()}.", soft_wrap=True)
     if any(state.behind_bytes or state.status != "ok" for states in delivered for state in states):
         raise typer.Exit(1)
 
 
 def _chosen(root: Path, run: str | None) -> tuple[list[RunLocation], list[setup.UndeliveredJournal]]:
-    """The runs and the journals of logging to deliver from.
+    """The runs and the logging journals to deliver from.
 
     Raises:
-        HooklineError: There is no such run, and nothing else that is called so; or there is no such root.
+        HooklineError: There is no such run, file or root.
     """
     if run is None:
         logged = setup.find_undelivered(root.resolve().parent)
-        return [place for place in all_places(root) if _waits(place)] if root.is_dir() or not logged else [], logged
+        return [
+            place for place in all_places(root) if _has_undelivered(place)
+        ] if root.is_dir() or not logged else [], logged
     logged = setup.find_undelivered(Path(run)) if not (Path(run) / run_directory.METADATA).is_file() else []
     if logged:
         return [], logged
     try:
         return [locate(root, run)], []
     except HooklineError:
-        if Path(run).exists():  # a place of logging where nothing is left
+        if Path(run).exists():  # a logging directory with nothing left
             return [], []
         raise
 
 
-def _waits(place: RunLocation) -> bool:
-    """Whether a run that is over left something behind, or lost an output; a live one delivers itself."""
+def _has_undelivered(place: RunLocation) -> bool:
+    """Whether an ended run has undelivered records or lost an output; a live one delivers itself."""
     is_behind = any(state.behind_bytes for state in sink_states(place.directory))
     return (is_behind or bool(find_lost_outputs(place.directory))) and not run_directory.is_alive(place.directory)
 
 
 @contextmanager
 def _bar(states: list[SinkState]) -> Iterator[Callable[[list[SinkState]], None]]:
-    """A progress bar on standard error over the bytes that wait, and what moves it."""
+    """Show a progress bar for the undelivered bytes; yields the function that updates it."""
     from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
 
     total = sum(state.behind_bytes for state in states)
@@ -126,10 +128,10 @@ def _bar(states: list[SinkState]) -> Iterator[Callable[[list[SinkState]], None]]
 
 def _print(name: str, states: list[SinkState]) -> None:
     if not states:
-        console().print(f"{one_line(name)} has no sinks: there is nothing to deliver.", soft_wrap=True)
+        console().print(f"{one_line(name)} has no sinks.", soft_wrap=True)
         return
     console().print(one_line(name), style="bold", soft_wrap=True)
-    listing = table("sink", "state", "records", "bytes waiting", "what is wrong", numbers=("records", "bytes waiting"))
+    listing = table("sink", "state", "records", "bytes waiting", "problem", numbers=("records", "bytes waiting"))
     for state in states:
         style = {"ok": "", "lagging": "yellow"}.get(state.status, "red")
         numbers = f"{state.delivered:,}", f"{state.behind_bytes:,}"
@@ -137,10 +139,8 @@ def _print(name: str, states: list[SinkState]) -> None:
     console().print(listing)
     for state in states:
         if state.sent_again_bytes:
-            said = f"{one_line(state.name)} had lost {bytes_text(state.sent_again_bytes)}: they were sent again."
-            console().print(said, soft_wrap=True)
+            message = f"{one_line(state.name)} had lost {bytes_text(state.sent_again_bytes)}: they were sent again."
+            console().print(message, soft_wrap=True)
         if state.left_out:
-            said = (
-                f"{one_line(state.name)} did not take {state.left_out:,} values of metrics: they are in the run only."
-            )
-            console().print(said, soft_wrap=True)
+            message = f"{one_line(state.name)} did not accept {state.left_out:,} values of metrics; the run has them."
+            console().print(message, soft_wrap=True)

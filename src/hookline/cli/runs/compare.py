@@ -1,4 +1,4 @@
-"""``hookline runs compare``: what differs between runs, in what was set and in what came out."""
+"""``hookline runs compare``: the differences between runs in settings and metrics."""
 
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from hookline.cli.runs.reference import Root, complete, locate, opened
 from hookline.cli.runs.text import (
     Metric,
     Outcome,
-    better_way,
+    better_mode,
     how_long,
     main_metrics,
     number,
@@ -45,7 +45,7 @@ Results = dict[str, dict[Metric, Outcome]]
 
 
 def compare_command(given: Compared, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
-    """Compare runs: the settings that differ, and the last and best value of each metric beside those of the first."""
+    """Compare runs: settings that differ, and each metric's last and best value beside those of the first run."""
     with wrong_input(as_json=as_json):
         infos, results = _read(root, given)
     if as_json:
@@ -55,7 +55,7 @@ def compare_command(given: Compared, *, root: Root = Path("runs"), as_json: AsJs
 
 
 def _read(root: Path, given: list[str]) -> tuple[list[RunInfo], Results]:
-    """The runs in the order given; they may lie below different roots."""
+    """The runs in the order given; they may have different roots."""
     chosen = [locate(root, reference) for reference in given]
     if len(chosen) < 2 or len({place.directory for place in chosen}) < len(chosen):
         raise OptionError(f"{' '.join(given)}: give two or more runs, each once.")
@@ -70,7 +70,7 @@ def _read(root: Path, given: list[str]) -> tuple[list[RunInfo], Results]:
 
 
 def flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration, each with its path.
+    """The settings of a configuration with their dotted paths.
 
     >>> list(flat({"train": {"lr": 0.1, "betas": [0.9, 0.99]}}))
     [('train.lr', 0.1), ('train.betas', [0.9, 0.99])]
@@ -86,7 +86,7 @@ def flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(infos: list[RunInfo]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all runs; what a run does not have is `_UNSET`."""
+    """The settings that differ between runs; `_UNSET` if a run lacks one."""
     configs = [dict(flat(info.config)) for info in infos]
     paths = dict.fromkeys(path for config in configs for path in config)
     values = {path: [config.get(path, _UNSET) for config in configs] for path in paths}
@@ -122,14 +122,14 @@ def _document(infos: list[RunInfo], results: Results) -> dict[str, Any]:
 
 
 def _metric_document(metric: Metric, infos: list[RunInfo], results: Results) -> dict[str, Any]:
-    way = better_way(metric.name)
+    mode = better_mode(metric.name)
     own = [results[str(info.directory)].get(metric) for info in infos]
     last = [None if outcome is None else outcome.last for outcome in own]
-    best = [None if outcome is None or way is None else outcome.best(way) for outcome in own]
+    best = [None if outcome is None or mode is None else outcome.best(mode) for outcome in own]
     return {
         "name": metric.name,
         "axis": metric.axis,
-        "better": way,
+        "better": mode,
         "last": last,
         "last_difference": _to_first(last),
         "best": best,
@@ -152,14 +152,14 @@ def _print(out: Console, infos: list[RunInfo], results: Results) -> None:
     listing.add_row("time", *(how_long(seconds_of(info, now)) for info in infos))
     paces = [info.seconds_per_step for info in infos]
     if any(paces):
-        listing.add_row("time a step", *("-" if pace is None else duration(pace) for pace in paces))
+        listing.add_row("time per step", *("-" if pace is None else duration(pace) for pace in paces))
     out.print(listing)
     _print_settings(out, infos, labels)
     _print_results(out, infos, results, labels)
 
 
 def _labels(infos: list[RunInfo]) -> list[str]:
-    """What the columns are called: no more of the ids than tells them apart."""
+    """The shortest unique names of the runs: directory names, ids or paths."""
     names = [one_line(info.directory.name) for info in infos]
     if len(set(names)) == len(names):
         return names
@@ -183,26 +183,26 @@ def _print_settings(out: Console, infos: list[RunInfo], labels: list[str]) -> No
 def _print_results(out: Console, infos: list[RunInfo], results: Results, labels: list[str]) -> None:
     metrics = _metrics(results)
     if not metrics:
-        out.print("Nothing was measured.")
+        out.print("No metrics were recorded.")
         return
     listing = table("metric", "", *labels, numbers=labels)
     for metric in metrics:
         found = _metric_document(metric, infos, results)
-        way: Literal["min", "max"] | None = found["better"]
-        listing.add_row(one_line(metric.label), "last", *_cells(found["last"], way))
-        if way is not None:
-            listing.add_row("", "best", *_cells(found["best"], way))
+        mode: Literal["min", "max"] | None = found["better"]
+        listing.add_row(one_line(metric.label), "last", *_cells(found["last"], mode))
+        if mode is not None:
+            listing.add_row("", "best", *_cells(found["best"], mode))
     out.print(listing)
-    out.print("In brackets: more or less than the first run; green is better by the metric's name.", style="dim")
+    out.print("In brackets: the difference from the first run; green is better, by the metric's name.", style="dim")
 
 
-def _cells(values: list[float | None], way: Literal["min", "max"] | None) -> list[Text]:
+def _cells(values: list[float | None], mode: Literal["min", "max"] | None) -> list[Text]:
     differ = _to_first(values)
     cells = [Text("-" if values[0] is None else number(values[0]))]
     for value, more in zip(values[1:], differ[1:], strict=True):
         if value is None or more is None:
             cells.append(Text("-" if value is None else number(value)))
             continue
-        style = "" if way is None or more == 0 else "green" if (more < 0) == (way == "min") else "red"
+        style = "" if mode is None or more == 0 else "green" if (more < 0) == (mode == "min") else "red"
         cells.append(Text.assemble(number(value), (f" ({more:+.3g})", style)))
     return cells

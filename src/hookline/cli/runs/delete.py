@@ -1,8 +1,8 @@
-"""``hookline runs delete``: remove runs, after saying which and how much room that makes.
+"""``hookline runs delete``: deletes runs, after showing them and their sizes.
 
-Only directories right below a project of the root that have a ``run.json`` are ever removed. Links are not followed,
-neither to runs nor out of them; what runs is left alone. A run is renamed before it is removed, so that there is never
-half of one in a list.
+Only directories directly below a project of the root that have a ``run.json`` are ever removed. Links are not
+followed, neither to runs nor out of them; running ones stay. A run is renamed before it is removed, so no listing ever
+shows half of one.
 """
 
 import os
@@ -32,16 +32,18 @@ from hookline.store.runs import Runs, runs
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
-OlderThan = Annotated[str | None, typer.Option(help="Only runs that ended so long ago: 30d, 12h, 2w.", metavar="AGE")]
-Statuses = Annotated[list[str] | None, typer.Option(help="Only these, e.g. failed.", show_default=False)]
-KeepBest = Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep so many of them, the best by --by.")]
-By = Annotated[str | None, typer.Option(metavar="METRIC", help="What --keep-best goes by: the best value of a run.")]
-Mode = Annotated[Literal["min", "max"] | None, typer.Option(help="Whether less or more of it is better.")]
+OlderThan = Annotated[
+    str | None, typer.Option(help="Only runs that ended before this: 30d, 12h, 2w ago.", metavar="AGE")
+]
+Statuses = Annotated[list[str] | None, typer.Option(help="Only these statuses, e.g. failed.", show_default=False)]
+KeepBest = Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the N best, by --by.")]
+By = Annotated[str | None, typer.Option(metavar="METRIC", help="The metric of --keep-best: the best value of a run.")]
+Mode = Annotated[Literal["min", "max"] | None, typer.Option(help="Whether smaller or larger values are better.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Which of the runs that are over go."""
+    """Which of the ended runs to delete."""
 
     older_than: str | None
     status: list[str] | None
@@ -51,13 +53,13 @@ class _Rule:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing: all runs would go."""
+        """Whether it would delete all runs."""
         return not (self.older_than or self.status or self.keep_best)
 
 
 @dataclass(frozen=True, slots=True)
-class _Doomed:
-    """A run that is to go, how much room it takes, and what it is judged by."""
+class _Deletion:
+    """A run to delete, its size on disk, and its value of the metric."""
 
     info: RunInfo
     bytes: int
@@ -65,7 +67,7 @@ class _Doomed:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What JSON says about it."""
+        """Its entry in the JSON document."""
         return {"id": self.info.id, "directory": str(self.info.directory), "bytes": self.bytes}
 
 
@@ -78,46 +80,45 @@ def delete_command(
     keep_best: KeepBest = None,
     by: By = None,
     mode: Mode = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete runs: those given, or all to which the options apply. Shows them and asks first; running ones stay."""
+    """Delete the given runs, or all that match the options. Shows them and asks first; running ones stay."""
     with wrong_input(as_json=as_json):
         rule = _Rule(older_than, status, keep_best, by, mode)
         _check(rule, given, needs_answer=as_json and not (yes or dry_run))
-        found = _meant(root, given or [])
-        running = [info for info in found if _runs(info)]
-        doomed = _doomed(found.filter(lambda info: not _runs(info)), rule)
+        found = _candidates(root, given or [])
+        running = [info for info in found if _is_active(info)]
+        selected = _select(found.filter(lambda info: not _is_active(info)), rule)
     if not as_json:
-        _print(doomed, running, by)
-    if doomed and not (dry_run or yes) and not typer.confirm(f"Delete {_count(doomed)} for good?"):
+        _print(selected, running, by)
+    if selected and not (dry_run or yes) and not typer.confirm(f"Delete {_count(selected)} for good?"):
         raise typer.Exit(1)
-    gone = doomed if dry_run else _delete(doomed, found.root)
+    gone = selected if dry_run else _delete(selected, found.root)
     if not dry_run:
-        found.refresh()  # the index forgets them, and frees what it held of them
+        found.refresh()  # also removes them from the index
     if as_json:
         left = [info.id for info in running]
         print_json({"deleted": not dry_run, "runs": [one.document for one in gone], "running": left})
     elif gone and not dry_run:
-        console().print(f"Deleted {_count(gone)}: {bytes_text(sum(one.bytes for one in gone))} are free.")
-    if len(gone) < len(doomed):
+        console().print(f"Deleted {_count(gone)}: {bytes_text(sum(one.bytes for one in gone))} freed.")
+    if len(gone) < len(selected):
         raise typer.Exit(1)
 
 
 def _check(rule: _Rule, given: Sequence[str] | None, *, needs_answer: bool) -> None:
     if not given and rule.is_empty:
-        raise OptionError("Give runs, --older-than, --status or --keep-best: all runs are not deleted at once.")
+        raise OptionError("Give runs, --older-than, --status or --keep-best: this command never deletes all runs.")
     if (rule.keep_best is None) != (rule.by is None):
         raise OptionError("--keep-best and --by go together, e.g. --keep-best 3 --by val/loss.")
     if rule.mode is not None and rule.by is None:
-        raise OptionError(f"--mode {rule.mode} says which way --by goes: give --keep-best and --by with it.")
+        raise OptionError(f"--mode {rule.mode} needs a metric: give --keep-best and --by with it.")
     if needs_answer:
-        raise OptionError("--json: give --yes or --dry-run with it; there is nobody to ask.")
+        raise OptionError("--json cannot ask: give --yes or --dry-run with it.")
 
 
-def _doomed(found: Runs, rule: _Rule) -> list[_Doomed]:
-    """The runs that go by a rule."""
+def _select(found: Runs, rule: _Rule) -> list[_Deletion]:
     chosen = found.filter(_is_older(rule.older_than), status=rule.status)
     values: Mapping[str, float] = {}
     kept: set[str] = set()
@@ -126,17 +127,17 @@ def _doomed(found: Runs, rule: _Rule) -> list[_Doomed]:
         values = best_by(chosen, rule.by, way)
         if not values:
             known = {row["name"] for row in chosen.metric_names()}
-            raise UnknownNameError(f"--by {rule.by}: none of these runs has recorded that. {closest(rule.by, known)}")
+            raise UnknownNameError(f"--by {rule.by}: none of these runs recorded it. {closest(rule.by, known)}")
         ranked = sorted(values, key=lambda run: values[run], reverse=way == "max")
         kept = set(ranked[: rule.keep_best])
-    return [_Doomed(info, disk_bytes(info.directory), values.get(info.id)) for info in chosen if info.id not in kept]
+    return [_Deletion(info, disk_bytes(info.directory), values.get(info.id)) for info in chosen if info.id not in kept]
 
 
-def _meant(root: Path, given: Sequence[str]) -> Runs:
-    """The runs that are given, or all; none outside the root, none that runs.
+def _candidates(root: Path, given: Sequence[str]) -> Runs:
+    """The given runs, or all.
 
     Raises:
-        ConfigError: One that was given runs, is a link, or lies elsewhere.
+        ConfigError: A given one is running, is a link, or is outside of the root.
     """
     known = all_places(root)
     found = runs(root)
@@ -144,13 +145,13 @@ def _meant(root: Path, given: Sequence[str]) -> Runs:
         return found
     wanted = {_inside(known, reference, root).id for reference in given}
     for info in found:
-        if info.id in wanted and _runs(info):
-            raise ConfigError(f"{info.id} is still running: it is not deleted. Stop it first. Nothing was deleted.")
+        if info.id in wanted and _is_active(info):
+            raise ConfigError(f"{info.id} is still running. Stop it first. Nothing was deleted.")
     return found.filter(lambda info: info.id in wanted)
 
 
-def _runs(info: RunInfo) -> bool:
-    """Whether a process still has to do with it: also one that is just delivering the last rows."""
+def _is_active(info: RunInfo) -> bool:
+    """Whether a process still uses it, even if only to deliver the last rows."""
     return not info.is_over or bool(run_directory.is_alive(info.directory))
 
 
@@ -159,12 +160,10 @@ def _inside(known: Sequence[RunLocation], reference: str, root: Path) -> RunLoca
     if not (path / METADATA).is_file():
         return among(known, reference, root)
     if path.is_symlink():
-        raise ConfigError(f"{reference} is a link: it is not followed. Delete the link, or give the run itself.")
+        raise ConfigError(f"{reference} is a link, which is not followed. Delete the link, or give the run itself.")
     found = next((place for place in known if place.directory == path.resolve()), None)
     if found is None:
-        raise ConfigError(
-            f"{reference} lies outside of {root.resolve()}: it is not deleted. Give its root with --root."
-        )
+        raise ConfigError(f"{reference} is outside of {root.resolve()}: it is not deleted. Give its root with --root.")
     return found
 
 
@@ -179,16 +178,16 @@ def _is_older(age: str | None) -> Callable[[RunInfo], bool] | None:
 
 
 def disk_bytes(directory: Path) -> int:
-    """How much room a directory takes on the disk; of links only themselves."""
+    """The disk usage of a directory, without following links."""
     total = 0
     for folder, _, names in os.walk(directory, followlinks=False):
         for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 - of many files
             with suppress(OSError):
-                total += os.lstat(path).st_blocks * 512  # what is set aside counts, unlike in its size
+                total += os.lstat(path).st_blocks * 512  # allocated blocks, not the size
     return total
 
 
-def _print(gone: list[_Doomed], left: list[RunInfo], by: str | None) -> None:
+def _print(gone: list[_Deletion], left: list[RunInfo], by: str | None) -> None:
     now = time.time()
     if gone:
         extra = (one_line(by),) if by else ()
@@ -201,20 +200,19 @@ def _print(gone: list[_Doomed], left: list[RunInfo], by: str | None) -> None:
             listing.add_row(one_line(info.id), status_text(info.status), ago, *value, bytes_text(one.bytes))
         console().print(listing)
     total = sum(one.bytes for one in gone)
-    said = f"{_count(gone)}, {bytes_text(total)} on disk." if gone else "There is nothing to delete."
-    console().print(said)
+    console().print(f"{_count(gone)}, {bytes_text(total)} on disk." if gone else "There is nothing to delete.")
     if left:
-        console().print(f"Not touched, because they run: {', '.join(info.id for info in left)}", soft_wrap=True)
+        console().print(f"Kept, because they are running: {', '.join(info.id for info in left)}", soft_wrap=True)
 
 
-def _count(gone: Sequence[_Doomed]) -> str:
+def _count(gone: Sequence[_Deletion]) -> str:
     return "1 run" if len(gone) == 1 else f"{len(gone):,} runs"
 
 
-def _delete(doomed: list[_Doomed], root: Path) -> list[_Doomed]:
-    """Remove them; those that could not be are said, and are not among those given back."""
+def _delete(selected: list[_Deletion], root: Path) -> list[_Deletion]:
+    """Delete runs; return those that were deleted, and report the others."""
     gone = []
-    for one in doomed:
+    for one in selected:
         try:
             _remove(one.info.directory, root)
         except OSError as error:
@@ -227,11 +225,11 @@ def _delete(doomed: list[_Doomed], root: Path) -> list[_Doomed]:
 def _remove(directory: Path, root: Path) -> None:
     project = directory.parent
     if directory.is_symlink() or project.is_symlink() or project.parent != root:
-        raise OSError(f"{directory} is a link, or lies outside of {root}")
+        raise OSError(f"{directory} is a link, or outside of {root}")
     if run_directory.is_alive(directory):
-        raise OSError("it runs")
+        raise OSError("it is running")
     aside = directory.with_name(f".deleted-{secrets.token_hex(4)}")
     directory.rename(aside)
     shutil.rmtree(aside)
-    with suppress(OSError):  # others are in it
+    with suppress(OSError):  # it has other runs
         project.rmdir()

@@ -1,4 +1,4 @@
-"""``hookline runs list``: which runs there are, the latest first, and how each is."""
+"""``hookline runs list``: lists runs with their status, the latest first."""
 
 import os
 import sys
@@ -31,15 +31,15 @@ from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs, runs
 
 _METRICS = 3
-"""How many metrics are shown of a run."""
+"""How many metrics of a run are shown."""
 _WIDE = 120
-"""Below so many columns a run is shown in fewer words."""
+"""On narrower terminals, optional columns are left out."""
 _LEAST = 12
-"""So many columns an id and a metric need to say something."""
+"""The smallest useful width of an id or a metric."""
 _LONGEST = 40
-"""So many columns are shown of an experiment or of tags."""
+"""The largest width of an experiment or of tags."""
 _GAP = 3
-"""How many columns lie between two of a table."""
+"""The width between two columns of a table."""
 _UNLIMITED = 100_000
 
 Status = Annotated[
@@ -50,7 +50,7 @@ Tags = Annotated[
     list[str] | None,
     typer.Option(help="Only runs with one of these tags; * stands for anything.", show_default=False),
 ]
-Latest = Annotated[int, typer.Option(min=1, metavar="N", help="Show so many.")]
+Latest = Annotated[int, typer.Option(min=1, metavar="N", help="How many to show.")]
 
 
 def list_command(
@@ -64,7 +64,7 @@ def list_command(
     latest: Latest = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, the latest first: status, steps, last metrics, and how long ago something was heard of them."""
+    """List runs, the latest first: status, step, age and last metrics."""
     with wrong_input(as_json=as_json):
         found = runs(root).filter(status=status, experiment=experiment, project=project, name=name, tag=tag)
     shown = found[:latest]
@@ -88,11 +88,11 @@ def _print(shown: list[RunInfo], more: int) -> None:
     if more:
         print_footer(f"{more:,} more; --latest {len(shown) + more} shows all.")
     if any(info.problems for info in shown):
-        print_footer("! something is missing or damaged: hookline runs verify RUN")
+        print_footer("! some records are missing or damaged: hookline runs verify RUN")
 
 
 def _fitting(out: Console, shown: list[RunInfo]) -> Table:
-    """A line a run: as many columns and metrics as there is room for, and what programs read (ids in a pipe) whole."""
+    """One line per run, with as many columns and metrics as fit; in a pipe, ids are never shortened."""
     ids = [one_line(info.id) for info in shown]
     for optional in _optional(out, shown):
         room = out.width - width_of(out, _listing(shown, ids, optional, None))
@@ -102,10 +102,10 @@ def _fitting(out: Console, shown: list[RunInfo]) -> Table:
 
 
 def _optional(out: Console, shown: list[RunInfo]) -> Iterator[dict[str, list[str]]]:
-    """Columns that not every run needs: all of them, fewer, none."""
+    """The optional columns: all of them, then fewer, then none."""
     columns = {}
     if out.width >= _WIDE:
-        if any(info.experiment is not None for info in shown):  # its directory is called like it
+        if any(info.experiment is not None for info in shown):  # the directory is named after it
             columns["experiment"] = [cut_front(out, belongs_to(info), _LONGEST) for info in shown]
         if any(info.tags for info in shown):
             columns["tags"] = [cut_end(out, one_line(", ".join(info.tags)), _LONGEST) for info in shown]
@@ -116,7 +116,7 @@ def _optional(out: Console, shown: list[RunInfo]) -> Iterator[dict[str, list[str
 
 
 def _narrow(out: Console, shown: list[RunInfo], ids: list[str]) -> Table:
-    """Fewer words: ids without the project where all have the same, or cut; one metric, or none if there is no room."""
+    """A narrow listing: ids without a common project, or shortened; one metric or none."""
     room = out.width - width_of(out, _listing(shown, ids, {}, None))
     if len({info.project for info in shown}) == 1:
         ids = [one_line(info.directory.name) for info in shown]
@@ -165,7 +165,7 @@ def _age(info: RunInfo, now: float) -> str:
 
 
 def _metrics(out: Console, info: RunInfo, room: int) -> str:
-    """As many of the first metrics as there is room for; of one long name only the end, so that the value is whole."""
+    """As many metrics as fit; a long name is shortened from the front, never the value."""
     for count in range(_METRICS, 0, -1):
         if cell_len(shown := metrics_text(info.metrics, count)) <= room:
             return shown

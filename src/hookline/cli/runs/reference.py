@@ -1,8 +1,7 @@
-"""Which run a command is about: its id, its name, a part of its id, its directory, or ``latest``.
+"""Finds the run that a command is about: by id, name, part of an id, directory, or ``latest``.
 
-A name or a part counts where it means one run; where it means several, none is chosen, and they are named.
-
-Only names and ``run.json`` are looked at, so this is cheap enough to complete ids in a shell.
+A name or part that matches several runs is an error that lists them. Only names and ``run.json`` are read, so this is
+fast enough for shell completion.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,17 +18,17 @@ from hookline.store.store import missing_root_error
 
 LATEST = "latest"
 _SHOWN = 8
-"""How many runs are named where several are meant."""
+"""How many runs an ambiguous reference lists."""
 
 
 def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids that begin as given, or the names of the runs' directories that do."""
+    """The ids, or else the directory names, that begin with a prefix."""
     known = list(find_runs(Path(ctx.params.get("root") or "runs").resolve()))
     ids = [name for name in (LATEST, *(place.id for place in known)) if name.startswith(incomplete)]
     return ids or [place.directory.name for place in known if place.directory.name.startswith(incomplete)]
 
 
-_HELP = "An id, a name or a part of an id that no other run has, a directory, or 'latest'."
+_HELP = "An id, a unique name or part of an id, a directory, or 'latest'."
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_HELP, show_default=False, autocompletion=complete)]
 OptionalRuns = Annotated[
     list[str] | None, typer.Argument(metavar="[RUN]...", help=_HELP, show_default=False, autocompletion=complete)
@@ -37,15 +36,15 @@ OptionalRuns = Annotated[
 OptionalRun = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help=_HELP, show_default=False, autocompletion=complete)
 ]
-Root = Annotated[Path, typer.Option(help="Where runs are recorded.")]
+Root = Annotated[Path, typer.Option(help="The directory of the runs.")]
 
 
 def locate(root: Path, reference: str) -> RunLocation:
-    """The run that is meant.
+    """Find a run.
 
     Raises:
         ConfigError: There is no such root.
-        UnknownNameError: There is no such run, or several are meant.
+        UnknownNameError: There is no such run, or several match.
     """
     directory = Path(reference)
     if (directory / METADATA).is_file():
@@ -66,10 +65,10 @@ def all_places(root: Path) -> list[RunLocation]:
 
 
 def among(known: Sequence[RunLocation], reference: str, root: Path) -> RunLocation:
-    """The one of some runs that is meant.
+    """Find a run among some.
 
     Raises:
-        UnknownNameError: There is none, or there are several.
+        UnknownNameError: None matches, or several do.
     """
     if reference == LATEST:
         return latest(known, root)
@@ -84,7 +83,7 @@ def among(known: Sequence[RunLocation], reference: str, root: Path) -> RunLocati
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         ids = ", ".join(place.id for place in found[:_SHOWN])
-        raise UnknownNameError(f"{reference!r} may be several runs: {ids}{more}. Give more of the id.")
+        raise UnknownNameError(f"{reference!r} matches several runs: {ids}{more}. Give more of the id.")
     raise UnknownNameError(f"There is no run {reference!r} in {root.resolve()}. {_hint(reference, known, names)}")
 
 
@@ -101,12 +100,12 @@ def latest(known: Iterable[RunLocation], root: Path) -> RunLocation:
 
 
 def root_of(place: RunLocation) -> Path:
-    """The root that a run lies below."""
+    """The root of a run."""
     return place.directory.parent.parent
 
 
 def opened(chosen: Sequence[RunLocation]) -> Runs:
-    """Some runs of one root in the store."""
+    """Open some runs of one root in the store."""
     wanted = {place.id for place in chosen}
     return runs(root_of(chosen[0])).filter(lambda info: info.id in wanted)
 
@@ -117,15 +116,14 @@ def _started(place: RunLocation) -> float:
 
 
 def _name(place: RunLocation) -> str:
-    """What a run was called by who started it."""
     name: Any = read_facts(place.facts)[0].get("name")
     return name if isinstance(name, str) else ""
 
 
 def _hint(reference: str, known: Sequence[RunLocation], names: Iterable[str]) -> str:
-    """The closest name; not all of a thousand."""
+    """The closest name, but never a list of all."""
     if not known:
         return "There are none."
     ids = [name for place in known for name in (place.id, place.directory.name)]
-    said = closest(reference, {LATEST, *ids, *filter(None, names)})
-    return said if said.startswith("Did") else "See them with: hookline runs list"
+    hint = closest(reference, {LATEST, *ids, *filter(None, names)})
+    return hint if hint.startswith("Did") else "See them with: hookline runs list"

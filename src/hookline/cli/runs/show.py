@@ -1,7 +1,4 @@
-"""``hookline runs show``: all about one run on one screen.
-
-The checkpoints that lie in a run's directory, and whether they are whole.
-"""
+"""``hookline runs show``: everything about one run, and the checkpoints in its directory."""
 
 import json
 import shlex
@@ -26,7 +23,7 @@ from hookline.cli.runs.text import (
     Metric,
     Outcome,
     belongs_to,
-    better_way,
+    better_mode,
     bytes_text,
     clock_text,
     how_long,
@@ -52,7 +49,7 @@ FOLDER = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint; ``damage`` says what is wrong with it, if something is."""
+    """A checkpoint; ``damage`` describes what is wrong with it, if anything."""
 
     path: Path
     step: int | None
@@ -62,11 +59,10 @@ class SavedCheckpoint:
 
 
 def saved_checkpoints(run_dir: Path, *, digests: bool = False) -> list[SavedCheckpoint]:
-    """All in a run's directory, by step; links are passed by.
+    """The checkpoints in a run's directory, by step, without links.
 
     Args:
-        run_dir: The run's directory.
-        digests: Whether the content of their files is compared with what was saved, which reads all of them.
+        digests: Also compare the content of their files with the digests, which reads all of them.
     """
     folder = run_dir / FOLDER
     if folder.is_symlink() or not folder.is_dir():
@@ -104,11 +100,11 @@ def _described(path: Path, *, digests: bool) -> SavedCheckpoint:
 
 
 _WIDTH = 40
-"""How many characters a curve has."""
+"""The width of a curve in characters."""
 _CURVES = 8
 _EVENTS = 10
 _KEPT_EVENTS = 100
-"""How many events JSON has."""
+"""How many events the JSON document has."""
 _LEFT_OUT = ("heartbeat", "eval", *sorted(BOOKKEEPING))
 _RECENT = f"SELECT * FROM events WHERE name NOT IN ({', '.join(map(sql_quote, _LEFT_OUT))}) ORDER BY time DESC"  # noqa: S608
 _LOUD = ("error", "alert", "failed", "not_finite", "hang", "lost")
@@ -116,7 +112,7 @@ _LOUD = ("error", "alert", "failed", "not_finite", "hang", "lost")
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What is shown of a run."""
+    """The data that is shown."""
 
     info: RunInfo
     outcomes: dict[Metric, Outcome]
@@ -143,7 +139,7 @@ def show_command(run: RunArgument, *, root: Root = Path("runs"), as_json: AsJson
 
 def _view(found: Runs) -> _View:
     found.ingest()
-    info = found.refresh().latest()  # again: what is damaged inside shows once it is read
+    info = found.refresh().latest()  # damage inside files is known once they are read
     results = outcomes(found)[info.id]
     first = main_metrics(dict.fromkeys(metric.name for metric in results))[:_CURVES]
     curves = found.series(first, max_points=_WIDTH) if first else []
@@ -210,7 +206,7 @@ def _print_head(out: Console, info: RunInfo) -> None:
     if info.eta_seconds is not None:
         line.append(f", {how_long(info.eta_seconds)} to go")
     if not info.is_over and info.last_seen is not None:
-        line.append(f", heard of {how_long(now - info.last_seen)} ago")
+        line.append(f", last seen {how_long(now - info.last_seen)} ago")
     out.print(line, soft_wrap=True)
     if info.message:
         out.print(indented(one_line(info.message)), style="red" if info.status == "failed" else "yellow")
@@ -295,14 +291,14 @@ def _print_metrics(out: Console, view: _View) -> None:
     for metric in sorted(view.outcomes, key=lambda metric: metric.axis):
         if metric.name not in wanted:
             continue
-        outcome, way = view.outcomes[metric], better_way(metric.name)
-        best = outcome.best(way) if way is not None else None
+        outcome, mode = view.outcomes[metric], better_mode(metric.name)
+        best = outcome.best(mode) if mode is not None else None
         shown = "" if best is None else number(best)
         listing.add_row(one_line(metric.label), number(outcome.last), f"{outcome.step:,}", shown)
     out.print(listing)
     hidden = len({metric.name for metric in view.outcomes} - set(wanted))
     if hidden:
-        out.print(f"  {hidden} more about hooks and the machine: --json, or hookline sql", style="dim")
+        out.print(f"  {hidden} more about hooks and the machine: use --json or hookline sql", style="dim")
 
 
 def _print_checkpoints(out: Console, saved: list[SavedCheckpoint]) -> None:
@@ -310,7 +306,7 @@ def _print_checkpoints(out: Console, saved: list[SavedCheckpoint]) -> None:
         return
     out.print("\nCheckpoints", style="bold")
     for one in saved:
-        state = (f"damaged: {one.damage}", "red") if one.damage else ("whole", "green")
+        state = (f"damaged: {one.damage}", "red") if one.damage else ("intact", "green")
         out.print(Text.assemble(f"  {one_line(one.path.name)}  {bytes_text(one.bytes)}  ", state), soft_wrap=True)
 
 
@@ -328,7 +324,7 @@ def _print_hooks(out: Console, view: _View) -> None:
 
 
 def _costs(out: Console, hooks: list[dict[str, Any]]) -> Table:
-    """What each subscriber cost; on a narrow terminal without the columns that can be done without best."""
+    """The cost of each subscriber; on a narrow terminal without the least important columns."""
     rows = [_cost_cells(hook) for hook in hooks]
     left_out = [name for name in ("share", "errors") if not any(row[name] for row in rows)]
     for name in ("max", "mean", "p95", "share"):
@@ -360,7 +356,7 @@ def _cost_cells(hook: dict[str, Any]) -> dict[str, str]:
 
 
 def _print_order(out: Console, order: list[dict[str, Any]]) -> None:
-    """The order of subscribers, a line for all moments that have the same."""
+    """The order of subscribers, one line for all moments with the same order."""
     for row in order:
         together: dict[tuple[str, ...], list[str]] = {}
         for moment, names in row["moments"].items():

@@ -1,7 +1,7 @@
-"""``hookline runs tail``: what a run records, as it records it.
+"""``hookline runs tail``: prints the records of a run as they are written.
 
-Begins with the last few lines, follows until the run is over, however it ends, and says how that was: the exit status
-is 0 if it finished or was stopped, 1 if it failed or was killed. Ctrl-C ends the following, not the run.
+Begins with the last few lines and follows until the run ends. The exit status is 0 if it finished or was stopped, and
+1 if it failed or was killed. Ctrl-C ends the command, not the run.
 """
 
 import sys
@@ -39,8 +39,8 @@ RunOrLatest = Annotated[
         metavar="[RUN]", help="An id, a name, a part of an id, a directory, or 'latest'.", autocompletion=complete
     ),
 ]
-Names = Annotated[str | None, typer.Option(help="Only these, e.g. loss,reward; * stands for anything.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many lines of what is there.")]
+Names = Annotated[str | None, typer.Option(help="Only these metrics, e.g. loss,reward; * matches anything.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="How many existing lines to print first.")]
 
 
 def tail_command(
@@ -48,32 +48,32 @@ def tail_command(
     *,
     root: Root = Path("runs"),
     metrics: Names = None,
-    samples: Annotated[bool, typer.Option("--samples", help="Show samples, too.")] = False,
+    samples: Annotated[bool, typer.Option("--samples", help="Also show samples.")] = False,
     events: Annotated[
-        bool, typer.Option("--events", help="Show all events and log lines, not only alarming ones.")
+        bool, typer.Option("--events", help="Show all events and log lines, not only errors and alerts.")
     ] = False,
     lines: Lines = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
 ) -> None:
-    """Follow a run live until it is over; the exit status is 1 if it failed or was killed."""
+    """Follow a run until it ends; the exit status is 1 if it failed or was killed."""
     with wrong_input(as_json=as_json):
         place = locate(root, run)
         journal_directory(place.directory)
     wanted = [name.strip() for name in (metrics or "").split(",") if name.strip()]
     printer = _Printer(_Choice(wanted, samples=samples, events=events), as_json=as_json)
     try:
-        word = _follow(place, printer, lines)
+        status = _follow(place, printer, lines)
     except KeyboardInterrupt:
-        typer.echo(f"{one_line(place.id)} is not followed any more.", err=True)
+        typer.echo(f"{one_line(place.id)} is no longer followed.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if word in _FAILED:
+    if status in _FAILED:
         raise typer.Exit(1)
 
 
 def _follow(place: RunLocation, printer: "_Printer", lines: int) -> str:
-    """Print until the run is over, and say how it is."""
+    """Print records until the run ends; return its status."""
     earlier: deque[JournalEntry] | None = deque(maxlen=lines)
-    word = ""
+    status = ""
     for news in following(place):
         if isinstance(news, JournalEntry):
             if not printer.choice.shows(news):
@@ -83,13 +83,13 @@ def _follow(place: RunLocation, printer: "_Printer", lines: int) -> str:
             else:
                 printer.print_record(news)
         else:
-            for parcel in earlier or ():
-                printer.print_record(parcel)
+            for entry in earlier or ():
+                printer.print_record(entry)
             earlier = None
-            if news != word:
-                printer.print_word(word, news)
-            word = news
-    return word
+            if news != status:
+                printer.print_status(status, news)
+            status = news
+    return status
 
 
 def following(
@@ -98,9 +98,9 @@ def following(
     liveness: Liveness | None = None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[JournalEntry | str]:
-    """A run's records as they are written; and whenever all are given, the word that says how it is.
+    """Yield a run's records as they are written, and its status whenever it has caught up.
 
-    It ends when the run is over. One that said so in an earlier session and was taken up again is not.
+    It returns when the run has ended. A run that ended in an earlier session and was resumed has not.
     """
     reader = Reader(journal_directory(place.directory))
     liveness = liveness or Liveness()
@@ -108,15 +108,15 @@ def following(
     was_over = False
     while True:
         is_new = False
-        for parcel in reader.new():
+        for entry in reader.new():
             is_new = True
-            add_writer_prefix(parcel.record, parcel.file)
-            yield parcel
-        word = liveness.status(summarize(regular_journal_files(place.journal)), place.directory, facts)
-        is_over = word not in ("running", "stalled")
-        if is_over and is_new:  # what came between the two looks is read first
+            add_writer_prefix(entry.record, entry.file)
+            yield entry
+        status = liveness.status(summarize(regular_journal_files(place.journal)), place.directory, facts)
+        is_over = status not in ("running", "stalled")
+        if is_over and is_new:  # records may have come since the last read
             continue
-        yield word
+        yield status
         if is_over and was_over:
             return
         was_over = is_over
@@ -129,9 +129,9 @@ class _Choice:
     def __init__(self, metrics: list[str], *, samples: bool, events: bool) -> None:
         self._metrics, self._samples, self._events = metrics, samples, events
 
-    def shows(self, parcel: JournalEntry) -> bool:
+    def shows(self, entry: JournalEntry) -> bool:
         """Whether a record is shown."""
-        match parcel.record:
+        match entry.record:
             case Metrics(values=values):
                 return bool(self.names(list(values)))
             case Sample():
@@ -145,26 +145,26 @@ class _Choice:
         return False
 
     def names(self, given: list[str]) -> list[str]:
-        """Those metrics of a row that are shown, in the order to show them in."""
+        """The metrics of a row to show, in display order."""
         if not self._metrics:
             return main_metrics(given)
         return [name for wanted in self._metrics for name in given if fnmatchcase(name, wanted)]
 
 
 class _Printer:
-    """Prints records, each on a line, at once."""
+    """Prints records, one per line, unbuffered."""
 
     def __init__(self, choice: _Choice, *, as_json: bool) -> None:
         self.choice, self._as_json = choice, as_json
         self._out = console()
 
-    def print_record(self, parcel: JournalEntry) -> None:
+    def print_record(self, entry: JournalEntry) -> None:
         """Print a record."""
         if self._as_json:
-            document = {"writer": parcel.file.name, **msgspec.to_builtins(cleaned(parcel.record))}
+            document = {"writer": entry.file.name, **msgspec.to_builtins(cleaned(entry.record))}
             self._print(msgspec.json.encode(document).decode())
         else:
-            self._print(_text(parcel, self.choice))
+            self._print(_text(entry, self.choice))
 
     def _print(self, line: str | Text) -> None:
         if isinstance(line, str):
@@ -173,19 +173,19 @@ class _Printer:
             self._out.print(line, soft_wrap=True)
         sys.stdout.flush()
 
-    def print_word(self, before: str, word: str) -> None:
-        """Say that a run stalled, goes on, or died: what it cannot say itself."""
-        if word in ("stalled", "killed") or (before == "stalled" and word == "running"):
-            said = {"stalled": "has completed nothing for a while", "killed": "died without saying why"}
-            document = {"writer": "", "kind": "status", "status": word, "message": said.get(word, "goes on")}
-            text = Text.assemble((word, STATUS_STYLES[word]), f": the run {document['message']}")
+    def print_status(self, before: str, status: str) -> None:
+        """Print that a run stalled, continues or died, which it cannot record itself."""
+        if status in ("stalled", "killed") or (before == "stalled" and status == "running"):
+            messages = {"stalled": "has made no progress for a while", "killed": "died without a final status"}
+            document = {"writer": "", "kind": "status", "status": status, "message": messages.get(status, "continues")}
+            text = Text.assemble((status, STATUS_STYLES[status]), f": the run {document['message']}")
             self._print(msgspec.json.encode(document).decode() if self._as_json else text)
 
 
-def _text(parcel: JournalEntry, choice: _Choice) -> Text:
-    record = parcel.record
+def _text(entry: JournalEntry, choice: _Choice) -> Text:
+    record = entry.record
     text = Text(time.strftime("%H:%M:%S", time.localtime(record.time)), style="dim")
-    line = Text.assemble(text, f"  {parcel.file.name}" if parcel.file.name != MAIN else "")
+    line = Text.assemble(text, f"  {entry.file.name}" if entry.file.name != MAIN else "")
     step = getattr(record, "step", None)
     line.append("" if step is None else f"  step {step}")
     match record:

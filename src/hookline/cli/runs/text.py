@@ -1,10 +1,7 @@
-"""How runs, values, times and sizes are put in words for a terminal.
+"""Text for runs on a terminal: statuses, values, times, sizes, metrics and sparklines.
 
-What was recorded is never trusted with the terminal: control characters are shown, not obeyed.
-
-What runs came to: of each metric the last value, the least and the largest, and which of those is the best.
-
-A line of a chart in one line of text: one character a value, eight heights.
+Recorded text is never trusted: control characters are escaped. `outcomes` queries each metric's last, smallest and
+largest value.
 """
 
 import math
@@ -32,7 +29,7 @@ STATUS_STYLES = {
     "killed": "bold red",
 }
 _HIDDEN = re.compile(r"^([a-z_]+\d+/)?(hooks|system|memory)/")
-"""What is about the machine, of the main writer or of another one, e.g. ``rank1``."""
+"""Metrics about the machine, of the main writer or another one, e.g. ``rank1``."""
 _FIRST = ("loss", "reward", "accuracy", "acc", "score", "return", "perplexity")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
@@ -43,14 +40,14 @@ def status_text(status: str) -> Text:
 
 
 def number(value: Any) -> str:
-    """A metric's value: four digits are enough to look at."""
+    """A metric's value with four digits."""
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value).replace("nan", "NaN")
     return one_line(value)
 
 
 def how_long(seconds: float | None) -> str:
-    """A length of time, in the two largest units that matter.
+    """A duration in its two largest units.
 
     >>> how_long(5), how_long(200), how_long(90000)
     ('5 s', '3 min 20 s', '1 d 1 h')
@@ -67,7 +64,7 @@ def how_long(seconds: float | None) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """A size.
+    """A size in bytes.
 
     >>> bytes_text(900), bytes_text(2_500_000)
     ('900 B', '2.5 MB')
@@ -80,7 +77,7 @@ def bytes_text(count: int) -> str:
 
 
 def clock_text(at: float | None) -> str:
-    """A time, as the clock on the wall shows it."""
+    """A point in time, in local time."""
     if at is None:
         return "-"
     try:
@@ -90,12 +87,12 @@ def clock_text(at: float | None) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """How far a run is."""
+    """A run's step, with the total if it is known."""
     return f"{info.step:,}" if info.num_steps is None else f"{info.step:,}/{info.num_steps:,}"
 
 
 def seconds_of(info: RunInfo, now: float) -> float | None:
-    """How long a run took, or takes up to now."""
+    """The duration of a run, up to now if it has not ended."""
     return None if info.started is None else (info.ended or now) - info.started
 
 
@@ -105,7 +102,7 @@ def belongs_to(info: RunInfo) -> str:
 
 
 def main_metrics(names: Iterable[str]) -> list[str]:
-    """Names of metrics, those that people look at first in front, without what is only about the machine."""
+    """Metric names, the most interesting first, without those about the machine."""
     shown = [name for name in names if not _HIDDEN.search(name)]
     return sorted(shown, key=lambda name: (_rank(name), name.count("/"), name))
 
@@ -122,7 +119,7 @@ def metrics_text(metrics: dict[str, Any], count: int) -> str:
 
 
 def run_document(info: RunInfo) -> dict[str, Any]:
-    """What is known about a run, as JSON can hold it."""
+    """A run's information as JSON-compatible values."""
     fields = {name: getattr(info, name) for name in info.__slots__ if name not in ("facts", "directory")}
     document: dict[str, Any] = clean(fields | {"directory": str(info.directory)})
     return document
@@ -144,13 +141,13 @@ class Metric(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is called where those of all axes are shown."""
+        """The name, with the axis unless it is ``train``."""
         return self.name if self.axis == "train" else f"{self.name} ({self.axis})"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a metric of a run came to; the least and the largest are of those values that are finite."""
+    """The last value of a run's metric, and the smallest and largest finite ones."""
 
     last: float
     step: int
@@ -159,12 +156,12 @@ class Outcome:
     points: int
 
     def best(self, better: Literal["min", "max"]) -> float | None:
-        """The value that counts as the best."""
+        """The best value."""
         return self.least if better == "min" else self.largest
 
 
 def outcomes(found: Runs) -> dict[str, dict[Metric, Outcome]]:
-    """What each metric of some runs came to, by run."""
+    """The outcome of each metric, by run."""
     made: dict[str, dict[Metric, Outcome]] = {info.id: {} for info in found}
     for row in found.sql(_QUERY, timeout_seconds=None):
         values = row["last"], row["step"], row["least"], row["largest"], row["points"]
@@ -172,22 +169,22 @@ def outcomes(found: Runs) -> dict[str, dict[Metric, Outcome]]:
     return made
 
 
-def better_way(name: str) -> Literal["min", "max"] | None:
-    """Whether less or more of a metric is better; None where its name does not say.
+def better_mode(name: str) -> Literal["min", "max"] | None:
+    """Whether smaller or larger values are better; None if the name does not tell.
 
-    >>> better_way("val/loss"), better_way("reward"), better_way("learning_rate")
+    >>> better_mode("val/loss"), better_mode("reward"), better_mode("learning_rate")
     ('min', 'max', None)
     """
-    way = direction(name, None)
-    return way if way == "max" or _SMALLER.search(name) else None
+    mode = direction(name, None)
+    return mode if mode == "max" or _SMALLER.search(name) else None
 
 
-def best_by(found: Runs, name: str, way: Literal["min", "max"]) -> Mapping[str, float]:
-    """The best value of a metric in each run that has it, on whatever axis."""
-    pick = min if way == "min" else max
+def best_by(found: Runs, name: str, mode: Literal["min", "max"]) -> Mapping[str, float]:
+    """The best value of a metric in each run that has it, on any axis."""
+    pick = min if mode == "min" else max
     best: dict[str, float] = {}
     for run, own in outcomes(found).items():
-        values = [value for metric, it in own.items() if metric.name == name and (value := it.best(way)) is not None]
+        values = [value for metric, it in own.items() if metric.name == name and (value := it.best(mode)) is not None]
         if values:
             best[run] = pick(values)
     return best
@@ -198,7 +195,7 @@ ASCII = "_.-=+*#@"
 
 
 def sparkline(values: Sequence[float], marks: str = BLOCKS) -> str:
-    """The values, each as high as it lies between the least and the largest.
+    """Draw values as characters of eight heights, from the smallest to the largest.
 
     >>> sparkline([0, 1, 2, 4, 8])
     '▁▂▃▅█'
@@ -209,13 +206,13 @@ def sparkline(values: Sequence[float], marks: str = BLOCKS) -> str:
         return ""
     low, high = min(values), max(values)
     span = high - low
-    if not 0 < span < float("inf"):  # all the same, or too far apart for a float
+    if not 0 < span < float("inf"):  # all equal, or the difference overflows
         return marks[len(marks) // 2] * len(values)
     return "".join(marks[min(len(marks) - 1, int((value - low) / span * len(marks)))] for value in values)
 
 
 def marks_for(encoding: str | None = None) -> str:
-    """The characters that an output can show: blocks, or ASCII where those cannot be encoded."""
+    """The characters that an output can encode: blocks, or ASCII."""
     try:
         BLOCKS.encode(encoding or getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

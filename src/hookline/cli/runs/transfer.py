@@ -1,8 +1,6 @@
-"""``hookline runs export``: what a run recorded, as a file for other tools.
+"""``hookline runs export`` and ``runs import``: exchange records with other tools.
 
-The file is written beside its place and put there when it is complete, so there is never half of one.
-
-``hookline runs import``: what other tools wrote, as runs.
+An exported file is written beside its target and renamed when it is complete.
 """
 
 import csv
@@ -35,9 +33,9 @@ STDOUT = Path("-")
 
 Format = Annotated[
     Literal["parquet", "csv", "jsonl"] | None,
-    typer.Option("--format", help="What to write; by default what the file's name ends with.", show_default=False),
+    typer.Option("--format", help="The file format; by default from the file's extension.", show_default=False),
 ]
-What = Annotated[Literal["metrics", "samples", "events", "rewards", "hooks", "logs"], typer.Option(help="Which table.")]
+What = Annotated[Literal["metrics", "samples", "events", "rewards", "hooks", "logs"], typer.Option(help="The table.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file; - is standard output.", show_default=False)]
 
 
@@ -47,11 +45,11 @@ def export_command(
     output: Output,
     format: Format = None,  # noqa: A002 - what the option is called
     what: What = "metrics",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     root: Root = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Write what a run recorded to a file: a row a value, sample or event, with the columns of `hookline sql`."""
+    """Export a run's records to a file: one row per value, sample or event, with the columns of `hookline sql`."""
     with wrong_input(as_json=as_json):
         kind = format or _kind_of(output)
         _check_place(output, kind, force=force)
@@ -65,14 +63,14 @@ def export_command(
     if as_json:
         print_json(facts | {"bytes": output.stat().st_size})
     else:
-        said = f"{rows:,} rows of {what} of {found[0].id} in {output} ({bytes_text(output.stat().st_size)})"
-        console().print(one_line(said), soft_wrap=True)
+        message = f"{rows:,} rows of {what} of {found[0].id} in {output} ({bytes_text(output.stat().st_size)})"
+        console().print(one_line(message), soft_wrap=True)
 
 
 def _kind_of(output: Path) -> str:
     kind = {".ndjson": "jsonl"}.get(output.suffix, output.suffix.removeprefix("."))
     if kind not in FORMATS:
-        raise OptionError(f"{output}: what to write is not known from the name. Give --format: {', '.join(FORMATS)}.")
+        raise OptionError(f"{output}: the format is not clear from the name. Give --format: {', '.join(FORMATS)}.")
     return kind
 
 
@@ -84,9 +82,9 @@ def _check_place(output: Path, kind: str, *, force: bool) -> None:
     if output.is_dir():
         raise ConfigError(f"{output} is a directory. Give a file.")
     if output.exists() and not force:
-        raise ConfigError(f"{output} is there already. Give another file, or --force to replace it.")
+        raise ConfigError(f"{output} exists already. Give another file, or --force to replace it.")
     if not output.absolute().parent.is_dir():
-        raise ConfigError(f"{output.absolute().parent}: there is no such directory. Make it first.")
+        raise ConfigError(f"{output.absolute().parent}: there is no such directory. Create it first.")
 
 
 def _result(found: Runs, what: str) -> Result:
@@ -98,7 +96,7 @@ def _result(found: Runs, what: str) -> Result:
 
 @contextmanager
 def _replaced(output: Path) -> Iterator[Path]:
-    """Where to write; it is put in place if nothing goes wrong."""
+    """The temporary file to write, which replaces the target on success."""
     if output == STDOUT:
         yield output
         return
@@ -157,7 +155,6 @@ def _write_parquet(result: Result, path: Path) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """A value for a table: nested ones as JSON."""
     return json.dumps(clean(value), ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
@@ -173,18 +170,18 @@ _WRITERS: dict[str, Callable[[Result, Path], int]] = {
 
 
 _SHOWN = 10
-"""How many of the skipped places are printed for a run."""
+"""How many skipped places of a run are printed."""
 
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A file or a directory.", show_default=False)]
-ImportRoot = Annotated[Path, typer.Option(help="Where runs are recorded.")]
-Project = Annotated[str | None, typer.Option(help="The project of the new runs; 'imported' where none is given.")]
-Name = Annotated[str | None, typer.Option(help="What the run is called; several are numbered.")]
+ImportRoot = Annotated[Path, typer.Option(help="The directory of the runs.")]
+Project = Annotated[str | None, typer.Option(help="The project of the new runs; 'imported' by default.")]
+Name = Annotated[str | None, typer.Option(help="The run's name; several runs are numbered.")]
 ImportFormat = Annotated[
-    str | None, typer.Option("--format", help="Take only this one, e.g. tensorboard; a name that is none lists them.")
+    str | None, typer.Option("--format", help="Only this format, e.g. tensorboard; an unknown name lists all.")
 ]
-StepColumn = Annotated[str | None, typer.Option(help="The column of steps of a CSV file.")]
-Again = Annotated[bool, typer.Option("--again", help="Import also what was imported before.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Read everything, say what would be imported, write nothing.")]
+StepColumn = Annotated[str | None, typer.Option(help="The column of a CSV file with the steps.")]
+Again = Annotated[bool, typer.Option("--again", help="Import again what was imported before.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Read everything, show what would be imported, write nothing.")]
 
 
 def import_command(
@@ -199,14 +196,14 @@ def import_command(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make runs of what other tools or `runs export` wrote: event files, states, tables, completions, rollouts.
+    """Import files of other tools or of `runs export` as runs: event files, states, tables, completions, rollouts.
 
-    The exit status is 1 if nothing could be read of one of them.
+    The exit status is 1 if one of them has nothing that can be read.
     """
     from hookline.callbacks.progress_display import transient_bar
-    from hookline.importers import import_runs  # not for every command: it loads all formats
+    from hookline.importers import import_runs  # here: it loads all formats
 
-    with _wrong_words(path, as_json=as_json), transient_bar("reading", in_bytes=True) as show, foreign_code():
+    with _wrong_arguments(path, as_json=as_json), transient_bar("reading", in_bytes=True) as show, foreign_code():
         made = import_runs(
             path,
             root=root,
@@ -227,19 +224,15 @@ def import_command(
 
 
 @contextmanager
-def _wrong_words(path: Path, *, as_json: bool) -> Iterator[None]:
-    """A path, format or column that is not there was given wrongly; of what is there a file tells what is wrong."""
+def _wrong_arguments(path: Path, *, as_json: bool) -> Iterator[None]:
+    """Report a missing path, format or column as wrong input; other errors name the file."""
     try:
-        _check_there(path)
+        if not path.expanduser().exists():
+            raise OptionError(f"{path}: there is no such file or directory.")  # noqa: TRY301
         yield
     except (OptionError, UnknownNameError):
         with wrong_input(as_json=as_json):
             raise
-
-
-def _check_there(path: Path) -> None:
-    if not path.expanduser().exists():
-        raise OptionError(f"{path}: there is no such file or directory.")
 
 
 def _document(run: "ImportedRun") -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""``hookline runs verify``: whether what runs recorded is all there, and what it means where it is not.
+"""``hookline runs verify``: checks that the record of runs is complete, and explains what is not.
 
-Every line of every journal is read, and its checksum and number are checked. Complete journal files and the files of
-checkpoints are compared with the digests noted when they were written. What version 0.1 recorded has neither checksums
-nor digests: of that, the form of the lines and the sizes of the files are checked. Nothing is changed. What is wrong
-makes the exit status 1; what is worth knowing, like records that wait to be delivered, does not.
+First every line of every journal file is read (`_scan`): its checksum and line number, and the digest of the file.
+Then a sequence of checks, listed in `verify`, compares that with the digests noted when files were completed, with the
+checkpoints, the run's status and its sinks. Each check yields `Finding`s: damage, or a note that is only worth
+knowing. Records of version 0.1 have neither checksums nor digests, so only the form of their lines and the sizes of
+their files are checked. Nothing is changed.
 """
 
 import hashlib
@@ -33,18 +34,18 @@ from hookline.store.journal_files import byte_at, regular_journal_files, trailin
 from hookline.store.run_info import RunLocation, read_facts
 from hookline.store.run_summary import Liveness, RunSummary, last_contact, summarize
 
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a run's record.
+    """A finding about a run's record.
 
     Attributes:
-        kind: ``damage`` where something is lost or cannot be used, ``note`` where it is only worth knowing.
-        what: What was found, and where.
-        means: What that means.
-        do: What can be done.
+        kind: ``damage`` if something is lost or unusable, ``note`` if it is only worth knowing.
+        what: The finding, and where it is.
+        means: Its consequence.
+        do: What the user can do.
     """
 
     kind: Literal["damage", "note"]
@@ -53,63 +54,9 @@ class Finding:
     do: str
 
 
-@dataclass(slots=True)
-class _JournalFile:
-    """What reading a journal file to its end brought."""
-
-    records: int = 0
-    damaged: list[int] = field(default_factory=list)
-    holes: list[int] = field(default_factory=list)
-    repeated: list[int] = field(default_factory=list)
-    missing: list[tuple[int, int]] = field(default_factory=list)
-    not_records: int = 0
-    first_bad_line: int = 0
-    without_number: int = 0
-    first_without_number: int = 0
-    with_number: int = 0
-    lost: int = 0
-    end: int = 0
-    error: str = ""
-    digest: str = ""
-    saved: list[Path] = field(default_factory=list)
-    """The checkpoints that it says were saved."""
-
-
-@dataclass(slots=True)
-class _Numbers:
-    """The line numbers of one writer, through its files."""
-
-    sequence: LineNumbers = field(default_factory=lambda: LineNumbers(0))
-    next_file: int = 0
-    unreadable: int = 0
-    """Lines without a readable number since the last one that had one: each may account for a number."""
-
-    def begin(self, file: JournalFile) -> None:
-        """Begin a file; one that is missing before it is reported as such, and not its lines as well."""
-        if file.number != self.next_file:
-            self.sequence.following = None
-        self.next_file = file.number + 1
-
-    def note(self, number: int | None, line: int, seen: _JournalFile) -> None:
-        """Take a line into account."""
-        if number is None:
-            seen.without_number += 1
-            seen.first_without_number = seen.first_without_number or line
-            return
-        seen.with_number += 1
-        following = self.sequence.following
-        if self.sequence.is_repeated(number):
-            seen.repeated.append(line)
-            return
-        gap = 0 if following is None else number - following - self.unreadable
-        if gap > 0:
-            seen.missing.append((gap, line))
-        self.unreadable = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found out about a run."""
+    """The result of verifying a run."""
 
     place: RunLocation
     records: int
@@ -118,12 +65,12 @@ class Verdict:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is wrong."""
+        """Whether any finding is damage."""
         return any(finding.kind == "damage" for finding in self.findings)
 
 
 def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
-    """Check that what runs recorded is whole, all of them or those given; the exit status is 1 if something is not."""
+    """Check that the records of runs are complete: of all runs, or of those given. The exit status is 1 for damage."""
     from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
 
     with wrong_input(as_json=as_json):
@@ -142,238 +89,262 @@ def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_
 
 
 def verify(place: RunLocation) -> Verdict:
-    """Read all that a run recorded, and say what is wrong with it."""
+    """Read everything that a run recorded, and report damage."""
     found = [*regular_journal_files(place.journal), *irregular_files(place.journal)]
-    numbers: dict[str, _Numbers] = {}
-    files = {file: _read(file, numbers.setdefault(file.writer, _Numbers())) for file in found}
+    numbers: dict[str, _LineNumbers] = {}
+    scans = {file: _scan(file, numbers.setdefault(file.writer, _LineNumbers())) for file in found}
     digests, damaged_digests = recorded_digests(place.journal)
-    can_be_read = not any(seen.error for seen in files.values())
-    end = summarize([file for file, seen in files.items() if not seen.error])
-    is_live = _is_live(end, place)
+    summary = summarize([file for file, scan in scans.items() if not scan.error])
+    is_live = _is_live(summary, place)
     findings = [
-        *_about_facts(place),
-        *_about_missing(found, digests),
-        *_about_files(files, is_live=is_live, was_killed=not end.has_ended),
-        *_about_digests(digests, files),
-        *map(_damaged_digests, damaged_digests),
-        *_about_lost(files.values()),
-        *_about_checkpoints(place.directory),
-        *(
-            _about_checkpoints_elsewhere(place.directory, files.values())
-            if last_contact(place.directory) is None
-            else ()
-        ),
-        *(_about_power_cuts(place.directory) if can_be_read else ()),
-        *(_about_end(end, place) if can_be_read and not is_live else ()),
-        *(_about_sinks(place.directory) if can_be_read and not is_live else ()),
+        *_check_facts(place),
+        *_check_missing_files(found, digests),
+        *_check_files(scans, is_live=is_live, was_killed=not summary.has_ended),
+        *_check_digests(digests, damaged_digests, scans),
+        *_check_lost_records(scans.values()),
+        *_check_checkpoints(place.directory),
     ]
-    return Verdict(place, sum(one.records for one in files.values()), sum(one.end for one in files.values()), findings)
+    if last_contact(place.directory) is None:  # the paths in a received journal are another machine's
+        findings += _check_external_checkpoints(place.directory, scans.values())
+    if not any(scan.error for scan in scans.values()):
+        findings += _check_lines_at_checkpoints(place.directory)
+        if not is_live:
+            findings += _check_end(summary, place)
+            findings += _check_sinks(place.directory)
+    records, size = sum(scan.records for scan in scans.values()), sum(scan.end for scan in scans.values())
+    return Verdict(place, records, size, findings)
 
 
-def _is_live(end: RunSummary, place: RunLocation) -> bool:
-    """Whether it is written, by its own process, or by a server for a run that is received; as the list of runs has it.
+def _is_live(summary: RunSummary, place: RunLocation) -> bool:
+    """Whether the run's process, or for a received run the server, may still write.
 
-    A process may have something to write behind the end of its run. One that has recorded nothing is not waited for.
+    A process may write after the end of its run. A run without any records is not waited for.
     """
     if run_directory.is_alive(place.directory):
         return True
-    word = Liveness().status(end, place.directory, read_facts(place.facts)[0])
-    return bool(end.last_seen) and word in ("running", "stalled")
+    status = Liveness().status(summary, place.directory, read_facts(place.facts)[0])
+    return bool(summary.last_seen) and status in ("running", "stalled")
 
 
-def _read(file: JournalFile, numbers: _Numbers) -> _JournalFile:
-    seen, digest = _JournalFile(), hashlib.sha256()
+@dataclass(slots=True)
+class _Scan:
+    """The result of reading a journal file to its end."""
+
+    records: int = 0
+    damaged: list[int] = field(default_factory=list)
+    holes: list[int] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    not_records: int = 0
+    first_bad_line: int = 0
+    without_number: int = 0
+    first_without_number: int = 0
+    with_number: int = 0
+    lost: int = 0
+    end: int = 0
+    error: str = ""
+    digest: str = ""
+    checkpoints: list[Path] = field(default_factory=list)
+    """The checkpoints that were saved, according to its records."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether only some lines have a checksum."""
+        return bool(self.with_number and self.without_number)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether its lines show damage."""
+        return bool(
+            self.holes
+            or self.damaged
+            or self.repeated
+            or self.missing
+            or self.not_records
+            or self.is_mixed
+            or self.error
+        )
+
+
+@dataclass(slots=True)
+class _LineNumbers:
+    """The line numbers of one writer, across its files."""
+
+    sequence: LineNumbers = field(default_factory=lambda: LineNumbers(0))
+    next_file: int = 0
+    unreadable: int = 0
+    """Lines without a readable number since the last one that had one: each may account for a missing number."""
+
+    def begin(self, file: JournalFile) -> None:
+        if file.number != self.next_file:  # a missing file is reported once, not also by its lines
+            self.sequence.following = None
+        self.next_file = file.number + 1
+
+    def add(self, number: int | None, line: int, scan: _Scan) -> None:
+        if number is None:
+            scan.without_number += 1
+            scan.first_without_number = scan.first_without_number or line
+            return
+        scan.with_number += 1
+        following = self.sequence.following
+        if self.sequence.is_repeated(number):
+            scan.repeated.append(line)
+            return
+        gap = 0 if following is None else number - following - self.unreadable
+        if gap > 0:
+            scan.missing.append((gap, line))
+        self.unreadable = 0
+
+
+def _scan(file: JournalFile, numbers: _LineNumbers) -> _Scan:
+    scan, digest = _Scan(), hashlib.sha256()
     numbers.begin(file)
     try:
         for count, (line, end) in enumerate(read_lines(file.path), start=1):
-            seen.end = end
+            scan.end = end
             digest.update(line + b"\n")
             try:
                 number, record = decode_numbered(line)
             except DamagedLineError:
-                seen.damaged.append(count)
+                scan.damaged.append(count)
                 numbers.unreadable += 1
                 continue
             except msgspec.DecodeError:
                 if not line.strip() and byte_at(file.path, end - 1) == b"\0":
-                    seen.holes.append(end - len(line) - 1)
+                    scan.holes.append(end - len(line) - 1)
                     continue
-                seen.not_records += 1
-                seen.first_bad_line = seen.first_bad_line or count
+                scan.not_records += 1
+                scan.first_bad_line = scan.first_bad_line or count
                 numbers.unreadable += 1
                 continue
-            numbers.note(number, count, seen)
-            seen.records += 1
+            numbers.add(number, count, scan)
+            scan.records += 1
             if isinstance(record, Event) and record.name == "checkpoint":
-                seen.saved.append(Path(str(record.data.get("path"))))
+                scan.checkpoints.append(Path(str(record.data.get("path"))))
             if isinstance(record, Event) and record.name == "records_lost":
                 lost = record.data.get("count")
-                seen.lost += lost if isinstance(lost, int) else 0
+                scan.lost += lost if isinstance(lost, int) else 0
     except OSError as error:
-        seen.error = error.strerror or str(error)
-    seen.digest = digest.hexdigest()
-    return seen
+        scan.error = error.strerror or str(error)
+    scan.digest = digest.hexdigest()
+    return scan
 
 
-def _about_facts(place: RunLocation) -> Iterator[Finding]:
-    wrong = read_facts(place.facts)[1]
-    if wrong:
+def _check_facts(place: RunLocation) -> Iterator[Finding]:
+    problem = read_facts(place.facts)[1]
+    if problem:
         yield Finding(
             "damage",
-            wrong,
-            "What was run (name, configuration, command, git commit) is not known; what it recorded is not affected.",
-            'Put back run.json from a copy, or write one with at least {"name": ...}.',
+            problem,
+            "The run's name, configuration, command and git commit are unknown; its records are not affected.",
+            'Restore run.json from a copy, or write one with at least {"name": ...}.',
         )
 
 
-def _about_missing(found: list[JournalFile], noted: dict[str, str]) -> Iterator[Finding]:
+def _check_missing_files(found: list[JournalFile], digests: dict[str, str]) -> Iterator[Finding]:
     if not any(file.name != DELIVERY_WRITER for file in found):
         yield Finding(
             "damage",
             "there is no journal",
-            "Nothing that was recorded is there, or the process died before it recorded anything.",
-            "Put the folder journal/ back from a copy, or delete the run.",
+            "All records are gone, or the process died before it recorded anything.",
+            "Restore the folder journal/ from a copy, or delete the run.",
         )
         return
-    there = {file.path.name for file in found}
-    for name in sorted({*_missing(found), *(noted.keys() - there)}):
-        yield Finding(
-            "damage",
-            f"journal/{name} is missing",
-            "The rows that it held are gone from every view; what lies before and behind it is shown.",
-            "Put the file back from a copy; the next look at the run takes it in.",
-        )
-
-
-def _missing(found: list[JournalFile]) -> Iterator[str]:
-    """The files that must have been there: writers count their files, and a name its sessions, from zero."""
+    # Writers number their files from zero, and a name its sessions.
     numbers: dict[str, set[int]] = {}
     sessions: dict[str, set[int]] = {}
     for file in found:
         numbers.setdefault(file.writer, set()).add(file.number)
         sessions.setdefault(file.name, set()).add(file.session)
+    missing = digests.keys() - {file.path.name for file in found}
     for writer, there in numbers.items():
-        yield from (f"{writer}-{number:06d}.jsonl" for number in sorted(set(range(max(there))) - there))
+        missing |= {f"{writer}-{number:06d}.jsonl" for number in set(range(max(there))) - there}
     for name, there in sessions.items():
-        yield from (f"{name}-{session:04d}-*.jsonl" for session in sorted(set(range(max(there))) - there))
+        missing |= {f"{name}-{session:04d}-*.jsonl" for session in set(range(max(there))) - there}
+    for name in sorted(missing):
+        yield Finding(
+            "damage",
+            f"journal/{name} is missing",
+            "Its rows are missing from every view; the rows before and after it are shown.",
+            "Restore the file from a copy; the run's views then include it.",
+        )
 
 
-def _about_files(files: dict[JournalFile, _JournalFile], *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
-    last = {file.writer: file for file in files}
-    for file, seen in files.items():
+def _check_files(scans: dict[JournalFile, _Scan], *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
+    last = {file.writer: file for file in scans}
+    for file, scan in scans.items():
         name = f"journal/{file.path.name}"
-        if seen.error:
+        if scan.error:
             yield Finding(
                 "damage",
-                f"{name} cannot be read: {seen.error}",
-                "What it holds is missing from every view.",
+                f"{name} cannot be read: {scan.error}",
+                "Its records are missing from every view.",
                 "Check its permissions and the disk.",
             )
             continue
-        yield from _about_lines(name, seen)
-        rest = "" if is_live else trailing_data(file.path, seen.end)  # a live run writes there just now
+        yield from _check_lines(name, scan)
+        rest = "" if is_live else trailing_data(file.path, scan.end)  # a live run is writing there
         if rest:
-            yield _cut_off(name, seen.end, rest, was_killed=was_killed and last[file.writer] is file)
+            yield _incomplete_end(name, scan.end, rest, was_killed=was_killed and last[file.writer] is file)
 
 
-def _about_lines(name: str, seen: _JournalFile) -> Iterator[Finding]:
-    if seen.holes:
+def _check_lines(name: str, scan: _Scan) -> Iterator[Finding]:
+    if scan.holes:
         yield Finding(
             "damage",
-            f"{name} has a hole at byte {_listed([f'{offset:,}' for offset in seen.holes])}",
-            "Zeros are where lines were; all others are shown. The machine lost power, the file was truncated while "
-            "it was written, or a copy was not complete.",
-            "Put the file back from a copy.",
+            f"{name} has a hole at byte {_listed([f'{offset:,}' for offset in scan.holes])}",
+            "Zeros have replaced lines; all other lines are shown. The machine lost power, the file was truncated "
+            "while it was written, or a copy is incomplete.",
+            "Restore the file from a copy.",
         )
-    if seen.damaged:
+    if scan.damaged:
         yield Finding(
             "damage",
-            f"{name}: the bytes of {_lines(seen.damaged)} changed since they were written",
-            "They are left out of every view; all others are shown. The disk or a copy is faulty, or somebody edited "
-            "the file.",
-            "Put the file back from a copy.",
+            f"{name}: the bytes of {_lines(scan.damaged)} changed since they were written",
+            "They are left out of every view; all other lines are shown. The disk or a copy is faulty, or the file "
+            "was edited.",
+            "Restore the file from a copy.",
         )
-    if seen.repeated:
+    if scan.repeated:
         yield Finding(
             "damage",
-            f"{name}: {_lines(seen.repeated)} repeated from above",
-            "They are read once. The file was edited, or put together from pieces.",
-            "Nothing has to be done; to be rid of this, put the file back from a copy.",
+            f"{name}: {_lines(scan.repeated)} repeated from above",
+            "They are read once. The file was edited, or assembled from pieces.",
+            "Nothing needs to be done; to get rid of this finding, restore the file from a copy.",
         )
-    if seen.missing:
-        gaps = _listed([f"{count:,} before line {line:,}" for count, line in seen.missing])
+    if scan.missing:
+        gaps = _listed([f"{count:,} before line {line:,}" for count, line in scan.missing])
         yield Finding(
             "damage",
             f"{name}: lines are missing: {gaps}",
-            "Lines are numbered as they are written, and these numbers are not there: the lines were removed.",
-            "Put the file back from a copy.",
+            "Lines are numbered when they are written, and these numbers are missing: the lines were removed.",
+            "Restore the file from a copy.",
         )
-    if seen.with_number and seen.without_number:
+    if scan.is_mixed:
         yield Finding(
             "damage",
-            f"{name}: {seen.without_number:,} lines without a checksum, first line {seen.first_without_number:,}",
-            "The others have one: these were written by something else, or their checksums were removed.",
+            f"{name}: {scan.without_number:,} lines without a checksum, first line {scan.first_without_number:,}",
+            "The other lines have one: these were not written by hookline, or their checksums were removed.",
             "Compare the file with a copy.",
         )
-    if seen.not_records:
-        yield _not_records(name, seen)
-
-
-def _lines(numbers: list[int]) -> str:
-    return f"line{'s' if len(numbers) > 1 else ''} {_listed([f'{number:,}' for number in numbers])}"
-
-
-def _listed(found: list[str]) -> str:
-    more = f" and {len(found) - _MOST_LISTED:,} more" if len(found) > _MOST_LISTED else ""
-    return f"{', '.join(found[:_MOST_LISTED])}{more}"
-
-
-def _about_digests(noted: dict[str, str], files: dict[JournalFile, _JournalFile]) -> Iterator[Finding]:
-    """Complete files of which the bytes changed in a way that their lines do not show."""
-    for file, seen in files.items():
-        digest = noted.get(file.path.name)
-        is_mixed = seen.with_number and seen.without_number
-        shows = (
-            seen.holes or seen.damaged or seen.repeated or seen.missing or seen.not_records or is_mixed or seen.error
+    if scan.not_records:
+        count = scan.not_records
+        lines = "1 line that is not a record" if count == 1 else f"{count:,} lines that are not records"
+        yield Finding(
+            "damage",
+            f"{name} has {lines}, first line {scan.first_bad_line:,}",
+            "They are left out of every view: pieces left by a full disk, or changed bytes. All other lines are shown.",
+            "Nothing needs to be done; look at the line to see what it was.",
         )
-        if digest is not None and digest != seen.digest and not shows:
-            yield Finding(
-                "damage",
-                f"journal/{file.path.name} changed since it was complete: its SHA-256 is not the one noted then, in "
-                f"{file.writer}{DIGESTS}",
-                "Lines at its end are gone, or were added or changed together with their checksums.",
-                "Put the file back from a copy.",
-            )
 
 
-def _damaged_digests(name: str) -> Finding:
-    return Finding(
-        "damage",
-        f"journal/{name} has lines that are not digests",
-        "Of the files whose digests cannot be read, only the lines are checked, each by its own checksum.",
-        "Put the file back from a copy, or delete it.",
-    )
-
-
-def _not_records(name: str, seen: _JournalFile) -> Finding:
-    lines_are = (
-        "1 line that is no record" if seen.not_records == 1 else f"{seen.not_records:,} lines that are no records"
-    )
-    return Finding(
-        "damage",
-        f"{name} has {lines_are}, first line {seen.first_bad_line:,}",
-        "They are left out: pieces that a full disk left trailing_data, or bytes that changed. All others are shown.",
-        "Nothing has to be done; look at the line to see what it was.",
-    )
-
-
-def _cut_off(name: str, end: int, rest: str, *, was_killed: bool) -> Finding:
+def _incomplete_end(name: str, end: int, rest: str, *, was_killed: bool) -> Finding:
     if rest == "hole":
         return Finding(
             "damage",
             f"{name} cannot be read from byte {end:,} on: there is a hole in it",
-            "A file that was not completed is read up to a long stretch of zeros: what is behind it is not shown. The "
-            "machine lost power, or a copy was not complete.",
+            "An incomplete file is read up to a long run of zeros: what follows is not shown. The machine lost power, "
+            "or a copy is incomplete.",
             "Copy the file again from where it was recorded.",
         )
     if was_killed:
@@ -382,59 +353,88 @@ def _cut_off(name: str, end: int, rest: str, *, was_killed: bool) -> Finding:
             f"{name} ends in the middle of a line, at byte {end:,}",
             "The process was killed while it wrote that record, or the file was cut off there. Nothing before it is "
             "lost.",
-            "Nothing has to be done, unless this is a copy: then copy the file again from where it was recorded.",
+            "Nothing needs to be done, unless this is a copy: then copy the file again from where it was recorded.",
         )
     return Finding(
         "damage",
         f"{name} is cut off in the middle of a line, at byte {end:,}",
-        "The end of the file is gone: a copy was not complete, or the disk was full.",
+        "The end of the file is missing: a copy is incomplete, or the disk was full.",
         "Copy the file again from where it was recorded.",
     )
 
 
-def _about_lost(files: Iterable[_JournalFile]) -> Iterator[Finding]:
-    lost = sum(seen.lost for seen in files)
+def _lines(numbers: list[int]) -> str:
+    return f"line{'s' if len(numbers) > 1 else ''} {_listed([f'{number:,}' for number in numbers])}"
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - _MAX_LISTED:,} more" if len(found) > _MAX_LISTED else ""
+    return f"{', '.join(found[:_MAX_LISTED])}{more}"
+
+
+def _check_digests(
+    digests: dict[str, str], damaged_digests: Iterable[str], scans: dict[JournalFile, _Scan]
+) -> Iterator[Finding]:
+    """Complete files that changed although their lines do not show it."""
+    for file, scan in scans.items():
+        digest = digests.get(file.path.name)
+        if digest is not None and digest != scan.digest and not scan.is_damaged:
+            yield Finding(
+                "damage",
+                f"journal/{file.path.name} changed since it was complete: its SHA-256 is not the one noted then, in "
+                f"{file.writer}{DIGESTS}",
+                "Lines at its end are missing, or were added or changed together with their checksums.",
+                "Restore the file from a copy.",
+            )
+    for name in damaged_digests:
+        yield Finding(
+            "damage",
+            f"journal/{name} has lines that are not digests",
+            "Files whose digests cannot be read are checked only by the checksums of their lines.",
+            "Restore the file from a copy, or delete it.",
+        )
+
+
+def _check_lost_records(scans: Iterable[_Scan]) -> Iterator[Finding]:
+    lost = sum(scan.lost for scan in scans)
     if lost:
         yield Finding(
             "damage",
             f"{lost:,} records could not be written",
-            "There was no room on the disk for a while, or somebody truncated or removed a journal file while it was "
-            "written; training went on, those records are gone for good.",
-            "If the disk is full, free some room before you go on: hookline runs delete --dry-run --older-than 30d",
+            "The disk was full for a while, or a journal file was truncated or removed while it was written; training "
+            "continued, and those records are lost.",
+            "If the disk is full, free some space first: hookline runs delete --dry-run --older-than 30d",
         )
 
 
-def _about_checkpoints(run_dir: Path) -> Iterator[Finding]:
+def _check_checkpoints(run_dir: Path) -> Iterator[Finding]:
     saved = saved_checkpoints(run_dir, digests=True)
-    whole = [one.path.name for one in saved if one.damage is None]
+    intact = [one.path.name for one in saved if one.damage is None]
     for one in saved:
         if one.damage is not None:
-            instead = f"It goes on from {whole[-1]} instead." if whole else "There is no other one in the run."
+            instead = f"It resumes from {intact[-1]} instead." if intact else "The run has no other one."
             yield Finding(
                 "damage",
                 f"checkpoints/{one.path.name} is damaged: {one.damage}",
-                f"It is never loaded: resuming passes it over. {instead}",
-                "Put its files back from a copy, or delete it.",
+                f"It is never loaded: resuming skips it. {instead}",
+                "Restore its files from a copy, or delete it.",
             )
 
 
-def _about_checkpoints_elsewhere(run_dir: Path, files: Iterable[_JournalFile]) -> Iterator[Finding]:
-    """Checkpoints that lie outside the run's directory, where their files are still there."""
+def _check_external_checkpoints(run_dir: Path, scans: Iterable[_Scan]) -> Iterator[Finding]:
+    """Checkpoints outside of the run's directory that still exist."""
     own = (run_dir / FOLDER).resolve()
-    for path in dict.fromkeys(path for seen in files for path in seen.saved):
+    for path in dict.fromkeys(path for scan in scans for path in scan.checkpoints):
         is_ours = is_file_path(path) if path.is_file() else path.is_dir() and is_checkpoint(path)
         damage = damage_of(path, digests=True) if is_ours and path.resolve().parent != own else None
         if damage is not None:
             yield Finding(
-                "damage",
-                f"{path} is damaged: {damage}",
-                "It is never loaded.",
-                "Put it back from a copy, or delete it.",
+                "damage", f"{path} is damaged: {damage}", "It is never loaded.", "Restore it from a copy, or delete it."
             )
 
 
-def _about_power_cuts(run_dir: Path) -> Iterator[Finding]:
-    """Lines that were there when the last checkpoint of a writer was saved, and are not."""
+def _check_lines_at_checkpoints(run_dir: Path) -> Iterator[Finding]:
+    """Lines that existed when a writer's last checkpoint was saved, and are missing now."""
     last: dict[str, tuple[int, str]] = {}
     for saved in saved_checkpoints(run_dir):
         noted = recorded_lines(saved.path) if saved.damage is None else None
@@ -446,35 +446,37 @@ def _about_power_cuts(run_dir: Path) -> Iterator[Finding]:
             yield Finding(
                 "damage",
                 f"{missing:,} of the {lines_then:,} lines that {writer} had recorded when {name} was saved are missing",
-                "A resume continues behind that checkpoint: the record has a gap. The machine lost power while nothing "
-                "was brought to the disk (durability='process'), or the journal was changed.",
-                "Put the folder journal/ back from a copy.",
+                "A resumed run continues after that checkpoint: its record has a gap. The machine lost power while "
+                "nothing was synced to disk (durability='process'), or the journal was changed.",
+                "Restore the folder journal/ from a copy.",
             )
 
 
-def _about_end(end: RunSummary, place: RunLocation) -> Iterator[Finding]:
-    if end.last_seen and not end.has_ended and last_contact(place.directory) is not None:
+def _check_end(summary: RunSummary, place: RunLocation) -> Iterator[Finding]:
+    if not summary.last_seen or summary.has_ended:
+        return
+    if last_contact(place.directory) is not None:
         yield Finding(
             "note",
-            f"nothing more was heard of it after step {end.step:,}",
-            "Its process was killed, or cannot reach the server that receives it. What arrived up to then is there.",
-            "Look at the machine that it runs on; what it sends when it is back is taken in.",
+            f"nothing was received after step {summary.step:,}",
+            "Its process was killed, or cannot reach the server that receives it. Everything before is complete.",
+            "Check the machine that it runs on; records that it sends later are added.",
         )
-    elif end.last_seen and not end.has_ended:
+    else:
         yield Finding(
             "note",
-            f"it ended after step {end.step:,} without saying so",
-            "Its process was killed, or the machine went down. What was recorded up to then is there.",
-            f"Go on with resume={place.directory.name!r}, or leave it.",
+            f"it ended after step {summary.step:,} without a final status",
+            "Its process was killed, or the machine went down. Everything before is complete.",
+            f"Resume it with resume={place.directory.name!r}, or leave it.",
         )
 
 
-def _about_sinks(run_dir: Path) -> Iterator[Finding]:
+def _check_sinks(run_dir: Path) -> Iterator[Finding]:
     for name, loss in find_lost_outputs(run_dir).items():
         yield Finding(
             "damage",
             f"{name} has lost records: {loss}",
-            "They are in the journal; only what was made from it lacks them.",
+            "They are in the journal; only the sink's own output lacks them.",
             f"Deliver them again: hookline runs sync {run_dir}",
         )
     for state in sink_states(run_dir):
@@ -488,8 +490,8 @@ def _about_sinks(run_dir: Path) -> Iterator[Finding]:
         if state.left_out:
             yield Finding(
                 "note",
-                f"{state.left_out:,} values of metrics were not taken by {state.name}",
-                "They are in the journal. The server limits how many names of metrics a row and a run have.",
+                f"{state.left_out:,} metric values were not accepted by {state.name}",
+                "They are in the journal. The server limits the number of metric names per row and per run.",
                 "Use fewer names, e.g. one name with values over steps instead of a name for each step.",
             )
 
@@ -507,9 +509,9 @@ def _document(verdict: Verdict) -> dict[str, object]:
 
 def _print(out: Console, verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
-        word = ("damaged", "bold red") if verdict.is_damaged else ("ok", "green")
+        status = ("damaged", "bold red") if verdict.is_damaged else ("ok", "green")
         counts = f"  {verdict.records:,} records, {bytes_text(verdict.bytes)}"
-        out.print(Text.assemble(one_line(verdict.place.id), "  ", word, counts), soft_wrap=True)
+        out.print(Text.assemble(one_line(verdict.place.id), "  ", status, counts), soft_wrap=True)
         for finding in verdict.findings:
             out.print(indented(one_line(finding.what)), style="red" if finding.kind == "damage" else "yellow")
             out.print(indented(one_line(finding.means), 4))
