@@ -156,20 +156,20 @@ def test_order_cycle_of_two_is_refused_and_named():
     callbacks = collection(a={})
     callbacks.add(Listener(), name="b", after="a")
     message = refused(callbacks, hl.OrderError, lambda: callbacks.add(Listener(), name="c", after="b", before="a"))
-    assert message == "These subscribers wait for one another: 'a' after 'c' after 'b' after 'a'."
+    assert message == "These subscribers depend on one another: 'a' after 'c' after 'b' after 'a'."
 
 
 def test_order_cycle_in_extend_is_refused_and_leaves_out_bystanders():
     ring = [Listener().configure(name=name, after=other) for name, other in [("x", "y"), ("y", "z"), ("z", "x")]]
     callbacks = collection(bystander={})
     message = refused(callbacks, hl.OrderError, lambda: callbacks.extend(ring))
-    assert message == "These subscribers wait for one another: 'x' after 'y' after 'z' after 'x'."
+    assert message == "These subscribers depend on one another: 'x' after 'y' after 'z' after 'x'."
 
 
 def test_order_member_after_its_own_name_is_a_cycle():
     callbacks = collection(a={})
     message = refused(callbacks, hl.OrderError, lambda: callbacks.add(Listener(), name="x", after="x"))
-    assert message == "These subscribers wait for one another: 'x' after 'x'."
+    assert message == "These subscribers depend on one another: 'x' after 'x'."
 
 
 def test_order_two_of_a_class_that_wait_for_their_class_are_a_cycle():
@@ -178,7 +178,7 @@ def test_order_two_of_a_class_that_wait_for_their_class_are_a_cycle():
 
     callbacks = hl.CallbackCollection([Last()], strict=True)
     message = refused(callbacks, hl.OrderError, lambda: callbacks.add(Last()))
-    assert message == "These subscribers wait for one another: 'last' after 'last_2' after 'last'."
+    assert message == "These subscribers depend on one another: 'last' after 'last_2' after 'last'."
 
 
 def test_order_long_chain_of_constraints_holds():
@@ -218,9 +218,9 @@ def test_move_takes_an_instance_or_a_class_of_one():
 def test_move_that_breaks_a_constraint_is_refused():
     callbacks = collection(a={}, b={"after": "a"}, c={})
     message = refused(callbacks, hl.OrderError, lambda: callbacks.move_to_front("b"))
-    assert message.startswith("'b' cannot stand there: it must run after 'a' (a before= or after= says so).")
+    assert message.startswith("'b' cannot be moved there: it must run after 'a' (because of a before= or after=).")
     message = refused(callbacks, hl.OrderError, lambda: callbacks.move_to_back("a"))
-    assert message.startswith("'b' cannot stand there: it must run after 'a'")
+    assert message.startswith("'b' cannot be moved there: it must run after 'a'")
 
 
 def test_move_of_several_at_once_is_refused_with_their_names():
@@ -261,13 +261,13 @@ def test_insert_puts_the_member_at_a_place_whatever_its_priority():
 def test_insert_where_a_constraint_breaks_is_refused():
     callbacks = collection(a={}, b={})
     message = refused(callbacks, hl.OrderError, lambda: callbacks.insert(0, Listener(), name="x", after="a"))
-    assert message.startswith("'x' cannot stand there: it must run after 'a'")
+    assert message.startswith("'x' cannot be moved there: it must run after 'a'")
 
 
 def test_insert_that_closes_a_cycle_is_refused_and_named():
     callbacks = collection(a={}, b={"after": "a"})
     change = lambda: callbacks.insert(0, Listener(), name="x", before="a", after="b")  # noqa: E731
-    assert "wait for one another" in refused(callbacks, hl.OrderError, change)
+    assert "depend on one another" in refused(callbacks, hl.OrderError, change)
 
 
 @pytest.mark.parametrize("index", [1.5, True, "1", None])
@@ -345,7 +345,7 @@ def test_add_back_that_closes_a_cycle_is_refused():
     callbacks = collection(a={}, b={"after": "a"})
     callbacks.remove("a")
     message = refused(callbacks, hl.OrderError, lambda: callbacks.add(Listener(), name="a", after="b"))
-    assert message == "These subscribers wait for one another: 'b' after 'a' after 'b'."
+    assert message == "These subscribers depend on one another: 'b' after 'a' after 'b'."
 
 
 def test_add_same_instance_twice_is_refused():

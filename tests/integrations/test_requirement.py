@@ -70,8 +70,8 @@ def test_integration_without_its_package_names_the_extra(name, package, errors):
     command = f"'hookline[{INTEGRATIONS[name][package]}]'"
     assert missing.startswith(f"MissingExtraError: hookline.integrations.{name} needs ")
     assert missing.endswith(f"is not installed. Install it with: pip install {command}")
-    assert re.match(rf"MissingExtraError: hookline.integrations.{name} works with {package}>=[\d.]+, and 0.0.1 is", old)
-    assert old.endswith(f"Install one that is supported with: pip install -U {command}")
+    assert re.match(rf"MissingExtraError: hookline.integrations.{name} needs {package}>=[\d.]+, and 0.0.1 is", old)
+    assert old.endswith(f"Install a supported version with: pip install -U {command}")
 
 
 def test_jax_without_jaxlib_names_the_extra(errors):
@@ -107,7 +107,7 @@ def test_require_accepts_supported_versions(installed, versions, monkeypatch):
 @pytest.mark.parametrize(("installed", "versions"), [("2.3.9", ">=2.4"), ("4.0", ">=2.4,<4"), ("1.10", ">=2")])
 def test_require_refuses_other_versions_with_range_and_command(installed, versions, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
-    text = f"an integration works with json{versions}, and {installed} is installed"
+    text = f"an integration needs json{versions}, and {installed} is installed"
     with pytest.raises(MissingExtraError, match=f"{re.escape(text)}.*pip install -U 'hookline\\[files\\]'"):
         require("json", versions, extra="files", what="an integration")
 

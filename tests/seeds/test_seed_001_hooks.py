@@ -790,7 +790,7 @@ def test_dependencies_on_nobody_are_named_once_when_hooks_run(caplog):
 
 def test_dependencies_in_a_circle_are_errors_that_change_nothing():
     manager = HookManager([Calls("a", [], name="a")])
-    with pytest.raises(hl.OrderError, match="wait for one another: 'a' after 'c' after 'a'"):
+    with pytest.raises(hl.OrderError, match="depend on one another: 'a' after 'c' after 'a'"):
         manager.register_hook(Calls("c", []), name="c", after="a", before="a")
     assert [hook.label for hook in manager.get_hooks()] == ["a"]
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from hookline._engine.errors import OptionError
 from hookline._engine.metrics import MetricsRow, copied, find_metric
 from hookline._engine.policy import Joinable, Policy
 
@@ -363,13 +362,6 @@ SLOW_CALLS = SlowCalls()
 
 CLOSE_SECONDS = 5.0
 """How long `Ticker.close` waits for a running call."""
-
-
-def require_seconds(name: str, value: float) -> float:
-    """A pace or a time limit: a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise OptionError(f"{name}={value!r}: give a number of seconds above 0.")
-    return float(value)
 
 
 class Ticker:

@@ -1,9 +1,9 @@
-"""Which moments a subscriber listens to, and with which arguments: settled when it is added.
+"""Determines the moments that a subscriber overrides and their arguments, when it is added.
 
-A method may take fewer trailing arguments than its moment has. One that cannot be called, or that
-would get the wrong argument under a right name, and one whose name is no moment, are errors here
-rather than surprises at step 10,000. A parameter with a default is the author's own (``lambda loop,
-name=name: ...``) unless it bears the name of the argument in its place.
+A method may take fewer trailing arguments than its moment has. A method that cannot be called, that would get the wrong
+argument under a right name, or whose name is not a moment, is an error here rather than a surprise at step 10,000. A
+parameter with a default is the author's own (``lambda loop, name=name: ...``) unless it has the name of the argument at
+its position.
 """
 
 import dis
@@ -28,8 +28,13 @@ class Binding:
 
 
 def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Binding]:
-    """The moments that ``subscriber`` overrides, each checked against the catalogue."""
-    _refuse_misspelt(subscriber, moments)
+    """Return the moments that ``subscriber`` overrides, each checked against the catalogue."""
+    for name in dict.fromkeys([*dir(type(subscriber)), *vars(subscriber)]):
+        if name.startswith("on_") and name not in moments and callable(getattr(subscriber, name)):
+            raise MomentError(
+                f"{type(subscriber).__name__}.{name} is not a moment. {closest(name, moments)} "
+                "Something of your own needs another name, e.g. with a leading underscore."
+            )
     return {
         name: bind_function(getattr(subscriber, name), moment, who=type(subscriber).__name__)
         for name, moment in moments.items()
@@ -38,26 +43,32 @@ def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Bin
 
 
 def bind_function(function: Callable[..., Any], moment: Moment, *, who: str) -> Binding:
-    """Check that ``function`` can be called at ``moment`` and settle with which arguments."""
+    """Check that ``function`` can be called at ``moment``, and with which arguments."""
     if not callable(function):
         raise MomentError(f"{who}.{moment.name} is {function!r}; a moment is a method: {moment.signature()}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-ins have none: give them everything
+    except (TypeError, ValueError):  # some built-ins have none: pass all arguments
         return Binding(function, moment.arguments)
     arguments = _accepted(signature, moment)
     if arguments is None:
-        raise MomentError(_cannot_call(function, signature, moment, who))
+        name = getattr(function, "__name__", moment.name)
+        raise MomentError(
+            f"{who}: {name}{signature} cannot be called at the moment {moment.name}.\n"
+            f"    it is defined as    {name}{signature}\n"
+            f"    it is called as     {moment.signature()}\n"
+            "Trailing arguments may be left off; their order may not change."
+        )
     return Binding(function, arguments, is_async=is_async(function), is_silent=is_silent(function))
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await: an ``async def``, or an object with an async ``__call__``."""
+    """Return whether a call must be awaited: an ``async def``, or an object with an async ``__call__``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def is_silent(function: Callable[..., Any]) -> bool:
-    """Whether its code can return nothing but None, so that nobody needs to look at what it returns."""
+    """Return whether the code can only return None; then the dispatcher skips the check of the result."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None or code.co_flags & _NOT_PLAIN:
         return False
@@ -77,7 +88,7 @@ def _returns_none(instructions: list[dis.Instruction], i: int) -> bool:
 
 
 def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] | None:
-    """The arguments to pass, or None when no call can work."""
+    """Return the arguments to pass, or None if no call can work."""
     accepted: list[str] = []
     by_keyword: list[str] = []
     waiting = list(moment.arguments)
@@ -89,18 +100,18 @@ def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] |
             by_keyword += moment.keywords
         elif _by_keyword(parameter, moment):
             by_keyword.append(parameter.name)
-            waiting = []  # what is behind it cannot be passed by position any more
+            waiting = []  # later ones cannot be passed by position any more
         elif waiting and _fits(parameter, waiting[0], moment):
             accepted.append(waiting.pop(0))
         elif required or parameter.name in (*moment.arguments, *moment.keywords):
-            return None  # nothing to pass, or a right name in a wrong place
+            return None  # nothing to pass, or a right name at a wrong position
         else:
-            waiting = []  # the author's own default, and so are all behind it
+            waiting = []  # the author's own default, and so are all after it
     return (*accepted, *(f"{name}={name}" for name in dict.fromkeys(by_keyword)))
 
 
 def _fits(parameter: inspect.Parameter, argument: str, moment: Moment) -> bool:
-    """Whether the parameter in the place of ``argument`` takes it: by that name, or by one of its own."""
+    """Whether the parameter at the position of ``argument`` takes it: by that name, or by one of its own."""
     if parameter.kind is parameter.KEYWORD_ONLY:
         return False
     own = parameter.name not in (*moment.arguments, *moment.keywords)
@@ -113,35 +124,11 @@ def _by_keyword(parameter: inspect.Parameter, moment: Moment) -> bool:
     return parameter.name in moment.keywords and parameter.kind is not parameter.POSITIONAL_ONLY
 
 
-def _cannot_call(function: Callable[..., Any], signature: inspect.Signature, moment: Moment, who: str) -> str:
-    name = getattr(function, "__name__", moment.name)
-    return (
-        f"{who}: {name}{signature} cannot be called at the moment {moment.name}.\n"
-        f"    it is defined as    {name}{signature}\n"
-        f"    it is called as     {moment.signature()}\n"
-        "Trailing arguments may be left off; their order may not change."
-    )
-
-
 def _overrides(subscriber: Subscriber, name: str) -> bool:
-    """Whether the method is the subscriber's own rather than the no-op of the base class."""
+    """Whether the method is the subscriber's own rather than the no-op of a class that declares moments."""
     if name in vars(subscriber):
         return True
     for owner in type(subscriber).__mro__:
         if name in vars(owner):
-            return not _is_base(owner)
+            return not vars(owner).get("_declares_moments", False)
     return False
-
-
-def _is_base(owner: type) -> bool:
-    """The classes that declare moments declare them as no-ops; they say so with ``_declares_moments``."""
-    return bool(vars(owner).get("_declares_moments", False))
-
-
-def _refuse_misspelt(subscriber: Subscriber, moments: Mapping[str, Moment]) -> None:
-    for name in dict.fromkeys([*dir(type(subscriber)), *vars(subscriber)]):
-        if name.startswith("on_") and name not in moments and callable(getattr(subscriber, name)):
-            raise MomentError(
-                f"{type(subscriber).__name__}.{name} is not a moment. {closest(name, moments)} "
-                "Something of your own needs another name, e.g. with a leading underscore."
-            )

@@ -1,11 +1,10 @@
-"""What each subscriber costs, known without paying for it.
+"""Measures the cost of each subscriber at almost no cost.
 
-Two clock reads around a call cost more than everything else the engine does, so most calls are
-only counted: generated code counts down to the next sample (about one call in 16 at first and one
-in 224 later; the distance varies, so that a subscriber with a rhythm of its own is not missed) and
-times that one. A subscriber whose samples keep taking more than `SLOW_NS` is timed at every call,
-where two clock reads no longer matter, until its recent calls are fast again. Call counts are exact;
-totals of sampled subscribers are estimates.
+Two clock readings around a call cost more than everything else the engine does, so most calls are only counted.
+Generated code counts down to the next sample, about one call in 16 at first and one in 224 later, and times that one.
+The distance varies, so that a subscriber with a rhythm of its own is not missed. A subscriber whose samples keep taking
+more than `SLOW_NS` is timed at every call, where two clock readings no longer matter, until its recent calls are fast
+again. Call counts are exact; totals of sampled subscribers are estimates.
 """
 
 from collections import deque
@@ -16,14 +15,14 @@ from typing import Any, overload
 
 SLOW_NS = 20_000
 SLOW_SAMPLES = 3
-"""By how many the slow samples must outnumber the fast ones: one preemption of the thread proves nothing."""
+"""How many more slow samples than fast ones make a subscriber slow: one preemption of the thread proves nothing."""
 FAST_CALLS = 64
-"""How many calls, at least three quarters of them fast, return a subscriber to sampling."""
+"""The window after which a subscriber returns to sampling if three quarters of its calls were fast."""
 RECENT = 256
 
 
 class Tally:
-    """Spaces the samples of one compiled moment and, from the spacing, knows how often it fired."""
+    """Spaces the samples of one compiled moment, and derives from the spacing how often it fired."""
 
     __slots__ = ("credited", "issued", "left", "samples", "seed")
 
@@ -35,9 +34,9 @@ class Tally:
         self.left: Callable[[], int] = int
 
     def interval(self) -> int:
-        """How many firings until the next sample: 8 to 23, later 192 to 255, never in step with anything."""
+        """Return the number of firings until the next sample: 8 to 23, later 192 to 255, pseudo-random."""
         self.samples += 1
-        if self.samples == 1:  # the second call too, because the first often pays for imports and caches
+        if self.samples == 1:  # sample the second call too: the first often pays for imports and caches
             self.issued += 1
             return 1
         self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
@@ -46,7 +45,7 @@ class Tally:
         return distance
 
     def take(self) -> int:
-        """The firings since this was last asked."""
+        """Return the firings since the last call."""
         fired = self.issued - self.left()
         new, self.credited = fired - self.credited, fired
         return new
@@ -55,8 +54,8 @@ class Tally:
 class Meter:
     """The calls of one subscriber at one moment: how many, how long, how many failed.
 
-    Calls that are only counted (``counted``, ``sampled_ns``) and calls that are timed each
-    (``metered``, ``metered_ns``) are kept apart, so that estimates never touch what is known.
+    Calls that are only counted (``counted``, ``sampled_ns``) and calls that are each timed (``metered``,
+    ``metered_ns``) are kept apart, so that estimates do not affect measurements.
     """
 
     __slots__ = (
@@ -84,7 +83,7 @@ class Meter:
         self.recent: deque[int] = deque(maxlen=RECENT)
 
     def sample(self, ns: int) -> None:
-        """Time one of the calls that are counted elsewhere."""
+        """Add the time of a call that is counted elsewhere."""
         if not self.samples:
             self.first_ns = ns
         elif ns > SLOW_NS:
@@ -107,12 +106,12 @@ class Meter:
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """The number of calls."""
         return self.counted + self.metered
 
     @property
     def usual_ns(self) -> float:
-        """The mean of the samples but the first, which often pays for imports and caches."""
+        """The mean of all samples except the first, which often pays for imports and caches."""
         if self.samples > 1:
             return (self.sampled_ns - self.first_ns) / (self.samples - 1)
         return float(self.first_ns)
@@ -120,8 +119,8 @@ class Meter:
     def review(self) -> bool:
         """Decide from recent calls whether each call is timed (``slow``), and return the decision.
 
-        The way back asks for more than the way there, so a subscriber between fast and slow does not have its
-        moment compiled again and again.
+        Returning to sampling takes more evidence than leaving it, so a subscriber between fast and slow does not make
+        its moment recompile again and again.
         """
         if not self.slow:
             if self._excess >= SLOW_SAMPLES:
@@ -134,13 +133,13 @@ class Meter:
 
     @property
     def total_ns(self) -> float:
-        """What all calls took: those timed, and those only counted at the usual price."""
+        """The time of all calls: the timed ones, and the counted ones at the usual time each."""
         return self.metered_ns + self.sampled_ns + max(self.counted - self.samples, 0) * self.usual_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one subscriber has cost so far."""
+    """The cost of one subscriber so far."""
 
     name: str
     calls: int
@@ -165,20 +164,20 @@ class Cost:
             calls=calls,
             total_seconds=total,
             mean_seconds=total / calls if calls else 0.0,
-            p95_seconds=recent[-(-95 * len(recent) // 100) - 1] / 1e9 if recent else 0.0,  # the least that 95% reach
+            p95_seconds=recent[-(-95 * len(recent) // 100) - 1] / 1e9 if recent else 0.0,  # nearest rank
             max_seconds=max((meter.max_ns for meter in used), default=0) / 1e9,
             errors=sum(meter.errors for meter in used),
             **facts,
         )
 
     def as_metrics(self) -> dict[str, float]:
-        """The cost as metrics: ``hooks/<name>/calls`` and so on."""
+        """Return the cost as metrics: ``hooks/<name>/calls`` and so on."""
         keys = ("calls", "errors", "total_seconds", "mean_seconds", "p95_seconds", "max_seconds")
         return {f"hooks/{self.name}/{key}": getattr(self, key) for key in keys}
 
     @property
     def note(self) -> str:
-        """What stands out: errors, a subscriber that was disabled, work on another thread."""
+        """Remarks for the table: errors, disabled, background, dropped calls."""
         notes = [
             f"{self.errors} error{'s' if self.errors > 1 else ''}" if self.errors else "",
             "DISABLED" if self.disabled else "",
@@ -189,7 +188,7 @@ class Cost:
 
 
 class Costs(Sequence[Cost]):
-    """The costs of all subscribers, dearest first; `str()` gives a table."""
+    """The costs of all subscribers, most expensive first; `str()` returns a table."""
 
     COLUMNS = ("subscriber", "calls", "total", "mean", "p95", "max", "")
 
@@ -210,15 +209,15 @@ class Costs(Sequence[Cost]):
         return iter(self._costs)
 
     def by_name(self) -> Mapping[str, Cost]:
-        """The costs, looked up by the subscriber's name."""
+        """Return the costs by the subscriber's name."""
         return {cost.name: cost for cost in self._costs}
 
     def as_metrics(self) -> dict[str, float]:
-        """All costs as metrics under ``hooks/<name>/``."""
+        """Return all costs as metrics under ``hooks/<name>/``."""
         return {key: value for cost in self._costs for key, value in cost.as_metrics().items()}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells of the table below `COLUMNS`."""
+        """Return the cells of the table, without its header `COLUMNS`."""
         return [
             (
                 cost.name,
@@ -242,7 +241,7 @@ class Costs(Sequence[Cost]):
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people.
+    """Format a length of time.
 
     >>> duration(0.0000123), duration(0.25), duration(90)
     ('12.3 µs', '250.0 ms', '90.0 s')

@@ -1,19 +1,19 @@
-"""Every error hookline raises on purpose.
+"""The errors that hookline raises.
 
     HooklineError
     ├── MomentError        (TypeError)    a misspelt moment, or a signature that cannot be called
     ├── OptionError        (ValueError)   an option with a value that is not accepted
-    ├── OrderError         (ValueError)   a cycle, an unknown dependency, a place that breaks a constraint
+    ├── OrderError         (ValueError)   a cycle, an unknown dependency, a position that violates a constraint
     ├── DuplicateError     (ValueError)   a name or an instance that is already there
-    ├── UnknownNameError   (LookupError)  a name that nothing goes by
+    ├── UnknownNameError   (LookupError)  a name that nothing is registered under
     ├── ConfigError        (ValueError)   a configuration file or dict that does not fit
     ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
     ├── NonFiniteError     (ArithmeticError)  a loss that is NaN or infinite
     ├── MissingExtraError  (ImportError)  an optional dependency that is not installed
-    ├── NotOfferedError    (AttributeError)   what a foreign callback asks for and a loop does not have
-    └── RefusedError       (PermissionError)  a destination that takes nothing the way it is set up
+    ├── NotOfferedError    (AttributeError)   an attribute that another framework's callback needs
+    └── RefusedError       (PermissionError)  a destination that rejects records as configured
 
-Each also inherits the built-in type that it resembles, so ``except ValueError`` keeps working.
+Each also inherits the built-in exception it resembles, so ``except ValueError`` keeps working.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 
 class HooklineError(Exception):
-    """The base of all errors that hookline raises on purpose."""
+    """The base class of all errors that hookline raises."""
 
 
 class MomentError(HooklineError, TypeError):
@@ -33,7 +33,7 @@ class OptionError(HooklineError, ValueError):
 
 
 class OrderError(HooklineError, ValueError):
-    """An order that cannot be: a cycle, an unknown dependency, a place that breaks a constraint."""
+    """An impossible order: a cycle, an unknown dependency, a position that violates a constraint."""
 
 
 class DuplicateError(HooklineError, ValueError):
@@ -41,11 +41,11 @@ class DuplicateError(HooklineError, ValueError):
 
 
 class UnknownNameError(HooklineError, LookupError):
-    """A name that nothing goes by."""
+    """A name that nothing is registered under."""
 
 
 class ConfigError(HooklineError, ValueError):
-    """A configuration that does not fit, with the file and the path inside it."""
+    """An invalid configuration; the message names the file and the path inside it."""
 
 
 class CheckpointError(HooklineError, RuntimeError):
@@ -53,7 +53,7 @@ class CheckpointError(HooklineError, RuntimeError):
 
 
 class NonFiniteError(HooklineError, ArithmeticError):
-    """A loss that is NaN or infinite: training on would spoil the model."""
+    """A loss that is NaN or infinite; further training would ruin the model."""
 
 
 class MissingExtraError(HooklineError, ImportError):
@@ -65,18 +65,18 @@ class MissingExtraError(HooklineError, ImportError):
 
 
 class NotOfferedError(HooklineError, AttributeError):
-    """A foreign callback asks for something that a hookline loop does not have."""
+    """Another framework's callback needs an attribute that a hookline loop does not have."""
 
 
 class RefusedError(HooklineError, PermissionError):
-    """A destination that will not take records the way it is set up; the message says what to change."""
+    """A destination rejects records as configured; the message says what to change."""
 
 
 def closest(name: str, known: Iterable[str], *, listed: Sequence[str] | None = None) -> str:
-    """A sentence that names the known spelling nearest to ``name``, or lists all of them.
+    """Return a sentence that names the known spelling closest to ``name``, or lists all of them.
 
     Args:
-        listed: Those to list instead, where all are too many.
+        listed: The names to list if all are too many.
 
     >>> closest("on_step_ends", ["on_step_end", "on_train_end"])
     "Did you mean 'on_step_end'?"

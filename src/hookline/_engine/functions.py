@@ -1,8 +1,8 @@
 """Plain functions as subscribers: one moment (`on`), a logger function, a dict of hook functions.
 
-`on("step_end", fn)` calls ``fn`` with the moment's arguments. A logger function is called
-``fn(report_data, step)`` once per step and once per validation, with plain Python numbers. A dict of
-hook functions has up to eight names; each is called ``fn(worker, report_data)``.
+`on("step_end", fn)` calls ``fn`` with the moment's arguments. A logger function is called ``fn(report_data, step)``
+once per step and once per validation, with plain Python numbers. A dict of hook functions has up to eight names; each
+function is called ``fn(worker, report_data)``.
 """
 
 import functools
@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class FunctionCallback(Callback):
-    """A function under one moment's name; it can still be called as the function it was."""
+    """A function that subscribes to one moment; it can still be called as a function."""
 
     def __init__(self, moment: str, function: Function) -> None:
         name = _moment_name(moment)
@@ -36,7 +36,7 @@ class FunctionCallback(Callback):
         return self.function(*args, **kwargs)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """One that took its function's place in a module, as a decorator does, is pickled by that name."""
+        """Pickle one that replaces its function in a module, as a decorator does, by that name."""
         name = getattr(self.function, "__qualname__", "")
         module = sys.modules.get(getattr(self.function, "__module__", ""))
         return name if getattr(module, name, None) is self else (_rebuild, (type(self), dict(vars(self))))
@@ -71,7 +71,7 @@ def on(
         function: Called with the moment's arguments; it may leave off trailing ones.
         **options: Those of any subscriber: ``every``, ``start``, ``when``, ``priority``, ``name``, ...
     """
-    _moment_name(moment)  # a decorator's mistake shows where it is written
+    _moment_name(moment)  # a mistake in a decorator shows where it is written
 
     def subscribe(subscribed: Function) -> FunctionCallback:
         return FunctionCallback(moment, subscribed).configure(**options)
@@ -79,7 +79,7 @@ def on(
     return subscribe if function is None else subscribe(function)
 
 
-_WAITS = "Training waits for it, unless it was added with background=True. A function given to sinks= holds up nothing."
+_SLOW_ADVICE = "Training waits for it unless it was added with background=True. A function in sinks= delays nothing."
 
 
 class LoggerFunction(Callback):
@@ -89,7 +89,7 @@ class LoggerFunction(Callback):
     ranks = "zero"
 
     def __init__(self, function: Function) -> None:
-        require_two(function, "a logger function", "(report_data, step)")
+        require_two_arguments(function, "a logger function", "(report_data, step)")
         self.function = function
         self._default_name = function_name(function, otherwise="logger_function")
         if is_async(function):
@@ -105,7 +105,7 @@ class LoggerFunction(Callback):
         SLOW_CALLS.close()
 
     def _log(self, report: dict[str, Any], step: int) -> None:
-        SLOW_CALLS.begin(self, self.name, step, _WAITS)
+        SLOW_CALLS.begin(self, self.name, step, _SLOW_ADVICE)
         try:
             self.function(report, step)
         finally:
@@ -116,7 +116,7 @@ class LoggerFunction(Callback):
 
 
 def report_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as a dict of plain numbers; those still on a device are read when the function reads them."""
+    """Return metrics as a dict of plain numbers; values on a device are read when the function reads them."""
     if not isinstance(metrics, MetricsRow) or not metrics.is_waiting():
         return dict(plain(metrics))
     row = MetricsRow()
@@ -130,7 +130,7 @@ class HookFunction(Callback):
     def __init__(self, hook_name: str, function: Function) -> None:
         if hook_name not in HOOK_FUNCTIONS:
             raise UnknownNameError(f"{hook_name!r} is not a hook function. {closest(str(hook_name), HOOK_FUNCTIONS)}")
-        require_two(function, f"hook function {hook_name!r}", "(worker, report_data)")
+        require_two_arguments(function, f"hook function {hook_name!r}", "(worker, report_data)")
         moment, report = HOOK_FUNCTIONS[hook_name]
         self.function, self.report = function, report
         self._default_name = hook_name
@@ -144,7 +144,7 @@ class HookFunction(Callback):
 
 
 def hook_functions(functions: Mapping[str, Function | Iterable[Function]]) -> list[HookFunction]:
-    """The subscribers for a dict of hook functions; a name may have one function or several."""
+    """Return the subscribers for a dict of hook functions; a name may have one function or several."""
     made = []
     for name, given in functions.items():
         several: Iterable[Any] = given if isinstance(given, list | tuple) else [given]
@@ -181,8 +181,8 @@ def _post_training(loop: Any, artifacts: Any) -> dict[str, Any]:
 
 
 def _pre_validation(loop: Any) -> dict[str, Any]:
-    under_way = loop.step + bool(getattr(loop, "in_step", False))
-    return {"current_epoch": loop.epoch, "is_last_step": loop.num_steps is not None and under_way >= loop.num_steps}
+    current = loop.step + bool(getattr(loop, "in_step", False))
+    return {"current_epoch": loop.epoch, "is_last_step": loop.num_steps is not None and current >= loop.num_steps}
 
 
 def _pre_validation_batch(loop: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -207,11 +207,11 @@ HOOK_FUNCTIONS: Mapping[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "post_per_step_validation_hook": ("on_validation_batch_end", _post_validation_batch),
     "post_validation_hook": ("on_validation_end", _post_validation),
 }
-"""The names of hook functions: at which moment each is called, and how its report_data is made."""
+"""The names of hook functions, with the moment at which each is called and the function that makes its report_data."""
 
 
 def _validation_loss(loop: Any) -> Any:
-    """The loss of the latest validation, whatever it is called; None before the first."""
+    """Return the loss of the latest validation under any prefix; None before the first."""
     for name, value in getattr(loop, "validation_metrics", {}).items():
         if name.rpartition("/")[2] == "loss":
             return plain(value)
@@ -219,20 +219,20 @@ def _validation_loss(loop: Any) -> Any:
 
 
 def _score(outputs: Any) -> Any:
-    """A validation batch's score: its loss or score where the outputs name one, otherwise the outputs."""
+    """Return a validation batch's loss or score if the outputs name one, otherwise the outputs."""
     if isinstance(outputs, Mapping):
         outputs = next((outputs[key] for key in ("loss", "val/loss", "val_loss", "score") if key in outputs), None)
     return plain(outputs)
 
 
 def function_name(function: Function, *, otherwise: str) -> str:
-    """A function's own name as a subscriber's name; lambdas and partials have none."""
+    """Return a function's name as a subscriber's name; lambdas and partials have none."""
     name = getattr(function, "__name__", "")
     return name if name.isidentifier() else otherwise
 
 
-def require_two(function: Any, what: str, wanted: str) -> None:
-    """Refuse what cannot be called with two arguments."""
+def require_two_arguments(function: Any, what: str, wanted: str) -> None:
+    """Refuse a function that cannot be called with two arguments."""
     if isinstance(function, type) or not callable(function):
         raise MomentError(f"{function!r} is not {what}: give a function {wanted}.")
     try:

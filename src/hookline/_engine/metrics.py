@@ -1,9 +1,8 @@
-"""What `log()` accepts, made into one flat dict of plain values.
+"""Metrics: flat dicts of plain values from the arguments of `log()`, and values that are still on a device.
 
-Values on a device are not waited for: where the caller can fetch them later, they stand in the dict as
-`Deferred`, and `MetricsRow` turns each into a number when it is read.
-
-Values of metrics: finding one by either spelling, and plain Python numbers from arrays and tensors.
+`collect` flattens what `log()` accepts. Values on a device are not waited for: if the caller can fetch them later, the
+dict holds `Deferred` values, and a `MetricsRow` converts each to a number when it is read. `plain` and `find_metric`
+convert and look up single values.
 """
 
 import logging
@@ -16,21 +15,21 @@ from hookline._engine.errors import OptionError, closest
 logger = logging.getLogger("hookline")
 
 PLAIN = frozenset({type(None), bool, int, float, str})
-"""The types of plain values, exactly: NumPy's float64 is a float too, and no encoder's friend."""
+"""The exact types of plain values: NumPy's float64 is a subclass of float that encoders reject."""
 
 
 class Source(Protocol):
-    """Where numbers come from that are still on their way."""
+    """Provides numbers that are being copied from a device."""
 
     @property
     def arrives(self) -> bool:
-        """Whether they get ready by themselves, or only when somebody waits for them."""
+        """Whether they become ready by themselves, or only when a reader waits for them."""
 
     def ready(self) -> bool:
-        """Whether `number` would not wait."""
+        """Return whether `number` returns without waiting."""
 
     def number(self, index: int) -> Any:
-        """One of them; it is waited for if need be."""
+        """Return one of the numbers, waiting for it if necessary."""
 
 
 class Deferred:
@@ -52,7 +51,7 @@ class Deferred:
 
 
 def whole(value: Any) -> int | None:
-    """``value`` as an ``int`` where it is a whole number of any library, and None where it is anything else.
+    """Return ``value`` as an ``int`` if it is a whole number of any library, otherwise None.
 
     >>> whole(3), whole(True), whole(3.0)
     (3, None, None)
@@ -61,12 +60,12 @@ def whole(value: Any) -> int | None:
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether reading a value would wait for a device: a tensor that is not the CPU's, or an array of JAX."""
+    """Return whether reading a value waits for a device: a tensor not on the CPU, or a JAX array."""
     return not getattr(value, "is_cpu", True) or hasattr(value, "copy_to_host_async")
 
 
 def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
-    """The metric called ``name``, or by the other spelling of its first separator, or None.
+    """Return the metric called ``name``, or with the other spelling of its first separator, or None.
 
     >>> find_metric({"val/loss": 0.5}, "val_loss")
     0.5
@@ -78,7 +77,7 @@ def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with 0-d arrays and tensors, also inside mappings and sequences, as Python numbers."""
+    """Convert 0-d arrays and tensors, also inside mappings and sequences, to Python numbers."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, Mapping):
@@ -93,9 +92,9 @@ def plain(value: Any) -> Any:
 
 
 Defer = Callable[[dict[str, Any]], None]
-"""Replaces those values of a dict that are on a device by `Deferred` ones."""
+"""Replaces the values of a dict that are on a device by `Deferred` ones."""
 DeferAlike = Callable[[dict[str, Any]], dict[str, Any] | None]
-"""Returns a row with `Deferred` values for one of device scalars of one kind and plain values; None for others."""
+"""Returns a row with `Deferred` values if all device values are scalars of one kind, otherwise None."""
 
 
 _PLAIN_TYPES = PLAIN.issuperset
@@ -103,14 +102,14 @@ _NAME_TYPES = frozenset({str}).issuperset
 _MOST_NAMES = 10_000
 _names: set[str] = set()
 _ARE_NAMES = _names.issuperset
-"""Whether these names were checked before. A loop logs the same ones at each step, and this is faster than a check."""
+"""Whether all names were checked before: a loop logs the same ones at each step, and this is faster than a check."""
 
 
 class MetricsRow(dict[str, Any]):
-    """Metrics whose values may still be on their way from a device: reading one waits for it, and only then.
+    """Metrics whose values may still be on a device: only reading a value waits for it.
 
-    It may grow while somebody iterates over it: a subscriber that goes through the metrics of a step
-    and logs something for each would otherwise change the dict under its own feet.
+    It may grow during an iteration: otherwise a subscriber that iterates over the metrics of a step and logs something
+    for each would raise.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -127,37 +126,37 @@ class MetricsRow(dict[str, Any]):
         return iter(list(super().__iter__()))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a name, or the default."""
-        return self[key] if key in self else default  # noqa: SIM401 - this is what get is
+        """Return the value of a name, or the default."""
+        return self[key] if key in self else default  # noqa: SIM401 - this defines get
 
     def keys(self) -> Any:
-        """The names as they are now."""
+        """Return a snapshot of the names."""
         return dict.fromkeys(super().keys()).keys()
 
     def values(self) -> Any:
-        """The values as they are now."""
+        """Return a snapshot of the values."""
         return [self[key] for key in self]
 
     def items(self) -> Any:
-        """The names and values as they are now."""
+        """Return a snapshot of the names and values."""
         return {key: self[key] for key in self}.items()
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Take a name out and return its value."""
+        """Remove a name and return its value."""
         return plain(super().pop(key, *default))
 
     def popitem(self) -> tuple[str, Any]:
-        """Take the last name out and return it with its value."""
+        """Remove the last name and return it with its value."""
         key, value = super().popitem()
         return key, plain(value)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """The value of a name, which is the default from now on if there was none."""
+        """Return the value of a name; set it to the default if there is none."""
         super().setdefault(key, default)
         return self[key]
 
     def update(self, *others: Any, **values: Any) -> None:
-        """Take over names and values; those on their way stay so."""
+        """Add names and values without waiting for any."""
         if not values and len(others) == 1 and type(others[0]) is dict:
             super().update(others[0])  # the usual case
             return
@@ -166,13 +165,13 @@ class MetricsRow(dict[str, Any]):
         super().update(values)
 
     def copy(self) -> "MetricsRow":
-        """The same names and values; those on their way stay so."""
+        """Copy names and values without waiting for any."""
         row = MetricsRow()
         row.update(self)
         return row
 
     def is_waiting(self) -> bool:
-        """Whether a value is still on its way."""
+        """Return whether a value is still on a device."""
         return any(type(value) is Deferred for value in super().values())
 
     def __or__(self, other: Any) -> Any:
@@ -189,7 +188,7 @@ class MetricsRow(dict[str, Any]):
         return dict(self) == (dict(other) if isinstance(other, MetricsRow) else other)
 
     def __ne__(self, other: object) -> bool:
-        return not self == other  # a dict has one of its own
+        return not self == other  # dict defines its own
 
     __hash__ = None
 
@@ -201,12 +200,12 @@ _DICTS = (dict, MetricsRow)
 
 
 def copied(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics as they are now, without waiting for one."""
+    """Copy metrics without waiting for any."""
     return metrics.copy() if isinstance(metrics, MetricsRow) else dict(metrics)
 
 
 def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the metrics that can be read without waiting for a device."""
+    """Return the metrics that can be read without waiting for a device."""
     if not isinstance(metrics, MetricsRow):
         return dict(metrics)
     there = [key for key, value in dict.items(metrics) if type(value) is not Deferred or value.source.ready()]
@@ -221,14 +220,14 @@ def collect(
     *,
     as_dict: bool = False,
 ) -> dict[str, Any]:
-    """The metrics in ``log(name, value)``, ``log({...})`` or ``log(name=value)``.
+    """Collect the metrics of ``log(name, value)``, ``log({...})`` or ``log(name=value)`` in a flat dict.
 
-    What comes back may be the very dict that was given: copy it to keep it.
+    It may return the given dict itself: copy it to keep it.
 
     Args:
-        defer: Fetches values from devices later; without it they are waited for.
+        defer: Fetches values from devices later; without it this function waits for them.
         defer_alike: Tried before ``defer``.
-        as_dict: Values may be `Deferred` in a plain dict, for callers that merge them into a `MetricsRow`.
+        as_dict: Return `Deferred` values in a plain dict, for callers that merge them into a `MetricsRow`.
 
     >>> collect(({"loss": 0.5, "grad": {"norm": 1.0}},), {})
     {'loss': 0.5, 'grad/norm': 1.0}
@@ -243,10 +242,10 @@ def collect(
         given = copied(_positional(args))
         given.update(values)
     if _PLAIN_TYPES(map(type, dict.values(given))) and (_ARE_NAMES(given) or _check_names(given)):
-        return given  # the usual case, without a second look at anything
+        return given  # the usual case
     if defer_alike is not None and type(given) is dict and (_ARE_NAMES(given) or _check_names(given)):
         row = defer_alike(given)
-        if row is not None:  # the usual case of a loop on a device
+        if row is not None:  # the usual case on a device
             return row if as_dict else MetricsRow(row)
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
@@ -259,7 +258,7 @@ def collect(
 
 
 def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that `collect` takes, without the others; those inside mappings are looked at one by one.
+    """Return the values that `collect` accepts, also inside mappings.
 
     >>> recordable({"a": 1, "b": [1, 2], "c": {"d": 2.0, "e": b"no"}})
     {'a': 1, 'c': {'d': 2.0}}
@@ -268,7 +267,7 @@ def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
         part = recordable(value) if isinstance(value, Mapping) else value
         try:
-            collect(({key: part},), {}, lambda on_device: None)  # nothing on a device is waited for
+            collect(({key: part},), {}, lambda on_device: None)  # without waiting for a device
         except OptionError:
             continue
         if part is value or part:
@@ -288,17 +287,17 @@ def _positional(args: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def _check_names(given: Mapping[Any, Any]) -> bool:
-    """Whether these are names that can be recorded as they are."""
+    """Whether all names are valid and need no conversion."""
     if not _NAME_TYPES(map(type, given)) or "" in given:
         return False
-    if len(_names) > _MOST_NAMES:  # a program that makes up names
+    if len(_names) > _MOST_NAMES:  # a program that generates names
         _names.clear()
     _names.update(given)
     return True
 
 
 def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:
-    """Gather values under their joined names; those on a device, where they are not to be waited for, apart."""
+    """Add values under their joined names; also to ``on_device``, unless it is None, those not to wait for."""
     for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
         if not isinstance(key, str) or not key:
             raise OptionError(f"log(): the name {key!r} is not a non-empty string.")
@@ -306,17 +305,17 @@ def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_de
         if type(value) in PLAIN:
             flat[name] = value
             if on_device:
-                on_device.pop(name, None)  # one on a device had the same name
+                on_device.pop(name, None)  # a value on a device had the same name
         elif isinstance(value, Mapping):
             _flatten(flat, f"{name}/", value, on_device)
         elif on_device is not None and (type(value) is Deferred or (is_on_device(value) and size_of(value) == 1)):
-            flat[name] = on_device[name] = value  # in its place among the others
+            flat[name] = on_device[name] = value  # keeps its position among the others
         else:
             flat[name] = _scalar(name, value)
 
 
 def size_of(value: Any) -> Any:
-    """How many elements an array or a tensor has, whichever way it tells."""
+    """Return the number of elements of an array or a tensor of any library."""
     count = getattr(value, "numel", None)
     return count() if callable(count) else getattr(value, "size", None)
 
@@ -324,7 +323,7 @@ def size_of(value: Any) -> Any:
 def _scalar(name: str, value: Any) -> Any:
     if size_of(value) == 1 and callable(getattr(value, "item", None)):
         scalar = value.item()
-    else:  # a list is none, whatever is in it: looking into one would wait for the tensors there
+    else:  # not plain() for a list: it would wait for the tensors inside, only to refuse the list
         scalar = value if isinstance(value, list | tuple) else plain(value)
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar

@@ -1,15 +1,9 @@
 """`Callback`: the catalogue of moments.
 
-One typed, documented method per moment, in the order in which they fire, listed nowhere else:
-`MOMENTS` is read off the class. Every method is a no-op, so a callback overrides what it needs.
-
-What a moment is: a name, its arguments, and how its repetitions are counted.
-
-The catalogue is the class `Callback` itself; `catalogue()` reads it off the class, so that no
-list of moments is kept twice. A moment that repeats is marked with `@repeats`, whose argument is
-the expression that gives the completed count at that moment. It is source text because the
-dispatcher pastes it into the code it generates: a call would cost more than the rest of a
-cadence check.
+One typed, documented no-op method per moment, in the order in which they fire. `MOMENTS` is read from the class, so
+there is no second list. A moment that repeats is marked with `@repeats`, whose argument is the expression for the
+completed count at that moment. It is source text because the dispatcher inserts it into the code it generates: a call
+would cost more than the rest of a cadence check.
 """
 
 from __future__ import annotations
@@ -26,9 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in a loop's life: its name and arguments, and on which axis it repeats, if it does.
+    """A named point in a loop's life.
 
-    One ``of_row`` may be about another count than the one under way. After one that ``restarts``, counts come again.
+    Attributes:
+        axis: The axis on which it repeats, if it does.
+        count: The expression for the completed count.
+        of_row: Whether it may be about another count than the current one.
+        restarts: Whether counts may repeat after it.
     """
 
     name: str
@@ -52,17 +50,17 @@ class Moment:
 
     @property
     def everything(self) -> tuple[str, ...]:
-        """All arguments, as source text for a call that passes them on."""
+        """All arguments as source text of a call."""
         return (*self.arguments, *(f"{name}={name}" for name in self.keywords))
 
     def signature(self) -> str:
-        """The moment as a user writes it, e.g. ``on_step_start(loop, step_idx)``."""
+        """Return the moment as a user writes it, e.g. ``on_step_start(loop, step_idx)``."""
         keywords = ["*", *(f"{name}=None" for name in self.keywords)] if self.keywords else []
         return f"{self.name}({', '.join([*self.arguments, *keywords])})"
 
 
 def repeats(count: str, *, axis: str = "train", of_row: bool = False) -> Callable[[F], F]:
-    """Mark a moment as one that repeats, counted by the expression ``count`` on ``axis``."""
+    """Mark a moment as repeating, counted by the expression ``count`` on ``axis``."""
 
     def mark(function: F) -> F:
         function.__dict__.update(_count=count, _axis=axis, _of_row=of_row)
@@ -72,7 +70,7 @@ def repeats(count: str, *, axis: str = "train", of_row: bool = False) -> Callabl
 
 
 def restarts(function: F) -> F:
-    """Mark a moment after which counts come again: cadences are asked anew."""
+    """Mark a moment after which counts may repeat: cadences decide again."""
     function.__dict__.update(_restarts=True)
     return function
 
@@ -106,15 +104,15 @@ def lenient(
 @overload
 def lenient(function: Callable[[S, A], R]) -> Callable[[Any, A], R] | Callable[[Any], R]: ...
 def lenient(function: Any) -> Any:
-    """Tell type checkers that who overrides a moment may leave off trailing arguments; otherwise nothing changes.
+    """Declare to type checkers that an override may leave off trailing arguments; return the function unchanged.
 
-    A union is what they need for that: a method is compatible with it if it is so with one of its parts.
+    A method is compatible with a union if it is compatible with one of its members.
     """
     return function
 
 
 def catalogue(owner: type) -> Mapping[str, Moment]:
-    """All moments that a class declares, in the order of their definition."""
+    """Return the moments that a class declares, in the order of definition."""
     moments = {
         name: _moment(name, function)
         for name, function in vars(owner).items()
@@ -141,11 +139,11 @@ def _moment(name: str, function: Any) -> Moment:
 if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
     from hookline._engine.state import ArmResult, EvalResult, LogContext, LoopArtifacts, ManifestRow, RunResult
 
-    # A callback may say which loop it is written for: `trainer: "Trainer"`. The module says how checkers accept that.
+    # An override may narrow the loop's type, `trainer: "Trainer"`; that module explains how checkers accept it.
     from hookline.loops.every_loop import EveryLoop as LoopState
 
-    # The one that users import is a subclass with methods, in a layer above. A checker refuses an argument that is
-    # narrower than it was declared, and this layer cannot name that class: so it is told nothing.
+    # The class that users import is a subclass in a layer above, which this one cannot name. Any lets overrides use
+    # it: a checker would refuse an argument type that is narrower than the declared one.
     ExperimentResult: TypeAlias = Any
 
 Metrics: TypeAlias = Mapping[str, Any]
@@ -155,17 +153,17 @@ G = TypeVar("G")
 
 
 def _or_as(other: MomentFunction) -> Callable[[G], MomentFunction | G]:
-    """Tell type checkers that who overrides a moment may also write it as ``other``; otherwise nothing changes."""
+    """Declare to type checkers that an override may also have the signature of ``other``; change nothing."""
     return lambda function: function
 
 
 def _with_step(
     self: Any, ctx: LogContext, eval_result: EvalResult, predictions: list[dict[str, Any]], /, *, step: int | None
 ) -> Returned:
-    """`Callback.on_benchmark_eval` of who takes the step: a keyword, which `lenient` does not know."""
+    """`Callback.on_benchmark_eval` with the keyword ``step``, which `lenient` does not cover."""
 
 
-_ASKED_BY = {
+_FRAMEWORK_OF = {
     "on_init_end": "transformers",
     "on_train_begin": "transformers",
     "state_key": "lightning",
@@ -174,14 +172,14 @@ _ASKED_BY = {
     "set_model": "keras",
     "on_batch_end": "keras",
 }
-"""What trainers of other frameworks ask their callbacks for first."""
+"""Attributes that trainers of other frameworks read first from their callbacks."""
 
 
 class Callback(Subscriber):
-    """Override any of these; the defaults are no-ops.
+    """The base class of callbacks: override any of these methods; the defaults are no-ops.
 
-    A moment may leave off trailing arguments that it does not need, may be ``async``, and may
-    return a dict of metrics, which is recorded under the callback's name. This is the loop::
+    An override may leave off trailing arguments, may be ``async``, and may return a dict of metrics, which is recorded
+    under the callback's name. This is the loop::
 
         on_experiment_start(ctx)
         for group in experiment:
@@ -226,8 +224,8 @@ class Callback(Subscriber):
     _declares_moments = True
 
     def __getattr__(self, name: str) -> Any:
-        """Only asked for what is not there: some of that shows that another framework's trainer holds this one."""
-        home = _ASKED_BY.get(name)
+        """Called for missing attributes only; some show that another framework's trainer uses this callback."""
+        home = _FRAMEWORK_OF.get(name)
         if home is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise AttributeError(
@@ -290,22 +288,22 @@ class Callback(Subscriber):
     @lenient
     @repeats("loop.step + 1")
     def on_train_batch_end(self, loop: LoopState, outputs: Any, batch: Any, batch_idx: int, /) -> Returned:
-        """After one forward and backward pass; ``outputs`` is what it gave, e.g. ``{"loss": ...}``."""
+        """After one forward and backward pass; ``outputs`` is its result, e.g. ``{"loss": ...}``."""
 
     @lenient
     @repeats("loop.step + 1")
     def on_before_optimizer_step(self, loop: LoopState, optimizer: Any, /) -> Returned:
-        """Gradients are complete and not clipped yet, the optimizer has not moved."""
+        """Before the optimizer's step; gradients are complete and not clipped yet."""
 
     @lenient
     @repeats("step_idx + 1")
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> Returned:
-        """After a step, before its row is written: what is logged or returned here lands in that row."""
+        """After a step, before its row is written; metrics logged or returned here are part of that row."""
 
     @lenient
     @repeats("step", of_row=True)
     def on_log(self, loop: LoopState, step: int, metrics: dict[str, Any], /) -> Returned:
-        """After a row of metrics was written; ``step`` is the completed count it belongs to."""
+        """After a row of metrics was written; ``step`` is its completed count."""
 
     @lenient
     def on_validation_start(self, loop: LoopState, /) -> Returned:
@@ -327,7 +325,7 @@ class Callback(Subscriber):
 
     @lenient
     def on_validation_epoch_end(self, loop: LoopState, /) -> Returned:
-        """After the last validation batch; ``loop.get_metric("val/loss")`` is the one of this validation."""
+        """After the last validation batch; ``loop.get_metric("val/loss")`` is that of this validation."""
 
     @lenient
     def on_validation_end(self, loop: LoopState, /) -> Returned:
@@ -347,7 +345,7 @@ class Callback(Subscriber):
 
     @lenient
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> Returned:
-        """Once, after an orderly end: all steps done, or a stop that was asked for."""
+        """Once, after an orderly end: all steps done, or a requested stop."""
 
     @lenient
     def on_exception(self, loop: LoopState, error: BaseException, /) -> Returned:
@@ -380,4 +378,4 @@ class Callback(Subscriber):
 
 
 MOMENTS = catalogue(Callback)
-"""Every moment by name, in the order in which they fire."""
+"""All moments by name, in the order in which they fire."""

@@ -1,9 +1,8 @@
-"""The order of subscribers: preferences first, constraints always.
+"""Orders subscribers by preference, subject to constraints.
 
-`arrange` takes entries in the order they would like (by priority, by adding, as moved) and gives
-the nearest order in which every ``before`` and ``after`` holds. The one that states a constraint is
-the one that gives way: ``after`` moves it down to just behind the other, ``before`` moves it up to
-just ahead. A cycle is an error that names it.
+`arrange` takes subscribers in their preferred order (by priority, by adding, as moved) and returns the nearest order in
+which every ``before`` and ``after`` holds. The subscriber that states a constraint is the one that moves: ``after``
+moves it to just behind the other, ``before`` to just ahead of it. A cycle is an error that names it.
 """
 
 import heapq
@@ -14,109 +13,107 @@ from hookline._engine.errors import OrderError, closest
 from hookline._engine.subscriber import Options, Reference
 
 
-class Placed(Protocol):
-    """What can be arranged: something with a unique name, the object behind it, and its options."""
+class Ordered(Protocol):
+    """What this module orders, in practice a `Registration`; names are unique."""
 
     @property
-    def name(self) -> str:
-        """The name that no other one has."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def subscriber(self) -> Any:
-        """The object behind it."""
-        ...
-
+    def subscriber(self) -> Any: ...
     @property
-    def options(self) -> Options:
-        """What it was added with."""
-        ...
+    def options(self) -> Options: ...
 
 
-def matches(entry: Placed, reference: Reference) -> bool:
-    """Whether ``reference`` (a name or a class) means this entry."""
-    return entry.name == reference if isinstance(reference, str) else isinstance(entry.subscriber, reference)
+def matches(registration: Ordered, reference: Reference) -> bool:
+    """Return whether ``reference`` (a name or a class) refers to this subscriber."""
+    if isinstance(reference, str):
+        return registration.name == reference
+    return isinstance(registration.subscriber, reference)
 
 
-def require_known(new: Iterable[Placed], entries: Sequence[Placed]) -> None:
-    """Refuse a ``before`` or ``after`` of ``new`` that nothing in ``entries`` answers to."""
-    for problem in unresolved(new, entries):
+def require_known(new: Iterable[Ordered], registrations: Sequence[Ordered]) -> None:
+    """Refuse a ``before`` or ``after`` of ``new`` that refers to nothing in ``registrations``."""
+    for problem in unresolved(new, registrations):
         raise OrderError(f"{problem} Add it first, or in the same call.")
 
 
-def unresolved(new: Iterable[Placed], entries: Sequence[Placed]) -> Iterator[str]:
-    """A sentence for each ``before`` or ``after`` of ``new`` that nothing in ``entries`` answers to."""
-    for entry in new:
+def unresolved(new: Iterable[Ordered], registrations: Sequence[Ordered]) -> Iterator[str]:
+    """Yield a sentence for each ``before`` or ``after`` of ``new`` that refers to nothing in ``registrations``."""
+    for registration in new:
         for key in ("before", "after"):
-            for reference in getattr(entry.options, key):
-                if not any(matches(other, reference) for other in entries):
+            for reference in getattr(registration.options, key):
+                if not any(matches(other, reference) for other in registrations):
                     given = reference if isinstance(reference, str) else reference.__name__
-                    names = [other.name for other in entries if other is not entry]
+                    names = [other.name for other in registrations if other is not registration]
                     yield (
-                        f"{entry.name!r} is to run {key} {given!r}, but there is no such subscriber here. "
+                        f"{registration.name!r} is to run {key} {given!r}, but there is no such subscriber here. "
                         f"{closest(given, names)}"
                     )
 
 
-E = TypeVar("E", bound="Placed")
+E = TypeVar("E", bound="Ordered")
 
 
 def arrange(preferred: Sequence[E]) -> list[E]:
-    """The order nearest to ``preferred`` in which all constraints hold."""
+    """Return the order nearest to ``preferred`` in which all constraints hold.
+
+    Raises:
+        OrderError: The constraints contain a cycle.
+    """
     after = _predecessors(preferred)
     keys = _keys(preferred, after)
     waiting = {name: set(names) for name, names in after.items()}
-    ready = [(keys[entry.name], index) for index, entry in enumerate(preferred) if not waiting[entry.name]]
+    ready = [(keys[each.name], index) for index, each in enumerate(preferred) if not waiting[each.name]]
     heapq.heapify(ready)
     arranged: list[E] = []
     while ready:
-        entry = preferred[heapq.heappop(ready)[1]]
-        arranged.append(entry)
+        registration = preferred[heapq.heappop(ready)[1]]
+        arranged.append(registration)
         for index, other in enumerate(preferred):
-            if entry.name in waiting[other.name]:
-                waiting[other.name].discard(entry.name)
+            if registration.name in waiting[other.name]:
+                waiting[other.name].discard(registration.name)
                 if not waiting[other.name]:
                     heapq.heappush(ready, (keys[other.name], index))
     return arranged
 
 
-def require_order(entries: Sequence[Placed]) -> None:
-    """Refuse an explicit order that breaks a constraint."""
-    after = _predecessors(entries)
+def require_order(registrations: Sequence[Ordered]) -> None:
+    """Refuse an explicit order that violates a constraint."""
+    after = _predecessors(registrations)
     seen: set[str] = set()
-    for entry in entries:
-        late = after[entry.name] - seen
+    for registration in registrations:
+        late = after[registration.name] - seen
         if late:
             raise OrderError(
-                f"{entry.name!r} cannot stand there: it must run after {', '.join(map(repr, sorted(late)))} "
-                "(a before= or after= says so). Remove the constraint, or move the other one too."
+                f"{registration.name!r} cannot be moved there: it must run after {', '.join(map(repr, sorted(late)))} "
+                "(because of a before= or after=). Remove the constraint, or move the other one too."
             )
-        seen.add(entry.name)
+        seen.add(registration.name)
 
 
-def _predecessors(entries: Sequence[Placed]) -> dict[str, set[str]]:
-    after: dict[str, set[str]] = {entry.name: set() for entry in entries}
-    for entry in entries:
-        for other in entries:
-            if any(_means(entry, other, reference) for reference in entry.options.after):
-                after[entry.name].add(other.name)
-            if any(_means(entry, other, reference) for reference in entry.options.before):
-                after[other.name].add(entry.name)
+def _predecessors(registrations: Sequence[Ordered]) -> dict[str, set[str]]:
+    after: dict[str, set[str]] = {registration.name: set() for registration in registrations}
+    for registration in registrations:
+        for other in registrations:
+            if any(_constrains(registration, other, reference) for reference in registration.options.after):
+                after[registration.name].add(other.name)
+            if any(_constrains(registration, other, reference) for reference in registration.options.before):
+                after[other.name].add(registration.name)
     return after
 
 
-def _means(entry: Placed, other: Placed, reference: Reference) -> bool:
-    """A class also matches the entry that names it; only its own name makes that a cycle."""
-    return matches(other, reference) and (entry is not other or isinstance(reference, str))
+def _constrains(registration: Ordered, other: Ordered, reference: Reference) -> bool:
+    # A class also matches the subscriber that names it; only its own name is a cycle.
+    return matches(other, reference) and (registration is not other or isinstance(reference, str))
 
 
-def _keys(preferred: Sequence[Placed], after: Mapping[str, set[str]]) -> dict[str, int]:
-    """Each entry's place in line; one that must run before another moves up to that one's place."""
+def _keys(preferred: Sequence[Ordered], after: Mapping[str, set[str]]) -> dict[str, int]:
+    """Return the sort key of each; one that must run before another gets that one's key if it is smaller."""
     _refuse_cycles(after)
-    place = {entry.name: index for index, entry in enumerate(preferred)}
+    place = {registration.name: index for index, registration in enumerate(preferred)}
     targets = {
-        entry.name: [o.name for o in preferred if any(_means(entry, o, r) for r in entry.options.before)]
-        for entry in preferred
+        each.name: [o.name for o in preferred if any(_constrains(each, o, r) for r in each.options.before)]
+        for each in preferred
     }
     keys: dict[str, int] = {}
 
@@ -125,8 +122,8 @@ def _keys(preferred: Sequence[Placed], after: Mapping[str, set[str]]) -> dict[st
             keys[name] = min([place[name], *(key(target) for target in targets[name])])
         return keys[name]
 
-    for entry in preferred:
-        key(entry.name)
+    for registration in preferred:
+        key(registration.name)
     return keys
 
 
@@ -136,7 +133,7 @@ def _refuse_cycles(after: Mapping[str, set[str]]) -> None:
     def visit(name: str, path: list[str]) -> None:
         if name in path:
             cycle = [*path[path.index(name) :], name]
-            raise OrderError(f"These subscribers wait for one another: {' after '.join(map(repr, cycle))}.")
+            raise OrderError(f"These subscribers depend on one another: {' after '.join(map(repr, cycle))}.")
         if name not in done:
             for other in sorted(after[name]):
                 visit(other, [*path, name])

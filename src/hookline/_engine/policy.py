@@ -1,6 +1,6 @@
-"""How a collection treats its subscribers: errors, queues, time limits, and the clock and threads it uses.
+"""Settings of a collection: errors, queues, time limits, and the clock and threads it uses.
 
-Everything that a test wants to hold still (the clock, the threads) is handed in here.
+Tests replace the clock and the threads here.
 """
 
 import threading
@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Joinable(Protocol):
-    """A running thread, as far as the engine needs it."""
+    """The part of a thread that the engine uses."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for it to end, at most so many seconds."""
+        """Wait until it ends, at most ``timeout`` seconds."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether it is running."""
         ...
 
 
@@ -31,17 +31,17 @@ def start_thread(target: Callable[[], None], name: str) -> Joinable:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Settings of the engine that hold for all subscribers of a collection.
+    """Settings of the engine for all subscribers of a collection.
 
     Args:
         strict: Let every exception propagate, not only those of critical subscribers.
         failures_allowed: Failures in a row after which a subscriber is disabled. It is also disabled when a third of
-            its last calls failed, ten times as many as this.
+            its last ``10 * failures_allowed`` calls failed.
         queue_size: Calls that may wait for a background or async subscriber; further ones of
             repeating moments are dropped and counted.
         drain_seconds: How long `close()` waits for background work.
         report_seconds: How often the costs are logged as ``hooks/<name>/...``.
-        clock: Nanoseconds that only go forward.
+        clock: Returns monotonic nanoseconds.
         start_thread: Starts a named thread.
     """
 
@@ -56,7 +56,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One exception of a subscriber: who, at which moment and step, and whether it was disabled for it."""
+    """One exception of a subscriber, with its moment and step, and whether it disabled the subscriber."""
 
     subscriber: str
     moment: str

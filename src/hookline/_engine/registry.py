@@ -1,8 +1,7 @@
-"""Names for classes of callbacks, hooks and sinks: built in, registered, or installed by other packages.
+"""Names of callbacks, hooks and sinks: built in, registered, or installed by other packages.
 
-A package offers its own through the entry point groups ``hookline.callbacks`` and
-``hookline.sinks``. Entry points and the built-in modules are only read when a name is looked up
-that nobody registered yet.
+A package offers its own through the entry point groups ``hookline.callbacks`` and ``hookline.sinks``. Built-in modules
+are imported when the first name is looked up, entry points are read for names that are not registered.
 """
 
 import functools
@@ -23,11 +22,11 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class Registry:
-    """Names to factories: classes of subscribers or sinks, or functions that return one.
+    """Maps names to factories: classes of subscribers or sinks, or functions that return one.
 
     Args:
         builtin_modules: Modules that register names when imported.
-        group: The entry points by which other packages offer theirs.
+        group: The entry point group of other packages.
     """
 
     def __init__(self, builtin_modules: tuple[str, ...] = (), group: str = ENTRY_POINTS) -> None:
@@ -36,25 +35,27 @@ class Registry:
         self._registered: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Give a class of callbacks or hooks a name: ``@register("gradient_alarm")``."""
+        """Register a class of callbacks or hooks under a name: ``@register("gradient_alarm")``."""
         if not isinstance(name, str) or not name or "/" in name:
             raise OptionError(f"register({name!r}): give a non-empty string without '/'.")
 
-        def enter(factory: T) -> T:
+        def add(factory: T) -> T:
             if not callable(factory):
                 raise OptionError(f"register({name!r}): {factory!r} is not a class of callbacks or hooks.")
             known = self._registered.get(name)
-            if known is not None and _place(known) != _place(factory):
-                raise DuplicateError(f"{name!r} is taken by {_place(known)}. Register {_place(factory)} under another.")
+            if known is not None and _import_path(known) != _import_path(factory):
+                raise DuplicateError(
+                    f"{name!r} is taken by {_import_path(known)}. Register {_import_path(factory)} under another."
+                )
             if isinstance(factory, type) and issubclass(factory, Subscriber) and "name" not in vars(factory):
                 factory._default_name = name
             self._registered[name] = factory
             return factory
 
-        return enter
+        return add
 
     def find(self, name: str) -> Callable[..., Any]:
-        """The factory that goes by a name."""
+        """Return the factory registered under a name."""
         self._load_builtin()
         if name in self._registered:
             return self._registered[name]
@@ -66,23 +67,23 @@ class Registry:
         raise UnknownNameError(f"Nothing is registered as {name!r}.{form} {closest(name, self.names())}")
 
     def names(self) -> list[str]:
-        """All names that can be found, sorted."""
+        """Return all names, sorted."""
         self._load_builtin()
         return sorted({*self._registered, *self.installed()})
 
     def installed(self) -> dict[str, str]:
-        """The names that other packages offer, with the package of each."""
+        """Return the names that other packages offer, with the package of each."""
         return {name: _package(point) for name, point in _entry_points(self._group).items()}
 
-    @functools.cache  # noqa: B019 - registries live as long as the program
+    @functools.cache  # noqa: B019 - registries live as long as the process
     def _load_builtin(self) -> None:
         for module in self._builtin_modules:
             importlib.import_module(module)
 
 
 def _entry_points(group: str) -> "dict[str, EntryPoint]":
-    """The entry points by name; where two packages offer one, the first by package name has it."""
-    import importlib.metadata  # 20 ms that only a look-up pays
+    """Return the entry points by name; of two with one name, that of the alphabetically first package."""
+    import importlib.metadata  # takes 20 ms, which only a look-up pays
 
     points = sorted(importlib.metadata.entry_points(group=group), key=_package, reverse=True)
     return {point.name: point for point in points}
@@ -103,7 +104,7 @@ def _load(point: "EntryPoint") -> Callable[..., Any]:
     return factory
 
 
-def _place(factory: Callable[..., Any]) -> str:
+def _import_path(factory: Callable[..., Any]) -> str:
     return f"{factory.__module__}:{factory.__qualname__}" if hasattr(factory, "__qualname__") else repr(factory)
 
 

@@ -1,6 +1,6 @@
-"""Splits random generators of any library into fresh, different ones.
+"""Makes and splits random generators of Python, NumPy, torch and JAX.
 
-The library is recognised by the generator's own module, so nothing is imported that was not there.
+The library is recognized by the generator's module, so splitting imports nothing.
 """
 
 import importlib
@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 from hookline._engine.errors import OptionError
 
 Kind = Literal["python", "numpy", "torch", "jax"]
-"""The libraries whose generators `make` and `split` know; JAX calls its own keys."""
+"""The libraries whose generators `make` and `split` support."""
 
 
 def make(kind: Kind, seed: str) -> Any:
-    """A generator of a library, or a key of JAX, that depends on nothing but the seed."""
+    """Return a generator of a library, or a JAX key, that depends on the seed only."""
     if kind == "python":
         return random.Random(seed)
     if kind not in get_args(Kind):
@@ -31,7 +31,7 @@ def make(kind: Kind, seed: str) -> Any:
 
 
 def split(rng: Any) -> tuple[Any, Any, Any]:
-    """The generator to keep, advanced, and two new ones of its kind that differ from it and from each other."""
+    """Return the advanced generator and two new ones of its kind, all different."""
     library = type(rng).__module__.partition(".")[0]
     if isinstance(rng, random.Random):
         return rng, random.Random(rng.getrandbits(64)), random.Random(rng.getrandbits(64))
@@ -54,7 +54,7 @@ def _torch_child(rng: Any) -> Any:
 
 
 def _is_jax_key(rng: Any) -> bool:
-    """A typed key, or the older form: an array of unsigned integers whose last axis has two."""
+    """Whether it is a typed key, or the older form: an array of unsigned integers whose last axis has length two."""
     jax = sys.modules["jax"]
     if isinstance(rng, jax.Array) and jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return True

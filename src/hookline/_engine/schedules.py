@@ -1,8 +1,7 @@
-"""When a subscriber is due, in completed counts of the moment's axis.
+"""Schedules: when a subscriber is due, in completed counts of the moment's axis.
 
-A schedule answers two questions: `due()` (now?) and `next()` (from which count on is it worth
-asking again?). The second lets the engine skip a subscriber that is not due without calling
-anything. Schedules combine with ``&``, ``|`` and ``~``.
+A schedule answers two questions: `due()` (at this count?) and `next()` (the first later count that may be due). The
+second lets the engine skip a subscriber without calling anything. Schedules combine with ``&``, ``|`` and ``~``.
 
 >>> schedule = Every(10) & ~At(20)
 >>> [count for count in range(1, 41) if schedule.due(count)]
@@ -16,48 +15,48 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import whole
 
 NEVER = 2**63
-_UNASKED = object()
+_UNDECIDED = object()
 
 
 class Schedule(ABC):
-    """Decides at which counts a subscriber is due. Subclasses give `due` and, if they can, `next`."""
+    """Decides at which counts a subscriber is due. Subclasses define `due` and, if they can, `next`."""
 
     @abstractmethod
     def due(self, count: int, subject: Any = None) -> bool:
-        """Whether ``count`` is one; ``subject`` is the moment's first argument."""
+        """Return whether ``count`` is due; ``subject`` is the moment's first argument."""
 
     def next(self, count: int) -> int:
-        """The first count after ``count`` that may be due."""
+        """Return the first count after ``count`` that may be due."""
         return count + 1
 
     def settle(self, count: int, subject: Any = None) -> bool:
-        """Decide, and remember a count that was due."""
+        """Decide for a count, and call `fired` if it is due."""
         answer = self.due(count, subject)
         if answer:
             self.fired(count)
         return answer
 
-    def _weigh(self, count: int, subject: Any = None) -> "list[Schedule] | None":
-        """Who is to be told if this count is taken; None where it is not due."""
+    def _parts_due(self, count: int, subject: Any = None) -> "list[Schedule] | None":
+        """Return the parts whose `fired` to call if the whole schedule is due; None if this one is not due."""
         return [self] if self.due(count, subject) else None
 
     def _begin(self) -> None:  # noqa: B027 - most schedules count, and have no clock to start
-        """Told before the first question, so that `Seconds` can start its clock; may be told again."""
+        """Called before the first decision, so that `Seconds` can start its clock; may be called again."""
 
     def fired(self, count: int) -> None:  # noqa: B027 - most schedules have nothing to remember
-        """Told once for each count that was due, so that `Once` and `Seconds` can remember."""
+        """Called once for each count that was due, so that `Once` and `Seconds` can remember it."""
 
     def copy(self) -> "Schedule":
-        """The same schedule with a memory of its own."""
+        """Return the same schedule with its own memory."""
         return copy.copy(self)
 
     @staticmethod
     def together(schedules: "Sequence[Schedule]") -> "Schedule":
-        """The schedule that is due when all of them are."""
+        """Combine schedules into one that is due when all of them are."""
         return functools.reduce(_All, schedules)
 
     def __and__(self, other: "Schedule") -> "Schedule":
@@ -71,15 +70,15 @@ class Schedule(ABC):
 
 
 class Every(Schedule):
-    """Every ``n`` completed steps, after the first ``start`` of them.
+    """Every ``n`` completed steps, after the first ``start`` steps.
 
     >>> [count for count in range(1, 50) if Every(10, start=20).due(count)]
     [30, 40]
     """
 
     def __init__(self, n: int, start: int = 0) -> None:
-        self.n = _whole("every", n, least=1)
-        self.start = _whole("start", start, least=0)
+        self.n = require_integer("every", n)
+        self.start = require_integer("start", start, minimum=0)
 
     def due(self, count: int, subject: Any = None) -> bool:
         return count > self.start and count % self.n == 0
@@ -96,7 +95,7 @@ class At(Schedule):
     """At these counts and no others."""
 
     def __init__(self, *counts: int) -> None:
-        self.counts = frozenset(_whole("at", count, least=0) for count in counts)
+        self.counts = frozenset(require_integer("at", count, minimum=0) for count in counts)
 
     def due(self, count: int, subject: Any = None) -> bool:
         return count in self.counts
@@ -109,7 +108,7 @@ class At(Schedule):
 
 
 class Once(Schedule):
-    """The first time that it is asked, and never again in this process."""
+    """The first time, and never again in this process."""
 
     def __init__(self) -> None:
         self.done = False
@@ -128,12 +127,10 @@ class Once(Schedule):
 
 
 class Seconds(Schedule):
-    """At the first opportunity after each ``interval`` seconds, counted from the first moment that it governs."""
+    """At the first opportunity after each ``interval`` seconds, counted from the first moment that it schedules."""
 
     def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
-            raise OptionError(f"Seconds({interval!r}): give a number of seconds above 0.")
-        self.interval = interval
+        self.interval = require_number("interval", interval, above=0)
         self.clock = clock
         self.last: float | None = None
 
@@ -155,7 +152,7 @@ class Seconds(Schedule):
 
 
 class When(Schedule):
-    """Whenever ``predicate(loop)`` is true; asked right before the subscriber would be called."""
+    """Whenever ``predicate(loop)`` is true; evaluated right before the subscriber would be called."""
 
     def __init__(self, predicate: Callable[[Any], object]) -> None:
         if not callable(predicate):
@@ -179,10 +176,10 @@ class _Pair(Schedule):
         self.left, self.right = left, right
 
     def settle(self, count: int, subject: Any = None) -> bool:
-        told = self._weigh(count, subject)
-        for schedule in told or ():
+        parts = self._parts_due(count, subject)
+        for schedule in parts or ():
             schedule.fired(count)
-        return told is not None
+        return parts is not None
 
     def _begin(self) -> None:
         self.left._begin()
@@ -204,18 +201,18 @@ class _All(_Pair):
 
     def __init__(self, left: Schedule, right: Schedule) -> None:
         super().__init__(left, right)
-        # What is negated decides last, however deep it stands: only then may it remember that its inside was due.
+        # A negated part remembers while it decides. It decides last, so that it remembers only if all others are due.
         parts = [part for side in (left, right) for part in (side.parts if isinstance(side, _All) else [side])]
         self.parts: list[Schedule] = sorted(parts, key=_negates)
 
-    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
-        told: list[Schedule] = []
+    def _parts_due(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        found: list[Schedule] = []
         for part in self.parts:
-            due = part._weigh(count, subject)
+            due = part._parts_due(count, subject)
             if due is None:
                 return None
-            told += due
-        return told
+            found += due
+        return found
 
     def due(self, count: int, subject: Any = None) -> bool:
         return self.left.due(count, subject) and self.right.due(count, subject)
@@ -227,8 +224,8 @@ class _All(_Pair):
 class _Any(_Pair):
     sign = "|"
 
-    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
-        left, right = self.left._weigh(count, subject), self.right._weigh(count, subject)
+    def _parts_due(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        left, right = self.left._parts_due(count, subject), self.right._parts_due(count, subject)
         return None if left is None and right is None else (left or []) + (right or [])
 
     def due(self, count: int, subject: Any = None) -> bool:
@@ -248,7 +245,7 @@ class _Not(Schedule):
     def settle(self, count: int, subject: Any = None) -> bool:
         return not self.inner.settle(count, subject)
 
-    def _weigh(self, count: int, subject: Any = None) -> list[Schedule] | None:
+    def _parts_due(self, count: int, subject: Any = None) -> list[Schedule] | None:
         return [] if self.settle(count, subject) else None
 
     def _begin(self) -> None:
@@ -262,7 +259,7 @@ class _Not(Schedule):
 
 
 def _negates(schedule: Schedule) -> bool:
-    """Whether something in it remembers already while it is asked."""
+    """Whether a part of it remembers while it decides."""
     if isinstance(schedule, _Pair):
         return _negates(schedule.left) or _negates(schedule.right)
     return isinstance(schedule, _Not)
@@ -271,9 +268,9 @@ def _negates(schedule: Schedule) -> bool:
 def cadence(
     every: "int | Schedule | None", start: int = 0, when: Callable[[Any], object] | None = None
 ) -> Schedule | None:
-    """The schedule that the options ``every``, ``start`` and ``when`` describe together; None if always due."""
+    """Return the schedule of the options ``every``, ``start`` and ``when`` together; None if always due."""
     parts: list[Schedule] = [every] if isinstance(every, Schedule) else [] if every is None else [Every(every, start)]
-    if _whole("start", start, least=0) and (every is None or isinstance(every, Schedule)):
+    if require_integer("start", start, minimum=0) and (every is None or isinstance(every, Schedule)):
         parts.append(Every(1, start))
     if when is not None:
         parts.append(When(when))
@@ -283,43 +280,43 @@ def cadence(
 class Gate:
     """A schedule's decision for one subscriber on one axis, made once per count.
 
-    All moments of a step (its start, its batches, its end) get the same answer, so that a
-    subscriber never sees an end without its start.
+    All moments of a step (its start, its batches, its end) get the same answer, so a subscriber never sees an end
+    without its start.
     """
 
     __slots__ = ("answer", "axis", "key", "schedule")
 
     def __init__(self, schedule: Schedule, axis: str) -> None:
         self.schedule, self.axis = schedule, axis
-        self.key: object = _UNASKED
+        self.key: object = _UNDECIDED
         self.answer = False
 
     def __call__(self, count: int, subject: Any) -> bool:
         key = self._key(count, subject)
         if key is None or key != self.key:
-            if self.key is _UNASKED:
+            if self.key is _UNDECIDED:
                 self.schedule._begin()
             self.key, self.answer = key, False
             self.answer = self.schedule.settle(count, subject)
         return self.answer
 
     def next(self, count: int) -> int:
-        """The first count after ``count`` at which it is worth asking again."""
+        """Return the first count after ``count`` that may be due."""
         return self.schedule.next(count)
 
     def reset(self) -> None:
         """Decide again even at the latest count: after a resume its step is repeated."""
-        self.key, self.answer = _UNASKED, False
+        self.key, self.answer = _UNDECIDED, False
 
     def _key(self, count: int, subject: Any) -> object:
-        """What an answer holds for; None where each question is a new one."""
-        if self.axis == "validation":  # counted from zero in each validation: the step tells those apart
+        """Return the key that an answer is valid for; None if every call is decided again."""
+        if self.axis == "validation":  # counted from zero in each validation: the step distinguishes them
             return count, getattr(subject, "step", None)
         return None if self.axis == "hook" else count
 
 
 class RowGate(Gate):
-    """The gate of `on_log`: a row of the step under way gets that step's answer, and leaves it as it is otherwise.
+    """The gate of `on_log`: a row of the current step gets that step's answer; other rows do not change it.
 
     Args:
         step: The gate of the other moments on the axis.
@@ -339,14 +336,7 @@ class RowGate(Gate):
         return super().__call__(count, subject)
 
     def next(self, count: int) -> int:
-        following, under_way = self.schedule.next(count), self.step.key
-        if self.step.answer and isinstance(under_way, int) and under_way > count:  # its own row is still to come
-            return min(following, under_way)
+        following, current = self.schedule.next(count), self.step.key
+        if self.step.answer and isinstance(current, int) and current > count:  # its own row is still to come
+            return min(following, current)
         return following
-
-
-def _whole(what: str, value: object, *, least: int) -> int:
-    number = whole(value)
-    if number is None or number < least:
-        raise OptionError(f"{what}={value!r}: give a whole number of at least {least}.")
-    return number

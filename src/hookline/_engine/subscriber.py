@@ -1,10 +1,10 @@
-"""`Subscriber`: what a callback and a hook have in common, and the options they are added with.
+"""`Subscriber`: the common base of callbacks and hooks, and the options they are added with.
 
-An option is settled when a subscriber is added: given to `add()` it wins over `configure()`, which
-wins over the attribute. ``name``, ``priority``, ``critical``, ``background`` and ``ranks`` are read
-off the instance; ``every``, ``start``, ``when``, ``before``, ``after`` and ``budget`` off the class
-only, because those are words that people use for attributes of their own. An instance's ``every`` or ``when`` that
-could be meant as a cadence is used where the class has one too, and refused otherwise: it would be ignored silently.
+Options are settled when a subscriber is added: `add()` takes precedence over `configure()`, which takes precedence over
+attributes. ``name``, ``priority``, ``critical``, ``background`` and ``ranks`` are read from the instance. ``every``,
+``start``, ``when``, ``before``, ``after`` and ``budget`` are read from the class only, because users give attributes of
+their own these names. An instance's ``every`` or ``when`` that could be a cadence is used if the class has one too, and
+refused otherwise: ignoring it would go unnoticed.
 """
 
 import re
@@ -16,11 +16,11 @@ from hookline._engine.errors import OptionError, closest
 from hookline._engine.schedules import Schedule, cadence
 
 WRITER_PRIORITY = -100
-"""The default priority of subscribers that write, so that they see what the others added."""
+"""The default priority of subscribers that write: they run last and see what the others added."""
 
 
 def snake_case(name: str) -> str:
-    """A class's name as a subscriber's name.
+    """Convert a class's name to a subscriber's name.
 
     >>> snake_case("NaNGuard"), snake_case("TerminateOnNaN"), snake_case("HTTPStatusHook")
     ('nan_guard', 'terminate_on_nan', 'http_status_hook')
@@ -30,7 +30,7 @@ def snake_case(name: str) -> str:
 
 
 class _DefaultName:
-    """The default of `Subscriber.name`, until somebody assigns one: `_default_name`, or the class's name."""
+    """The default of `Subscriber.name` until one is assigned: `_default_name`, or the class's name."""
 
     def __get__(self, instance: object, owner: type) -> str:
         for holder in (instance, owner):
@@ -41,7 +41,7 @@ class _DefaultName:
 
 
 class Subscriber:
-    """What the engine asks of everything that can be added to a collection."""
+    """The base class of everything that can be added to a collection."""
 
     name: str = cast(str, _DefaultName())
     priority: float = 0
@@ -64,14 +64,14 @@ class Subscriber:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold so that this subscriber can go on after a resume."""
+        """Return the state that a checkpoint must hold to resume this subscriber."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
     def close(self) -> None:
-        """Release what is held; called once at the end, after a failure too, and also if disabled."""
+        """Release resources; called once at the end, also after a failure and if disabled."""
 
 
 Reference = str | type
@@ -94,7 +94,7 @@ class Options:
 
     @classmethod
     def settle(cls, subscriber: Subscriber, given: Mapping[str, Any]) -> "Options":
-        """Check and combine what was given with what the subscriber says of itself."""
+        """Check the given options and combine them with the subscriber's own."""
         who = type(subscriber).__name__
         explicit = {**configured(subscriber), **given}
         options = {**_own(subscriber), **_own_cadence(subscriber, explicit), **explicit}
@@ -105,23 +105,26 @@ class Options:
 
 
 def _own(subscriber: Subscriber) -> dict[str, Any]:
-    """What a subscriber says of itself, as an attribute of the instance or of its class."""
+    """Return the options that are attributes of the instance or of its class."""
     kind = type(subscriber)
-    if not issubclass(kind, Subscriber):  # it stands in for one, e.g. a MagicMock(spec=Hook): its attributes are mocks
+    if not issubclass(kind, Subscriber):  # a stand-in such as a MagicMock(spec=Hook), whose attributes are mocks
         own = {key: getattr(Subscriber, key) for key in OPTION_NAMES} | {"name": snake_case(kind.__name__)}
-        return own | {key: value for key, value in vars(subscriber).items() if key in _OF_INSTANCE}
-    own = {key: getattr(subscriber if key in _OF_INSTANCE else type(subscriber), key) for key in OPTION_NAMES}
+        return own | {key: value for key, value in vars(subscriber).items() if key in _INSTANCE_OPTIONS}
+    own = {key: getattr(subscriber if key in _INSTANCE_OPTIONS else type(subscriber), key) for key in OPTION_NAMES}
     when = own["when"]
-    if _needed_arguments(when) == 2:  # written as a method: when(self, loop)
+    parameters = getattr(getattr(when, "__code__", None), "co_argcount", 0) - len(
+        getattr(when, "__defaults__", None) or ()
+    )
+    if parameters == 2:  # written as a method: when(self, loop)
         own["when"] = when.__get__(subscriber)
     return own
 
 
 def _own_cadence(subscriber: Subscriber, explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``every`` and ``when`` that were set on the instance, as far as they are meant as a cadence.
+    """Return the ``every`` and ``when`` that were set on the instance and are certainly a cadence.
 
     Raises:
-        OptionError: One is a whole number, or a function, which may be meant as a cadence or as something else.
+        OptionError: One is a whole number, or a function, which may be a cadence or something else.
     """
     found = {}
     for key in ("every", "when"):
@@ -132,21 +135,15 @@ def _own_cadence(subscriber: Subscriber, explicit: Mapping[str, Any]) -> dict[st
             found[key] = value
         elif callable(value) if key == "when" else isinstance(value, int) and not isinstance(value, bool):
             raise OptionError(
-                f"{type(subscriber).__name__}: self.{key} = {value!r} is set on the instance: no option there. For "
-                f"a cadence, write self.configure({key}=...) or add(callback, {key}=...); for an attribute of your "
-                "own, give it another name."
+                f"{type(subscriber).__name__}: self.{key} = {value!r} is set on the instance, where it is not an "
+                f"option. For a cadence, write self.configure({key}=...) or add(callback, {key}=...); for an attribute "
+                "of your own, use another name."
             )
     return found
 
 
-def _needed_arguments(function: Any) -> int:
-    """How many a function must be given; 0 where it does not say."""
-    count: int = getattr(getattr(function, "__code__", None), "co_argcount", 0)
-    return count - len(getattr(function, "__defaults__", None) or ())
-
-
 def checked_option(who: str, key: str, value: Any) -> Any:
-    """The value of an option as the engine keeps it, or an error that says what is accepted."""
+    """Check the value of an option and return it as the engine keeps it."""
     if key not in _CHECKS:
         raise OptionError(f"{who}: unknown option {key}={value!r}. {closest(key, OPTION_NAMES)}")
     try:
@@ -156,7 +153,7 @@ def checked_option(who: str, key: str, value: Any) -> Any:
 
 
 def configured(subscriber: Subscriber) -> dict[str, Any]:
-    """The options that `configure` put on this instance."""
+    """Return the options that `configure` set on this instance."""
     options: dict[str, Any] = vars(subscriber).get("_configured", {})
     return options
 
@@ -210,7 +207,7 @@ def _budget(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise OptionError(f"budget={value!r}; give the share of step time it may take, above 0 and at most 1.")
+        raise OptionError(f"budget={value!r}; give a share of the step time, above 0 and at most 1.")
     return float(value)
 
 
@@ -227,6 +224,6 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "after": _references("after"),
     "budget": _budget,
 }
-_OF_INSTANCE = frozenset({"name", "priority", "critical", "background", "ranks"})
+_INSTANCE_OPTIONS = frozenset({"name", "priority", "critical", "background", "ranks"})
 OPTION_NAMES = frozenset(_CHECKS)
-"""What `add()`, `configure()` and a configuration file accept as options."""
+"""The options of `add()`, `configure()` and configuration files."""

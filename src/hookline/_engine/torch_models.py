@@ -1,8 +1,8 @@
-"""A torch model without its wrappers: plain parameter names, and whether parameters are sharded.
+"""Looks through the wrappers of a torch model: plain parameter names, and sharded parameters.
 
-`torch.compile`, `DistributedDataParallel`, Fabric and activation checkpointing each put a module around the user's, so
-that a parameter is called ``_orig_mod.0.weight``, ``module.0.weight`` or ``_forward_module.module.0.weight``.
-Checkpoints, monitors and averages use the user's name for it, ``0.weight``. torch itself is not imported here.
+`torch.compile`, `DistributedDataParallel`, Fabric and activation checkpointing each wrap the user's module, which
+renames a parameter to ``_orig_mod.0.weight``, ``module.0.weight`` or ``_forward_module.module.0.weight``. Checkpoints,
+monitors and averages use the user's name, ``0.weight``. This module does not import torch.
 """
 
 import copy
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-_HOLDERS = ("_orig_mod", "_forward_module")
-"""Where `torch.compile` and Fabric keep the module that they wrap."""
+_WRAPPED_ATTRIBUTES = ("_orig_mod", "_forward_module")
+"""The attributes in which `torch.compile` and Fabric keep the wrapped module."""
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of `torch.compile`, data parallelism and Fabric; any other object is returned as given."""
+    """Return the model inside `torch.compile`, data parallelism and Fabric; any other object unchanged."""
     while (inner := _inside(model)) is not None:
         model = inner
     return model
@@ -27,7 +27,7 @@ def _inside(model: Any) -> Any:
     modules = getattr(model, "_modules", None)
     if not isinstance(modules, dict):
         return None
-    for holder in _HOLDERS:
+    for holder in _WRAPPED_ATTRIBUTES:
         if holder in modules:
             return modules[holder]
     torch = sys.modules.get("torch")
@@ -39,39 +39,39 @@ def _inside(model: Any) -> Any:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers inside of the model add to it."""
+    """Return a parameter's name without the parts that wrappers inside the model add."""
     return _WRAPPERS.sub("", name)
 
 
 def named_parameters(model: Any) -> dict[str, Any]:
-    """The parameters of a model by their plain names; empty for something that has none."""
+    """Return the parameters of a model by their plain names; empty for an object without parameters."""
     named = getattr(unwrapped(model), "named_parameters", None)
     return {plain_name(name): parameter for name, parameter in named()} if callable(named) else {}
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether a tensor, or some parameter of a model, is spread over processes (a `DTensor`)."""
+    """Return whether a tensor, or a parameter of a model, is sharded over processes (a `DTensor`)."""
     if not callable(getattr(value, "parameters", None)):
         return hasattr(value, "to_local")
     return bool(_sharding(value)) or any(hasattr(parameter, "to_local") for parameter in value.parameters())
 
 
 def reshard(model: Any) -> None:
-    """Let a model of FSDP2 drop the whole weights that it may keep after a forward without a backward.
+    """Let an FSDP2 model drop the unsharded weights that it may keep after a forward without a backward.
 
-    As long as it has them, they are its parameters, and changes of the shards do not reach them.
+    While it keeps them they are its parameters, and changes of the shards do not reach them.
     """
     for module in _sharding(model):
         module.reshard()
 
 
 def _sharding(model: Any) -> list[Any]:
-    """The modules that `fully_shard` was called on."""
+    """Return the modules that `fully_shard` was called on."""
     return [module for module in _modules(model) if hasattr(type(module), "set_requires_gradient_sync")]
 
 
 def is_fsdp1(model: Any) -> bool:
-    """Whether some part of a model is wrapped in `FullyShardedDataParallel`."""
+    """Return whether a part of a model is wrapped in `FullyShardedDataParallel`."""
     return any("_fsdp_wrapped_module" in getattr(module, "_modules", ()) for module in _modules(model))
 
 
@@ -82,7 +82,7 @@ def _modules(model: Any) -> Iterable[Any]:
 
 
 def in_layout_of(value: Any, like: Any) -> Any:
-    """A tensor where another one of its shape is, and sharded as that is; all processes have to take part."""
+    """Return a tensor on the device and with the sharding of another; a collective of all processes."""
     if not is_sharded(like):
         return value.full_tensor() if is_sharded(value) else value.to(like.device)
     if is_sharded(value):
@@ -93,22 +93,22 @@ def in_layout_of(value: Any, like: Any) -> Any:
 
 
 def local_part(tensor: Any) -> Any:
-    """What this process has of a tensor: the storage of its shard, or the tensor itself where it is whole."""
+    """Return this process's shard of a tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def plain_state(model: Any) -> dict[str, Any]:
-    """A model's ``state_dict()`` under plain names."""
+    """Return a model's ``state_dict()`` under plain names."""
     state: dict[str, Any] = unwrapped(model).state_dict()
     return _renamed(state, {name: plain_name(name) for name in state})
 
 
 def state_named_for(names: Iterable[str], state: dict[str, Any]) -> dict[str, Any]:
-    """A saved state under the names that a model has for it, whichever wrapper it was saved with.
+    """Rename a saved state to the names of a model, whichever wrapper it was saved with.
 
     Args:
         names: The names in the model's own ``state_dict()``.
-        state: What was saved.
+        state: The saved state.
     """
     own = {plain_name(name): name for name in names}
     plain = {name: plain_name(name) for name in state}
@@ -121,7 +121,7 @@ def state_named_for(names: Iterable[str], state: dict[str, Any]) -> dict[str, An
 def _renamed(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     if all(name == new for name, new in names.items()):
         return state
-    renamed = copy.copy(state)  # an OrderedDict of torch knows the versions of its modules
+    renamed = copy.copy(state)  # keeps the attributes of torch's OrderedDict, such as module versions
     renamed.clear()
     renamed.update((names[name], value) for name, value in state.items())
     return renamed

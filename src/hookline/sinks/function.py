@@ -23,7 +23,7 @@ from hookline._engine.background import SLOW_CALLS
 from hookline._engine.binding import is_async
 from hookline._engine.errors import ConfigError, HooklineError, OptionError, RefusedError, UnknownNameError
 from hookline._engine.factories import import_object
-from hookline._engine.functions import require_two
+from hookline._engine.functions import require_two_arguments
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import Metrics
 from hookline._record.sink import Sink, import_path, register_sink
@@ -179,7 +179,7 @@ def _is_row(entry: JournalEntry) -> bool:
 
 
 def _require_logger(function: Any) -> Any:
-    require_two(function, "a logger function", "(report_data, step)")
+    require_two_arguments(function, "a logger function", "(report_data, step)")
     if is_async(function):
         raise OptionError(
             f"function={function!r} is async, and nobody would await it: give a plain function to sinks=, or this one "
