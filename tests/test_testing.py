@@ -143,7 +143,7 @@ def test_contract_holds_for_a_good_callback():
         (KeepsALock, "a copy can be made"),
         (HasOddState, r"A checkpoint cannot hold state_dict\(\): 'thing' is <object"),
         (ClosesOnce, "closing twice"),
-        (SharesAList, "two of a kind share state"),
+        (SharesAList, "two of one class share state"),
     ],
 )
 def test_contract_names_what_does_not_hold(factory, message):
@@ -182,7 +182,7 @@ class SharesWithItsCopy(hl.Callback):
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"), [(CopiesToItself, "gives the very same one"), (SharesWithItsCopy, "a copy shares state")]
+    ("factory", "message"), [(CopiesToItself, "returns the original"), (SharesWithItsCopy, "a copy shares state")]
 )
 def test_contract_refuses_a_copy_that_shares_something(factory, message):
     with pytest.raises(AssertionError, match=message):

@@ -1,4 +1,4 @@
-"""For authors of callbacks and hooks: a recording callback, a fake loop, and a contract to check.
+"""Test helpers for authors of callbacks and hooks: a recording callback, a fake loop, and a contract check.
 
 >>> class Greeter(Callback):
 ...     def on_train_start(self, loop): loop.log(greeted=1)
@@ -28,24 +28,24 @@ __all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_eve
 
 
 class Event(NamedTuple):
-    """One moment that fired, with its arguments but the first."""
+    """One moment that fired, with its arguments except the first."""
 
     moment: str
     arguments: tuple[Any, ...] = ()
 
 
 class RecordingCallback(Callback):
-    """Remembers what fired, in order, with which arguments."""
+    """Records the moments that fire and their arguments."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def names(self) -> list[str]:
-        """The moments that fired, in order."""
+        """Return the moments that fired, in order."""
         return [event.moment for event in self.events]
 
     def clear(self) -> None:
-        """Forget what fired."""
+        """Forget all events."""
         self.events.clear()
 
 
@@ -62,11 +62,11 @@ for _moment in MOMENTS.values():
 
 
 class FakeLoop(Loop):
-    """A loop that does nothing by itself: fire its moments through ``loop.callbacks``.
+    """A loop without training: fire its moments through ``loop.callbacks``.
 
-    Subscribers' exceptions propagate, unless a `CallbackCollection` given says otherwise.
-    Checkpoints are rows in ``checkpoints`` and write nothing; logged metrics are in ``metrics`` (the
-    latest), ``history`` (rows) and ``logged_metrics``.
+    Exceptions of subscribers propagate, unless it is given a `CallbackCollection` that isolates them. Checkpoints are
+    rows in ``checkpoints`` and write nothing. Logged metrics are in ``metrics`` (the latest), ``history`` (rows) and
+    ``logged_metrics``.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class FakeLoop(Loop):
         return self.metrics
 
     def save_checkpoint(self, path: Any = None) -> ManifestRow:
-        """Remember that a checkpoint was asked for, and fire `on_checkpoint`."""
+        """Add a row to ``checkpoints`` and fire `on_checkpoint`."""
         row = ManifestRow(step=self.step, path=Path(path or f"step-{self.step:08d}"), metrics=dict(self.metrics))
         self.checkpoints.append(row)
         self.callbacks.on_checkpoint(self, row)
         return row
 
     def run_steps(self, n: int, metrics: Callable[[int], Mapping[str, Any]] = lambda step_idx: {}) -> None:
-        """Complete up to ``n`` steps, firing step and log moments, until a stop is asked for."""
+        """Complete up to ``n`` steps, firing step and log moments, until a stop is requested."""
         for _ in range(n):
             if self.stop_requested:
                 return
@@ -112,18 +112,17 @@ class FakeLoop(Loop):
                 self.metrics.update(values)
                 self.callbacks.on_train_batch_end(self, row, None, self.step)
                 self.lifecycle.end(None)
-            finally:  # also where a subscriber fails, so that a test can go on
+            finally:  # also after an exception of a subscriber, so that a test can continue
                 self.lifecycle.abandon()
 
 
 def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None, **facts: Any) -> FakeLoop:
-    """Lead a callback or hook through the life of an experiment with one run, every moment of it.
+    """Fire every moment of an experiment with one run for a callback or hook, and return the loop.
 
-    It has four steps, a validation and a benchmark, and a directory for as long as it lasts. Exceptions propagate.
-    Returns the loop, in which the callback's doing can be looked at.
+    The run has four steps, a validation, a benchmark and a temporary directory. Exceptions propagate.
 
     Args:
-        metrics: Those whose names begin with ``val/`` are the validation's, the others those of each step.
+        metrics: Names that begin with ``val/`` belong to the validation, the others to each step.
         facts: Attributes of the loop, such as ``model=``.
     """
     with tempfile.TemporaryDirectory(prefix="hookline-") as directory:
@@ -137,7 +136,7 @@ def fire_everything(callback: Any, *, metrics: Mapping[str, Any] | None = None, 
 
 
 def _fire(loop: FakeLoop, metrics: Mapping[str, Any] | None) -> None:
-    from hookline.experiment.results.result import ExperimentResult  # with what can be asked of a real one
+    from hookline.experiment.results.result import ExperimentResult  # the class with methods, as in a real experiment
 
     values = {"loss": 1.0, "val/loss": 1.0, "reward": 0.5} if metrics is None else dict(metrics)
     evaluations = {name: value for name, value in values.items() if name.startswith("val/")}
@@ -164,7 +163,7 @@ def _fire(loop: FakeLoop, metrics: Mapping[str, Any] | None) -> None:
     loop.save_checkpoint()
     callbacks.on_train_epoch_end(loop)
     callbacks.on_train_end(loop, LoopArtifacts(step=loop.step, metrics=dict(loop.metrics)))
-    callbacks.on_exception(loop, RuntimeError("an error, for the sake of the moment"))
+    callbacks.on_exception(loop, RuntimeError("an example of an error"))
     callbacks.on_benchmark_eval(ctx, evaluated, [{"output": "4"}], step=None)
     ctx.status = "completed"
     callbacks.on_run_end(ctx, result, arm)
@@ -183,18 +182,17 @@ def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
 
 
 def check_callback(factory: Callable[[], Callback | Hook], **facts: Any) -> None:
-    """Check that what ``factory`` makes behaves as any subscriber must.
+    """Check that the subscribers a factory makes keep the contract of all subscribers.
 
-    Every moment can fire, with usual metrics, with none and with ones that are not finite; two live
-    side by side, and using one leaves the other's state as it is; a copy works and shares nothing; the
-    state can be held by a checkpoint and comes back equal; closing twice is harmless.
+    Every moment can fire with usual metrics, with none and with non-finite ones; two instances do not share state; a
+    copy works and shares nothing; a checkpoint can hold the state, and it is restored equal; closing twice is harmless.
 
     Args:
-        factory: Makes one, each time it is called.
+        factory: Makes a new one at each call.
         facts: Attributes that the loop must have for it, such as ``model=``.
 
     Raises:
-        AssertionError: Something does not hold; the message says what.
+        AssertionError: A check failed; the message says which.
     """
     fire = partial(fire_everything, **facts)
     unused = factory()
@@ -206,11 +204,13 @@ def check_callback(factory: Callable[[], Callback | Hook], **facts: Any) -> None
         _expect("closing twice is harmless", subscriber.close)
     first, second = factory(), factory()
     pair = CallbackCollection([first, second])
-    assert len(set(pair.names())) == 2, "two of a kind do not live side by side"
+    assert len(set(pair.names())) == 2, "two of one class get the same name"
     assert first is not second, "the factory must make a new one each time"
     _check_state(factory, fire)
     after = _saved_state(unused)
-    assert after == before, f"two of a kind share state: that of one became {after}, from {before}, as others were used"
+    assert after == before, (
+        f"two of one class share state: that of one changed from {before} to {after} as others were used"
+    )
     _check_copy(factory, fire)
 
 
@@ -219,10 +219,10 @@ def _check_copy(factory: Callable[[], Callback | Hook], fire: Callable[[Any], An
     before = _saved_state(original)
     copies: list[Callback | Hook] = []
     _expect("a copy can be made", lambda: copies.append(copy.deepcopy(original)))
-    assert copies[0] is not original, "copy.deepcopy() gives the very same one: a copy shares nothing"
+    assert copies[0] is not original, "copy.deepcopy() returns the original: a copy must share nothing"
     _expect("a copy works", partial(fire, copies[0]))
     after = _saved_state(original)
-    assert after == before, f"a copy shares state: that of the original became {after}, from {before}, as it was used"
+    assert after == before, f"a copy shares state: that of the original changed from {before} to {after} as it was used"
 
 
 def _check_state(factory: Callable[[], Callback | Hook], fire: Callable[[Any], Any]) -> None:
@@ -241,7 +241,7 @@ def _saved_state(subscriber: Callback | Hook) -> str:
 
 
 def _saved_text(state: Any) -> str:
-    """The state as a checkpoint would hold it, as text to compare."""
+    """Return the state as a checkpoint would hold it, as text to compare."""
     try:
         return json.dumps(encode(state, lambda tensor: [str(tensor.dtype), tensor.tolist()]))
     except CheckpointError as error:
@@ -252,4 +252,4 @@ def _expect(what: str, check: Callable[[], Any]) -> None:
     try:
         check()
     except Exception as error:
-        raise AssertionError(f"It does not hold that {what}: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"Failed check: {what}: {type(error).__name__}: {error}") from error

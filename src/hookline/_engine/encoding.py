@@ -1,9 +1,9 @@
-"""Encodes a state as JSON values and back, with its types; the one encoder of checkpoints and hosts.
+"""Encodes states as JSON values and decodes them, preserving types; used by checkpoints and hosts.
 
 JSON has dicts with string keys, lists, strings, numbers, booleans and null. Everything else becomes a dict with one
-key, a tag: ``{"$tuple": [1, 2]}``. What has no tag is refused with its place in the state, never changed silently.
+key, a tag: ``{"$tuple": [1, 2]}``. A type without a tag is refused with its path in the state, never changed silently.
 Nothing is pickled, and decoding runs no code that the file names: an enum's class must have been imported already.
-States that were saved before there were tags hold plain JSON, which decodes as itself.
+States saved before there were tags hold plain JSON, which decodes as itself.
 """
 
 import base64
@@ -20,7 +20,7 @@ from hookline._engine.metrics import PLAIN, Deferred, MetricsRow, plain
 
 TENSOR = "$tensor"
 
-_Path = tuple[Any, ...] | None  # (the path of what it lies in, the piece of text that leads here)
+_Path = tuple[Any, ...] | None  # (the path of the container, the text of the last part)
 _FACTORIES: dict[str, Any] = {
     "bool": bool,
     "dict": dict,
@@ -35,15 +35,15 @@ _MAPPINGS: dict[type, str] = {OrderedDict: "$OrderedDict", Counter: "$Counter"}
 
 
 def encode(state: Any, tensor: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
-    """The state as JSON can hold it.
+    """Encode a state as JSON values.
 
     Args:
         state: Plain values, containers of any depth, NumPy arrays and scalars, JAX arrays, torch tensors, paths, dates
             and times, bytes, complex numbers, enums.
-        tensor: Gives what stands for a torch tensor; by default the tensor itself.
+        tensor: Returns the value that stands for a torch tensor; by default the tensor itself.
 
     Raises:
-        CheckpointError: It holds something else; the message says where.
+        CheckpointError: It holds another type; the message names the path.
     """
     try:
         return _Encoder(tensor).encode(state, None)
@@ -52,11 +52,10 @@ def encode(state: Any, tensor: Callable[[Any], Any] = lambda tensor: tensor) -> 
 
 
 def decode(value: Any, tensor: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
-    """The state that `encode` made this of.
+    """Decode JSON values from `encode`.
 
     Args:
-        value: As JSON holds it.
-        tensor: Gives the torch tensor for what stands for it.
+        tensor: Returns the torch tensor for the value that stands for it.
     """
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]
@@ -80,7 +79,7 @@ class _Encoder:
         kind = type(value)
         if kind in PLAIN:
             return value
-        if kind is MetricsRow or kind is Deferred:  # stand-ins of hookline's for a dict and a number
+        if kind is MetricsRow or kind is Deferred:  # hookline's stand-ins for a dict and a number
             return plain(value)
         if kind is list or kind is deque or kind in _SEQUENCES:
             return self._sequence(value, path)
@@ -96,7 +95,7 @@ class _Encoder:
         return encoded
 
     def _sequence(self, value: Any, path: _Path) -> Any:
-        # A set's order differs from one process to the next: equal states are to be equal text.
+        # The order of a set differs between processes, and equal states must encode to equal text.
         items: Iterable[Any] = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         encoded = [self.encode(item, (path, f"[{index}]")) for index, item in enumerate(items)]
         if type(value) is list:
@@ -152,7 +151,7 @@ class _Encoder:
             return {"$date": value.isoformat()}
         if kind is timedelta:
             return {"$timedelta": [value.days, value.seconds, value.microseconds]}
-        if kind.__module__.partition(".")[0] == "pathlib":  # not imported for this
+        if kind.__module__.partition(".")[0] == "pathlib":  # by name: importing pathlib costs time
             return {"$path": str(value)} if hasattr(value, "exists") else None
         if isinstance(value, Enum):
             return {"$enum": [kind.__module__, kind.__qualname__, self.encode(value.value, (path, ".value"))]}
@@ -170,7 +169,7 @@ def _tagged(tag: str, content: Any) -> Any:
 
 
 def _npy(numpy: Any, array: Any) -> str | None:
-    """An array in NumPy's own format, as text; None for one that the format cannot hold with its type."""
+    """Encode an array in NumPy's own format as text; None if the format cannot preserve its type."""
     if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.names is None):
         return None
     file = io.BytesIO()
@@ -197,7 +196,7 @@ def _jax_array(text: str) -> Any:
 
 
 def _zone(zone: Any) -> Any:
-    """What `_with_zone` makes a time zone of: an offset, or a name; None for one of another kind."""
+    """Return the offset or the name of a time zone; None for another kind of zone."""
     if type(zone) is timezone:
         return zone.utcoffset(None).total_seconds()
     return getattr(zone, "key", None)
@@ -230,13 +229,13 @@ def _torch_size(content: list[int]) -> Any:
 
 
 def _enum(content: list[Any]) -> Any:
-    """A member of an enum; its module is not imported for this, because a file must not choose what is run."""
+    """Return a member of an enum. Its module is not imported: a file must not choose what code runs."""
     module, name, value = content
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = found.__dict__.get(part) if hasattr(found, "__dict__") else None
     if not (isinstance(found, type) and issubclass(found, Enum)):
-        raise CheckpointError(f"The state holds a member of the enum {module}.{name}: import it before the resume.")
+        raise CheckpointError(f"The state holds a member of the enum {module}.{name}: import it before resuming.")
     return found(value)
 
 
@@ -251,7 +250,7 @@ def _refused(value: Any, path: _Path) -> CheckpointError:
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return CheckpointError(
         f"{repr(place) if place else 'it'} is {shown} ({kind}), which a checkpoint cannot hold with its type. "
-        "Save what it is made of: numbers, text, containers, arrays or tensors."
+        "Save its parts instead: numbers, text, containers, arrays or tensors."
     )
 
 

@@ -33,7 +33,7 @@ class Source(Protocol):
 
 
 class Deferred:
-    """A number that is still on its way from a device: one of those of a source."""
+    """A number that is being copied from a device."""
 
     __slots__ = ("index", "source")
 
@@ -42,7 +42,7 @@ class Deferred:
         self.index = index
 
     def get(self) -> Any:
-        """The number; it is waited for if need be. One that cannot be had is None, and said: training goes on."""
+        """Return the number, waiting for it if necessary. If it cannot be fetched, warn and return None."""
         try:
             return self.source.number(self.index)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""What moments carry: the loop's read side, the experiment's context, and the results.
+"""The arguments of moments: the loop's read side, the experiment's context, and results.
 
-`LoopState` is a protocol: any object with these members is a loop to a subscriber. The rest are
-small data classes. Nothing here knows about dispatch or recording.
+`LoopState` is a protocol: any object with these members is a loop to a subscriber. The others are small data classes.
+Nothing here depends on dispatch or recording.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LoopState(Protocol):
-    """What a loop offers to its subscribers, whichever framework runs it."""
+    """The interface of a loop to its subscribers, whichever framework runs it."""
 
     @property
     def step(self) -> int:
@@ -28,7 +28,7 @@ class LoopState(Protocol):
 
     @property
     def num_steps(self) -> int | None:
-        """The planned number of steps, where it is known."""
+        """The planned number of steps, if known."""
 
     @property
     def total_steps(self) -> int | None:
@@ -36,7 +36,7 @@ class LoopState(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The 0-based index of the epoch under way."""
+        """The 0-based index of the current epoch."""
 
     @property
     def current_epoch(self) -> int:
@@ -44,19 +44,19 @@ class LoopState(Protocol):
 
     @property
     def num_epochs(self) -> int | None:
-        """The planned number of epochs, where it is known."""
+        """The planned number of epochs, if known."""
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The name of the run."""
 
     @property
     def config(self) -> Any:
-        """The settings that were given."""
+        """The settings of the run."""
 
     @property
     def output_dir(self) -> "Path | None":
-        """Where the loop writes its files, if anywhere."""
+        """The directory of the loop's files, if any."""
 
     @property
     def dir(self) -> "Path | None":
@@ -64,35 +64,35 @@ class LoopState(Protocol):
 
     @property
     def callbacks(self) -> Any:
-        """The `CallbackCollection` of those that the loop notifies."""
+        """The `CallbackCollection` of the loop's subscribers."""
 
     @property
     def recorder(self) -> Any:
-        """Writes the run's journal, e.g. ``loop.recorder.event(...)``; None where nothing is recorded."""
+        """Writes the run's journal, e.g. ``loop.recorder.event(...)``; None if nothing is recorded."""
 
     @property
     def model(self) -> Any:
-        """The model in training, if the loop knows it."""
+        """The model in training, if known."""
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer, if the loop knows it."""
+        """The optimizer, if known."""
 
     @property
     def scheduler(self) -> Any:
-        """The learning-rate scheduler, if the loop knows it."""
+        """The learning-rate scheduler, if known."""
 
     @property
     def rank(self) -> int:
-        """This process's index among those that train together."""
+        """The index of this process among those that train together."""
 
     @property
     def world_size(self) -> int:
-        """How many processes train together."""
+        """The number of processes that train together."""
 
     @property
     def ctx(self) -> "LogContext":
-        """The experiment-scope context that this run belongs to."""
+        """The experiment-scope context of this run."""
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -104,11 +104,11 @@ class LoopState(Protocol):
 
     @property
     def history(self) -> Sequence[Any]:
-        """All rows so far, each with ``step`` and ``metrics``; they are read back from the record."""
+        """All rows so far, each with ``step`` and ``metrics``; read from the journal."""
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to, in values of your own."""
+        """Values of your own that summarize the run."""
 
     @property
     def checkpoints(self) -> "Sequence[ManifestRow]":
@@ -120,21 +120,21 @@ class LoopState(Protocol):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether somebody asked for a stop."""
+        """Whether a stop was requested."""
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a stop was asked for; None where none was."""
+        """The reason of the requested stop, or None."""
 
     @property
     def should_stop(self) -> bool:
-        """Whether somebody asked for a stop; assigning True asks for one."""
+        """Whether a stop was requested; assigning True requests one."""
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None: ...
 
     def get_metric(self, name: str) -> Any:
-        """The latest value of a metric, or None; ``val_loss`` also finds ``val/loss``."""
+        """Return the latest value of a metric, or None; ``val_loss`` also finds ``val/loss``."""
 
     def log(self, *args: Any, step: int | None = None, **values: Any) -> None:
         """Record metrics: ``log(name, value)``, ``log({...})`` or ``log(name=value)``."""
@@ -143,30 +143,30 @@ class LoopState(Protocol):
         """Record samples (prompt, completion, rewards, ...), one mapping each."""
 
     def status(self, status: str, /, message: str = "", **data: Any) -> None:
-        """Record where the run is, for monitors and sinks."""
+        """Record a status of the run, for monitors and sinks."""
 
     def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None) -> None:
         """Record an evaluation by a callback: ``record_evaluation("quiz", {"quiz/accuracy": 0.5})``."""
 
     def save_checkpoint(self, path: Any = None) -> "ManifestRow":
-        """Save a checkpoint and return its manifest row; under `hl.Trainer`, within a step, at the end of that step."""
+        """Save a checkpoint and return its manifest row; within a step of `hl.Trainer`, at the end of that step."""
 
     def request_stop(self, reason: str = ...) -> None:
-        """Ask for a stop at the next step boundary."""
+        """Request a stop at the next step boundary."""
 
     def request_checkpoint(self) -> None:
-        """Ask for a checkpoint at the next step boundary."""
+        """Request a checkpoint at the next step boundary."""
 
     def request_validation(self) -> None:
-        """Ask for a validation at the next step boundary."""
+        """Request a validation at the next step boundary."""
 
 
 @dataclass(slots=True)
 class LogContext:
-    """Where in an experiment something happens; the first argument of experiment-scope moments.
+    """The position in an experiment; the first argument of experiment-scope moments.
 
-    ``ids`` links records to their parents: ``experiment_id``, ``group:<name>``, ``run_id``.
-    ``metrics`` gathers what subscribers returned at experiment scope.
+    ``ids`` links records to their parents: ``experiment_id``, ``group:<name>``, ``run_id``. ``metrics`` collects what
+    subscribers return at experiment scope.
     """
 
     output_dir: "Path | None" = None
@@ -183,17 +183,17 @@ class LogContext:
     rank: int = 0
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Keep metrics that belong to the experiment rather than to a step."""
+        """Keep metrics of the experiment rather than of a step."""
         self.metrics.update(collect((values,), {}))
 
     def snapshot(self) -> "LogContext":
-        """This context as it is now; the ids stay shared, so that a logger on another thread can set them."""
+        """Return a copy; the ids stay shared, so that a logger on another thread can set them."""
         return replace(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """A batch together with what its loop knows about it."""
+    """A batch with its number of examples and tokens, if known."""
 
     data: Any
     size: int | None = None
@@ -202,7 +202,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRow:
-    """One checkpoint: where it lies and what held when it was saved."""
+    """One checkpoint: its path, and the step and metrics when it was saved."""
 
     step: int
     path: "Path"
@@ -214,7 +214,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class LoopArtifacts:
-    """What a loop leaves behind, handed to `on_train_end`."""
+    """The results of a loop, passed to `on_train_end`."""
 
     step: int
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class LoopArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One benchmark scored: metrics, breakdowns by tag, and a confidence interval for each metric."""
+    """The result of one benchmark: metrics, breakdowns by tag, and a confidence interval for each metric."""
 
     name: str
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -236,19 +236,19 @@ class EvalResult:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How one run ended.
+    """The result of one run.
 
     Attributes:
-        status: ``completed``, ``incomplete`` (it is trained, and a benchmark failed), ``failed``, ``stopped`` (by a
-            signal, to be resumed), ``skipped`` (what it was to start from failed) or ``waiting`` (the experiment was
-            stopped before it began).
-        metrics: The last of each metric; those of benchmarks under the benchmark's name.
-        evals: What the benchmarks after the training gave.
-        failed_evals: Why a benchmark gave nothing, by its name.
-        error: The traceback of what ended it.
-        repeat: Which of the arm's repeats it is, counted from 0.
-        stage: The stage, where the experiment has stages.
-        attempts: How often it was begun.
+        status: ``completed``, ``incomplete`` (trained, but a benchmark failed), ``failed``, ``stopped`` (by a signal;
+            resumable), ``skipped`` (the run it starts from failed) or ``waiting`` (the experiment stopped before it
+            began).
+        metrics: The last value of each metric; those of benchmarks under the benchmark's name.
+        evals: The results of the benchmarks after training.
+        failed_evals: The errors of failed benchmarks, by name.
+        error: The traceback of the error that ended it.
+        repeat: The 0-based index among the arm's repeats.
+        stage: The stage, if the experiment has stages.
+        attempts: How often it was started.
         returned: The metrics that a function returned as its results.
     """
 
@@ -269,7 +269,7 @@ class RunResult:
 
     @property
     def is_trained(self) -> bool:
-        """Whether its training is complete, whatever its benchmarks gave."""
+        """Whether its training is complete, whether or not its benchmarks failed."""
         return self.status in ("completed", "incomplete")
 
 
@@ -287,9 +287,9 @@ class ExperimentResult:
     """A whole experiment: its arms, in the order in which they were given.
 
     Attributes:
-        status: ``completed``, ``failed`` where a run or a benchmark of it did, or ``stopped`` by a signal.
-        metric: What it is about, where somebody said so.
-        direction: Whether that is better when it is smaller (``min``) or larger (``max``), where somebody said so.
+        status: ``completed``, ``failed`` if a run or a benchmark did, or ``stopped`` by a signal.
+        metric: The metric to compare arms by, if given.
+        direction: Whether a smaller (``min``) or larger (``max``) value is better, if given.
     """
 
     name: str
