@@ -144,7 +144,7 @@ def test_seconds_next_may_be_any_count():
 def test_seconds_bad_interval_is_refused(interval):
     with pytest.raises(hl.OptionError) as caught:
         hl.Seconds(interval)
-    assert str(caught.value) == f"Seconds({interval!r}): give a number of seconds above 0."
+    assert str(caught.value) == f"interval={interval!r}: give a finite number greater than 0."
 
 
 def test_when_asks_the_predicate_with_the_loop():

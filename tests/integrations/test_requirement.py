@@ -82,7 +82,7 @@ def test_jax_without_jaxlib_names_the_extra(errors):
 
 
 def test_integrations_require_the_versions_of_their_extras(errors):
-    wanted = {found[1] for _, old in errors.values() if (found := re.search(r"works with (\S+),", old))}
+    wanted = {found[1] for _, old in errors.values() if (found := re.search(r"needs (\S+), and", old))}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     brought = {re.sub(r"\[.*\]", "", each) for packages in extras.values() for each in packages}
     assert wanted - brought == set()

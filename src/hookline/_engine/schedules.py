@@ -148,7 +148,7 @@ class Seconds(Schedule):
         self.last = self.clock()
 
     def __repr__(self) -> str:
-        return f"Seconds({self.interval})"
+        return f"Seconds({self.interval:g})"
 
 
 class When(Schedule):
