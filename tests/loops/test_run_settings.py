@@ -121,5 +121,5 @@ def test_latest_run_of_a_name_is_the_one_that_started_last_whatever_was_written_
 
 
 def test_notes_that_are_no_text_are_refused():
-    with pytest.raises(OptionError, match=r"notes=3: give a text\."):
+    with pytest.raises(OptionError, match=r"notes=3: give a string\."):
         hl.run(notes=3)

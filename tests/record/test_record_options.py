@@ -56,7 +56,7 @@ def test_recorder_name_too_long_for_a_file_is_refused_before_anything_is_made(tm
         ("..", "project='..': give a name"),
         ("", "project='': give a name"),
         ("half \ud800", "project='half .ud800': give a name"),
-        ("é" * 128, "project='éé.*255 bytes at most"),
+        ("é" * 128, "project='éé.*at most 255 bytes"),
     ],
 )
 def test_run_in_a_project_that_is_no_name_is_refused_and_nothing_is_made(project, said, tmp_path):

@@ -184,8 +184,8 @@ STREAM = {"writer": "main", "axis": "train", "bytes": 5}
 @pytest.mark.parametrize(
     ("sink", "state", "reason"),
     [
-        ("console", {"token": "../../outside"}, "names no file"),
-        ("console", {"token": "/tmp/outside"}, "names no file"),
+        ("console", {"token": "../../outside"}, "is not valid"),
+        ("console", {"token": "/tmp/outside"}, "is not valid"),
         ("tensorboard", {"../../outside": STREAM}, "is no folder of its event files"),
         ("mlflow", {"uri": "http://127.0.0.1:9/outside"}, "names http://127.0.0.1:9/outside"),
         ("wandb", {"id": "../outside", "rows": 0, "failed": False}, "is no id of W&B"),

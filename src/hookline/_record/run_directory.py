@@ -1,10 +1,8 @@
 """A run's directory: ``<root>/<project>/<run id>/``, with ``run.json``, the journal and the checkpoints.
 
-Ids can be read and said (``2026-11-15-brave-otter-3``) and sort by date. ``run.json`` says what was
-run: the configuration, the command, host and versions, and the git commit; changes that were not
-committed lie beside it in ``git.diff``.
-
-Tags, short words that a run is found by, and notes. They are checked before anything is recorded.
+Ids are readable (``2026-11-15-brave-otter-3``) and sort by date. ``run.json`` describes the run: the configuration, the
+command, host and versions, and the git commit; uncommitted changes lie beside it in ``git.diff``. It is replaced as a
+whole, so a reader never sees a part of it. A lock marks a running run and ends with its process.
 """
 
 import contextlib
@@ -18,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,10 @@ from hookline._record.records import clean
 METADATA = "run.json"
 LOCK = "lock"
 _UPDATES = threading.Lock()
-"""Held while a file is read and replaced: threads may set notes and a summary at once."""
-_DIFF_BYTES = 1 << 20
-_NAME_BYTES = 255
-_RUNS_NAMED = 3
+"""Held while ``run.json`` is read and replaced: threads may set notes and a summary at once."""
+_MAX_DIFF_BYTES = 1 << 20
+_MAX_NAME_BYTES = 255
+_MAX_SUGGESTED = 3
 _ADJECTIVES = (
     "amber bold brave bright calm clever crisp eager fair fleet gentle glad keen lively mellow noble "
     "quick quiet rapid ready sharp silver smooth steady still sturdy sunny swift tidy warm wise witty"
@@ -46,25 +44,30 @@ _ANIMALS = (
 
 
 def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None) -> Path:
-    """Make the directory of a new run and write down what is known about it, so that it survives a power cut.
+    """Create the directory and ``run.json`` of a new run; both survive a power cut.
 
     Args:
-        facts: What is known besides; where it has ``git``, git is not asked.
-        run_id: The directory's name, which nobody else may use; one that nobody has by default.
+        facts: Added to the metadata; if it has ``git``, git is not called.
+        run_id: The directory's name; a new unique one by default.
 
     Raises:
-        ConfigError: The project's name is no name, or the directory cannot be written.
+        ConfigError: The project's name is not valid, or the directory cannot be written.
     """
-    _require_project(project)
-    if project[0] == "." and run_id is None:  # whoever names the run, too, may want it out of sight
-        raise ConfigError(f"project={project!r}: runs of a name that begins with '.' are never listed. Give another.")
+    try:
+        is_valid = "\0" not in project and 0 < len(os.fsencode(project)) <= _MAX_NAME_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        is_valid = False
+    if not is_valid or project == ".." or Path(project).name != project:
+        raise ConfigError(f"project={project!r:.80}: give a name without '/', of at most {_MAX_NAME_BYTES} bytes.")
+    if project[0] == "." and run_id is None:  # with an id as well, the run is hidden on purpose
+        raise ConfigError(f"project={project!r}: runs of a project that begins with '.' are never listed.")
     home = Path(root).resolve() / project
     try:
         new = [path for path in (home, *home.parents) if not path.exists()]
         home.mkdir(parents=True, exist_ok=True)
         directory = _make(home) if run_id is None else home / run_id
         directory.mkdir(exist_ok=True)
-        _write_facts(directory, facts)
+        _write_metadata(directory, clean(_describe_run(directory, facts)))
         for path in (directory, *new):
             sync_directory(path.parent)
     except OSError as error:
@@ -74,47 +77,40 @@ def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str
     return directory
 
 
-def _require_project(project: str) -> None:
-    try:
-        is_plain = "\0" not in project and 0 < len(os.fsencode(project)) <= _NAME_BYTES
-    except UnicodeEncodeError:  # half of a character
-        is_plain = False
-    if not is_plain or project == ".." or Path(project).name != project:
-        raise ConfigError(f"project={project!r:.80}: give a name without '/', of {_NAME_BYTES} bytes at most.")
-
-
 def update(directory: Path, name: str, change: Any) -> None:
-    """Change one thing that ``run.json`` says, as a whole or not at all.
+    """Change one value of ``run.json``.
 
     Args:
-        change: The new value, None to remove it, or, of a mapping, a pair of its new items and the names to remove.
+        change: The new value, None to remove it, or, for a mapping, a pair of its new items and the names to remove.
     """
     with _UPDATES:
-        known = read_metadata(directory)
-        known[name] = _changed(known.get(name), *change) if isinstance(change, tuple) else clean(change)
-        kept = {key: value for key, value in known.items() if key != name or value is not None}
-        _replace_facts(directory, kept)
-
-
-def _changed(there: Any, new: Mapping[str, Any], removed: Iterable[str]) -> dict[str, Any]:
-    before = there if isinstance(there, dict) else {} if there is None else {"config": there}
-    gone = set(removed)
-    return {name: value for name, value in {**before, **clean(dict(new))}.items() if name not in gone}
+        metadata = read_metadata(directory)
+        if isinstance(change, tuple):
+            new, removed = change
+            before = metadata.get(name)
+            items = before if isinstance(before, dict) else {} if before is None else {"config": before}
+            metadata[name] = {
+                key: value for key, value in (items | clean(dict(new))).items() if key not in set(removed)
+            }
+        else:
+            metadata[name] = clean(change)
+        kept = {key: value for key, value in metadata.items() if key != name or value is not None}
+        _write_metadata(directory, kept)
 
 
 def read_metadata(directory: Path) -> dict[str, Any]:
-    """What ``run.json`` says; nothing where it cannot be read."""
+    """Return the content of ``run.json``; empty if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads((directory / METADATA).read_text(encoding="utf-8"))
-        return known if isinstance(known, dict) else {}
+        metadata = json.loads((directory / METADATA).read_text(encoding="utf-8"))
+        return metadata if isinstance(metadata, dict) else {}
     return {}
 
 
 def find(root: str | Path, project: str, reference: str | Path, *, name: str) -> Path | None:
-    """The run to take up: a directory, an id in the project, or with ``"auto"`` the latest unfinished one of the name.
+    """Find the run to resume: a directory, an id in the project, or with ``"auto"`` the latest unfinished of a name.
 
     Raises:
-        UnknownNameError: There is no such run. With ``"auto"`` there need not be one.
+        UnknownNameError: There is no such run. With ``"auto"``, None is returned instead.
     """
     home = Path(root).resolve() / project
     if reference == "auto":
@@ -124,23 +120,23 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
         if (directory / METADATA).is_file():
             return require_resumable(directory)
     runs = sorted((path.parent.name for path in home.glob(f"*/{METADATA}")), reverse=True)
-    hint = closest(str(reference), ["auto", "last", *runs], listed=["auto", "last", *runs[:_RUNS_NAMED]])
+    hint = closest(str(reference), ["auto", "last", *runs], listed=["auto", "last", *runs[:_MAX_SUGGESTED]])
     raise UnknownNameError(f"resume={str(reference)!r}: there is no such run in {home}. {hint}")
 
 
 def runs_named(root: str | Path, project: str, name: str) -> list[Path]:
-    """The runs of a name in a project, the one that was started last first."""
+    """Return the runs of a name in a project, latest first."""
     runs = {path.parent: read_metadata(path.parent) for path in (Path(root).resolve() / project).glob(f"*/{METADATA}")}
-    mine = [directory for directory, known in runs.items() if known.get("name") == name]
-    # by what it says, not by the file's time: notes and a summary are written later
+    mine = [directory for directory, metadata in runs.items() if metadata.get("name") == name]
+    # By the recorded time, not the file's: notes and a summary are written later.
     return sorted(mine, key=lambda directory: runs[directory].get("started") or 0.0, reverse=True)
 
 
 def require_resumable(directory: Path) -> Path:
-    """The directory of a run that somebody wants to go on with.
+    """Return the directory if its run can be resumed.
 
     Raises:
-        ConfigError: It is still running, or has links that lead out of it.
+        ConfigError: The run is still running, or the directory has links that lead out of it.
     """
     if is_alive(directory):
         raise still_running_error(directory)
@@ -149,21 +145,20 @@ def require_resumable(directory: Path) -> Path:
 
 
 def still_running_error(directory: Path) -> ConfigError:
-    """What is said to whoever wants to take up a run that somebody holds."""
     return ConfigError(f"resume={str(directory)!r}: that run is still running, in another process.")
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether the run finished; one that was stopped, failed or was killed can be taken up."""
+    """Return whether the run finished; one that was stopped, failed or was killed can be resumed."""
     last = last_status(directory)
     return last is not None and last.status == "finished"
 
 
 def acquire(directory: Path) -> bool:
-    """Mark a run as alive until this process lets go of it or dies; whether nobody else holds it.
+    """Lock a run until this process releases it or dies; returns whether no other process has it.
 
     Raises:
-        ConfigError: It is another user's.
+        ConfigError: The run belongs to another user.
     """
     try:
         return files.acquire_lock(directory / LOCK)
@@ -174,17 +169,17 @@ def acquire(directory: Path) -> bool:
 
 
 def release(directory: Path) -> None:
-    """Take the mark away."""
+    """Release the lock of a run."""
     files.release_lock(directory / LOCK)
 
 
 def is_alive(directory: Path) -> bool | None:
-    """Whether a process holds the run; None where its user lets nobody else see that."""
+    """Return whether a process holds the run; None if this user may not see that."""
     return files.is_locked(directory / LOCK)
 
 
 def _make(home: Path) -> Path:
-    """A directory whose id nobody has; the number counts the runs of the day."""
+    """Create a directory with a new id; the number counts the runs of the day."""
     day = time.strftime("%Y-%m-%d")
     words = f"{secrets.choice(_ADJECTIVES.split())}-{secrets.choice(_ANIMALS.split())}"
     number = 1 + sum(1 for _ in home.glob(f"{day}-*"))
@@ -199,60 +194,51 @@ def _make(home: Path) -> Path:
 
 
 def git_metadata(directory: Path) -> dict[str, Any]:
-    """The commit of the current directory; what was changed since is written to ``git.diff``."""
-    commit, diff = _git()
+    """Return the commit of the current directory, and write uncommitted changes to ``git.diff``."""
+    try:
+        run = {"capture_output": True, "timeout": 5, "check": True}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.decode().strip()  # type: ignore[call-overload]  # noqa: S607
+        diff = subprocess.run(["git", "diff", "HEAD"], **run).stdout  # type: ignore[call-overload]  # noqa: S607
+    except (OSError, subprocess.SubprocessError):  # no git, or no repository
+        commit, diff = None, b""
     if diff:
-        write_atomically(directory / "git.diff", diff[:_DIFF_BYTES])
+        write_atomically(directory / "git.diff", diff[:_MAX_DIFF_BYTES])
     return {"commit": commit, "changed": bool(diff)}
 
 
-def _write_facts(directory: Path, facts: dict[str, Any]) -> None:
-    known: dict[str, Any] = {
+def _describe_run(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    metadata: dict[str, Any] = {
         "id": directory.name,
         "started": time.time(),
         "command": sys.argv,
         "cwd": str(Path.cwd()),
         "host": socket.gethostname(),
-        "user": _user(),
+        "user": user,
         "pid": os.getpid(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _packages(),
     }
     if "git" not in facts:
-        known["git"] = git_metadata(directory)
-    _replace_facts(directory, clean(known | facts))
+        metadata["git"] = git_metadata(directory)
+    return metadata | facts
 
 
-def _replace_facts(directory: Path, known: dict[str, Any]) -> None:
-    write_atomically(directory / METADATA, (json.dumps(known, indent=2) + "\n").encode())
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
+def _write_metadata(directory: Path, metadata: dict[str, Any]) -> None:
+    write_atomically(directory / METADATA, (json.dumps(metadata, indent=2) + "\n").encode())
 
 
 def _packages() -> dict[str, str]:
-    """The versions of the packages that are loaded and say theirs."""
-    # A copy, in one operation: other threads may import something meanwhile.
+    """Return the versions of the loaded packages that have one."""
+    # A copy, made atomically: other threads may import something meanwhile.
     tops = {name: module for name, module in sys.modules.copy().items() if "." not in name and name[0] != "_"}
     others = sorted(tops.keys() - sys.stdlib_module_names)
     versions = {name: getattr(tops[name], "__dict__", {}).get("__version__") for name in others}
     return {name: version for name, version in versions.items() if isinstance(version, str)}
-
-
-def _git() -> tuple[str | None, bytes]:
-    """The commit of the current directory, and what was changed since; nothing where there is no git."""
-    try:
-        run = {"capture_output": True, "timeout": 5, "check": True}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.decode().strip()  # type: ignore[call-overload]  # noqa: S607
-        diff = subprocess.run(["git", "diff", "HEAD"], **run).stdout  # type: ignore[call-overload]  # noqa: S607
-    except (OSError, subprocess.SubprocessError):
-        return None, b""
-    return commit, diff
 
 
 MAX_TAGS = 32
@@ -260,19 +246,19 @@ MAX_TAG_LENGTH = 64
 
 
 def checked_tags(given: Any) -> tuple[str, ...]:
-    """Tags as they are kept: each once, in the order given.
+    """Return tags without duplicates, in the order given.
 
     >>> checked_tags(["nightly", "lr-sweep", "nightly"])
     ('nightly', 'lr-sweep')
 
     Raises:
-        OptionError: They are not a list of short texts.
+        OptionError: They are not a list of short strings.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise OptionError(f"tags={given!r:.200}: give a list of texts, e.g. tags=['nightly', 'lr-sweep'].")
+        raise OptionError(f"tags={given!r:.200}: give a list of strings, e.g. tags=['nightly', 'lr-sweep'].")
     tags = list(given)
     for tag in tags:
-        if not isinstance(tag, str) or not _is_tag(tag):
+        if not (isinstance(tag, str) and 0 < len(tag) <= MAX_TAG_LENGTH and tag == tag.strip() and tag.isprintable()):
             raise OptionError(
                 f"tags: {tag!r:.200} is not a tag. Give strings of 1 to {MAX_TAG_LENGTH} printable characters without "
                 "leading or trailing spaces, e.g. 'nightly'."
@@ -284,15 +270,11 @@ def checked_tags(given: Any) -> tuple[str, ...]:
 
 
 def checked_notes(given: Any) -> str:
-    """Notes as they are kept: any text.
+    """Return notes.
 
     Raises:
-        OptionError: They are no text.
+        OptionError: They are not a string.
     """
     if not isinstance(given, str):
-        raise OptionError(f"notes={given!r:.200}: give a text.")
+        raise OptionError(f"notes={given!r:.200}: give a string.")
     return given
-
-
-def _is_tag(text: str) -> bool:
-    return 0 < len(text) <= MAX_TAG_LENGTH and text == text.strip() and text.isprintable()

@@ -1,9 +1,7 @@
-"""Text from a record on a terminal: control characters are shown, not obeyed.
+"""Text from records on a terminal: control characters are shown, not interpreted.
 
 Names, messages and samples may come from anywhere: a model writes them, or they are in a directory that was received.
-A terminal would take what they hold for commands (move the cursor, set the title, write to the clipboard). `one_line`
-is for pieces of a line, `printable` for texts of several lines, `printable_json` for documents, and `terminal_console`
-makes a console that does so with everything that is printed on it.
+A terminal would interpret what they contain as commands (move the cursor, set the title, write to the clipboard).
 """
 
 import functools
@@ -21,26 +19,26 @@ _NOT_IN_JSON = re.compile(r"[^\n\x20-\x7e]")
 
 
 def one_line(value: object) -> str:
-    """A text without line breaks, and without anything that a terminal would obey."""
+    """Escape line breaks and everything that a terminal would interpret."""
     text = str(value)
-    return text if text.isprintable() else "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def printable(text: str) -> str:
-    """A text with its line breaks, and without anything else that a terminal would obey."""
+    """Escape everything that a terminal would interpret, except line breaks."""
     return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
 
 
 def printable_json(document: str) -> str:
-    """A JSON document with escape sequences of JSON for what a terminal would obey: it means the same."""
-    return _NOT_IN_JSON.sub(lambda found: found[0] if found[0].isprintable() else _escaped(found[0]), document)
+    """Replace what a terminal would interpret by JSON escapes; the document means the same."""
+    return _NOT_IN_JSON.sub(lambda found: found[0] if found[0].isprintable() else _escape_json(found[0]), document)
 
 
 def terminal_console(**options: Any) -> "Console":
-    """A console on which nothing that is printed is obeyed by the terminal, but for the console's own styles.
+    """Return a console that escapes control characters in everything printed on it, except its own styles.
 
     Args:
-        options: Those of `rich.console.Console`.
+        options: Options of `rich.console.Console`.
     """
     console: Console = _console_class()(**{"highlight": False, "emoji": False, "markup": False} | options)
     return console
@@ -60,10 +58,10 @@ def _console_class() -> type[Any]:
     return TerminalConsole
 
 
-def _shown(character: str) -> str:
+def _escape(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
-def _escaped(character: str) -> str:
+def _escape_json(character: str) -> str:
     pair = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{pair[at : at + 2].hex()}" for at in range(0, len(pair), 2))

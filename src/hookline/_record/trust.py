@@ -1,15 +1,15 @@
-"""Tells files that this user's own processes wrote from those that came with a received or shared directory.
+"""Distinguishes files that processes of this user wrote from those of a received or shared directory.
 
-A run's directory may have been unpacked from an archive, copied from elsewhere, or be writable by others. What the
-file of a sink in it asks for (an address, a variable of the environment, an import, a path) is obeyed only if the
-file proves to be the user's own:
+A run's directory may have been unpacked from an archive, copied from elsewhere, or be writable by others. What a sink's
+file in it asks for (an address, an environment variable, an import, a path) is obeyed only if the file is the user's
+own:
 
 - it is a regular file that belongs to the user, and
-- it ends with a code (HMAC-SHA256) over its text, its name and those of the run and the folder, made with a key that
-  only the user can read: ``hookline/key`` in ``$XDG_STATE_HOME``, or in ``~/.local/state``.
+- it ends with an HMAC-SHA256 over its text and the names of the file, its folder and the run, made with a key that only
+  the user can read: ``hookline/key`` in ``$XDG_STATE_HOME``, or in ``~/.local/state``.
 
-The key is made when it is first needed. Where it cannot be kept, or others can read it, nothing is signed, and files
-with such wishes need explicit trust later. Training never fails for that.
+The key is created when it is first needed. If it cannot be kept, or others can read it, nothing is signed, and such
+files need explicit trust later. Training never fails because of that.
 """
 
 import contextlib
@@ -31,28 +31,28 @@ logger = logging.getLogger("hookline")
 
 _MARK = b', "mac": "'
 _KEY_BYTES = 32
-_MOST_BYTES = 16 << 20
-"""How much of a file is read at most: a sink's file holds its position and a small state."""
+_MAX_BYTES = 16 << 20
+"""The most that is read of a file: a sink's file holds its position and a small state."""
 _CHECKPOINTS = "checkpoints"
-"""May be a link to a larger disk: only files that hookline knows are replaced or deleted in it."""
+"""May link to a larger disk: hookline only replaces and deletes files in it that it knows."""
 
 
 def sign(path: Path, document: dict[str, Any]) -> bytes:
-    """A file of JSON with its code; without one where there is no key."""
+    """Encode a document as JSON with a signature for ``path``; without one if there is no key."""
     text = json.dumps(document).encode()
     key = _key()
     return text if key is None else text[:-1] + _MARK + _code(key, path, text) + b'"}'
 
 
 def read(path: Path) -> tuple[dict[str, Any], bool]:
-    """A file of JSON, and whether this user's own process wrote it; an empty dict where it cannot be read."""
+    """Return a JSON file's document (empty if it cannot be read), and whether a process of this user wrote it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return {}, False
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
             return {}, False
         data = file.read()
     try:
@@ -62,26 +62,23 @@ def read(path: Path) -> tuple[dict[str, Any], bool]:
     if not isinstance(document, dict):
         return {}, False
     document.pop("mac", None)
-    return document, found.st_uid == os.geteuid() and _is_signed(path, data)
-
-
-def _is_signed(path: Path, data: bytes) -> bool:
     text, mark, code = data.rpartition(_MARK)
     key = _key() if mark else None
-    return key is not None and hmac.compare_digest(_code(key, path, text + b"}"), code.removesuffix(b'"}'))
+    is_signed = key is not None and hmac.compare_digest(_code(key, path, text + b"}"), code.removesuffix(b'"}'))
+    return document, found.st_uid == os.geteuid() and is_signed
 
 
 def _code(key: bytes, path: Path, text: bytes) -> bytes:
-    # With the last three names of the path, so that a file says nothing in another run; not with all: runs are moved.
-    place = [os.fsencode(name) for name in path.absolute().parts[-3:]]
-    return hmac.new(key, b"\0".join((*place, text)), hashlib.sha256).hexdigest().encode()
+    # Includes the last three parts of the path, so a file is not valid in another run; not all, because runs are moved.
+    names = [os.fsencode(name) for name in path.absolute().parts[-3:]]
+    return hmac.new(key, b"\0".join((*names, text)), hashlib.sha256).hexdigest().encode()
 
 
 def _key() -> bytes | None:
     home = os.environ.get("XDG_STATE_HOME", "")
-    try:  # a relative one is to be ignored, by the specification of these directories
+    try:  # the XDG specification says to ignore relative paths
         folder = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # a user without a home directory
         return None
     return _key_in(folder / "hookline")
 
@@ -100,13 +97,13 @@ def _key_in(folder: Path) -> bytes | None:
                 file.write(secrets.token_bytes(_KEY_BYTES))
                 file.flush()
                 sync_descriptor(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process was first: its key counts
+            with contextlib.suppress(FileExistsError):  # another process was faster: use its key
                 os.link(aside, path)
         finally:
             aside.unlink(missing_ok=True)
         return _read_key(path)
     except OSError as error:
-        logger.debug("No key can be kept in %s (%s): the files of sinks are not signed.", folder, error)
+        logger.debug("Cannot keep a key in %s (%s): files of sinks are not signed.", folder, error)
         return None
 
 
@@ -122,7 +119,7 @@ def _read_key(path: Path) -> bytes | None:
 
 
 def reject_outside_links(run_dir: Path, *, but_own: bool = False) -> None:
-    """Refuse a run's directory in which links lead to places outside of it: files would be written through them.
+    """Reject a run's directory with links that lead out of it: files would be written through them.
 
     Args:
         but_own: Accept links that belong to this user; for directories that are known to be the user's own.
@@ -130,15 +127,15 @@ def reject_outside_links(run_dir: Path, *, but_own: bool = False) -> None:
     Raises:
         ConfigError: There is such a link.
     """
-    link = _link_out(run_dir.resolve(), run_dir, but_own=but_own)
+    link = _outside_link(run_dir.resolve(), run_dir, but_own=but_own)
     if link is not None:
         raise ConfigError(
             f"{link} is a link that leads out of the run's directory, and files would be written through it. Remove "
-            "the link; to write elsewhere, give the sink its path."
+            "the link; to write elsewhere, give the sink a path."
         )
 
 
-def _link_out(root: Path, directory: Path, *, but_own: bool) -> Path | None:
+def _outside_link(root: Path, directory: Path, *, but_own: bool) -> Path | None:
     with contextlib.suppress(NotADirectoryError, FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             path = Path(entry.path)
@@ -147,7 +144,7 @@ def _link_out(root: Path, directory: Path, *, but_own: bool) -> Path | None:
                 if not is_accepted and not path.resolve().is_relative_to(root):
                     return path
             elif entry.name != _CHECKPOINTS and entry.is_dir(follow_symlinks=False):
-                found = _link_out(root, path, but_own=but_own)
+                found = _outside_link(root, path, but_own=but_own)
                 if found is not None:
                     return found
     return None
