@@ -26,7 +26,7 @@ UNTRIED: dict[str, str] = {}
 TYPER_S_OWN = ("--help", "--install-completion", "--show-completion")
 
 MADE = (
-    *("Band", "Bands", "Candidate", "Cost", "Failure", "ImportedRun", "ManifestRow", "PlannedRun", "Result", "Rollout"),
+    *("Band", "Bands", "Cost", "DetectedRun", "Failure", "ImportedRun", "ManifestRow", "PlannedRun", "Result", "Rollout"),
     *("Row", "RunInfo", "RunResult", "Series", "Taken"),
 )
 """Data that hookline makes and users only read."""
