@@ -26,8 +26,8 @@ UNTRIED: dict[str, str] = {}
 TYPER_S_OWN = ("--help", "--install-completion", "--show-completion")
 
 MADE = (
-    *("Band", "Bands", "Cost", "DetectedRun", "Failure", "ImportedRun", "ManifestRow", "PlannedRun", "Result", "Rollout"),
-    *("Row", "RunInfo", "RunResult", "Series", "Taken"),
+    *("Band", "Bands", "Cost", "DetectedRun", "Failure", "ImportedRun", "ManifestRow", "PlannedRun", "Result"),
+    *("Rollout", "Row", "RunInfo", "RunResult", "Series", "Taken"),
 )
 """Data that hookline makes and users only read."""
 

@@ -1,19 +1,19 @@
-"""How a host's list of moments differs from the reference: each change makes another list of it, for one moment."""
+"""Changes that turn the reference list of moments into that of a host, each for one moment."""
 
 from collections.abc import Callable
 
 Names = list[str]
 Change = Callable[[Names, str], Names]
-"""Makes a list of moments from another, for the moment that differs."""
+"""Turns a list of moments into another one, for the moment that differs."""
 
 
 def absent() -> Change:
-    """Never told."""
+    """Never fires."""
     return lambda names, moment: [name for name in names if name != moment]
 
 
-def absent_behind(other: str) -> Change:
-    """Not told right behind another moment."""
+def absent_after(other: str) -> Change:
+    """Does not fire right after another moment."""
 
     def apply(names: Names, moment: str) -> Names:
         pairs = zip(["", *names], names, strict=False)
@@ -22,8 +22,8 @@ def absent_behind(other: str) -> Change:
     return apply
 
 
-def moved_behind(other: str) -> Change:
-    """Told behind the next of another moment."""
+def moved_after(other: str) -> Change:
+    """Fires after the next of another moment."""
 
     def apply(names: Names, moment: str) -> Names:
         made: Names = []
@@ -42,7 +42,7 @@ def moved_behind(other: str) -> Change:
 
 
 def moved_before(other: str) -> Change:
-    """Told before the last of another moment."""
+    """Fires before the last of another moment."""
 
     def apply(names: Names, moment: str) -> Names:
         made: Names = []
@@ -58,17 +58,17 @@ def moved_before(other: str) -> Change:
 
 
 def also_before(other: str) -> Change:
-    """Told before each of another moment, too."""
+    """Also fires before each of another moment."""
     return lambda names, moment: [n for name in names for n in ((moment, name) if name == other else (name,))]
 
 
-def also_behind(other: str) -> Change:
-    """Told behind each of another moment, too."""
+def also_after(other: str) -> Change:
+    """Also fires after each of another moment."""
     return lambda names, moment: [n for name in names for n in ((name, moment) if name == other else (name,))]
 
 
 def only_first() -> Change:
-    """Told the first time only."""
+    """Fires only the first time."""
 
     def apply(names: Names, moment: str) -> Names:
         first = names.index(moment)
@@ -78,7 +78,7 @@ def only_first() -> Change:
 
 
 def only_last() -> Change:
-    """Told the last time only."""
+    """Fires only the last time."""
 
     def apply(names: Names, moment: str) -> Names:
         return only_first()(names[::-1], moment)[::-1]
