@@ -133,7 +133,7 @@ def test_console_broken_pipe_is_given_up_and_nothing_waits(recorder, tmp_path, m
     delivery.round()
     assert (delivery.progress.status, delivery.is_done()) == ("ok", True)
     assert [record.getMessage() for record in caplog.records] == [
-        "Nothing more is shown on stdout: [Errno 32] Broken pipe"
+        "Cannot write to stdout, nothing more is shown: [Errno 32] Broken pipe"
     ]
     with pytest.raises(BrokenPipeError):
         stream.close()
@@ -148,7 +148,7 @@ def test_console_closed_stream_is_given_up_and_nothing_waits(recorder, tmp_path,
     delivery.round()
     assert (delivery.progress.status, delivery.is_done()) == ("ok", True)
     (message,) = caplog.messages
-    assert message.startswith("Nothing more is shown on stdout: I/O operation on closed file")
+    assert message.startswith("Cannot write to stdout, nothing more is shown: I/O operation on closed file")
 
 
 def test_console_without_a_stream_shows_nothing(recorder, tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def test_csv_metric_called_extra_is_kept_under_another_name_where_columns_are_gi
 
 
 def test_csv_column_called_extra_is_refused():
-    with pytest.raises(hl.OptionError, match="'extra' is added"):
+    with pytest.raises(hl.OptionError, match="'extra' is reserved"):
         CsvSink(columns=("step", "extra"))
 
 

@@ -99,7 +99,7 @@ def test_function_row_that_always_fails_is_given_up_and_the_rest_goes_on(recorde
     assert flaky.calls == [1, 2, 4, 5]
     assert flaky.left == {3: 997}
     assert (delivery.sink.failed, delivery.progress.status, delivery.is_done()) == (1, "ok", True)
-    assert "The logger function failed at step 3: ValueError: no 3. The row is given up." in caplog.text
+    assert "The logger function failed at step 3: ValueError: no 3. The row is dropped." in caplog.text
 
 
 def test_function_last_row_that_always_fails_is_given_up_in_the_end(recorder, tmp_path):

@@ -168,7 +168,7 @@ def test_port_that_is_taken_is_a_fault_that_says_what_to_do_and_passes(recorder,
     with socket.create_server(("127.0.0.1", sink.port)):
         delivery = deliver(sink)
         assert delivery.progress.status == "lagging"
-        assert "is taken: give another port, or port=0" in delivery.progress.error
+        assert "is in use: give another port, or port=0" in delivery.progress.error
     delivery.round()
     assert single(scraped(sink), "hookline_metric") == 1.0
 

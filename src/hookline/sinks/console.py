@@ -1,13 +1,12 @@
-"""What is recorded as lines on the terminal, for people who watch; plain lines where there is none.
+"""`ConsoleSink`: records as lines on the terminal, with colours where it supports them.
 
-Rows of training are shown at a bounded rate: of those in between only the latest is shown, and the
-last one always. Evaluations, statuses, events and log lines are all shown, samples as an excerpt now
-and then. Rows and samples are those of the run's main writer; of the others only what happens to them
-is shown.
+Training rows are shown at a limited rate: of those in between only the latest is shown, and the last one always.
+Evaluations, statuses, events and log lines are all shown, samples as an occasional excerpt. Rows and samples are those
+of the run's main writer; of other writers, only statuses, events and log lines are shown.
 
-Lines go through ``sys.stdout`` or ``sys.stderr`` as it is at the moment, each batch in one piece, so
-that a live progress bar, which puts itself in their place, shows them above itself. A stream that was
-closed (``| head``) is given up, not waited for. A kill may repeat the lines of one batch.
+Lines go through the current ``sys.stdout`` or ``sys.stderr``, one write per batch, so that a live progress bar, which
+replaces these streams, shows them above itself. After a stream was closed (``| head``), nothing more is shown. A kill
+may repeat the lines of one batch.
 """
 
 import copy
@@ -34,26 +33,25 @@ logger = logging.getLogger("hookline")
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style."""
 
-EXCERPT = 60
-_HIDDEN = "hooks/"
-_UNSAID = BOOKKEEPING | {"eval"}
-"""Events that are not shown: of an evaluation, its row says more."""
-_LOUD = "bold white on red"
+MOST_LETTERS = 60
+_HIDDEN_PREFIX = "hooks/"
+_HIDDEN_EVENTS = BOOKKEEPING | {"eval"}  # an evaluation is shown by its row
+_ALERT = "bold white on red"
 _STATUS_STYLES = {"finished": "bold green", "failed": "bold red", "stopped": "bold yellow"}
-_LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": _LOUD, "DEBUG": "dim"}
+_LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": _ALERT, "DEBUG": "dim"}
 
 
 @register_sink("console")
 @dataclass(eq=False)
 class ConsoleSink(Sink):
-    """Prints a line for each row of metrics, and for what else happens.
+    """Prints a line for each row of metrics, status, event and log line.
 
     Args:
         stream: ``"stderr"`` or ``"stdout"``.
-        every_seconds: How much time lies between two rows of training that are shown; 0 shows them all.
-        metrics: Names of metrics to show, or beginnings of names (``"val/"``); all but ``hooks/`` where none are given.
-        sample_seconds: How much time lies between two excerpts of samples; 0 shows them all, None shows none.
-        name: What the sink is called in its run.
+        every_seconds: The minimum time between two training rows; 0 shows them all.
+        metrics: Names or prefixes (``"val/"``) of the metrics to show; by default all but ``hooks/``.
+        sample_seconds: The minimum time between two excerpts of samples; 0 shows them all, None shows none.
+        name: The sink's name in its run.
     """
 
     stream: Literal["stdout", "stderr"] = "stderr"
@@ -71,8 +69,8 @@ class ConsoleSink(Sink):
                 raise OptionError(f"{name}={value!r}: give a number of seconds.")
         self.metrics = (self.metrics,) if isinstance(self.metrics, str) else tuple(self.metrics)
         self._delivered: DeliveredPositions | None = None
-        self._rows = Thinned(self.every_seconds)
-        self._samples = Thinned(self.sample_seconds or 0.0)
+        self._rows = Throttle(self.every_seconds)
+        self._samples = Throttle(self.sample_seconds or 0.0)
         self._is_closed = False
 
     @classmethod
@@ -119,7 +117,7 @@ class ConsoleSink(Sink):
                 return self._samples.now(record.time, _sample(entry, record))
             case Status():
                 return [*self._rows.late(math.inf), _status(entry, record)]
-            case Event() if record.name in _UNSAID:
+            case Event() if record.name in _HIDDEN_EVENTS:
                 return []
             case Event():
                 return [_event(entry, record)]
@@ -128,8 +126,12 @@ class ConsoleSink(Sink):
         return []
 
     def _row(self, entry: JournalEntry, record: Metrics) -> Line:
-        shown = [(name, value) for name, value in record.values.items() if self._shows(name)]
-        line = _begin(entry)
+        shown = [
+            (name, value)
+            for name, value in record.values.items()
+            if (name.startswith(self.metrics) if self.metrics else not name.startswith(_HIDDEN_PREFIX))
+        ]
+        line = _prefix(entry)
         if record.axis != "train":
             line.append((f"  {record.axis}", "bold cyan"))
         for name, value in shown:
@@ -137,58 +139,59 @@ class ConsoleSink(Sink):
             line += [(f"  {one_line(name)} ", ""), (text, style)]
         return line if shown else []
 
-    def _shows(self, name: str) -> bool:
-        return name.startswith(self.metrics) if self.metrics else not name.startswith(_HIDDEN)
-
     def _print(self, lines: Iterable[Line]) -> None:
         lines = [line for line in lines if line]
         stream: TextIO | None = getattr(sys, self.stream)
         if not lines or stream is None or self._is_closed:
             return
         try:
-            text = _styled(lines) if stream.isatty() else "".join(f"{_plain(line)}\n" for line in lines)
-            stream.write(_encodable(text, stream))
+            if stream.isatty():
+                text = _styled(lines)
+            else:
+                text = "".join("".join(piece for piece, _ in line) + "\n" for line in lines)
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.write(text.encode(encoding, "replace").decode(encoding))
             stream.flush()
         except (BrokenPipeError, ValueError) as error:
             self._is_closed = True
-            logger.warning("Nothing more is shown on %s: %s", self.stream, error)
+            logger.warning("Cannot write to %s, nothing more is shown: %s", self.stream, error)
 
 
-class Thinned:
-    """Lines at a bounded rate, by the times of their records.
+class Throttle:
+    """Limits the rate of lines, by the times of their records.
 
     Args:
-        seconds: How much time lies between two of them.
+        seconds: The minimum time between two lines.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._shown = -math.inf
-        self._waiting: tuple[float, Line] | None = None
+        self._held: tuple[float, Line] | None = None
 
     def now(self, at: float, line: Line) -> list[Line]:
-        """The line, if it is time for one; otherwise it is left out."""
+        """The line, if one is due; otherwise it is dropped."""
         if at - self._shown < self._seconds:
             return []
         self._shown = at
         return [line]
 
     def due(self, at: float, line: Line) -> list[Line]:
-        """The line, if it is time for one; otherwise it waits until the next one comes, or until it is late."""
+        """The line, if one is due; otherwise it is held until the next one arrives or `late` returns it."""
         if not line:
             return []
-        self._waiting = (at, line) if at - self._shown < self._seconds else None
+        self._held = (at, line) if at - self._shown < self._seconds else None
         return self.now(at, line)
 
     def late(self, now: float) -> list[Line]:
-        """The line that waits, if it is time for one."""
-        if self._waiting is None or now - self._shown < self._seconds:
+        """The held line, if one is due."""
+        if self._held is None or now - self._shown < self._seconds:
             return []
-        (self._shown, line), self._waiting = self._waiting, None
+        (self._shown, line), self._held = self._held, None
         return [line]
 
 
-def _begin(entry: JournalEntry) -> Line:
+def _prefix(entry: JournalEntry) -> Line:
     line = [(time.strftime("%H:%M:%S", time.localtime(entry.record.time)), "dim")]
     if entry.file.name != MAIN:
         line.append((f"  {entry.file.name}", "dim"))
@@ -198,39 +201,35 @@ def _begin(entry: JournalEntry) -> Line:
 
 def _value(value: Any, style: str) -> tuple[str, str]:
     if isinstance(value, float):
-        return (f"{value:.4g}", style) if math.isfinite(value) else (f"{value}!".replace("nan", "NaN"), _LOUD)
-    return _cut(str(value)), style
+        return (f"{value:.4g}", style) if math.isfinite(value) else (f"{value}!".replace("nan", "NaN"), _ALERT)
+    return _excerpt(str(value)), style
 
 
 def _sample(entry: JournalEntry, record: Sample) -> Line:
-    texts = [("  sample ", ""), (_cut(record.prompt), "dim"), (" -> ", ""), (_cut(record.completion), "")]
+    texts = [("  sample ", ""), (_excerpt(record.prompt), "dim"), (" -> ", ""), (_excerpt(record.completion), "")]
     reward = [] if record.total is None else [("  reward ", ""), _value(record.total, "bold")]
-    return [*_begin(entry), *texts, *reward]
+    return [*_prefix(entry), *texts, *reward]
 
 
 def _status(entry: JournalEntry, record: Status) -> Line:
     word = (f"  {one_line(record.status)}", _STATUS_STYLES.get(record.status, "bold"))
     message = [(f": {one_line(record.message)}", "")] if record.message else []
-    return [*_begin(entry), word, *message]
+    return [*_prefix(entry), word, *message]
 
 
 def _event(entry: JournalEntry, record: Event) -> Line:
     facts = "".join(f"  {one_line(name)}={_value(value, '')[0]}" for name, value in record.data.items())
     style = "bold red" if "error" in record.name else "magenta"
-    return [*_begin(entry), (f"  {one_line(record.name)}", style), (facts, "")]
+    return [*_prefix(entry), (f"  {one_line(record.name)}", style), (facts, "")]
 
 
 def _log(entry: JournalEntry, record: LogLine) -> Line:
     level = (f"  {one_line(record.level)}", _LEVEL_STYLES.get(record.level, ""))
-    return [*_begin(entry), level, (f" {one_line(record.logger)}: {one_line(record.message)}", "")]
+    return [*_prefix(entry), level, (f" {one_line(record.logger)}: {one_line(record.message)}", "")]
 
 
-def _cut(text: str) -> str:
-    return one_line(text if len(text) <= EXCERPT else f"{text[: EXCERPT - 1]}…")
-
-
-def _plain(line: Line) -> str:
-    return "".join(text for text, _ in line)
+def _excerpt(text: str) -> str:
+    return one_line(text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…")
 
 
 def _styled(lines: Iterable[Line]) -> str:
@@ -241,8 +240,3 @@ def _styled(lines: Iterable[Line]) -> str:
     for line in lines:
         console.print(Text.assemble(*line), soft_wrap=True)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)

@@ -1,17 +1,19 @@
-"""Records of one kind as a CSV file whose header is always complete.
+"""`CsvSink`: records of one kind as a CSV file whose header is always complete.
 
-A record with new keys makes the file be rewritten with more columns, aside and then renamed, so that
-no cell ever stands under no name or the wrong one. Where the columns are given, they stay as they
-are, and what has none is kept as JSON in the column ``extra``; a value of that very name is called
-``extra_``. A file that is there is appended to. A resume mark takes out the rows that are done again.
+A record with new keys rewrites the file with more columns, to a temporary file that is then renamed, so no cell is ever
+without a column name or under a wrong one. Configured columns stay as they are: other values go into the column
+``extra`` as JSON, and a value named ``extra`` becomes ``extra_``. An existing file is appended to. A resume mark
+removes the rows that will be recorded again.
 
-The state is the number of rows and bytes delivered and the columns: rows survive a rewrite that the
-cursor does not know of yet, bytes make the usual cut cheap. With the inode it tells a file that somebody
-replaced; one that a sink itself rewrote just before a crash is told by a note in the run's folder ``sinks``.
+The state is the number of delivered rows and bytes, and the columns. Rows remain valid after a rewrite that the saved
+state does not include yet; bytes make the usual truncation cheap. The inode detects a file that was replaced by someone
+else. A rewrite just before a crash is recognized by a note in the run's folder ``sinks``.
 """
 
+import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -31,8 +33,9 @@ from hookline.sinks.output_files import AppendedFile, file_loss, has_zeros, set_
 from hookline.sinks.rows import flat_row, require_kinds
 
 EXTRA = "extra"
-DONE_AGAIN = ("metrics", "sample", "rewards")
-"""The kinds of which a resume makes earlier records obsolete."""
+REPEATED = ("metrics", "sample", "rewards")
+"""The kinds of records that a resumed run records again."""
+Selection = Callable[[Iterable[dict[str, str]]], Iterable[dict[str, str]]]
 csv.field_size_limit(1 << 30)
 
 
@@ -42,10 +45,10 @@ class CsvSink(Sink):
     """Writes a table of metrics, or of another kind of record.
 
     Args:
-        path: The file; ``<kind>.csv`` in the run's directory where none is given.
+        path: The file; ``<kind>.csv`` in the run's directory by default.
         kind: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event`` or ``log``.
-        columns: The columns, where they are to be these and no others; the rest goes into ``extra``.
-        name: What the sink is called in its run.
+        columns: The columns; other values go into ``extra``. By default one column per key.
+        name: The sink's name in its run.
     """
 
     path: Path | None = None
@@ -57,7 +60,7 @@ class CsvSink(Sink):
         require_kinds(self.kind)
         self.columns = (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
         if EXTRA in self.columns:
-            raise OptionError(f"columns={self.columns!r}: {EXTRA!r} is added, for what has no column.")
+            raise OptionError(f"columns={self.columns!r}: {EXTRA!r} is reserved for values without a column.")
         if len(set(self.columns)) < len(self.columns):
             raise OptionError(f"columns={self.columns!r}: a name is given twice.")
         self.path = Path(self.path).absolute() if self.path is not None else None
@@ -65,15 +68,18 @@ class CsvSink(Sink):
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
         path, known = self._path(run_dir), state.get("inode")
-        there = _inode(path)
-        is_own_rewrite = there is not None and there != known and there == _noted(self._note(run_dir))
+        found = _inode(path)
+        is_own_rewrite = False
+        if found is not None and found != known:
+            with contextlib.suppress(OSError, ValueError):
+                is_own_rewrite = found == int(self._note(run_dir).read_text(encoding="ascii"))
         return "" if is_own_rewrite else file_loss(path, state["bytes"], state)
 
     def set_aside(self, run_dir: Path, state: Any) -> None:
         path = self._path(run_dir)
         begin, inode = state.get("begin", 0), state.get("inode")
-        if begin and inode == _inode(path):  # with rows that others wrote before
-            Table(path).cut(begin)
+        if begin and inode == _inode(path):  # the file has rows from before the sink
+            Table(path).truncate(begin)
         else:
             set_aside(path, 0, inode)
 
@@ -92,7 +98,7 @@ class CsvSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> Any:
         path = self._path(run_dir)
-        if state is None and self.path is None:  # ours alone: what is there was written under other settings
+        if state is None and self.path is None:  # left by a sink with other settings
             path.unlink(missing_ok=True)
         self._table = Table(path, (*self.columns, EXTRA) if self.columns else (), fixed=bool(self.columns))
         self._table.note = self._note(run_dir)
@@ -100,8 +106,8 @@ class CsvSink(Sink):
 
     def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._table is not None
-        if is_resume(entries[0].record) and self.kind in DONE_AGAIN:
-            return self._table.keep(_not_done_again(entries[0]))
+        if is_resume(entries[0].record) and self.kind in REPEATED:
+            return self._table.keep(_not_repeated(entries[0]))
         return self._table.append([flat_row(entry) for entry in entries if entry.kind == self.kind])
 
     def close(self) -> None:
@@ -116,7 +122,7 @@ class CsvSink(Sink):
         return run_dir / SINKS_FOLDER / f"{path.stem}-{zlib.crc32(os.fsencode(path)):08x}.rewritten"
 
 
-def _not_done_again(mark: JournalEntry) -> Callable[[Mapping[str, str]], bool]:
+def _not_repeated(mark: JournalEntry) -> Callable[[Mapping[str, str]], bool]:
     steps = resumed_steps(mark.record)
 
     def keeps(kept: Mapping[str, str]) -> bool:
@@ -138,27 +144,27 @@ class Table:
     fixed: bool = False
     rows: int = 0
     begin: int = 0
-    """How many rows were there before the first was delivered."""
+    """The number of rows before the first delivery."""
     note: Path | None = None
-    """Where it is noted which file a rewrite made."""
+    """A file with the inode of the last rewrite, until a state includes it."""
     _file: AppendedFile | None = field(default=None, init=False)
     _has_note: bool = field(default=True, init=False)
 
     def open(self, state: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Open the file where a state left it, or as it is."""
-        there = self._header()
+        """Open the file and restore a state; None keeps all of it."""
+        header = self._header()
         self.begin = 0 if state is None else state.get("begin", 0)
-        if state is not None and there == tuple(state["columns"]):
+        if state is not None and header == tuple(state["columns"]):
             self.rows = state["rows"]
-            self._begin(there, state["bytes"], state)
-        elif state is not None and there:  # rewritten by a batch that does not count
-            self._rewrite(there, _first(state["rows"]))
+            self._open_file(header, state["bytes"], state)
+        elif state is not None and header:  # rewritten by a batch that was not delivered
+            self._rewrite(header, _first(state["rows"]))
         else:
-            self.rows = sum(1 for _ in self._read()) if there else 0
+            self.rows = sum(1 for _ in self._read()) if header else 0
             self.begin = self.rows
-            self._begin(there, None)
-        if there and self.fixed and there != self.columns_wanted:
-            self._rewrite((*self.columns_wanted, *(c for c in there if c not in self.columns_wanted)), _all)
+            self._open_file(header, None)
+        if header and self.fixed and header != self.columns_wanted:
+            self._rewrite((*self.columns_wanted, *(c for c in header if c not in self.columns_wanted)))
         return self._state()
 
     def __post_init__(self) -> None:
@@ -166,39 +172,43 @@ class Table:
         self.columns = ()
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Write rows at the end, with more columns if need be."""
+        """Write rows at the end, with more columns if needed."""
         if not rows:
             return self._state()
-        if self._has_note and self.note is not None:  # what it tells is in the state by now
+        if self._has_note and self.note is not None:  # the saved state includes the rewrite by now
             self.note.unlink(missing_ok=True)
             self._has_note = False
         assert self._file is not None
-        wanted, header = self._columns_for(rows), b""
+        if self.fixed:
+            wanted = self.columns or self.columns_wanted
+        else:
+            wanted = tuple(dict.fromkeys((*self.columns, *(key for values in rows for key in values))))
+        header = b""
         if not self.columns and not self._file.size:
             self.columns, header = wanted, _encoded([list(wanted)])
         elif wanted != self.columns:
-            self._rewrite(wanted, _all)
+            self._rewrite(wanted)
         self._file.append(header + _encoded([self._cells(values) for values in rows]))
         self.rows += len(rows)
         return self._state()
 
     def keep(self, keeps: Callable[[Mapping[str, str]], bool]) -> dict[str, Any]:
-        """Take out the rows that are not to be kept."""
+        """Remove the rows that the function does not keep."""
         if self.columns:
-            before = 0  # of those that were there before the first was delivered
+            begin = 0
 
-            def chosen(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
-                nonlocal before
-                for number, kept in enumerate(rows):
-                    if keeps(kept):
-                        before += number < self.begin
-                        yield kept
+            def selected(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+                nonlocal begin
+                for number, values in enumerate(rows):
+                    if keeps(values):
+                        begin += number < self.begin
+                        yield values
 
-            self._rewrite(self.columns, chosen)
-            self.begin = before
+            self._rewrite(self.columns, selected)
+            self.begin = begin
         return self._state()
 
-    def cut(self, rows: int) -> None:
+    def truncate(self, rows: int) -> None:
         """Keep only the first rows of a file."""
         header = self._header()
         if header:
@@ -206,19 +216,13 @@ class Table:
             self.close()
 
     def is_intact(self) -> bool:
-        """Whether the file still has what was written to it."""
+        """Whether the file still has all rows."""
         return self._file is None or self._file.is_intact()
 
     def close(self) -> None:
         """Close the file. May be called again."""
         if self._file is not None:
             self._file.close()
-
-    def _columns_for(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-        if self.fixed:
-            return self.columns or self.columns_wanted
-        new = dict.fromkeys(key for values in rows for key in values)
-        return tuple(dict.fromkeys((*self.columns, *new)))
 
     def _cells(self, values: Mapping[str, Any]) -> list[str]:
         if self.fixed and EXTRA in values:
@@ -240,47 +244,40 @@ class Table:
         with self.path.open(newline="", encoding="utf-8") as file:
             yield from csv.DictReader(file)
 
-    def _begin(self, columns: tuple[str, ...], size: int | None, mark: Mapping[str, Any] | None = None) -> None:
+    def _open_file(self, columns: tuple[str, ...], size: int | None, mark: Mapping[str, Any] | None = None) -> None:
         self.close()
         self.columns, self._file = columns, AppendedFile(self.path, size, mark)
 
-    def _rewrite(self, columns: tuple[str, ...], choose: Callable[[Iterable[dict[str, str]]], Iterable[Any]]) -> None:
-        """Write the rows that are chosen under these columns, aside, and put the file in its place."""
+    def _rewrite(self, columns: tuple[str, ...], select: Selection | None = None) -> None:
+        """Write the selected rows with these columns to a temporary file, and replace the file by it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.path.with_name(f".{self.path.name}.partial")
+        partial = self.path.with_name(f".{self.path.name}.partial")
         rows = 0
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         try:
-            with aside.open("x", newline="", encoding="utf-8") as file:  # never through a link that somebody put there
+            with partial.open("x", newline="", encoding="utf-8") as file:  # "x", so as never to follow a planted link
                 writer = csv.writer(file)
                 writer.writerow(columns)
-                for kept in choose(self._read()) if self._header() else ():
-                    writer.writerow([kept.get(column) or "" for column in columns])
+                existing: Iterable[dict[str, str]] = self._read() if self._header() else ()
+                for values in existing if select is None else select(existing):
+                    writer.writerow([values.get(column) or "" for column in columns])
                     rows += 1
                 file.flush()
                 sync_descriptor(file.fileno())
-            # After a crash from here on, the state knows another file: this tells that it was not somebody else.
+            # After a crash from here on, the saved state has another inode: the note identifies the file as ours.
             if self.note is not None:
                 self.note.parent.mkdir(parents=True, exist_ok=True)
-                self.note.write_text(str(aside.stat().st_ino), encoding="ascii")
-            aside.replace(self.path)
+                self.note.write_text(str(partial.stat().st_ino), encoding="ascii")
+            partial.replace(self.path)
         except OSError:
-            aside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
         self.rows, self._has_note = rows, True
-        self._begin(columns, None)
+        self._open_file(columns, None)
 
     def _state(self) -> dict[str, Any]:
         size, mark = (0, {}) if self._file is None else (self._file.size, self._file.mark())
         return {"rows": self.rows, "bytes": size, "columns": list(self.columns), "begin": self.begin} | mark
-
-
-def _noted(note: Path) -> int | None:
-    """The inode that the last rewrite by a sink made, where its state may not know it yet."""
-    try:
-        return int(note.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _inode(path: Path) -> int | None:
@@ -290,12 +287,8 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def _all(rows: Iterable[dict[str, str]]) -> Iterable[dict[str, str]]:
-    return rows
-
-
-def _first(count: int) -> Callable[[Iterable[dict[str, str]]], Iterable[dict[str, str]]]:
-    return lambda rows: (kept for _, kept in zip(range(count), rows, strict=False))
+def _first(count: int) -> Selection:
+    return lambda rows: itertools.islice(rows, count)
 
 
 def _encoded(rows: Iterable[list[str]]) -> bytes:

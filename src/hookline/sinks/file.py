@@ -1,13 +1,12 @@
-"""Everything that is recorded as lines of text for people, in a file that is replaced when it is full.
+"""`FileSink`: all records as readable lines of text, in a file that is rotated when it is full.
 
-A line is the time, the kind, the writer where it is not the main one, and ``name=value`` for the rest;
-texts stand in quotes with line breaks escaped, so that one record is one line. What a resume makes
-obsolete stays: it is a log, not a table.
+A line is the time, the kind, the writer unless it is the main one, and ``name=value`` for the rest. Texts are quoted,
+with line breaks escaped, so one record is one line. Records that a resume makes obsolete stay: it is a log.
 
-A full file is set aside as ``run.log.1``, the next one as ``run.log.2``: the highest number is the
-newest, and the numbers never change. Files are exchanged only between batches, so that one may be
-larger than asked for by a batch. The state is the size and the number: opening takes back an exchange
-that does not count yet, and cuts the file. So every record is in the files once.
+A full file is renamed to ``run.log.1``, the next one to ``run.log.2``: the highest number is the newest, and numbers
+never change. Rotation happens only between batches, so a file may exceed its limit by a batch. The state is the size
+and the number. Opening the file undoes a rotation that was not delivered and truncates the file, so each record is in
+the files once.
 """
 
 import json
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.errors import OptionError
+from hookline._engine.checks import require_integer
 from hookline._record.reader import JournalEntry
 from hookline._record.records import clean
 from hookline._record.sink import Sink, register_sink
@@ -36,12 +35,11 @@ class FileSink(Sink):
     """Writes a readable line for each record.
 
     Args:
-        path: The file; ``run.log`` in the run's directory where none is given. One that is there is appended to.
-        max_bytes: How large a file gets before the next one is begun.
+        path: The file; ``run.log`` in the run's directory by default. An existing file is appended to.
+        max_bytes: The size at which the file is rotated.
         backups: How many full files are kept.
-        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event``, ``log``; all of them
-            where none are given.
-        name: What the sink is called in its run.
+        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event``, ``log``; by default all.
+        name: The sink's name in its run.
     """
 
     path: Path | None = None
@@ -53,20 +51,17 @@ class FileSink(Sink):
     def __post_init__(self) -> None:
         self.kinds = require_kinds(self.kinds)
         self.path = Path(self.path).absolute() if self.path is not None else None
-        for name, least in (("max_bytes", 1), ("backups", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
+        require_integer("max_bytes", self.max_bytes)
+        require_integer("backups", self.backups)
         self._log: RotatingFile | None = None
         self._begin: dict[str, int] = {}
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
         path = self._path(run_dir)
-        later = [number for number in numbers_of(path) if number > state["number"]]  # by batches that do not count yet
-        if not later:
+        if not any(number > state["number"] for number in rotated_numbers(path)):
             return file_loss(path, state["size"], state)
-        exchanged = path.with_name(f"{path.name}.{state['number'] + 1}")
-        return file_loss(exchanged, state["size"], state) if exchanged.exists() else ""  # too old to be kept
+        rotated = path.with_name(f"{path.name}.{state['number'] + 1}")  # by a batch that was not delivered
+        return file_loss(rotated, state["size"], state) if rotated.exists() else ""  # else too old to be kept
 
     def set_aside(self, run_dir: Path, state: Any) -> None:
         path = self._path(run_dir)
@@ -84,7 +79,7 @@ class FileSink(Sink):
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         before = state or {}
-        if state is None and self.path is None:  # ours alone: what is there was written under other settings
+        if state is None and self.path is None:  # any content is from a sink with other settings
             state = {"number": 0, "size": 0}
         self._log = RotatingFile(self._path(run_dir), self.max_bytes, self.backups, state)
         self._begin = before.get("begin") or self._log.state()
@@ -108,38 +103,38 @@ class FileSink(Sink):
 
 
 class RotatingFile:
-    """A file that is set aside under the next number when it is full.
+    """Appends to a file, and renames it when it is full.
 
     Args:
-        path: The file that is written to.
-        max_bytes: From which size on the next file is begun.
-        backups: How many of those set aside are kept.
-        state: Where to go on, as `state` gave it; None takes the files as they are.
+        path: The file.
+        max_bytes: The size at which it is rotated.
+        backups: How many full files are kept.
+        state: The result of `state` to continue from; None keeps the files as they are.
     """
 
     def __init__(self, path: Path, max_bytes: int, backups: int, state: dict[str, Any] | None) -> None:
         self.path, self._max_bytes, self._backups = path, max_bytes, backups
-        self.number = max(numbers_of(path), default=0) if state is None else state["number"]
+        self.number = max(rotated_numbers(path), default=0) if state is None else state["number"]
         if state is not None:
-            self._take_back()
+            self._undo_rotations()
         self._file = AppendedFile(path, None if state is None else state["size"], state)
 
     def append(self, data: bytes) -> None:
-        """Write at the end, after setting a full file aside."""
+        """Write at the end, after rotating a full file."""
         if data and self._file.size and self._file.size + len(data) > self._max_bytes:
             self._rotate()
         self._file.append(data)
 
     def mark(self) -> dict[str, int]:
-        """What tells the file that is written to."""
+        """What distinguishes the current file from any other."""
         return self._file.mark()
 
     def is_intact(self) -> bool:
-        """Whether the file still has what was written to it."""
+        """Whether the current file still has all bytes."""
         return self._file.is_intact()
 
     def state(self) -> dict[str, int]:
-        """Where to go on."""
+        """The position to continue from."""
         return {"number": self.number, "size": self._file.size}
 
     def close(self) -> None:
@@ -148,31 +143,31 @@ class RotatingFile:
 
     def _rotate(self) -> None:
         self._file.close()
-        self.path.replace(self._aside(self.number + 1))
+        self.path.replace(self._rotated_path(self.number + 1))
         self.number += 1
-        for old in numbers_of(self.path):
+        for old in rotated_numbers(self.path):
             if old <= self.number - self._backups:
-                self._aside(old).unlink(missing_ok=True)
+                self._rotated_path(old).unlink(missing_ok=True)
         self._file = AppendedFile(self.path)
 
-    def _take_back(self) -> None:
-        """Undo exchanges behind the state: what they set aside is the file of the state, and all later ones go."""
-        later = sorted(number for number in numbers_of(self.path) if number > self.number)
+    def _undo_rotations(self) -> None:
+        """Undo rotations after the state: the first renamed the state's file, and the later files are removed."""
+        later = sorted(number for number in rotated_numbers(self.path) if number > self.number)
         if not later:
             return
         self.path.unlink(missing_ok=True)
-        for number in reversed(later):  # the file of the state last: after a crash in between it is done again
+        for number in reversed(later):  # the state's file last, so that this can be repeated after a crash
             if number == self.number + 1:
-                self._aside(number).replace(self.path)
+                self._rotated_path(number).replace(self.path)
             else:
-                self._aside(number).unlink(missing_ok=True)
+                self._rotated_path(number).unlink(missing_ok=True)
 
-    def _aside(self, number: int) -> Path:
+    def _rotated_path(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
 
 
-def numbers_of(path: Path) -> list[int]:
-    """The numbers of the full files that were set aside for a file."""
+def rotated_numbers(path: Path) -> list[int]:
+    """The numbers of a file's rotated files."""
     pattern = re.compile(rf"{re.escape(path.name)}\.([1-9][0-9]*)")
     found = (pattern.fullmatch(other.name) for other in path.parent.glob("*"))
     return [int(match[1]) for match in found if match]
@@ -182,13 +177,11 @@ def _line(entry: JournalEntry) -> str:
     fields = flat_row(entry)
     seconds = fields.pop("time")
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    values = fields if entry.kind == "metrics" else {key: value for key, value in fields.items() if _says(value)}
+    values = fields
+    if entry.kind != "metrics":
+        values = {key: value for key, value in fields.items() if value is not None and value not in ("", [])}
     words = " ".join(f"{_name(name)}={_value(value)}" for name, value in values.items())
     return f"{clock}.{int(seconds % 1 * 1000):03d} {entry.kind:<7} {words}\n"
-
-
-def _says(value: Any) -> bool:
-    return value is not None and value not in ("", [])
 
 
 def _name(name: str) -> str:

@@ -1,14 +1,12 @@
-"""A logger function, called off the training thread with the rows of the record.
+"""`FunctionSink`: calls a logger function with the recorded rows, off the training thread.
 
-The function is called ``function(report_data, step)`` once for each row of training and of evaluation
-of the run's main writer, in order, with plain Python numbers. After each call the place is written
-down beside the cursor, so that a process that is killed repeats one row at most. While that cannot be
-written down, because the disk is full, no further row is given: it lags like any other sink.
+``function(report_data, step)`` is called in order, once for each row of training and evaluation of the run's main
+writer, with plain Python numbers. The position is saved after each call, so a killed process repeats at most one row.
+While it cannot be saved, because the disk is full, no further row is delivered.
 
-A row at which the function raises is tried three times. If the rows behind it then go well, it is
-given up: logged and counted. If three rows in a row fail, the function itself is taken to be broken:
-the sink refuses, the rows stay where they are, and are tried again now and then. Where no row comes
-behind one that fails, it is given up after ten attempts.
+A row for which the function raises is tried three times. If later rows then succeed, the row is dropped with an error.
+If three rows in succession fail, the function is considered broken: the sink refuses, keeps the rows and retries now
+and then. A failing row without later rows is dropped after ten attempts.
 """
 
 import logging
@@ -33,11 +31,11 @@ logger = logging.getLogger("hookline")
 
 AXES = ("train", "eval")
 ATTEMPTS = 3
-"""How often a row is tried before those behind it are."""
+"""How often a row is tried before later ones are."""
 LAST_ATTEMPTS = 10
-"""How often a row is tried that has none behind it."""
-ROWS_IN_A_ROW = 3
-"""How many rows in a row make a function broken."""
+"""How often a row without later ones is tried."""
+MOST_FAILED_ROWS = 3
+"""How many failed rows in succession mean that the function is broken."""
 
 LoggerFunction = Callable[[dict[str, Any], int], object]
 
@@ -48,9 +46,9 @@ class FunctionSink(Sink):
     """Calls a function with each row of metrics.
 
     Args:
-        function: Takes ``(report_data, step)``; or where it lies, as ``"package.module:name"``. Only one that
-            can be imported from there can be delivered to later, by ``hookline runs sync``.
-        name: What the sink is called in its run.
+        function: Takes ``(report_data, step)``; or its import path, ``"package.module:name"``. ``hookline runs sync``
+            can deliver only to a function that can be imported.
+        name: The sink's name in its run.
     """
 
     function: LoggerFunction | str | None
@@ -64,12 +62,12 @@ class FunctionSink(Sink):
             _require_logger(self.function)
         self.failed = 0
         self._delivered: DeliveredPositions | None = None
-        self._called: LoggerFunction | None = None
-        self._first: tuple[str, int] = ("", 0)
-        self._given_up_in_a_row = 0
+        self._resolved: LoggerFunction | None = None
+        self._first_failure: tuple[str, int] = ("", 0)  # the entry's id, and how often it failed
+        self._dropped_in_a_row = 0
 
     def check(self) -> None:
-        self._found()
+        self._resolve()
 
     def spec(self) -> dict[str, Any]:
         place = self.function if self.function is None or isinstance(self.function, str) else import_path(self.function)
@@ -81,7 +79,7 @@ class FunctionSink(Sink):
         return [f"import {settings.get('function')}"]
 
     def open(self, run_dir: Path, state: Any) -> Any:
-        self._called = self._found()
+        self._resolved = self._resolve()
         state = state or {"token": secrets.token_hex(4)}
         self._delivered = DeliveredPositions(run_dir, state["token"], self._delivered)
         return state
@@ -90,18 +88,24 @@ class FunctionSink(Sink):
         assert self._delivered is not None
         failing: list[tuple[JournalEntry, BaseException]] = []
         for entry in entries:
-            if not _is_row(entry) or self._delivered.has(entry):
+            record = entry.record
+            is_row = isinstance(record, Metrics) and record.axis in AXES and entry.file.name == MAIN
+            if not is_row or self._delivered.has(entry):
                 continue
             self._delivered.settle()
-            error = self._call(entry.record)
+            error = self._call(record)
             if error is None:
-                self._give_up(failing)
-                self._given_up_in_a_row = 0
+                self._drop(failing)
+                self._dropped_in_a_row = 0
                 self._delivered.add(entry)
             else:
                 failing.append((entry, error))
-                self._judge(failing)
-        self._judge_last(failing)
+                self._raise_unless_skippable(failing)
+        if failing:  # no later row succeeded
+            if self._first_failure[1] < LAST_ATTEMPTS:
+                raise RowError(*failing[0]) from failing[0][1]
+            self._dropped_in_a_row += len(failing)
+            self._drop(failing)
         return {"token": self._delivered.token}
 
     def close(self) -> None:
@@ -109,7 +113,7 @@ class FunctionSink(Sink):
         if self._delivered is not None:
             self._delivered.close()
 
-    def _found(self) -> LoggerFunction:
+    def _resolve(self) -> LoggerFunction:
         if self.function is None:
             raise ConfigError(
                 "The logger function cannot be rebuilt: it is a lambda, a local function or an object. Define it at "
@@ -126,41 +130,33 @@ class FunctionSink(Sink):
         return found
 
     def _call(self, row: Any) -> BaseException | None:
-        assert self._called is not None
-        name = self.name or getattr(self._called, "__name__", "function")
+        assert self._resolved is not None
+        name = self.name or getattr(self._resolved, "__name__", "function")
         SLOW_CALLS.begin(self, f"The logger function {name}", row.step, "Its later rows wait; training does not.")
         try:
-            self._called(dict(row.values), row.step)
+            self._resolved(dict(row.values), row.step)
         except (Exception, SystemExit) as error:
             return error
         finally:
             SLOW_CALLS.end(self)
         return None
 
-    def _judge(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
-        """Raise unless the rows behind those that fail are to be tried."""
+    def _raise_unless_skippable(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
+        """Raise unless the rows after the failing ones are to be tried."""
         entry, error = failing[0]
         if len(failing) == 1:
-            self._first = (entry.id, self._first[1] + 1 if self._first[0] == entry.id else 1)
-        if len(failing) + self._given_up_in_a_row >= ROWS_IN_A_ROW and self._first[1] >= ATTEMPTS:
-            raise RefusedError(f"The function raises for every row: {_last_line(error)}. Mend it.") from error
-        if self._first[1] < ATTEMPTS:
+            attempts = self._first_failure[1] + 1 if self._first_failure[0] == entry.id else 1
+            self._first_failure = (entry.id, attempts)
+        if self._first_failure[1] < ATTEMPTS:
             raise RowError(entry, error) from error
+        if len(failing) + self._dropped_in_a_row >= MOST_FAILED_ROWS:
+            raise RefusedError(f"The function raises for every row: {_last_line(error)}. Fix it.") from error
 
-    def _judge_last(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
-        """Decide on rows that fail and have none behind them."""
-        if not failing:
-            return
-        if self._first[1] < LAST_ATTEMPTS:
-            raise RowError(*failing[0]) from failing[0][1]
-        self._given_up_in_a_row += len(failing)
-        self._give_up(failing)
-
-    def _give_up(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
+    def _drop(self, failing: list[tuple[JournalEntry, BaseException]]) -> None:
         assert self._delivered is not None
         for entry, error in failing:
             self.failed += 1
-            logger.error("%s The row is given up.", RowError(entry, error), exc_info=error)
+            logger.error("%s The row is dropped.", RowError(entry, error), exc_info=error)
             self._delivered.add(entry)
         failing.clear()
 
@@ -173,16 +169,11 @@ class RowError(HooklineError, RuntimeError):
         super().__init__(f"The logger function failed at step {step}: {_last_line(error)}.")
 
 
-def _is_row(entry: JournalEntry) -> bool:
-    record = entry.record
-    return isinstance(record, Metrics) and record.axis in AXES and entry.file.name == MAIN
-
-
 def _require_logger(function: Any) -> Any:
     require_two_arguments(function, "a logger function", "(report_data, step)")
     if is_async(function):
         raise OptionError(
-            f"function={function!r} is async, and nobody would await it: give a plain function to sinks=, or this one "
+            f"function={function!r} is async, which sinks do not await: give a plain function to sinks=, or this one "
             "to callbacks=."
         )
     return function

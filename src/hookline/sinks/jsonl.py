@@ -1,4 +1,4 @@
-"""All records as lines of JSON in one file, for other programs to read."""
+"""`JsonlSink`: all records as JSON lines in one file, for other programs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,12 @@ from hookline.sinks.rows import require_kinds
 @register_sink("jsonl")
 @dataclass(eq=False)
 class JsonlSink(Sink):
-    """Writes a line of JSON for each record, as in the journal, from all writers of the run.
+    """Writes each record as a line of JSON, in the journal's format, from all writers of the run.
 
     Args:
-        path: The file; ``records.jsonl`` in the run's directory where none is given.
-        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event``, ``log``; all of them
-            where none are given.
-        name: What the sink is called in its run.
+        path: The file; ``records.jsonl`` in the run's directory by default.
+        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event``, ``log``; by default all.
+        name: The sink's name in its run.
     """
 
     path: Path | None = None
@@ -59,7 +58,7 @@ class JsonlSink(Sink):
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         known = None if state is None else _known(state)
         size: int | None = known["bytes"] if known is not None else None
-        if known is None and self.path is None:  # ours alone: what is there was written under other settings
+        if known is None and self.path is None:  # any content is from a sink with other settings
             size = 0
         self._file = AppendedFile(self._path(run_dir), size, known)
         self._begin = self._file.size if known is None else known["begin"]
@@ -83,5 +82,5 @@ class JsonlSink(Sink):
 
 
 def _known(state: Any) -> dict[str, Any]:
-    """A state, also one of version 0.1, which was the size alone."""
+    """A saved state; that of version 0.1 was only the size."""
     return state if isinstance(state, dict) else {"bytes": state, "begin": 0}

@@ -1,13 +1,12 @@
-"""Metrics, rewards and samples as TensorBoard's event files: ``tensorboard --logdir runs``.
+"""`TensorboardSink`: metrics, rewards and samples as TensorBoard's event files (``tensorboard --logdir runs``).
 
-Every event is in the files once: a file is cut back to what counts as delivered before it is gone on
-with, so that it never holds a torn event or one twice. TensorBoard shows a directory as a run. The
-training's own rows lie in the directory itself; those of another axis, which may count other steps,
-in a directory below it, and those of another process in one named after that. Where a run was resumed
-the files say so in TensorBoard's own way, and its readers drop what was done again.
+Each event is in the files once: before a file is continued, it is truncated to its delivered size, so it never has a
+partial event or a duplicate. TensorBoard shows a directory as a run. Training rows are in the log directory itself;
+rows of another axis, which may count other steps, are in a subdirectory, and those of another process in one named
+after it. After a resume, the files have TensorBoard's own restart marks, and its readers drop the repeated steps.
 
-TensorBoard itself keeps ten texts of a tag for its page unless it is started with, say,
-``--samples_per_plugin text=1000``; of two values of one tag and step it shows the later one.
+TensorBoard's page keeps ten texts per tag unless it is started with, for example, ``--samples_per_plugin text=1000``.
+Of two values with the same tag and step, it shows the later one.
 """
 
 import importlib.util
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._engine.checks import require_integer
+from hookline._engine.errors import MissingExtraError, RefusedError
 from hookline._record.reader import JournalEntry, is_resume
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.output_files import file_loss
@@ -31,9 +31,9 @@ class TensorboardSink(Sink):
     """Writes scalars, distributions of rewards, and samples as texts.
 
     Args:
-        log_dir: Where the event files go; ``tensorboard`` in the run's directory where none is given.
+        log_dir: The directory of the event files; ``tensorboard`` in the run's directory by default.
         samples_per_step: How many samples of a step and lesson are shown; 0 for none.
-        name: What the sink is called in its run.
+        name: The sink's name in its run.
     """
 
     log_dir: Path | None = None
@@ -41,8 +41,7 @@ class TensorboardSink(Sink):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.samples_per_step < 0:
-            raise OptionError(f"samples_per_step={self.samples_per_step!r}: give a number from 0 up.")
+        require_integer("samples_per_step", self.samples_per_step, minimum=0)
         self.log_dir = Path(self.log_dir).absolute() if self.log_dir is not None else None
         self._files: EventFiles | None = None
 
@@ -64,7 +63,7 @@ class TensorboardSink(Sink):
     def _written(self, run_dir: Path, state: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
         for folder, known in state.items():
             if Path(folder).is_absolute() or ".." in Path(folder).parts:
-                raise RefusedError(f"{folder!r} in the sink's state is no folder of its event files.")
+                raise RefusedError(f"{folder!r} in the sink's state is not one of its folders.")
             yield self._root(run_dir) / folder / self._file_name(run_dir), known
 
     def _root(self, run_dir: Path) -> Path:
