@@ -186,9 +186,9 @@ STREAM = {"writer": "main", "axis": "train", "bytes": 5}
     [
         ("console", {"token": "../../outside"}, "is not valid"),
         ("console", {"token": "/tmp/outside"}, "is not valid"),
-        ("tensorboard", {"../../outside": STREAM}, "is no folder of its event files"),
+        ("tensorboard", {"../../outside": STREAM}, "is not one of its folders"),
         ("mlflow", {"uri": "http://127.0.0.1:9/outside"}, "names http://127.0.0.1:9/outside"),
-        ("wandb", {"id": "../outside", "rows": 0, "failed": False}, "is no id of W&B"),
+        ("wandb", {"id": "../outside", "rows": 0, "failed": False}, "is not a valid W&B id"),
         ("trackio", {"directory": "/tmp/outside", "run_id": "1"}, "names /tmp/outside"),
     ],
 )

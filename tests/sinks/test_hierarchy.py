@@ -15,7 +15,7 @@ from hookline._record.delivery import Delivery, Pace
 from hookline._record.recorder import Recorder
 from hookline._record.sink import Sink
 from hookline.sinks.mlflow import KEY_TAG, PARENT_TAG, MlflowSink
-from hookline.sinks.mlflow_connection import alone_in
+from hookline.sinks.mlflow_connection import exclusive_start
 from hookline.sinks.run_progress import read_metadata
 from hookline.sinks.trackio import TrackioSink
 from hookline.sinks.wandb import WandbSink
@@ -237,14 +237,18 @@ def test_mlflow_parent_made_elsewhere_at_the_same_time_is_taken_if_it_is_older(m
 
 
 def test_lock_of_an_experiment_that_somebody_keeps_is_a_fault_after_a_while(tmp_path):
-    with alone_in(tmp_path, 1.0), pytest.raises(TimeoutError, match="another run has"), alone_in(tmp_path, 0.05):
+    with (
+        exclusive_start(tmp_path, 1.0),
+        pytest.raises(TimeoutError, match="another run holds"),
+        exclusive_start(tmp_path, 0.05),
+    ):
         raise AssertionError("two at once")
-    with alone_in(tmp_path, 0.05):
+    with exclusive_start(tmp_path, 0.05):
         assert files.is_locked(tmp_path / ".mlflow.lock")
 
 
 def test_lock_of_an_experiment_in_a_directory_that_is_gone_keeps_nobody_out(tmp_path):
-    with alone_in(tmp_path / "gone", 0.05), alone_in(tmp_path / "gone", 0.05):
+    with exclusive_start(tmp_path / "gone", 0.05), exclusive_start(tmp_path / "gone", 0.05):
         pass
 
 

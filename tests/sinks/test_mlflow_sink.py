@@ -313,7 +313,7 @@ def test_sink_from_a_configuration_has_its_settings():
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("mlruns", "file store cannot take a record only once"),
+        ("mlruns", "file store would keep repeated records twice"),
         ("file:///somewhere/mlruns", "sqlite:///mlflow.db"),
         ("htp://127.0.0.1:5000", "has no store for it. Give one of http, https, sqlite"),
         ("https://ann:secret@example.org", "MLFLOW_TRACKING_USERNAME"),
@@ -372,7 +372,9 @@ def test_server_that_fails_is_a_fault_that_the_time_limit_ends(fault, run_dir):
         assert (delivery.progress.status, sink._connection.timeout_seconds) == ("lagging", 1)
 
 
-@pytest.mark.parametrize(("status", "fix"), [(401, "MLFLOW_TRACKING_PASSWORD"), (403, "TOKEN"), (404, "is no MLflow")])
+@pytest.mark.parametrize(
+    ("status", "fix"), [(401, "MLFLOW_TRACKING_PASSWORD"), (403, "TOKEN"), (404, "is not an MLflow")]
+)
 def test_server_that_refuses_is_told_with_the_fix(status, fix, run_dir):
     with proxy(to=None) as front:
         front.mode = status

@@ -22,7 +22,7 @@ from hookline._record.recorder import Recorder
 from hookline._record.records import Metrics, Sample
 from hookline._record.segment import JournalFile
 from hookline.sinks import WandbSink, wandb_run
-from hookline.sinks.wandb_run import Numbers, WandbFile
+from hookline.sinks.wandb_run import RowNumbers, WandbFile
 
 KEY = "k" * 40
 
@@ -234,9 +234,9 @@ def parcel(writer, end, record=None):
 
 def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path):
     first = [parcel("main", 1), parcel("main", 2), parcel("rank1", 1), parcel("rank1", 2)]
-    Numbers(tmp_path / "rows", 7).give(first)
+    RowNumbers(tmp_path / "rows", 7).assign(first)
     again = [parcel("main", 1), parcel("main", 2), parcel("main", 3), parcel("rank1", 1), parcel("rank1", 2)]
-    numbered = Numbers(tmp_path / "rows", 7).give(again)
+    numbered = RowNumbers(tmp_path / "rows", 7).assign(again)
     assert [(number, each.id) for number, (each,) in numbered] == [
         *((7 + place, each.id) for place, each in enumerate(first)),
         (11, "main-1-1-3"),
@@ -244,12 +244,12 @@ def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path)
 
 
 def test_numbers_only_rise_even_if_a_part_of_a_batch_comes_late(tmp_path):
-    Numbers(tmp_path / "rows", 0).give([parcel("main", 1), parcel("rank1", 1)])
-    numbers = Numbers(tmp_path / "rows", 0)
+    RowNumbers(tmp_path / "rows", 0).assign([parcel("main", 1), parcel("rank1", 1)])
+    numbers = RowNumbers(tmp_path / "rows", 0)
     given = []
     for batch in ([parcel("main", 1), parcel("main", 2)], [parcel("rank1", 1)]):
-        given += numbers.give(batch)
-        numbers.following = given[-1][0] + 1
+        given += numbers.assign(batch)
+        numbers.next = given[-1][0] + 1
     assert [(number, each.id) for number, (each,) in given] == [
         (0, "main-1-1-1"),
         (2, "main-1-1-2"),
@@ -259,8 +259,8 @@ def test_numbers_only_rise_even_if_a_part_of_a_batch_comes_late(tmp_path):
 
 def test_table_that_comes_again_with_more_samples_keeps_its_number(tmp_path):
     samples = [parcel("main", end, Sample(step=1)) for end in (1, 2, 3)]
-    Numbers(tmp_path / "rows", 0).give(samples[:2])
-    numbered = Numbers(tmp_path / "rows", 0).give(samples)
+    RowNumbers(tmp_path / "rows", 0).assign(samples[:2])
+    numbered = RowNumbers(tmp_path / "rows", 0).assign(samples)
     assert [(number, len(row)) for number, row in numbered] == [(0, 2), (1, 1)]
 
 
@@ -432,7 +432,7 @@ def test_server_that_is_gone_at_the_end_holds_nobody_up(server, record, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"), [({"mode": "ofline"}, "Did you mean 'offline'"), ({"samples_per_step": -1}, "from 0 up")]
+    ("settings", "said"), [({"mode": "ofline"}, "Did you mean 'offline'"), ({"samples_per_step": -1}, "of at least 0")]
 )
 def test_settings_that_cannot_be_are_errors(settings, said):
     with pytest.raises(OptionError, match=said):

@@ -1,22 +1,20 @@
-"""Metrics, configuration, status and, where asked for, samples in an MLflow run.
+"""`MlflowSink`: metrics, configuration, status and optionally samples in an MLflow run.
 
-The run is found again by a tag, so that a start that is cut short leaves no second one. A metric is
-sent with its own time, and a tracking store in a database keeps one row for the same name, step, time
-and value, so a batch that comes again changes nothing. MLflow's file store appends instead: it is
-refused. What is done again after a resume stays in the history beside the first attempt: MLflow takes
-nothing out of it.
+The run has a tag by which it is found again, so an interrupted start leaves no second run. A metric is sent with its
+own time, and a tracking database keeps one row per name, step, time and value, so a repeated batch changes nothing.
+MLflow's file store would append it again and is refused. Steps that are repeated after a resume stay in the history
+beside the first attempt: MLflow cannot remove them.
 
-A run of an experiment is nested: below a run that stands for its group, which is below one that stands
-for the experiment. Those two have no metrics and are finished from the start. The first run that needs
-them makes them, behind a lock in the experiment's directory; runs that share no directory find them by a
-tag, and of two that were made at once all take the older one.
+A run of an experiment is nested below a run for its group, which is nested below one for the experiment. These two have
+no metrics and are finished from the start. The first run that needs them creates them, under a lock in the experiment's
+directory. Runs that share no directory find them by a tag; if two were created at once, all use the older one.
 
-MLflow holds numbers as 64-bit floats; its databases keep infinity as the largest of them. None is left
-out. A text is the value of a tag (its first 5,000 characters). Characters that MLflow does not have in
-names become ``_``, with a short digest behind the name, so that two names never become one.
+MLflow stores numbers as 64-bit floats, and its databases store infinity as the largest of them. None is left out. A
+text is the value of a tag, up to 5,000 characters. Characters that MLflow does not allow in names become ``_``,
+followed by a short digest, so that two names never become one.
 
-mlflow's own HTTP client waits for minutes and retries; here a request has one attempt and
-``timeout_seconds``, in the sink's thread only: the delivery does the retrying.
+mlflow's own HTTP client waits for minutes and retries. Here a request has one attempt and ``timeout_seconds``, in the
+sink's thread only, because the delivery retries.
 """
 
 import hashlib
@@ -30,7 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._engine.checks import require_number
+from hookline._engine.errors import MissingExtraError, RefusedError
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.recorder import cleaned
 from hookline._record.records import Metrics, Sample, Status, encode
@@ -38,10 +37,10 @@ from hookline._record.sink import Sink, register_sink
 from hookline.sinks.mlflow_connection import (
     Connection,
     absolute,
-    alone_in,
     artifact_location,
     check_uri,
     default_uri,
+    exclusive_start,
     has_password,
     local_database,
 )
@@ -63,15 +62,14 @@ class MlflowSink(Sink):
     """Writes to a run of an MLflow tracking server or database.
 
     Args:
-        tracking_uri: ``http(s)://...`` or ``sqlite:///...``; ``MLFLOW_TRACKING_URI`` where none is given, and
-            ``mlflow.db`` in the root of the runs where that is not set either.
-        experiment: MLflow's experiment; the run's project where none is given.
-        run_name: What the run is called in MLflow; where none is given, its id, or its key in its experiment.
-        tags: More tags for the run, whose own are the tag ``hookline.tags``; with ``mlflow.parentRunId`` it is
-            nested there.
-        samples: Whether samples are kept as well, as artifacts below ``samples/``, a file a batch.
-        timeout_seconds: How long a request may take before it counts as failed.
-        name: What the sink is called in its run.
+        tracking_uri: ``http(s)://...`` or ``sqlite:///...``; by default ``MLFLOW_TRACKING_URI``, or else ``mlflow.db``
+            in the root of the runs.
+        experiment: MLflow's experiment; by default the run's project.
+        run_name: The run's name in MLflow; by default its id, or its key in its experiment.
+        tags: Further tags; the run's own become the tag ``hookline.tags``. ``mlflow.parentRunId`` nests the run there.
+        samples: Whether to store samples too, as artifacts below ``samples/``, one file per batch.
+        timeout_seconds: The time limit of a request.
+        name: The sink's name in its run.
     """
 
     tracking_uri: str | None = None
@@ -83,8 +81,7 @@ class MlflowSink(Sink):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.timeout_seconds > 0:
-            raise OptionError(f"timeout_seconds={self.timeout_seconds!r}: give a number of seconds above 0.")
+        require_number("timeout_seconds", self.timeout_seconds, above=0)
         self.tracking_uri = absolute(self.tracking_uri) if self.tracking_uri else None
         self._connection: Connection | None = None
         self._client: Any = None
@@ -104,12 +101,12 @@ class MlflowSink(Sink):
         uri = state.get("uri")
         if self.tracking_uri is None and uri is not None and uri != default_uri(run_dir):
             raise RefusedError(
-                f"The state in the run's directory names {uri}, and was not written by a process of this user. Give "
-                "tracking_uri= to say where to deliver."
+                f"The sink's state names {uri}, and was not written by a process of this user. Give tracking_uri= to "
+                "choose where to deliver."
             )
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
-        # Gone only: a database that was put back from a copy is another file, and may have the run.
+        # Only if it is gone: a database that was restored from a copy is another file, but may have the run.
         path = local_database(state.get("uri") or "")
         return file_loss(path, 1, {}) if path is not None and not path.exists() else ""
 
@@ -121,7 +118,11 @@ class MlflowSink(Sink):
                 self._client = self._connection.client()
                 run = self._run(state["run_id"])
             else:
-                run = self._begun_once(run_dir, uri)
+                metadata = read_metadata(run_dir)
+                # Runs of an experiment start one after another, because they share their parents.
+                with exclusive_start(run_dir.parent) if metadata.membership is not None else nullcontext():
+                    self._client = self._connection.client()
+                    run = self._find_or_create(metadata, uri)
         self._has_ended = run.info.status != "RUNNING"
         self._state = {
             "run_id": run.info.run_id,
@@ -138,7 +139,7 @@ class MlflowSink(Sink):
             self._log(metrics=_metrics(entries), tags=_tags(entries))
             if self.samples:
                 self._log_samples(entries)
-            self._note_status(entries)
+            self._update_status(entries)
         return dict(self._state)
 
     def ids(self, state: Any) -> dict[str, str]:
@@ -146,68 +147,58 @@ class MlflowSink(Sink):
         return {name: state[name] for name in names if state.get(name)}
 
     def _run(self, run_id: str) -> Any:
-        """The run that was begun before."""
         again = "To deliver everything to a new run, remove the sink's file in the run's folder 'sinks'."
         try:
             run = self._client.get_run(run_id)
         except Exception as error:
             if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-                raise RefusedError(f"MLflow does not know the run {run_id} any more. {again}") from error
+                raise RefusedError(f"MLflow no longer has the run {run_id}. {again}") from error
             raise
         if run.info.lifecycle_stage != "active":
             raise RefusedError(f"The run {run_id} was deleted in MLflow: restore it there. {again}")
         return run
 
-    def _begun_once(self, run_dir: Path, uri: str) -> Any:
-        """Begin; the runs of an experiment one after the other, because they share what they are nested in."""
-        assert self._connection is not None
-        facts = read_metadata(run_dir)
-        with alone_in(run_dir.parent) if facts.membership is not None else nullcontext():
-            self._client = self._connection.client()
-            return self._begun(facts, uri)
-
-    def _begun(self, facts: RunMetadata, uri: str) -> Any:
-        """The run with the tag of this one, or a new one, with what was configured."""
-        experiment = self._experiment(self.experiment or facts.project, uri)
-        run = self._oldest(experiment, facts.key) or self._created(experiment, facts)
+    def _find_or_create(self, metadata: RunMetadata, uri: str) -> Any:
+        experiment = self._experiment(self.experiment or metadata.project, uri)
+        run = self._oldest(experiment, metadata.key) or self._create(experiment, metadata)
         self._state = {"run_id": run.info.run_id}
-        self._log(params=dict(_flat("", facts.config)))
+        self._log(params=dict(_flat("", metadata.config)))
         return run
 
     def _oldest(self, experiment: str, key: str) -> Any:
-        """The run with a key, the same one for everybody should there be two; None where there is none."""
+        """The run with a key; if there are two, all processes use the same one. None if there is none."""
         order = ["attributes.start_time ASC", "attributes.run_id ASC"]
         found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1, order_by=order)
         return found[0] if found else None
 
-    def _created(self, experiment: str, facts: RunMetadata) -> Any:
+    def _create(self, experiment: str, metadata: RunMetadata) -> Any:
         own = self.tags or {}
-        known = {KEY_TAG: facts.key, "hookline.run": facts.id} | _source(facts)
-        known |= {"hookline.tags": ", ".join(facts.tags)} if facts.tags else {}
-        if facts.membership is not None:
-            known |= {f"hookline.{name}": value for name, value in facts.membership.facts().items()}
+        known = {KEY_TAG: metadata.key, "hookline.run": metadata.id} | _source(metadata)
+        known |= {"hookline.tags": ", ".join(metadata.tags)} if metadata.tags else {}
+        if metadata.membership is not None:
+            known |= {f"hookline.{name}": value for name, value in metadata.membership.facts().items()}
             if PARENT_TAG not in own:
-                known[PARENT_TAG] = self._group_run(experiment, facts, facts.membership)
-        started = int(facts.started * 1000) or None
+                known[PARENT_TAG] = self._group_run(experiment, metadata, metadata.membership)
+        started = int(metadata.started * 1000) or None
         return self._client.create_run(
-            experiment, start_time=started, tags=_as_tags(known | own), run_name=self.run_name or facts.title
+            experiment, start_time=started, tags=_as_tags(known | own), run_name=self.run_name or metadata.title
         )
 
-    def _group_run(self, experiment: str, facts: RunMetadata, place: Membership) -> str:
-        """The id of the run that stands for the group, below the one that stands for the experiment."""
+    def _group_run(self, experiment: str, metadata: RunMetadata, place: Membership) -> str:
+        """The id of the run for the group, which is nested below the one for the experiment."""
         about = {"hookline.experiment": place.experiment, "hookline.experiment_id": place.experiment_id}
-        about |= _source(facts)
+        about |= _source(metadata)
         root = self._parent(experiment, place.experiment_key, place.experiment, about)
         about |= {"hookline.group": place.group, "hookline.group_id": place.group_id, PARENT_TAG: root}
         return self._parent(experiment, place.group_key, place.group, about)
 
     def _parent(self, experiment: str, key: str, name: str, about: Mapping[str, Any]) -> str:
-        """The id of a run that others are nested in, made where there is none, and finished: it is only a folder."""
+        """The id of a run that serves as a folder for others; created if needed, and finished."""
         run = self._oldest(experiment, key)
         if run is None:
             made = self._client.create_run(experiment, tags=_as_tags({KEY_TAG: key, **about}), run_name=name)
             run = self._oldest(experiment, key) or made
-            if run.info.run_id != made.info.run_id:  # a run elsewhere, which does not see the lock, was faster
+            if run.info.run_id != made.info.run_id:  # a run elsewhere, without access to the lock, was faster
                 self._client.delete_run(made.info.run_id)
         if run.info.status == "RUNNING":
             self._client.set_terminated(run.info.run_id, "FINISHED")
@@ -218,7 +209,7 @@ class MlflowSink(Sink):
         if found is None:
             try:
                 return str(self._client.create_experiment(name, artifact_location(uri, entity_name(name))))
-            except Exception:  # somebody else may have made it in between
+            except Exception:  # another process may have created it in between
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
                     raise
@@ -244,7 +235,7 @@ class MlflowSink(Sink):
             log(params=batch)
 
     def _log_samples(self, entries: Sequence[JournalEntry]) -> None:
-        """A file for each writer, named after its first sample: the same one when the batch comes again."""
+        """Write one file per writer, named after its first sample, so that a repeated batch replaces it."""
         by_writer: dict[str, list[JournalEntry]] = {}
         for entry in entries:
             if isinstance(entry.record, Sample):
@@ -253,27 +244,27 @@ class MlflowSink(Sink):
             lines = b"".join(encode(cleaned(entry.record)) + b"\n" for entry in own)
             self._client.log_text(self._state["run_id"], lines.decode(), f"samples/{own[0].id}.jsonl")
 
-    def _note_status(self, entries: Sequence[JournalEntry]) -> None:
-        """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
-        spoken = [entry.record for entry in entries if entry.file.name in STATUS_WRITERS]
-        told = (record for record in spoken if isinstance(record, Status) and record.status != "heartbeat")
-        last = max(told, key=lambda status: status.time, default=None)
+    def _update_status(self, entries: Sequence[JournalEntry]) -> None:
+        # The latest by time: the delivery may report a death before the last records of the dead process.
+        records = [entry.record for entry in entries if entry.file.name in STATUS_WRITERS]
+        statuses = (record for record in records if isinstance(record, Status) and record.status != "heartbeat")
+        last = max(statuses, key=lambda status: status.time, default=None)
         if last is None or last.time < self._state["status_time"]:
             return
         self._log(tags={"hookline.status": last.status, "hookline.message": last.message})
         if last.status in _ENDED:
             self._client.set_terminated(self._state["run_id"], _ENDED[last.status], int(last.time * 1000))
-        elif self._has_ended:  # it was taken up again
+        elif self._has_ended:  # the run was resumed
             self._client.update_run(self._state["run_id"], status="RUNNING")
         self._has_ended = last.status in _ENDED
         self._state["status_time"] = last.time
 
 
-def _source(facts: RunMetadata) -> dict[str, Any]:
+def _source(metadata: RunMetadata) -> dict[str, Any]:
     return {
-        "mlflow.user": facts.user,
-        "mlflow.source.name": facts.command,
-        "mlflow.source.git.commit": facts.commit,
+        "mlflow.user": metadata.user,
+        "mlflow.source.name": metadata.command,
+        "mlflow.source.git.commit": metadata.commit,
     }
 
 
@@ -283,7 +274,7 @@ def _as_tags(wanted: Mapping[str, Any]) -> dict[str, str]:
 
 
 def entity_name(name: str) -> str:
-    """A name as MLflow takes it, different for different names."""
+    """Converts a name to one that MLflow accepts; different names stay different."""
     parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part.strip(".")]
     plain = "/".join(parts)
     if plain == name and 0 < len(name) <= _NAME_LENGTH:
@@ -300,11 +291,15 @@ def _metrics(entries: Iterable[JournalEntry]) -> Iterator[Any]:
             at = int(record.time * 1000)
             for name, value in record.values.items():
                 if isinstance(value, int | float):
-                    yield Metric(_name(entry, name), _number(value), at, clamped_step(record.step))
+                    try:
+                        number = float(value)
+                    except OverflowError:  # a large integer
+                        number = float("inf") if value > 0 else float("-inf")
+                    yield Metric(_name(entry, name), number, at, clamped_step(record.step))
 
 
 def _tags(entries: Iterable[JournalEntry]) -> dict[str, Any]:
-    """The metrics that are no numbers, the latest of each."""
+    """The latest values of the metrics that are not numbers."""
     tags: dict[str, Any] = {}
     for entry in entries:
         if isinstance(record := entry.record, Metrics):
@@ -317,19 +312,12 @@ def _name(entry: JournalEntry, name: str) -> str:
     return entity_name(name if entry.file.name == MAIN else f"{entry.file.name}/{name}")
 
 
-def _number(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-
-
 def _text(value: Any, length: int) -> str:
     return str(value).replace("\0", "\ufffd")[:length]
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A configuration as names and values, what is nested joined by ``/``."""
+    """A configuration as names and values, with nested names joined by ``/``."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(f"{prefix}/{key}" if prefix else str(key), item)
@@ -338,7 +326,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _batches(entities: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """Entities as one request can hold them, by number and by size."""
+    """Splits entities into requests by number and size."""
     batch: list[Any] = []
     size = 0
     for entity in entities:

@@ -1,9 +1,9 @@
-"""How the sink for MLflow reaches a tracking server or database.
+"""`Connection`: how `MlflowSink` reaches a tracking server or database, and its checks of tracking URIs.
 
-mlflow's own HTTP client waits for two minutes and retries seven times; here a request has one attempt
-and a time limit, because the delivery does the retrying. mlflow has these settings as environment
-variables, for the whole process only. So that a program that uses mlflow itself keeps its own, they
-are changed for the thread that is inside a `Connection`, and for no other; the environment stays.
+mlflow's own HTTP client waits for two minutes and retries seven times. Here a request has one attempt and a time limit,
+because the delivery retries. mlflow reads these settings from environment variables, which hold for the whole process.
+So that a program that uses mlflow itself keeps its settings, a `Connection` changes them only for the thread that is
+inside it; the environment is not changed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from hookline._record.run_directory import METADATA
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 LOCK_SECONDS = 60.0
-"""How long a run waits for the others of its experiment at its start."""
+"""How long a run waits at its start for other runs of its experiment."""
 
 _SQLITE = "sqlite:///"
 _VARIABLE = "MLFLOW_TRACKING_URI"
@@ -39,7 +39,7 @@ _settings: ContextVar[Mapping[str, Any]] = ContextVar("mlflow_settings", default
 
 @dataclass(eq=False)
 class Connection:
-    """A context for calls of mlflow, which fail fast, and as `RefusedError` where only a fix can help."""
+    """A context in which calls of mlflow fail fast, and with `RefusedError` if retrying cannot help."""
 
     uri: str
     timeout_seconds: float
@@ -51,39 +51,36 @@ class Connection:
             "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": self.timeout_seconds,
             "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": True,
         }
-        _look_at_thread_first(own)
+        _install_overrides(own)
         self._token = _settings.set(own)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _settings.reset(self._token)
+        server = "The tracking database" if has_password(self.uri) else self.uri
         status = _http_status(error)
         if status in (401, 403):
-            said = str(error)[:300]
-            raise RefusedError(f"{self._place} refuses access ({status}): {_CREDENTIALS}. It said: {said}") from error
+            answer = str(error)[:300]
+            raise RefusedError(f"{server} refuses access ({status}): {_CREDENTIALS}. Its answer: {answer}") from error
         if getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND":
-            raise RefusedError(f"{self._place} is no MLflow tracking server: give its address.") from error
+            raise RefusedError(f"{server} is not an MLflow tracking server: check the address.") from error
 
     def client(self) -> Any:
-        """A client of mlflow's, which keeps no run open."""
+        """An mlflow client, which keeps no run open."""
         from mlflow.tracking import MlflowClient
 
         database = local_database(self.uri)
-        if database is not None and not database.parent.is_dir():  # mlflow would try for minutes
+        if database is not None and not database.parent.is_dir():  # mlflow would retry for minutes
             raise FileNotFoundError(f"{database.parent} does not exist")
         return MlflowClient(tracking_uri=self.uri)
 
-    @property
-    def _place(self) -> str:
-        return "The tracking database" if has_password(self.uri) else self.uri
-
 
 def check_uri(given: str | None) -> None:
-    """Raise what is wrong with a tracking URI that was given, or else with that of the environment.
+    """Check the given tracking URI, or else that of the environment.
 
     Raises:
-        OptionError: MLflow has no store for it, or it holds what must not be written down.
+        OptionError: MLflow has no store for it, or it contains credentials.
     """
     uri = given or os.environ.get(_VARIABLE) or _SQLITE
     what = f"tracking_uri={given!r}" if given else f"{_VARIABLE}={uri!r}"
@@ -91,49 +88,47 @@ def check_uri(given: str | None) -> None:
     scheme = parts.scheme.partition("+")[0] or uri
     if scheme == "file" or ("://" not in uri and uri != "databricks"):
         raise OptionError(
-            f"{what}: MLflow's file store cannot take a record only once. "
+            f"{what}: MLflow's file store would keep repeated records twice. "
             "Give a database such as 'sqlite:///mlflow.db', or the address of a server."
         )
     if scheme not in (*SCHEMES, *(entry.name for entry in entry_points(group="mlflow.tracking_store"))):
-        raise OptionError(
-            f"{what}: MLflow has no store for it. Give one of {', '.join(SCHEMES)}, with '://' behind it."
-        )
+        raise OptionError(f"{what}: MLflow has no store for it. Give one of {', '.join(SCHEMES)}, followed by '://'.")
     if scheme in ("http", "https") and "@" in parts.netloc:
         raise OptionError(
             f"The tracking URI of {parts.hostname} has credentials in it: leave them out, and {_CREDENTIALS}."
         )
     if given and has_password(given):
         raise OptionError(
-            f"tracking_uri has the password of {parts.hostname} in it, and settings are written down: "
+            f"tracking_uri contains the password of {parts.hostname}, and settings are written to disk: "
             f"give it as {_VARIABLE} in the environment instead."
         )
 
 
 @contextlib.contextmanager
-def alone_in(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Keep other processes and threads from making the same things at MLflow for a directory's runs.
+def exclusive_start(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Keep other processes and threads from creating the same MLflow runs for a directory's runs.
 
-    Where the directory cannot be written there is no lock.
+    If the directory cannot be written, there is no lock.
 
     Raises:
-        TimeoutError: Somebody has it for longer than that.
+        TimeoutError: Another run holds the lock for longer than that.
     """
     path, deadline = directory / _LOCK, time.monotonic() + seconds
-    while not (is_mine := _is_held_now(path)) and time.monotonic() < deadline:
+
+    def acquired() -> bool:
+        try:
+            return files.acquire_lock(path)
+        except OSError:
+            return True
+
+    while not (is_mine := acquired()) and time.monotonic() < deadline:
         threading.Event().wait(_POLL_SECONDS)
     if not is_mine:
-        raise TimeoutError(f"another run has {path} for more than {seconds:g} s")
+        raise TimeoutError(f"another run holds {path} for more than {seconds:g} s")
     try:
         yield
     finally:
         files.release_lock(path)
-
-
-def _is_held_now(path: Path) -> bool:
-    try:
-        return files.acquire_lock(path)
-    except OSError:
-        return True
 
 
 def default_uri(run_dir: Path) -> str:
@@ -143,24 +138,24 @@ def default_uri(run_dir: Path) -> str:
 
 
 def absolute(uri: str) -> str:
-    """A URI that means the same from another directory."""
+    """A URI that does not depend on the working directory."""
     path = uri.removeprefix(_SQLITE)
     return f"{_SQLITE}{Path(path).absolute()}" if uri.startswith(_SQLITE) and path else uri
 
 
 def has_password(uri: str) -> bool:
-    """Whether a URI must not be written down."""
+    """Whether a URI contains a password, and must not be written to disk."""
     return urlsplit(uri).password is not None
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:
-    """Where a local database's artifacts lie: beside it, not where the program happens to be run."""
+    """The directory of a local database's artifacts: beside it, not in the working directory."""
     database = local_database(uri)
     return None if database is None else str(database.parent / "mlartifacts" / experiment)
 
 
 def local_database(uri: str) -> Path | None:
-    """The file of a local database."""
+    """The file of a local database; None for others."""
     path = uri.partition("?")[0].removeprefix(_SQLITE)
     return Path(path) if uri.startswith(_SQLITE) and path else None
 
@@ -172,8 +167,8 @@ def _http_status(error: BaseException | None) -> int | None:
     return status
 
 
-def _look_at_thread_first(names: Mapping[str, Any]) -> None:
-    """Make mlflow's variables of these names give a thread its own value, where it has one."""
+def _install_overrides(names: Mapping[str, Any]) -> None:
+    """Make mlflow's variables of these names return the thread's own value, if it has one."""
     from mlflow import environment_variables
 
     for name in names:
@@ -182,6 +177,6 @@ def _look_at_thread_first(names: Mapping[str, Any]) -> None:
             variable.get = partial(_own_or, name, variable.get)
 
 
-def _own_or(name: str, otherwise: Callable[[], Any]) -> Any:
+def _own_or(name: str, default: Callable[[], Any]) -> Any:
     own = _settings.get()
-    return own[name] if name in own else otherwise()
+    return own[name] if name in own else default()

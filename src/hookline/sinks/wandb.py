@@ -1,14 +1,13 @@
-"""Metrics, rewards and samples in a run at Weights & Biases, online or offline.
+"""`WandbSink`: metrics, rewards and samples in a Weights & Biases run, online or offline.
 
-Rows arrive once: each has a number of its own, W&B drops a number that it has, and a batch counts as
-delivered when wandb has it on disk. A run that is resumed goes on in the same W&B run; W&B takes
-nothing back, so steps that are done again are there again. Values are shown over the steps of their
-axis, in whatever order they come: those of ``train`` and ``eval`` over ``train/step`` under their own
-names, those of another axis, say ``rollout``, over ``rollout/step`` under ``rollout/<name>``; those of
-another process have its name in front. The samples of a batch are a table.
+Each row arrives once: it has its own number, W&B drops a number that it already has, and a batch counts as delivered
+when wandb has it on disk. A resumed run continues the same W&B run; W&B removes nothing, so repeated steps appear
+twice. Values are plotted over the steps of their axis: those of ``train`` and ``eval`` over ``train/step`` under their
+own names, those of another axis, such as ``rollout``, over ``rollout/step`` as ``rollout/<name>``. Values of another
+process are prefixed with its name. The samples of a batch are a table.
 
-wandb sends what it has on its own time. What is not sent when the training ends, or when wandb's
-process is killed, is on disk, and ``wandb sync`` sends it.
+wandb sends its files asynchronously. ``wandb sync`` sends what is still on disk when the training ends or wandb's
+process is killed.
 """
 
 import importlib.util
@@ -19,18 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError, closest
 from hookline._record.delivery import SINKS_FOLDER
 from hookline._record.reader import JournalEntry
 from hookline._record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.run_progress import STATUS_WRITERS, Membership, RunMetadata, read_metadata
+from hookline.sinks.run_progress import STATUS_WRITERS, RunMetadata, read_metadata
 
 if TYPE_CHECKING:
-    from hookline.sinks.wandb_run import Numbers, WandbRun
+    from hookline.sinks.wandb_run import RowNumbers, WandbRun
 
 MODES = ("online", "offline", "disabled")
-_TAG_LENGTH = 64
+_MOST_TAG_LETTERS = 64
 
 
 @register_sink("wandb")
@@ -39,19 +39,18 @@ class WandbSink(Sink):
     """Writes a W&B run. The API key comes from ``wandb login`` or ``WANDB_API_KEY``.
 
     Args:
-        project: W&B's project; the run's where none is given.
-        entity: The user or team; the key's own where none is given.
-        mode: ``online``, ``offline`` or ``disabled``; as ``WANDB_MODE`` says, or online, where none is given.
-        id: W&B's id of the run; one made of the run's where none is given.
-        run_name: What the run is called at W&B; where none is given, its id, or its key in its experiment.
-        group: What the run is grouped under; ``<experiment>/<arm>`` where none is given and it belongs to one.
-        job_type: What kind of run of the group it is; its stage, or ``run``, where none is given and it belongs
-            to an experiment.
-        tags: Words to find it by; the run's own tags and the names of its experiment, arm and stage are added.
-        directory: Where wandb keeps its files; the run's directory where none is given.
+        project: W&B's project; by default the run's.
+        entity: The user or team; by default that of the API key.
+        mode: ``online``, ``offline`` or ``disabled``; by default ``WANDB_MODE``, or online.
+        id: W&B's id of the run; by default made from the run's id.
+        run_name: The run's name at W&B; by default its id, or its key in its experiment.
+        group: W&B's group; by default ``<experiment>/<arm>`` for a run of an experiment.
+        job_type: W&B's job type; by default the stage, or ``run``, for a run of an experiment.
+        tags: Tags, in addition to the run's own and the names of its experiment, arm and stage.
+        directory: Where wandb keeps its files; by default the run's directory.
         samples_per_step: How many samples of a step are shown in a table; 0 for none.
-        system_metrics: Whether wandb measures the machine, too.
-        name: What the sink is called in its run.
+        system_metrics: Whether wandb also measures the machine.
+        name: The sink's name in its run.
     """
 
     project: str | None = None
@@ -70,14 +69,13 @@ class WandbSink(Sink):
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in MODES:
             raise OptionError(f"mode={self.mode!r} is not a mode of wandb. {closest(self.mode, MODES)}")
-        if self.samples_per_step < 0:
-            raise OptionError(f"samples_per_step={self.samples_per_step!r}: give a number from 0 up.")
+        require_integer("samples_per_step", self.samples_per_step, minimum=0)
         self.tags = tuple(self.tags)
         self.directory = Path(self.directory).absolute() if self.directory is not None else None
-        self._made_id = ""
+        self._generated_id = ""
         self._failed, self._status_time = False, 0.0
         self._run: WandbRun | None = None
-        self._numbers: Numbers | None = None
+        self._numbers: RowNumbers | None = None
 
     def check(self) -> None:
         if importlib.util.find_spec("wandb") is None:
@@ -89,22 +87,25 @@ class WandbSink(Sink):
 
     def check_foreign(self, run_dir: Path, state: Any) -> None:
         if Path(str(state["id"])).name != state["id"]:
-            raise RefusedError(f"id={state['id']!r} in the run's directory is no id of W&B.")
+            raise RefusedError(f"id={state['id']!r} in the sink's state is not a valid W&B id.")
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         self.check()
-        from hookline.sinks.wandb_run import Numbers, WandbRun
+        from hookline.sinks.wandb_run import RowNumbers, WandbRun
 
-        facts = read_metadata(run_dir)
-        state = state or {"id": self.id or self._new_id(facts.id), "rows": 0, "failed": False}
+        metadata = read_metadata(run_dir)
+        if not state:
+            readable = re.sub(r"[^\w.-]", "-", metadata.id)[:100]
+            self._generated_id = self._generated_id or f"{readable}-{secrets.token_hex(4)}"
+            state = {"id": self.id or self._generated_id, "rows": 0, "failed": False}
         self._failed, self._status_time = state["failed"], state.get("status_time", 0.0)
-        noted = run_dir / SINKS_FOLDER / f"{state['id']}.rows"
-        noted.parent.mkdir(exist_ok=True)
-        self._numbers = Numbers(noted, state["rows"])
+        numbers = run_dir / SINKS_FOLDER / f"{state['id']}.rows"
+        numbers.parent.mkdir(exist_ok=True)
+        self._numbers = RowNumbers(numbers, state["rows"])
         self._run = WandbRun(
             self.directory or run_dir,
             system_metrics=self.system_metrics,
-            options=self._options(facts) | {"id": state["id"], "resume": "allow"},
+            options=self._options(metadata) | {"id": state["id"], "resume": "allow"},
         )
         return self._state(state["id"])
 
@@ -113,17 +114,21 @@ class WandbSink(Sink):
 
         assert self._run is not None
         assert self._numbers is not None
-        wanted = [entry for entry in entries if self._wants(entry)]
-        numbered = self._numbers.give(wanted) if wanted else []
+        kinds = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
+        wanted = [entry for entry in entries if isinstance(entry.record, kinds)]
+        numbered = self._numbers.assign(wanted) if wanted else []
         rows = [(number, *row(group, self.samples_per_step)) for number, group in numbered]
         self._run.write([each for each in rows if each[2]])
         if rows:
-            self._numbers.following = rows[-1][0] + 1
+            self._numbers.next = rows[-1][0] + 1
         for entry in entries:
-            if isinstance(entry.record, Status) and entry.file.name in STATUS_WRITERS:
-                self._note_status(entry.record)
-            elif isinstance(entry.record, Event) and entry.record.name in DESCRIPTION:
-                self._run.describe(entry.record)
+            record = entry.record
+            if isinstance(record, Status) and entry.file.name in STATUS_WRITERS:
+                # The latest by time: the delivery may report a death before the last records of the dead process.
+                if record.status != "heartbeat" and record.time >= self._status_time:
+                    self._failed, self._status_time = record.status == "failed", record.time
+            elif isinstance(record, Event) and record.name in DESCRIPTION:
+                self._run.describe(record)
         return self._state(self._run.run.id)
 
     def close(self) -> None:
@@ -134,53 +139,31 @@ class WandbSink(Sink):
     def ids(self, state: Any) -> dict[str, str]:
         return {"run_id": state["id"]}
 
-    def _note_status(self, record: Status) -> None:
-        """Take over the latest by time: what the courier says of a death may come before what the dead had said."""
-        if record.status != "heartbeat" and record.time >= self._status_time:
-            self._failed, self._status_time = record.status == "failed", record.time
-
-    def _wants(self, entry: JournalEntry) -> bool:
-        wanted = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
-        return isinstance(entry.record, wanted)
-
-    def _options(self, facts: RunMetadata) -> dict[str, Any]:
-        config = facts.config or {}
+    def _options(self, metadata: RunMetadata) -> dict[str, Any]:
+        config = metadata.config or {}
         config = config if isinstance(config, Mapping) else {"config": config}
-        about = {"run": facts.id, "command": facts.command, "commit": facts.commit, "user": facts.user}
-        options = {
-            "project": self.project or facts.project,
+        about: dict[str, Any] = {name: getattr(metadata, name) for name in ("command", "commit", "user")}
+        group, job_type, tags = self.group, self.job_type, list(metadata.tags)
+        if (place := metadata.membership) is not None:
+            about |= place.facts()
+            group = group or place.group_path
+            job_type = job_type or place.stage or "run"  # stages are job types, so that only repeats share a band
+            tags += filter(None, (place.experiment, place.arm, place.stage))
+        fitting = (tag for tag in tags if tag and len(tag) <= _MOST_TAG_LETTERS)
+        return {
+            "project": self.project or metadata.project,
             "entity": self.entity,
             "mode": self.mode,
-            "name": self.run_name or facts.title,
-            "group": self.group,
-            "job_type": self.job_type,
-            "tags": self._tags(facts) or None,
-            "notes": facts.notes or None,
-            "config": {**config, "hookline": about},
+            "name": self.run_name or metadata.title,
+            "group": group,
+            "job_type": job_type,
+            "tags": tuple(dict.fromkeys((*self.tags, *fitting))) or None,
+            "notes": metadata.notes or None,
+            "config": {**config, "hookline": {"run": metadata.id, **about}},
             "allow_val_change": True,
         }
-        return options if facts.membership is None else self._placed(options, about, facts.membership)
-
-    def _placed(self, options: dict[str, Any], about: dict[str, Any], place: Membership) -> dict[str, Any]:
-        """The options of a run that belongs to an experiment; stages are kinds, so that only repeats share a band."""
-        about |= place.facts()
-        options["group"] = self.group or place.group_path
-        options["job_type"] = self.job_type or place.stage or "run"
-        return options
-
-    def _tags(self, facts: RunMetadata) -> tuple[str, ...]:
-        """What was asked for, and of what is known of the run what W&B takes for a tag."""
-        place = facts.membership
-        words = (*facts.tags, *((place.experiment, place.arm, place.stage) if place is not None else ()))
-        fitting = (word for word in words if word and len(word) <= _TAG_LENGTH)
-        return tuple(dict.fromkeys((*self.tags, *fitting)))
-
-    def _new_id(self, run_id: str) -> str:
-        readable = re.sub(r"[^\w.-]", "-", run_id)[:100]
-        self._made_id = self._made_id or f"{readable}-{secrets.token_hex(4)}"
-        return self._made_id
 
     def _state(self, wandb_id: str) -> dict[str, Any]:
         assert self._numbers is not None
-        told = {"failed": self._failed, "status_time": self._status_time}
-        return {"id": wandb_id, "rows": self._numbers.following, **told}
+        status = {"failed": self._failed, "status_time": self._status_time}
+        return {"id": wandb_id, "rows": self._numbers.next, **status}
