@@ -50,7 +50,7 @@ def test_recorder_name_too_long_for_a_file_is_refused_before_anything_is_made(tm
 @pytest.mark.parametrize(
     ("project", "said"),
     [
-        (".h", "project='.h': runs of a name that begins with '.' are never listed"),
+        (".h", "project='.h': runs of a project that begins with '.' are never listed"),
         ("a\0b", "project='a.x00b': give a name without '/'"),
         ("a/b", "project='a/b': give a name without '/'"),
         ("..", "project='..': give a name"),

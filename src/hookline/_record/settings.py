@@ -1,16 +1,13 @@
-"""The configuration of a run in plain values, for ``run.json``: its settings can be shown and compared one by one.
+"""Converts the configuration of a run to plain values for ``run.json``, so that settings can be shown and compared.
 
-Objects that consist of settings (structs, data classes, namespaces of argparse, instances of classes of attrs and
-pydantic, configurations of OmegaConf) become mappings, sinks what they write down of themselves, so that secrets which
-these hide stay hidden. Paths become texts, enumeration members their text or name, functions and classes their
-names, and other objects short texts without addresses in memory. Of large arrays, and of long
-lists that are a setting, such as the rows of a data set, only the size is written. Mappings and texts stay as they
-were given.
+`plain_settings` is for people. Objects that consist of settings (structs, dataclasses, namespaces of argparse,
+instances of attrs and pydantic classes, OmegaConf configurations) become mappings; sinks become their specs, so their
+secrets stay hidden. Paths become strings, enumeration members their text or name, functions and classes their names,
+and other objects short texts without memory addresses. Large arrays and long lists (rows of a data set) become their
+size.
 
-What something is, in plain values that can be written down and compared later.
-
-Settings are described by their values, without those that a data class keeps out of its `repr`, such as tokens;
-functions and classes by their names; other objects, whose memory means nothing to another process, by their kind.
+`describe` is for comparing: every value has one description that is the same in every process, without settings that a
+dataclass hides from its `repr`, such as tokens.
 """
 
 import dataclasses
@@ -36,7 +33,7 @@ from hookline._record.sink import Sink, make_sink
 
 
 def describe(value: Any) -> Any:
-    """A value as JSON can hold it, the same in every process.
+    """Convert a value to JSON, with the same result in every process.
 
     >>> describe({"lr": 0.1, "make": dict, "sizes": (1, 2)})
     {'lr': 0.1, 'make': 'builtins:dict', 'sizes': [1, 2]}
@@ -63,7 +60,7 @@ def describe(value: Any) -> Any:
 
 
 def fields_of(config: Any) -> dict[str, Any]:
-    """The settings of a struct or of a data class, by their names; of anything else none."""
+    """Return the settings of a struct or a dataclass by name; of any other object none."""
     if isinstance(config, msgspec.Struct):
         return {name: getattr(config, name) for name in config.__struct_fields__}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -72,10 +69,10 @@ def fields_of(config: Any) -> dict[str, Any]:
 
 
 def shown_fields(config: Any) -> dict[str, Any]:
-    """The settings of an object that consists of settings, without those that its class hides with ``repr=False``.
+    """Return the settings of an object that consists of settings, without those hidden with ``repr=False``.
 
-    That is a struct, a data class, a namespace, or an instance of a class of attrs or pydantic. The latter two are
-    recognised by attributes of their classes, so that neither package is imported here.
+    Such objects are structs, dataclasses, namespaces, and instances of attrs or pydantic classes. The latter two are
+    recognized by attributes of their classes, so neither package is imported here.
     """
     if isinstance(config, type):
         return {}
@@ -96,8 +93,8 @@ def shown_fields(config: Any) -> dict[str, Any]:
 
 
 def is_namespace(value: Any) -> bool:
-    """Whether something is a `SimpleNamespace`, or a namespace of argparse."""
-    argparse = sys.modules.get("argparse")  # a Namespace can only exist where it was imported
+    """Return whether a value is a `SimpleNamespace` or a namespace of argparse."""
+    argparse = sys.modules.get("argparse")  # a Namespace can only exist if it was imported
     return isinstance(value, SimpleNamespace) or (argparse is not None and isinstance(value, argparse.Namespace))
 
 
@@ -114,7 +111,7 @@ def _named(value: Any) -> Any:
 
 
 def _module(value: Any) -> str:
-    """The module that something is from; a script is the same one when it is imported, here or in another process."""
+    """Return the module of a function or class; a script has the same name when another process imports it."""
     name = getattr(value, "__module__", "") or ""
     if name not in ("__main__", "__mp_main__"):
         return name
@@ -126,22 +123,22 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-_DEEPEST = 50
-_MOST_ITEMS = 100
-_MOST_CHARACTERS = 100
+_MAX_DEPTH = 50
+_MAX_ITEMS = 100
+_MAX_CHARACTERS = 100
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+", re.IGNORECASE)
 _DESCRIBED = (Path, date, Fraction, Enum, functools.partial, bytes, Callback)
-"""What has no `repr` that says it better."""
+"""Types for which `describe` is better than `repr`."""
 
 
-def plain_settings(config: Any, room: int = _DEEPEST) -> Any:
-    """A configuration, or a value in it, in plain values.
+def plain_settings(config: Any, room: int = _MAX_DEPTH) -> Any:
+    """Convert a configuration, or a value in it, to plain values.
 
     >>> plain_settings({"lr": 0.1, "make": dict, "stop": {"b", "a"}})
     {'lr': 0.1, 'make': 'builtins:dict', 'stop': ['a', 'b']}
 
     Args:
-        room: How many levels there may be; what lies below them is replaced by a text that says so.
+        room: How many levels of nesting are kept; deeper values are replaced by a note.
     """
     if isinstance(config, Enum):
         return config.value if isinstance(config.value, str) or isinstance(config, int | float) else config.name
@@ -165,7 +162,7 @@ def plain_settings(config: Any, room: int = _DEEPEST) -> Any:
 
 
 def is_open(config: Any) -> bool:
-    """Whether a configuration is nothing but named settings: a mapping or a namespace, no object of a class of its own.
+    """Return whether a configuration is only named settings: a mapping or a namespace, not an object of its own class.
 
     >>> is_open({"lr": 0.1}), is_open(None), is_open(Path("configs"))
     (True, True, False)
@@ -174,7 +171,7 @@ def is_open(config: Any) -> bool:
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """The settings of a configuration by their names, as they are; one that has no names is called ``config``.
+    """Return the settings of a configuration by name, unconverted; one without names is called ``config``.
 
     >>> from types import SimpleNamespace
     >>> settings(SimpleNamespace(lr=0.1))
@@ -189,22 +186,22 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def _part(config: Any, key: Any, resolved: Any) -> Any:
-    """A part of a configuration; of OmegaConf's the part itself, whose attributes people use, not a plain dict."""
+    """Return a part of a configuration; of OmegaConf the part itself, which has attributes, not a plain dict."""
     try:
         return config[key] if isinstance(resolved, dict) else resolved
-    except Exception:  # of a value that is missing or cannot be resolved
+    except Exception:  # a value that is missing or cannot be resolved
         return resolved
 
 
 def _is_mapping(value: Any) -> bool:
-    """Whether something is a mapping to `dict`: those of ml_collections, for one, are no `Mapping`."""
+    """Return whether `dict` accepts a value as a mapping: not all are a `Mapping`, e.g. those of ml_collections."""
     return isinstance(value, Mapping) or (
         not isinstance(value, type) and hasattr(value, "keys") and hasattr(value, "__getitem__")
     )
 
 
 def _resolved(config: Any) -> Any:
-    """A configuration of OmegaConf as dicts and lists, unresolved where its interpolations fail; others unchanged."""
+    """Convert an OmegaConf configuration to dicts and lists, unresolved if interpolations fail; others unchanged."""
     if not type(config).__module__.startswith("omegaconf."):
         return config
     convert = sys.modules["omegaconf"].OmegaConf.to_container
@@ -215,8 +212,7 @@ def _resolved(config: Any) -> Any:
 
 
 def _setting(name: str, value: Any, room: int) -> Any:
-    """One setting of a struct or a data class."""
-    if isinstance(value, list | tuple | set | frozenset) and len(value) > _MOST_ITEMS:
+    if isinstance(value, list | tuple | set | frozenset) and len(value) > _MAX_ITEMS:
         return f"{len(value)} items"
     if name == "sinks" and isinstance(value, list | tuple):
         return [plain_settings(_sink(each), room - 1) for each in value]
@@ -224,23 +220,23 @@ def _setting(name: str, value: Any, room: int) -> Any:
 
 
 def _sink(given: Any) -> Any:
-    """The sink that a mapping means, which knows what of it must not be written down; anything else as it is."""
+    """Build the sink that a mapping describes, because it knows its secrets; any other value unchanged."""
     try:
         return make_sink(given) if isinstance(given, Mapping) else given
-    except HooklineError:  # somebody else's sinks
+    except HooklineError:  # the sinks of another library
         return given
 
 
 def _array(value: Any) -> Any:
-    """An array or a tensor as it is; a large one as its shape."""
+    """Return an array or a tensor unchanged, a large one as its shape."""
     shape = tuple(getattr(value, "shape", ()))
-    return value if math.prod(shape) <= _MOST_ITEMS else f"{type(value).__name__} of shape {shape}"
+    return value if math.prod(shape) <= _MAX_ITEMS else f"{type(value).__name__} of shape {shape}"
 
 
 def _text(value: Any) -> Any:
-    """What an object says of itself, where that is short and the same in every process; otherwise what it is."""
+    """Return an object's `repr` if it is short and the same in every process; otherwise its description."""
     if not isinstance(value, _DESCRIBED) and not hasattr(value, "__qualname__"):
-        said = repr(value)
-        if len(said) <= _MOST_CHARACTERS and said.isprintable() and not _ADDRESS.search(said):
-            return said
+        text = repr(value)
+        if len(text) <= _MAX_CHARACTERS and text.isprintable() and not _ADDRESS.search(text):
+            return text
     return describe(value)

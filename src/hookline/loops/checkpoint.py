@@ -15,7 +15,6 @@ To be loaded, it is unpacked into a temporary directory.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import shutil
@@ -33,7 +32,7 @@ from hookline._engine.encoding import TENSOR, decode, encode
 from hookline._engine.errors import CheckpointError
 from hookline._engine.metrics import plain
 from hookline._engine.state import ManifestRow
-from hookline._record.files import sync_descriptor, sync_directory, sync_file, write_atomically
+from hookline._record.files import file_digest, sync_descriptor, sync_directory, sync_file, write_atomically
 from hookline._record.records import DamagedLineError, line_number, seal_line
 
 SUFFIXES = (".pt", ".pth")
@@ -494,8 +493,7 @@ def _digest(path: Path) -> str:
     stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     known = _KNOWN_DIGESTS.get(path)
     if known is None or known[0] != stamp:
-        with path.open("rb") as file:
-            known = (stamp, hashlib.file_digest(file, "sha256").hexdigest())
+        known = (stamp, file_digest(path))
         if len(_KNOWN_DIGESTS) >= _MOST_KNOWN:
             _KNOWN_DIGESTS.clear()
         _KNOWN_DIGESTS[path] = known

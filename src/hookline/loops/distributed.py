@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hookline._record.files import write_atomically
+
 logger = logging.getLogger("hookline")
 
 POLL_SECONDS = 0.5
@@ -199,11 +201,8 @@ class PeerWatch:
         reason = self.reason()
         if reason is not None:
             return own if reason.endswith(f": {own}") else f"{reason} (here: {own})"
-        # Renamed into place: the others read a note as soon as its name exists.
-        partial = self._note(self._rank).with_suffix(".partial")
-        try:
-            partial.write_text(own, encoding="utf-8")
-            partial.rename(self._note(self._rank))
+        try:  # atomically: the others read a note as soon as its name exists
+            write_atomically(self._note(self._rank), own.encode(), sync=False)
         except OSError as failure:  # the disk may be what failed
             logger.warning("The other processes are not notified that this one failed: %s", failure)
         return own

@@ -171,16 +171,11 @@ def keep(root: Path, tokens: Given) -> None:
     Raises:
         ConfigError: They cannot be written.
     """
-    aside = root / f"{KEPT}.{secrets.token_hex(8)}.partial"
     try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with files.atomic_writer(root / KEPT, sync=False, mode=0o600) as file:
             file.write(msgspec.json.encode(_Held(tokens.write, tokens.read)) + b"\n")
-        aside.replace(root / KEPT)
     except OSError as error:
         raise ConfigError(f"The tokens cannot be kept in {root}: {error.strerror}. Give them instead.") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

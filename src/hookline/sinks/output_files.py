@@ -23,6 +23,7 @@ from typing import Any
 
 from hookline._engine.errors import RefusedError
 from hookline._record.delivery import SINKS_FOLDER
+from hookline._record.files import write_atomically
 from hookline._record.reader import Cursor, JournalEntry
 
 MOST_POSITION_BYTES = 1 << 20
@@ -239,11 +240,7 @@ class DeliveredPositions:
 
     def _rewrite(self) -> None:
         self.close()
-        partial = self._path.with_suffix(".partial")
-        partial.unlink(missing_ok=True)
-        with partial.open("xb") as file:  # "x", so as never to write through a planted link
-            file.write(_encoded(self._cursor.places))
-        partial.replace(self._path)
+        write_atomically(self._path, _encoded(self._cursor.places), sync=False)
         self._file = AppendedFile(self._path)
 
 

@@ -30,6 +30,7 @@ from wandb.sdk.lib import wbauth
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from hookline._engine.errors import RefusedError
+from hookline._record.files import write_atomically
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, parse_nonfinite
 from hookline.sinks.rows import finite, histogram, mean
@@ -275,9 +276,8 @@ class RowNumbers:
                 key = (entry.file.name, entry.record.axis) if is_sample else entry.id  # type: ignore[union-attr]
                 number = new.setdefault(key, first + len(new))
             rows.setdefault(number, []).append(entry)
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps({entry.id: n for n, row in rows.items() for entry in row}), encoding="utf-8")
-        partial.replace(self.path)
+        numbers = {entry.id: number for number, row in rows.items() for entry in row}
+        write_atomically(self.path, json.dumps(numbers).encode(), sync=False)
         return sorted(rows.items())
 
 
