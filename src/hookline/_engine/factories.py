@@ -1,7 +1,7 @@
 """Builds objects from names and mappings: entries of a configuration, or of a list given in Python.
 
 An entry is a registered name, ``package.module:Name``, ``{name: {argument: value}}`` or ``{use: name, with: {argument:
-value}}``; beside the name of a subscriber stand its options. Names, options and arguments are checked, the arguments
+value}}``; an entry of a subscriber may also set its options. Names, options and arguments are checked, the arguments
 against the signature and annotations of what is called, before anything is built.
 
 Every mistake is a `ConfigError` with the file and line, where there is a file, and the path inside it (`Source`).

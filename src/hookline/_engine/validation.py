@@ -185,7 +185,7 @@ def _fields(holder: Any) -> dict[str, _Field] | None:
     if not isinstance(holder, type):
         return None
     if hasattr(holder, "__struct_fields__"):
-        msgspec = sys.modules["msgspec"]  # not imported here: whoever defines a struct has imported it
+        msgspec = sys.modules["msgspec"]  # not imported: the module that defines a struct has done so
         config = holder.__struct_config__  # type: ignore[attr-defined]
         tag = {config.tag_field: _Field("", Literal[config.tag], False)} if config.tag_field else {}
         fields = msgspec.structs.fields(holder)
