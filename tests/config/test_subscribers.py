@@ -588,6 +588,6 @@ def test_config_of_a_class_with_a_dot_before_it_names_the_form_with_a_colon():
     assert message.startswith(f"callbacks[0].use: Nothing is registered as 'my.package.Mine'. {form} Known: ")
 
 
-def test_config_of_text_for_a_list_says_that_a_list_is_expected():
+def test_argument_text_for_a_list_is_refused_with_list():
     given = {"use": f"{HERE}:Configured", "with": {"names": "a"}}
     assert "'a' was given, list | null is accepted." in refusal([given])

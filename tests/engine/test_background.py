@@ -297,7 +297,7 @@ def test_background_snapshot_holds_for_get_metric_and_validation_metrics_too():
     assert seen == [(value, {"val/loss": value}) for value in range(3)]
 
 
-def test_background_batches_and_outputs_of_other_types_are_handed_over_as_they_are():
+def test_background_batches_and_outputs_of_other_types_are_passed_by_reference():
     class Output(dict):
         loss = 3.0
 
@@ -339,7 +339,7 @@ def test_background_exit_reaches_the_training_thread():
         callbacks.close()
 
 
-def test_async_cancelled_task_is_a_failure_and_the_others_go_on():
+def test_async_cancelled_task_is_a_failure_and_the_others_continue():
     seen = []
 
     async def fragile(loop, step_idx):
@@ -353,7 +353,7 @@ def test_async_cancelled_task_is_a_failure_and_the_others_go_on():
     assert (seen, callbacks.costs()[0].errors) == ([0, 2, 3], 1)
 
 
-def test_background_subscriber_removed_and_added_again_goes_on_behind_its_earlier_calls():
+def test_background_subscriber_added_again_runs_its_earlier_calls_first():
     seen, begins, goes_on = [], threading.Event(), threading.Event()
 
     def slow(loop, step_idx):

@@ -110,7 +110,7 @@ def test_cadence_group_and_member_combine_as_schedules_do():
     assert seen == [2, 3, 4, 5]
 
 
-def test_cadence_row_of_another_step_leaves_the_answer_of_the_step_under_way():
+def test_cadence_row_of_another_step_keeps_the_answer_of_the_current_step():
     recording = RecordingCallback()
     callbacks = hl.CallbackCollection(strict=True)
     callbacks.add(recording, every=hl.Once())
@@ -123,7 +123,7 @@ def test_cadence_row_of_another_step_leaves_the_answer_of_the_step_under_way():
     assert [event.arguments[0] for event in recording.events if event.moment == "on_log"] == [1]
 
 
-def test_cadence_row_of_the_step_under_way_decides_for_the_step():
+def test_cadence_row_of_the_current_step_decides_for_the_step():
     seen = []
 
     class Late(hl.Callback):

@@ -31,7 +31,7 @@ def test_collection_moment_reaches_every_subscriber_in_order():
     assert seen == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_collection_moment_nobody_listens_to_does_nothing():
+def test_collection_moment_without_subscribers_does_nothing():
     callbacks = hl.CallbackCollection([Named("a", [])])
     assert callbacks.on_train_start(FakeLoop()) is None
     assert callbacks.plan() == {"on_step_end": ["named"]}
@@ -85,7 +85,7 @@ def test_collection_add_while_firing_takes_effect_at_the_next_firing():
     assert seen == ["adder", "last", "new", "adder", "last"]
 
 
-def test_collection_subscriber_removing_itself_skips_nobody():
+def test_collection_subscriber_removing_itself_skips_no_other():
     seen = []
 
     class Leaver(hl.Callback):
@@ -99,7 +99,7 @@ def test_collection_subscriber_removing_itself_skips_nobody():
     assert seen == ["leaver", "leaver", "last", "last"]
 
 
-def test_collection_remove_by_instance_takes_out_that_twin_only():
+def test_collection_remove_by_instance_keeps_an_equal_one():
     class Equal(hl.Callback):
         def __eq__(self, other):
             return True

@@ -466,7 +466,7 @@ def test_copy_keeps_numbered_names_after_a_removal():
     assert copy.deepcopy(callbacks).names() == ["listener_2"]
 
 
-def test_collection_of_a_collection_takes_over_order_and_options():
+def test_collection_of_a_collection_copies_order_and_options():
     callbacks = collection(a={"priority": 1}, b={"priority": 2})
     callbacks.add(Logger(), every=10)
     callbacks.move_to_front("a")

@@ -241,7 +241,7 @@ def test_order_one_by_one_is_the_order_of_all_at_once(members):
 
 @SETTINGS
 @given(DISTINCT, st.sets(NAMES))
-def test_order_after_removals_is_that_of_those_who_stayed(members, leaving):
+def test_order_after_removals_is_that_of_the_remaining(members, leaving):
     members = accepted(members)
     callbacks = filled(members)
     for name in leaving & {member.name for member in members}:

@@ -74,7 +74,7 @@ def test_register_leaves_a_name_that_the_class_gives_itself():
     assert NamedAlarm().name == "my_alarm"
 
 
-def test_register_name_is_not_handed_down_to_subclasses():
+def test_register_name_is_not_inherited_by_subclasses():
     @Registry().register("gradient_alarm")
     class Parent(hl.Callback):
         pass

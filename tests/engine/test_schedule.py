@@ -179,7 +179,7 @@ def test_schedule_not_once_leaves_out_the_first_time():
     assert due_counts(~hl.Once(), range(1, 5)) == [2, 3, 4]
 
 
-def test_schedule_or_with_seconds_starts_the_interval_anew_whenever_it_fires():
+def test_schedule_or_with_seconds_restarts_the_interval_whenever_it_fires():
     clock, opened = FakeClock(), []
     gate = Gate(hl.Every(4) | hl.Seconds(3, clock=clock), "train")
     for count in range(1, 10):

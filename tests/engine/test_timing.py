@@ -212,7 +212,7 @@ def test_duration_picks_the_unit():
     assert shown == ["5 ns", "1.5 µs", "2.5 ms", "3.0 s", "120.0 s"]
 
 
-def test_costs_of_nobody_are_empty():
+def test_costs_without_subscribers_are_empty():
     assert (len(Costs([])), Costs([]).as_metrics()) == (0, {})
 
 
