@@ -124,7 +124,7 @@ def test_progress_bar_in_a_log_file_prints_first_and_last_line():
     assert lines == ["step 0/30  0 s", "step 30/30  loss 0.03333  0 s"]
 
 
-def test_progress_bar_shows_what_it_is_told_to():
+def test_progress_bar_options_choose_what_is_shown():
     lines = trained(terminal=False, epochs=2, show_epoch=False, show_metrics=False).splitlines()
     assert lines[-1] == "step 60/60  0 s"
     assert trained(terminal=False, show_step=False, show_metrics=False).splitlines()[-1] == "0 s"
@@ -140,7 +140,7 @@ def test_progress_bar_shows_what_it_is_told_to():
         ({"show_epoch": False, "show_step": False, "show_metrics": False}, [" | 50% eta 0:10  1 steps/s"]),
     ],
 )
-def test_progress_bar_in_a_terminal_shows_what_it_is_told_to(arguments, bars):
+def test_progress_bar_in_a_terminal_options_choose_what_is_shown(arguments, bars):
     with Scene(terminal=True, loop={"num_steps": 20, "num_epochs": 2}, **arguments) as scene:
         scene.train(10, seconds=1.0, loss=0.5)
         assert scene.shown() == bars
@@ -178,7 +178,7 @@ def test_progress_bar_after_a_resume_counts_the_steps_of_this_session_only():
         assert scene.shown() == ["step 1020/2000 | 51% eta 8:10  2 steps/s"]
 
 
-def test_progress_bar_takes_up_a_checkpoint_under_way_from_there():
+def test_progress_bar_after_a_checkpoint_load_counts_from_its_step():
     with Scene(terminal=True, refresh_rate=1, loop={"num_steps": 2000}) as scene:
         scene.train(5, seconds=1.0)
         scene.loop.step = 1000
@@ -190,7 +190,7 @@ def test_progress_bar_takes_up_a_checkpoint_under_way_from_there():
         assert scene.shown() == ["step 11/2000 | 0%"]
 
 
-def test_progress_bar_rate_leaves_out_the_first_stretch_and_follows_the_recent_past():
+def test_progress_bar_rate_skips_the_first_interval_and_follows_recent_steps():
     with Scene(terminal=True, refresh_rate=1, loop={"num_steps": 1000}) as scene:
         rates = []
         for steps, seconds in ((1, 60.0), (1, 2.0), (1, 2.0), (25, 4.0)):
@@ -221,7 +221,7 @@ def test_progress_bar_time_left_is_counted_down_between_updates():
         assert scene.shown() == ["step 10/100 | 10% eta 1:00  1 steps/s"]
 
 
-def test_progress_bar_during_a_validation_says_so_and_how_far_it_is():
+def test_progress_bar_during_a_validation_shows_its_batches():
     with Scene(terminal=True, refresh_rate=2, loop={"num_steps": 10}) as scene:
         callbacks, loop = scene.loop.callbacks, scene.loop
         callbacks.on_validation_start(loop)
@@ -239,7 +239,7 @@ def test_progress_bar_during_a_validation_says_so_and_how_far_it_is():
         ]
 
 
-def test_progress_bar_forgets_a_validation_that_was_broken_off():
+def test_progress_bar_after_an_interrupted_validation_no_longer_shows_it():
     with Scene(terminal=True, refresh_rate=1, loop={"num_steps": 10}) as scene:
         scene.loop.callbacks.on_validation_start(scene.loop)
         scene.clock.now += 50.0
@@ -292,7 +292,7 @@ def test_progress_bar_whose_epochs_have_no_known_length_counts_all_steps():
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError()])
-def test_progress_bar_whose_run_is_broken_off_does_not_claim_all_of_it(error):
+def test_progress_bar_of_an_interrupted_run_does_not_show_100_percent(error):
     with Scene(terminal=True, loop={"num_steps": None, "num_epochs": 4, "epoch": 1}) as scene:
         if error is None:
             scene.loop.request_stop("enough")
@@ -302,7 +302,7 @@ def test_progress_bar_whose_run_is_broken_off_does_not_claim_all_of_it(error):
     assert " 25% took 0:00" in screen(scene.file.getvalue())[-3]
 
 
-def test_progress_bar_whose_epochs_are_no_equal_parts_falls_back_to_all_steps():
+def test_progress_bar_with_unequal_epochs_counts_all_steps():
     loop = {"num_steps": 6, "num_epochs": 3}  # of epochs of 4 steps, as steps(total=6) cuts them off
     with Scene(terminal=True, refresh_rate=1, loop=loop) as scene:
         shown = []
@@ -318,7 +318,7 @@ def test_progress_bar_resumed_in_the_middle_of_an_epoch_shows_its_place_in_it():
         assert scene.shown() == ["epoch 2/3 | 50% 15/30 steps", "step 5/10 | 50%"]
 
 
-def test_progress_bar_whose_end_is_not_known_shows_steps_and_ends():
+def test_progress_bar_without_a_known_end_shows_steps():
     with Scene(terminal=True, loop={"num_steps": None, "num_epochs": None}) as scene:
         scene.train(10, seconds=2.0)
         assert scene.shown() == ["step 10 | 2 s/step"]

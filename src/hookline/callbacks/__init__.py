@@ -1,4 +1,4 @@
-"""The callbacks that come with hookline, each also by its registered name."""
+"""The built-in callbacks. Each is also available by its registered name."""
 
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.moments import Callback

@@ -1,4 +1,4 @@
-"""Destinations for records, one file each; what each needs is imported when it is opened."""
+"""Destinations for records, one or two files each. A sink imports its libraries when it is opened."""
 
 from hookline._record.reader import JournalEntry
 from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample, Status

@@ -263,14 +263,14 @@ def redacted(url: str) -> str:
 
 
 def error_message(content: bytes) -> str:
-    """The error message of an answer, in any of the usual formats."""
+    """The error message in the body of a response, in any of the usual formats."""
     try:
-        said = msgspec.json.decode(content)
+        message = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        said = content.decode(errors="replace")
+        message = content.decode(errors="replace")
     for key in ("error", "message", "detail"):
-        said = said.get(key, said) if isinstance(said, dict) else said
-    return str(said).strip()[:500]
+        message = message.get(key, message) if isinstance(message, dict) else message
+    return str(message).strip()[:500]
 
 
 def _retry_after(value: str | None) -> float:

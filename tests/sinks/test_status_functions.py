@@ -1,4 +1,4 @@
-"""Seed 000's status functions with the real loop, a real HTTP server, and every way in which it can fail."""
+"""The status functions with a real loop and a real HTTP server, and all the faults it can have."""
 
 import contextlib
 import copy

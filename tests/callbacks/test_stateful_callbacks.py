@@ -1,4 +1,4 @@
-"""Callbacks that are part of a second training, or of one that has begun already."""
+"""Callbacks that are used for a second training, or added to a running one."""
 
 import contextlib
 import logging
@@ -32,7 +32,7 @@ def losses(callback, *values):
     return run
 
 
-def test_early_stopping_in_a_second_training_is_as_patient_as_in_the_first():
+def test_early_stopping_in_a_second_training_starts_with_full_patience():
     callback = EarlyStoppingCallback("loss", patience=2)
     assert [losses(callback, 1, 1, 1, 1).step for _ in range(2)] == [3, 3]
     assert losses(callback, 3, 2, 1).stop_reason is None
@@ -45,7 +45,7 @@ def test_alert_once_fires_once_in_each_training(caplog):
     assert [record.getMessage() for record in caplog.records] == ["alert: loss is 2, above 1, at step 1"] * 2
 
 
-def test_sample_logger_in_a_second_training_begins_with_the_first_validation():
+def test_sample_logger_in_a_second_training_records_the_first_validation():
     callback, taken = SampleLogger(source="validation", every=2, make=lambda outputs, batch: [{"prompt": batch}]), []
     for _ in range(2):
         with hl.run(callbacks=[callback], summary=False) as run:
@@ -56,7 +56,7 @@ def test_sample_logger_in_a_second_training_begins_with_the_first_validation():
     assert taken == [["2+2"], ["2+2"]]
 
 
-def test_timer_in_a_second_training_does_not_count_what_was_loaded_for_the_first():
+def test_timer_in_a_second_training_ignores_the_state_loaded_for_the_first():
     timer = Timer(includes_earlier_sessions=True, seconds=100, clock=lambda: 0.0)
     timer.load_state_dict({"total_seconds": 60.0})
     losses(timer, 1)
@@ -93,7 +93,7 @@ def broken():
         (CheckpointCallback, {"kept": [], "saving": None, "at": 7}, {"kept": [], "saving": None, "at": None}),
     ],
 )
-def test_state_loaded_while_training_is_not_that_of_the_next_training(make, state, anew, end):
+def test_state_loaded_while_training_is_reset_for_the_next_training(make, state, anew, end):
     callback = make()
     with contextlib.suppress(RuntimeError), hl.run(root=None, summary=False, callbacks=[callback]) as run:
         for _ in run.steps(1):
@@ -105,7 +105,7 @@ def test_state_loaded_while_training_is_not_that_of_the_next_training(make, stat
     assert callback.state_dict() == anew
 
 
-def test_nan_guard_in_a_second_training_counts_bad_steps_anew(caplog):
+def test_nan_guard_in_a_second_training_counts_bad_steps_from_zero(caplog):
     guard = NaNGuard("skip", max_skips=3)
     runs = [losses(guard, math.nan, math.nan) for _ in range(2)]
     assert [run.stop_reason for run in runs] == [None, None]
@@ -155,7 +155,7 @@ def add_after_the_first_step(callback):
     return run
 
 
-def test_csv_metrics_added_while_training_has_the_rows_from_then_on():
+def test_csv_metrics_added_while_training_writes_later_rows():
     run = add_after_the_first_step(CsvMetrics("late.csv"))
     assert [line.split(",")[0] for line in (run.dir / "late.csv").read_text().split()] == ["step", "2", "3", "4"]
 
@@ -180,7 +180,7 @@ def test_logger_added_while_training_of_a_program_without_logging_shows_its_line
     assert done.stderr.splitlines() == [f"step {step}/4  loss 0.5" for step in (2, 3, 4)]
 
 
-def test_print_progress_added_while_training_has_no_rate_before_there_is_one(capsys):
+def test_print_progress_added_while_training_shows_no_rate_at_first(capsys):
     times = iter([10.0, 12.0, 14.0, 16.0])
     add_after_the_first_step(PrintProgress(every=1, clock=lambda: next(times)))
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""The file that file sinks share: who may open it, and after which faults."""
+"""`AppendedFile`: locking, and recovery after faults."""
 
 import errno
 
@@ -13,7 +13,7 @@ def refuse(*_):
 
 
 @pytest.mark.parametrize(("fails", "size"), [("os.pwrite", None), ("os.ftruncate", 3)])
-def test_appended_file_that_could_not_be_opened_on_a_full_disk_can_be_later(tmp_path, monkeypatch, fails, size):
+def test_appended_file_after_a_full_disk_can_be_opened_later(tmp_path, monkeypatch, fails, size):
     path = tmp_path / "log.txt"
     path.write_bytes(b"one\ntwo")
     with monkeypatch.context() as full_disk:
@@ -26,7 +26,7 @@ def test_appended_file_that_could_not_be_opened_on_a_full_disk_can_be_later(tmp_
     assert path.read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_appended_file_refused_leaves_the_lock_with_who_has_it(tmp_path):
+def test_appended_file_refused_keeps_the_lock_of_its_holder(tmp_path):
     path = tmp_path / "log.txt"
     first = AppendedFile(path)
     for _ in range(2):
