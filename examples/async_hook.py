@@ -1,6 +1,6 @@
-"""An asynchronous hook: it waits for something slow beside the training, and its result is recorded at its own step.
+"""An asynchronous hook waits for something slow beside the training; its result is recorded at its own step.
 
-Prints that all steps were made before the first answer came, and what came back for which step.
+Prints that all steps finished before the first answer arrived, and the answer for each step.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from hookline.hooks import HookContext, PeriodicHook
 
 
 class RemoteJudge(PeriodicHook):
-    """Asks a judge elsewhere what it thinks of every fourth step."""
+    """Asks a remote judge about every fourth step."""
 
     def __init__(self) -> None:
         super().__init__(frequency=4)
@@ -19,14 +19,14 @@ class RemoteJudge(PeriodicHook):
         self.answers = 0
 
     async def run(self, context: HookContext) -> dict[str, float]:
-        """Runs on hookline's event loop, in order; the training goes on meanwhile."""
+        """Runs on hookline's event loop, in order, while training continues."""
         await asyncio.to_thread(self.is_back.wait)
         self.answers += 1
         return {"score": 1.0 / context.step}
 
 
 def main() -> None:
-    """Make the steps while the judge is away; what it still owes is waited for at the end of the run."""
+    """Train while the judge works; the end of the run waits for its remaining answers."""
     judge = RemoteJudge()
     with hl.run("judged", callbacks=[judge], summary=False) as run:
         for step in run.steps(12):

@@ -1,4 +1,4 @@
-"""A loop of your own with hookline around it: fits a line by gradient descent, in plain Python."""
+"""A bare loop with hookline around it: fits a line by gradient descent, in plain Python."""
 
 import random
 
@@ -7,7 +7,7 @@ import hookline as hl
 
 @hl.on("step_end", every=100)
 def report(loop: hl.LoopState) -> None:
-    """Prints now and then where the training is."""
+    """Prints the progress from time to time."""
     print(f"step {loop.step}: loss {loop.get_metric('loss'):.4f}")
 
 

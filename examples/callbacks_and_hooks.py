@@ -9,7 +9,7 @@ from hookline.hooks import Hook, HookContext
 
 
 class BestLoss(hl.Callback):
-    """Keeps the best loss, across restarts too."""
+    """Keeps the best loss, also across restarts."""
 
     def __init__(self) -> None:
         self.best = math.inf
@@ -20,35 +20,35 @@ class BestLoss(hl.Callback):
         return {"value": self.best}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the state for a checkpoint."""
         return {"best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.best = state["best"]
 
 
 class Plateau(Hook):
-    """Runs when the loss has hardly moved since the last step."""
+    """Runs when the loss has hardly changed since the last step."""
 
     def __init__(self, tolerance: float = 1e-3) -> None:
         self.tolerance = tolerance
         self.last = math.inf
 
     def should_run(self, context: HookContext) -> bool:
-        """Compare with the step before."""
+        """Compare with the previous step."""
         loss = context.metadata["loss"]
         moved, self.last = abs(self.last - loss), loss
         return bool(moved < self.tolerance)
 
     def run(self, context: HookContext) -> dict[str, int]:
-        """Ask for a stop."""
+        """Request a stop."""
         context.worker.request_stop(f"the loss is flat at {self.last:.3f}")
         return {"step": context.step}
 
 
 class Uploader(hl.Callback):
-    """Sends a row to somewhere slow, beside the training."""
+    """Sends rows to a slow destination, beside the training."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

@@ -1,6 +1,6 @@
 """Callbacks as classes: several moments, a metric in the step's row, a checkpoint of their state, and their order.
 
-Prints the order in which they run, a warning when the loss jumps, and what a resumed run still knows.
+Prints the order in which they run, a warning when the loss jumps, and the state of a resumed run.
 """
 
 from collections.abc import Mapping
@@ -11,31 +11,31 @@ import hookline as hl
 
 
 class Smooth(hl.Callback):
-    """Records a moving average of the loss, and goes on with it after a restart."""
+    """Records a moving average of the loss, and continues it after a restart."""
 
-    priority = 10  # before the others, which use what it records
+    priority = 10  # before the others, which use its metric
 
     def __init__(self, weight: float = 0.9) -> None:
         self.weight = weight
         self.value: float | None = None
 
     def on_step_end(self, loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]) -> None:
-        """Log into the row of this step."""
+        """Log to the row of this step."""
         before = metrics["loss"] if self.value is None else self.value
         self.value = self.weight * before + (1 - self.weight) * metrics["loss"]
         loop.log(smooth_loss=self.value)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the state for a checkpoint."""
         return {"value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.value = state["value"]
 
 
 class Spikes(hl.Callback):
-    """Speaks up when the loss is far above its average, and says at the end how often it was."""
+    """Warns when the loss is far above its average, and prints at the end how often it was."""
 
     def __init__(self, factor: float = 2.0) -> None:
         self.factor, self.seen = factor, 0
@@ -47,12 +47,12 @@ class Spikes(hl.Callback):
             print(f"step {loop.step}: the loss jumped to {metrics['loss']}")
 
     def on_train_end(self, loop: hl.LoopState, artifacts: hl.LoopArtifacts) -> None:
-        """Another moment of the same callback."""
+        """Use another moment of the same callback."""
         print(f"{self.seen} spikes in {loop.step} steps")
 
 
 def train(losses: list[float], *, resume: Path | None = None) -> hl.Run:
-    """A step for each loss that was not there before the checkpoint, and a checkpoint at the end."""
+    """Make a step for each loss after the checkpoint, and a checkpoint at the end."""
     callbacks = hl.CallbackCollection([Spikes(), Smooth()])
     with hl.run("classes", callbacks=callbacks, summary=False) as run:
         if resume is not None:
@@ -64,7 +64,7 @@ def train(losses: list[float], *, resume: Path | None = None) -> hl.Run:
 
 
 def main() -> None:
-    """Train, and go on from the checkpoint."""
+    """Train, and resume from the checkpoint."""
     losses = [1.0, 0.9, 0.8, 3.0, 0.7]
     first = train(losses)
     print(f"order: {first.callbacks.plan()['on_step_end']}")

@@ -11,10 +11,10 @@ from hookline.hooks import CompositeHook, Hook, HookContext, PeriodicHook
 
 
 class GoodEnough(Hook):
-    """Runs when the advanced lesson goes well, and asks for a stop."""
+    """Runs when the advanced lesson goes well, and requests a stop."""
 
     def should_run(self, context: HookContext) -> bool:
-        """The step and its metrics are in the context; of a rollout worker also the lesson."""
+        """Check the context, which has the step, its metrics and, in a rollout worker, the lesson."""
         return bool(
             context.step > 50
             and context.metadata.get("lesson") == "advanced"
@@ -22,7 +22,7 @@ class GoodEnough(Hook):
         )
 
     def run(self, context: HookContext) -> dict[str, Any]:
-        """What is returned is recorded under the hook's name."""
+        """Return metrics, which are recorded under the hook's name."""
         context.worker.request_stop(f"{context.metadata['performance']:.2f} in {context.metadata['lesson']}")
         return {"step": context.step}
 
@@ -35,14 +35,14 @@ class AverageReward(PeriodicHook):
         self.state = {"runs": 0, "total_reward": 0.0}
 
     def run(self, context: HookContext) -> dict[str, Any]:
-        """Keep count."""
+        """Update the average."""
         self.state["runs"] += 1
         self.state["total_reward"] += context.metadata.get("reward", 0)
         return {"avg_reward": self.state["total_reward"] / self.state["runs"]}
 
 
 def main() -> None:
-    """Two lessons; performance grows with time."""
+    """Run two lessons; performance grows with time."""
     rng, average = random.Random(0), AverageReward()
     with hl.run("lessons", callbacks=[CompositeHook([GoodEnough(), average])], summary=False) as run:
         for step in run.steps(1000):

@@ -1,9 +1,9 @@
-"""Loggers and hooks of your own around supervised fine-tuning, beside those that report to a monitor.
+"""Custom loggers and hooks in supervised fine-tuning, beside those that report to a monitor.
 
     python examples/custom_loggers_and_hooks.py --config examples/sft.yaml
 
 A logger function gets the metrics of each step and of each validation. A hook function gets the worker, with its
-trainer, configuration and data, and a report of where the training is. The monitor's address is STATUS_ENDPOINT.
+trainer, configuration and data, and a report of the training's progress. The monitor's address is STATUS_ENDPOINT.
 """
 
 import os
@@ -24,7 +24,7 @@ def print_losses(report_data: dict[str, Any], step: int) -> None:
 
 
 def describe(worker: hookline.SFTPolicyWorker, report_data: dict[str, Any]) -> None:
-    """A hook before training: says what is trained."""
+    """A hook before training: prints what is trained."""
     parameters = sum(parameter.numel() for parameter in worker.trainer.model.parameters())
     print(f"{worker.config.train.name}: {parameters} parameters, {report_data['total_steps']} steps")
 
@@ -36,7 +36,7 @@ def stop_when_learned(worker: hookline.SFTPolicyWorker, report_data: dict[str, A
 
 
 def main() -> None:
-    """Train as the configuration says, with all of them."""
+    """Train with the given configuration and all of them."""
     logger_fn = create_status_logger(endpoint=ENDPOINT, component_name="Training Monitor")
     training_hooks = create_training_hooks(status_endpoint=ENDPOINT, heartbeat_interval=5)
     validation_hooks = create_validation_hooks(status_endpoint=ENDPOINT)

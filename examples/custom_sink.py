@@ -1,6 +1,6 @@
-"""A sink of your own: rows of the record go into an SQLite table, off the training thread, each of them once.
+"""A custom sink: writes each row of the record once to an SQLite table, off the training thread.
 
-Prints how many rows arrived, and what SQL makes of them.
+Prints how many rows arrived, and the result of an SQL query.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from hookline.sinks import JournalEntry, Metrics, register_sink
 class SqliteSink(hl.Sink):
     """Writes every number to the table ``metrics``.
 
-    A batch that failed comes again: it is one transaction, and a row has the id of its record as a key.
+    A failed batch is delivered again: it is one transaction, and the key of a row is the id of its record.
     """
 
     path: str = "metrics.db"
@@ -26,7 +26,7 @@ class SqliteSink(hl.Sink):
     _table: Any = field(default=None, init=False, repr=False, compare=False)
 
     def open(self, run_dir: Path, state: Any) -> Any:
-        """Called on the thread that delivers, which is the one that uses the connection."""
+        """Open the connection on the delivery thread, the only one that uses it."""
         self._table = sqlite3.connect(run_dir / self.path)
         self._table.execute(
             "CREATE TABLE IF NOT EXISTS metrics (id TEXT, step INT, name TEXT, value REAL, UNIQUE (id, name))"
@@ -34,7 +34,7 @@ class SqliteSink(hl.Sink):
         return state
 
     def write(self, entries: Sequence[JournalEntry]) -> Any:
-        """Deliver a batch; what is returned is given to `open` the next time."""
+        """Write a batch; the returned state is passed to the next `open`."""
         rows = [
             (str(entry.id), entry.record.step, name, value)
             for entry in entries
@@ -47,14 +47,14 @@ class SqliteSink(hl.Sink):
         return {"rows": len(rows)}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._table is not None:
             self._table.close()
             self._table = None
 
 
 def main() -> None:
-    """Record a run, and ask the table."""
+    """Record a run, and query the table."""
     with hl.run("tabled", sinks=[{"sqlite": {"path": "metrics.db"}}], summary=False) as run:
         for step in run.steps(100):
             run.log(loss=1.0 / (step + 1), tokens=8 * (step + 1))

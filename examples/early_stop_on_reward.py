@@ -1,6 +1,6 @@
 """Reinforcement learning that stops when the reward is good enough: a policy over ten digits, in plain Python.
 
-Prints the mean reward now and then, and why the training ended. Every rollout is recorded as a sample.
+Prints the mean reward from time to time, and why the training ended. Every rollout is recorded as a sample.
 """
 
 import math
@@ -12,7 +12,7 @@ from hookline.callbacks import EarlyStoppingCallback
 
 @hl.on("step_end", every=25)
 def report(loop: hl.LoopState) -> None:
-    """Prints how the policy does."""
+    """Prints the mean reward of the policy."""
     print(f"step {loop.step}: reward {loop.get_metric('reward/mean'):.2f}")
 
 
@@ -28,7 +28,7 @@ def main() -> None:
             rewards = [float(digit in (6, 8)) for digit in digits]
             mean = sum(rewards) / len(rewards)
             for digit, reward in zip(digits, rewards, strict=True):
-                for other in range(10):  # the gradient of the log-probability of what was drawn
+                for other in range(10):  # the gradient of the log-probability of the drawn digit
                     logits[other] += 0.01 * (reward - mean) * ((other == digit) - weights[other] / sum(weights))
             run.log({"reward/mean": mean})
             run.log_samples(

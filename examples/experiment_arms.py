@@ -1,6 +1,6 @@
-"""An experiment in Python: two arms with three repeats each, a benchmark, and a logger that hears all of it.
+"""An experiment in Python: two arms with three repeats each, a benchmark, and a logger of all of it.
 
-Prints a line for each run and the table of arms. Started again, it makes only what is missing.
+Prints a line for each run and the table of arms. A second start runs only what is missing.
 """
 
 from typing import Any
@@ -9,16 +9,16 @@ import hookline as hl
 
 
 class Parity(hl.Benchmark):
-    """Whether the model tells odd from even."""
+    """Checks whether the model distinguishes odd from even numbers."""
 
     name = "parity"
 
     def tasks(self) -> list[Any]:
-        """What is asked."""
+        """Return the tasks."""
         return [hl.rl.Task(str(number), expected="odd" if number % 2 else "even") for number in range(20)]
 
     def score(self, task: Any, output: str) -> bool:
-        """A truth value is the accuracy."""
+        """Return a boolean, which counts as accuracy."""
         return bool(output == task.expected)
 
 
@@ -26,20 +26,20 @@ class Registry(hl.Callback):
     """Creates a record for each run, under that of its group; the ids are in the context."""
 
     def on_experiment_start(self, ctx: hl.LogContext) -> None:
-        """Before any arm."""
+        """Create the experiment's record, before any arm."""
         ctx.ids["experiment_id"] = "exp-1"
 
     def on_group_start(self, ctx: hl.LogContext, group_name: str) -> None:
-        """The repeats of an arm."""
+        """Create the record of an arm's repeats."""
         ctx.ids[f"group:{group_name}"] = f"{ctx.ids['experiment_id']}/{group_name}"
 
     def on_run_end(self, ctx: hl.LogContext, run_result: hl.RunResult, arm: hl.ArmResult) -> None:
-        """After its benchmarks."""
+        """Complete the run's record, after its benchmarks."""
         print(f"{ctx.ids[f'group:{ctx.group_name}']}/{ctx.run_key}: {run_result.metrics['parity/accuracy']:.2f}")
 
 
 def train(ctx: hl.LogContext, run: hl.Run) -> None:
-    """Learn by heart, as many numbers as there are steps."""
+    """Memorize as many numbers as there are steps."""
     known = {}
     for number in run.steps(range(run.config["steps"])):
         known[str(number)] = "odd" if number % 2 else "even"

@@ -1,6 +1,6 @@
 """Plain functions as hooks: under a moment's name, as a logger of rows, and as a dict of hook functions.
 
-Prints a line every twentieth step, the largest loss that the logger saw, and where the training began and ended.
+Prints a line every twentieth step, the largest loss that the logger saw, and where training started and ended.
 """
 
 import math

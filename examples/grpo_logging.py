@@ -1,8 +1,8 @@
 """GRPO with TRL and logged rewards: a table of every output, TensorBoard and a log file, off the training thread.
 
-`hookline.logging` is set up from a dict, which may be a YAML file as well; the reward functions are wrapped, so that
-each reward is known with its sample; a callback tells the rest. Prints the accuracy, which is a count of right answers,
-and how many outputs stand in the table. For a run in the record, and its page in the browser, see hosts/trl_grpo.py.
+`hookline.logging` is configured with a dict, which may also be a YAML file. The reward functions are wrapped, so that
+each reward is logged with its sample; a callback logs the rest. Prints the accuracy, which counts correct answers, and
+the number of outputs in the table. For a recorded run and its page in the browser, see hosts/trl_grpo.py.
 """
 
 import csv
@@ -41,17 +41,17 @@ LOGGING = {
 
 
 def correctness(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    """2 for the right digit anywhere, and a small cost for a wrong one: the mean is no count."""
+    """Reward the right digit with 2, and a wrong one with a small cost: the mean is not a count."""
     return [2.0 if right in text else -0.5 for right, text in zip(answer, completions, strict=True)]
 
 
 def brevity(completions: list[str], **columns: Any) -> list[float]:
-    """Less is better."""
+    """Reward short completions."""
     return [-len(text) / 100 for text in completions]
 
 
 def main() -> None:
-    """Train for a few steps, and look at what was logged."""
+    """Train for a few steps, and print what was logged."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hookline.logging.initialize(LOGGING)
@@ -77,7 +77,7 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[callback],
     )
-    trainer.remove_callback(PrinterCallback)  # prints what is logged here
+    trainer.remove_callback(PrinterCallback)  # it prints what is logged here
     trainer.train()
     hookline.logging.shutdown()
     print(f"{callback.correct_answers} of {callback.total_answers} answers were right: {callback.accuracy:.1f}%")

@@ -1,4 +1,4 @@
-"""A rollout worker with hooks of one's own: an alarm, a custom evaluation, and one that is taken out again."""
+"""A rollout worker with custom hooks: an alarm, an evaluation, and one that is removed again."""
 
 import torch
 
@@ -14,24 +14,24 @@ class LengthMonitor(PeriodicHook):
         super().__init__(frequency=2)
 
     def run(self, context: HookContext) -> dict[str, float]:
-        """What is returned is recorded."""
+        """Return metrics to record."""
         return {"monitor/length": context.metadata["completions/length_mean"]}
 
 
 class LowReward(Hook):
-    """Speaks up when nothing is solved."""
+    """Warns when nothing is solved."""
 
     def should_run(self, context: HookContext) -> bool:
-        """Whether to speak up."""
+        """Check whether any task is solved."""
         return bool(context.metadata["performance"] < 0.5)
 
     def run(self, context: HookContext) -> None:
-        """Say so."""
+        """Print a warning."""
         print(f"step {context.step}: success rate {context.metadata['performance']:.2f} in {context.lesson_id}")
 
 
 def main() -> None:
-    """Make four rollout steps with a model that has learnt nothing yet."""
+    """Make four rollout steps with an untrained model."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer("0123456789>")
     config = rl.RolloutWorkerConfig(

@@ -2,8 +2,8 @@
 
     python examples/tao_sft_example.py --config examples/sft.yaml
 
-The monitor's address is taken from STATUS_ENDPOINT. Reports are sent in the background: nothing waits for a
-monitor that is slow or down, and what it missed is delivered by the next start.
+The monitor's address is in STATUS_ENDPOINT. Reports are sent in the background: training does not wait for a monitor
+that is slow or down, and the next start delivers what it missed.
 """
 
 import os
@@ -13,7 +13,7 @@ from hookline.status import TAOStatusLogger
 
 
 def main() -> None:
-    """Train as the configuration says, and report to the monitor."""
+    """Train with the given configuration, and report to the monitor."""
     tao_logger = TAOStatusLogger(
         status_endpoint=os.environ.get("STATUS_ENDPOINT", "http://localhost:8080/status"),
         experiment_name="sft-experiment-001",

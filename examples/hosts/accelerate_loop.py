@@ -1,4 +1,4 @@
-"""A loop over what Accelerate has prepared, and what hookline takes in it: the lines that end with "hookline".
+"""A loop with Accelerate; the lines for hookline are marked with "hookline".
 
 Without it, the two lines before the body are ``for epoch in range(10):`` and ``for inputs, targets in data:``.
 """

@@ -1,4 +1,4 @@
-"""A Hugging Face `Trainer`, and what hookline takes in it: the lines that end with "hookline"."""
+"""A Hugging Face `Trainer`; the lines for hookline are marked with "hookline"."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows as a batch."""
+    """Make a batch of rows."""
     return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
 

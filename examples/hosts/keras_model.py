@@ -1,4 +1,4 @@
-"""A model of Keras, and what hookline takes in it: the lines that end with "hookline"."""
+"""A Keras model; the lines for hookline are marked with "hookline"."""
 
 import os
 

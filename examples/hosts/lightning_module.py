@@ -1,4 +1,4 @@
-"""A module of Lightning, and what hookline takes in it: the lines that end with "hookline"."""
+"""A Lightning module; the lines for hookline are marked with "hookline"."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ class Regression(LightningModule):  # type: ignore[misc]
         self.line = torch.nn.Linear(2, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         inputs, targets = batch
         return torch.nn.functional.mse_loss(self.line(inputs), targets)
 
     def configure_optimizers(self) -> Any:
-        """What trains it."""
+        """Return the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 

@@ -1,4 +1,4 @@
-"""A callback that the scripts beside this one give to six trainers, as it is."""
+"""A callback that the scripts in this directory use unchanged in six trainers."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import hookline as hl
 
 
 class GoodEnough(hl.Callback):
-    """Stops a training once the loss of a step is good enough, and records how far it was from that."""
+    """Stops training once a step's loss is good enough, and records the distance to that."""
 
     def __init__(self, loss: float) -> None:
         self.loss = loss

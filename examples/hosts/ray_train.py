@@ -1,7 +1,7 @@
-"""A trainer of Ray Train, and what hookline takes in it: the lines that end with "hookline".
+"""A Ray Train trainer; the lines for hookline are marked with "hookline".
 
 Without it, the two lines before the body are ``for epoch in range(10):`` and ``for inputs, targets in data:``, and the
-last one of the body is ``ray.train.report({"loss": loss.item()})``, which is done by `ReportCallback`.
+last one of the body is ``ray.train.report({"loss": loss.item()})``, which `ReportCallback` replaces.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from hookline.integrations.ray import ReportCallback  # hookline
 
 
 def train(config: dict[str, Any]) -> None:
-    """What each worker does: fit a line until it is good enough."""
+    """Fit a line in each worker until it is good enough."""
     torch.manual_seed(0)
     inputs = torch.randn(64, 2)
     data = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
@@ -34,7 +34,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Train in this process, which is Ray's local mode; with more workers it is the same."""
+    """Train in this process with Ray's local mode; the code is the same with more workers."""
     result = TorchTrainer(
         train,
         train_loop_config={"root": str(Path.cwd() / "runs")},

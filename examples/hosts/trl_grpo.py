@@ -1,4 +1,4 @@
-"""A `GRPOTrainer` of TRL, and what hookline takes in it: the lines that end with "hookline"."""
+"""A TRL `GRPOTrainer`; the lines for hookline are marked with "hookline"."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 
 
 def evenness(completions: list[str], **columns: Any) -> list[float]:
-    """A reward for even digits."""
+    """Reward even digits."""
     return [sum(character in "02468" for character in text) / 8 for text in completions]
 
 

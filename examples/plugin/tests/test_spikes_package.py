@@ -1,4 +1,4 @@
-"""The package's own tests: what `hookline.testing` offers, a bare loop, and a run that is recorded."""
+"""The package's own tests: with `hookline.testing`, in a bare loop, and in a recorded run."""
 
 # ruff: noqa: D103 - tests say what they do by their names
 

@@ -1,4 +1,4 @@
-"""A callback, a hook, a sink and an environment, each found by hookline through its name."""
+"""A callback, a hook, a sink and an environment that hookline finds by name."""
 
 from hookline_spikes.best_metric import BestMetric
 from hookline_spikes.loss_spikes import LossSpikes

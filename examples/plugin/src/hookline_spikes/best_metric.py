@@ -10,12 +10,12 @@ __all__ = ["BestMetric"]
 
 
 class BestMetric(hooks.PeriodicHook):
-    """Records the best value that a metric had at the steps at which it looked.
+    """Records the best value of a metric among the steps it checked.
 
     Args:
         monitor: The metric's name.
         mode: Whether smaller (``"min"``) or larger (``"max"``) is better.
-        frequency: Look every so many steps.
+        frequency: Check every so many steps.
     """
 
     name = "best_metric"
@@ -28,7 +28,7 @@ class BestMetric(hooks.PeriodicHook):
         self.best: float | None = None
 
     def run(self, context: hooks.HookContext) -> dict[str, float] | None:
-        """Look at the metric; what is returned is recorded under this hook's name."""
+        """Check the metric; the returned value is recorded under this hook's name."""
         value = context.metadata.get(self.monitor)
         if isinstance(value, int | float) and value == value and self._is_better(value):
             self.best = value
@@ -38,9 +38,9 @@ class BestMetric(hooks.PeriodicHook):
         return self.best is None or (value < self.best if self.mode == "min" else value > self.best)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self.best = state["best"]

@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class LossSpikes(hl.Callback):
-    """Counts the steps whose loss is far above its moving mean, and warns of each.
+    """Counts the steps with a loss far above its moving mean, and warns about each.
 
     Args:
-        factor: A spike is a loss above the mean times this, or one that is not a number.
+        factor: A spike is a loss above the mean times this factor, or NaN.
         monitor: The metric's name.
-        memory: How much of the mean stays in each step, between 0 and 1.
+        memory: The weight of the previous mean in each step, between 0 and 1.
     """
 
     name = "loss_spikes"
@@ -35,11 +35,11 @@ class LossSpikes(hl.Callback):
     def on_step_end(
         self, loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]
     ) -> dict[str, int] | None:
-        """Look at the loss of the step; what is returned lands in the step's row as ``loss_spikes/count``."""
+        """Check the step's loss; the returned value is in the step's row as ``loss_spikes/count``."""
         value = metrics.get(self.monitor)
         if not isinstance(value, int | float):
             return None
-        if self.mean is not None and not value <= self.mean * self.factor:  # written so that NaN is a spike too
+        if self.mean is not None and not value <= self.mean * self.factor:  # in this form NaN is a spike, too
             self.spikes += 1
             logger.warning("step %d: %s is %g, the mean was %g", step_idx + 1, self.monitor, value, self.mean)
         elif math.isfinite(value):
@@ -47,9 +47,9 @@ class LossSpikes(hl.Callback):
         return {"count": self.spikes}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that counting goes on after a resume."""
+        """Return the state for a checkpoint, so that counting continues after a resume."""
         return {"mean": self.mean, "spikes": self.spikes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self.mean, self.spikes = state["mean"], state["spikes"]

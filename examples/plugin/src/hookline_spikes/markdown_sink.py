@@ -1,4 +1,4 @@
-"""A sink that writes the rows of metrics as a table in Markdown, for a README or a chat."""
+"""A sink that writes metric rows as a Markdown table, for a README or a chat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ __all__ = ["MarkdownSink"]
 
 @dataclass(eq=False)
 class MarkdownSink(Sink):
-    """Writes a line of a table for each row of metrics that has one of the columns.
+    """Writes a table line for each metric row that has one of the columns.
 
-    A batch may come twice, when the process dies between writing it and noting that. So the state is the size of
-    the file behind what was delivered, and what lies behind it is cut off.
+    A batch is delivered twice if the process dies between writing it and saving the state. The state is the size of
+    the file after the last delivered batch, and anything after it is cut off.
 
     Args:
         columns: The metrics to show.
-        path: The file; ``metrics.md`` in the run's directory where none is given.
-        name: What the sink is called in its run.
+        path: The file; ``metrics.md`` in the run's directory by default.
+        name: The sink's name in its run.
     """
 
     columns: tuple[str, ...] = ("loss",)
@@ -36,7 +36,7 @@ class MarkdownSink(Sink):
         self._file: Path | None = None
 
     def open(self, run_dir: Path, state: Any) -> int:
-        """Begin the table, or cut it back to where it was."""
+        """Start the table, or truncate it to its saved size."""
         self._file = self.path or run_dir / "metrics.md"
         if state is None:
             head = f"| step | {' | '.join(self.columns)} |\n|{'---|' * (1 + len(self.columns))}\n"
@@ -47,7 +47,7 @@ class MarkdownSink(Sink):
         return int(state)
 
     def write(self, parcels: Sequence[Any]) -> int:
-        """Add a batch, and return the size of the file behind it."""
+        """Append a batch, and return the size of the file."""
         assert self._file is not None
         records = [parcel.record for parcel in parcels if parcel.kind == "metrics"]
         lines = [self._line(record) for record in records if any(name in record.values for name in self.columns)]

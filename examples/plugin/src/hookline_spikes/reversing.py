@@ -13,7 +13,7 @@ class Reversing:
     """Asks for letters in reverse order: ``abc>`` expects ``cba``.
 
     Args:
-        length: How many letters.
+        length: The number of letters.
     """
 
     name = "reversing"
@@ -27,5 +27,5 @@ class Reversing:
         return [rl.Task(f"{word}>", word[::-1]) for word in words]
 
     def score(self, task: rl.Task, completion: str) -> dict[str, float]:
-        """1 for the right word."""
+        """Return 1 for the right word."""
         return {"exact": float(completion == task.expected)}
