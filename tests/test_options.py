@@ -45,7 +45,7 @@ MADE_BY = {
 }
 """Classes that users have without building them: what they give is given to something else, which is looked at."""
 
-BEHIND = {"WorkerConfig": {"SFTPolicyWorker", "main"}, "TextReward": {"library"}}
+BEHIND = {"WorkerConfig": {"SFTPolicyWorker", "main"}, "Reward": {"library"}}
 """What tests use instead of the name of a class that only files name, or only subclasses are built of."""
 
 

@@ -468,3 +468,10 @@ def test_fleet_worker_that_dies_at_every_step_ends_the_training(ray):
     fleet.close()
     assert [name for name, _ in reported].count("worker_died") == MAX_DEATHS
     assert [facts["rollout_step"] for name, facts in reported if name == "worker_restarted"] == [7] * (MAX_DEATHS - 1)
+
+
+@pytest.mark.parametrize(("on_gpus", "share"), [(True, 0.5), (False, 0)])
+def test_ray_cluster_actors_share_the_gpus_if_allowed(monkeypatch, on_gpus, share):
+    cluster = RayCluster(3, on_gpus=on_gpus)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    assert cluster.resources() == {"num_cpus": 1, "num_gpus": share}
