@@ -40,7 +40,7 @@ from store_trackers import Wanted, measure_mlflow, measure_tensorboard, measure_
 
 from hookline._record import run_directory
 from hookline.server import WebServer
-from hookline.server.listing import MAX_AGE_SECONDS, REST
+from hookline.server.listing import MAX_AGE_SECONDS, REST_FACTOR
 from hookline.store import Runs, runs
 from hookline.store.store import open_store
 
@@ -186,7 +186,7 @@ def _first_news(server: WebServer) -> None:
 
 def _old_answer(server: WebServer, listing: float) -> float:
     """Seconds of an answer for which the runs are listed anew."""
-    time.sleep(max(MAX_AGE_SECONDS, REST * listing) + 0.1)
+    time.sleep(max(MAX_AGE_SECONDS, REST_FACTOR * listing) + 0.1)
     return seconds(lambda: _asked(f"{server.url}api/runs"))
 
 

@@ -27,18 +27,18 @@ def levels(value):
     return 0
 
 
-@given(value=VALUES, before=VALUES, around=st.integers(MAX_DEPTH - 5, MAX_DEPTH), piece_bytes=st.integers(1, 9))
-def test_depth_of_a_line_in_pieces_is_that_of_its_value(value, before, around, piece_bytes):
+@given(value=VALUES, before=VALUES, around=st.integers(MAX_DEPTH - 5, MAX_DEPTH), chunk_bytes=st.integers(1, 9))
+def test_depth_of_a_line_in_pieces_is_that_of_its_value(value, before, around, chunk_bytes):
     text = json.dumps(before) + "\n" + "[" * around + json.dumps(value) + "]" * around + "\n"
     is_refused = around + levels(value) > MAX_DEPTH
     with pytest.raises(OptionError, match="nested") if is_refused else contextlib.nullcontext():
-        check_lines_depth(text.encode(), piece_bytes=piece_bytes)
+        check_lines_depth(text.encode(), chunk_bytes=chunk_bytes)
 
 
-@given(begun=st.binary(max_size=8), piece_bytes=st.integers(1, 9))
-def test_depth_of_a_line_does_not_depend_on_the_lines_before_it(begun, piece_bytes):
+@given(begun=st.binary(max_size=8), chunk_bytes=st.integers(1, 9))
+def test_depth_of_a_line_does_not_depend_on_the_lines_before_it(begun, chunk_bytes):
     flat = b'["' + b"[" * 2 * MAX_DEPTH + b'"]\n'
-    check_lines_depth(begun.translate(None, b"[{") + b"\n" + flat, piece_bytes=piece_bytes)
+    check_lines_depth(begun.translate(None, b"[{") + b"\n" + flat, chunk_bytes=chunk_bytes)
 
 
 def test_depth_of_a_line_of_many_texts_is_found_in_little_memory():

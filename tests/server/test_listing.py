@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from hookline._engine.errors import UnknownNameError
 from hookline.server.experiment_api import ENDPOINTS as OF_EXPERIMENTS
-from hookline.server.listing import LONGEST_REST_SECONDS, Listing
+from hookline.server.listing import MAX_REST_SECONDS, Listing
 from hookline.server.runs_api import RUN_ENDPOINTS as OF_RUNS
 from hookline.store import Runs, runs
 from hookline.store.run_summary import Liveness
@@ -39,7 +39,7 @@ def test_listing_that_took_long_rests_no_longer_than_a_few_seconds(root, slow, t
     listing.now()
     finished_run(root)
     assert (listing.fresh() is None, dict(listing.now().rows)) == (False, {})
-    slow.now += LONGEST_REST_SECONDS
+    slow.now += MAX_REST_SECONDS
     assert (listing.fresh(), list(listing.now().rows)) == (None, ["p/r0"])
 
 

@@ -13,8 +13,8 @@ from page_runs import finished_run
 from sending import FILE, ORIGIN, OTHER, READ, TOKENS, WRITE, ask, beat, claim, home, put, rows_of, status_of
 
 import hookline as hl
-from hookline.server.application import AGAIN_SECONDS, DiskTrouble
-from hookline.server.tokens import Given, Tokens, settle
+from hookline.server.application import LOG_SECONDS, DiskFaults
+from hookline.server.tokens import OptionalTokens, Tokens, resolve_tokens
 from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 
@@ -48,7 +48,7 @@ def test_server_on_a_file_system_without_locks_receives_runs(root, serve, monkey
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    tokens = settle(root, Given(write=WRITE), needs_read=True).tokens
+    tokens = resolve_tokens(root, OptionalTokens(write=WRITE), needs_read=True).tokens
     receiving = serve(root, tokens=tokens)
     assert (claim(receiving).status, put(receiving, TWO).status, beat(receiving).status) == (200, 200, 200)
     assert [record.step for record in hl.read(root / "p" / "r0")] == [1, 2]
@@ -245,12 +245,12 @@ def test_disk_that_cannot_be_used_is_told_and_logged_in_one_line(receiving, monk
 
 def test_trouble_with_the_disk_that_lasts_is_logged_again_after_a_while(caplog):
     now = [5.0]
-    trouble = DiskTrouble(clock=lambda: now[0])
-    for now[0] in (5.0, 6.0, 5.0 + AGAIN_SECONDS):
-        trouble.fault(OSError(errno.EROFS, "read-only"), "/api/status")
-    trouble.fault(OSError(errno.EIO, "broken"), "/api/status")
+    faults = DiskFaults(clock=lambda: now[0])
+    for now[0] in (5.0, 6.0, 5.0 + LOG_SECONDS):
+        faults.refusal(OSError(errno.EROFS, "read-only"), "/api/status")
+    faults.refusal(OSError(errno.EIO, "broken"), "/api/status")
     assert [record.args[1].errno for record in caplog.records] == [errno.EROFS, errno.EROFS, errno.EIO]
-    assert trouble.fault(ValueError("no"), "/") is None
+    assert faults.refusal(ValueError("no"), "/") is None
 
 
 def test_reading_is_free_on_this_machine_unless_a_read_token_is_given(root, serve):

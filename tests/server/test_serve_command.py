@@ -19,7 +19,7 @@ import hookline as hl
 from hookline._engine.errors import ConfigError, OptionError
 from hookline.cli import app
 from hookline.cli.serve import sinks_line, without_tokens
-from hookline.server.tokens import KEPT, Given, Tokens, from_file, kept, settle
+from hookline.server.tokens import TOKENS_FILE, OptionalTokens, Tokens, load_tokens, resolve_tokens, tokens_from_file
 from hookline.server.web_server import allowed_name
 
 SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
@@ -57,7 +57,7 @@ def test_token_on_the_command_line_works_and_is_seen_by_nobody(tmp_path):
     out, errors = served.end()
     assert (statuses, served.process.returncode, errors) == ((200, 200), 0, "")
     assert [token for token in (WRITE, READ) if token.encode() in seen or token in json.dumps(served.facts) + out] == []
-    assert not (tmp_path / "runs" / KEPT).exists()
+    assert not (tmp_path / "runs" / TOKENS_FILE).exists()
 
 
 def test_server_killed_while_it_writes_goes_on_with_the_same_token_and_loses_nothing(tmp_path):
@@ -151,7 +151,7 @@ def test_serve_says_which_tokens_are_kept_in_the_directory(tmp_path):
     served = Served(tmp_path, "--host", "0.0.0.0", HOOKLINE_WRITE_TOKEN=WRITE)
     served.end()
     assert (served.facts["made"], served.facts["kept"]) == ({}, ["read"])
-    assert served.facts["token_file"] == str(tmp_path / "runs" / KEPT)
+    assert served.facts["token_file"] == str(tmp_path / "runs" / TOKENS_FILE)
 
 
 def test_serve_tells_people_which_token_is_the_kept_one(tmp_path):
@@ -160,29 +160,29 @@ def test_serve_tells_people_which_token_is_the_kept_one(tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | env, stdout=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline().strip() for _ in range(3)]
         process.kill()
-    assert lines[2] == f"The read token is the one in {tmp_path / 'runs' / KEPT}."
+    assert lines[2] == f"The read token is the one in {tmp_path / 'runs' / TOKENS_FILE}."
 
 
 @pytest.mark.parametrize(
     ("given", "needs_read", "made", "in_file"),
     [
-        (Given(), True, ("write", "read"), ("write", "read")),
-        (Given(), False, ("write",), ("write",)),
-        (Given(write=WRITE), True, ("read",), ("read",)),
-        (Given(read=READ), True, ("write",), ("write",)),
-        (Given(WRITE, READ), True, (), ()),
+        (OptionalTokens(), True, ("write", "read"), ("write", "read")),
+        (OptionalTokens(), False, ("write",), ("write",)),
+        (OptionalTokens(write=WRITE), True, ("read",), ("read",)),
+        (OptionalTokens(read=READ), True, ("write",), ("write",)),
+        (OptionalTokens(WRITE, READ), True, (), ()),
     ],
 )
 def test_tokens_that_are_given_do_not_count_as_kept(tmp_path, given, needs_read, made, in_file):
-    first, again = (settle(tmp_path, given, needs_read=needs_read) for _ in range(2))
-    assert [(each.made, each.kept) for each in (first, again)] == [(made, in_file), ((), in_file)]
+    first, again = (resolve_tokens(tmp_path, given, needs_read=needs_read) for _ in range(2))
+    assert [(each.created, each.saved) for each in (first, again)] == [(made, in_file), ((), in_file)]
 
 
 @pytest.mark.parametrize("text", ['{"write": ""}', f'{{"write": "{WRITE}", "read": ""}}'])
 def test_file_of_tokens_with_an_empty_one_is_refused(tmp_path, text):
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match="is empty"):
-        from_file(tmp_path / "tokens")
+        tokens_from_file(tmp_path / "tokens")
 
 
 def test_run_without_progress_is_stalled_after_the_seconds_that_were_given(tmp_path):
@@ -195,22 +195,22 @@ def test_run_without_progress_is_stalled_after_the_seconds_that_were_given(tmp_p
 
 
 def test_tokens_that_were_made_are_kept_for_their_owner_alone(tmp_path):
-    first = settle(tmp_path, Given(), needs_read=False)
-    assert (first.made, first.tokens.read, first.is_kept) == (("write",), None, True)
-    assert (tmp_path / KEPT).stat().st_mode & 0o777 == 0o600
-    second = settle(tmp_path, Given(), needs_read=True)
-    assert (second.made, second.tokens.write) == (("read",), first.tokens.write)
-    third = settle(tmp_path, Given(), needs_read=True)
-    assert (third.made, third.tokens) == ((), second.tokens)
-    assert settle(tmp_path, Given(), needs_read=False).tokens.read is None
-    assert [path.name for path in tmp_path.iterdir()] == [KEPT]
+    first = resolve_tokens(tmp_path, OptionalTokens(), needs_read=False)
+    assert (first.created, first.tokens.read, first.saved) == (("write",), None, ("write",))
+    assert (tmp_path / TOKENS_FILE).stat().st_mode & 0o777 == 0o600
+    second = resolve_tokens(tmp_path, OptionalTokens(), needs_read=True)
+    assert (second.created, second.tokens.write) == (("read",), first.tokens.write)
+    third = resolve_tokens(tmp_path, OptionalTokens(), needs_read=True)
+    assert (third.created, third.tokens) == ((), second.tokens)
+    assert resolve_tokens(tmp_path, OptionalTokens(), needs_read=False).tokens.read is None
+    assert [path.name for path in tmp_path.iterdir()] == [TOKENS_FILE]
 
 
 def test_given_tokens_come_before_kept_ones(tmp_path):
-    settle(tmp_path, Given(), needs_read=True)
-    settled = settle(tmp_path, Given(write=WRITE), needs_read=True)
-    assert (settled.tokens.write, settled.tokens.read) == (WRITE, kept(tmp_path).read)
-    assert settle(tmp_path, Given(WRITE, READ), needs_read=False).tokens == Tokens(WRITE, READ)
+    resolve_tokens(tmp_path, OptionalTokens(), needs_read=True)
+    settled = resolve_tokens(tmp_path, OptionalTokens(write=WRITE), needs_read=True)
+    assert (settled.tokens.write, settled.tokens.read) == (WRITE, load_tokens(tmp_path).read)
+    assert resolve_tokens(tmp_path, OptionalTokens(WRITE, READ), needs_read=False).tokens == Tokens(WRITE, READ)
 
 
 def test_two_servers_that_start_at_once_have_the_same_tokens(tmp_path):
@@ -219,7 +219,7 @@ def test_two_servers_that_start_at_once_have_the_same_tokens(tmp_path):
 
     def start():
         starts.wait()
-        settled.append(settle(tmp_path, Given(), needs_read=True).tokens)
+        settled.append(resolve_tokens(tmp_path, OptionalTokens(), needs_read=True).tokens)
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -230,35 +230,35 @@ def test_two_servers_that_start_at_once_have_the_same_tokens(tmp_path):
 
 
 def test_kept_tokens_that_others_can_read_or_that_are_a_link_are_refused(tmp_path):
-    settle(tmp_path, Given(), needs_read=False)
-    (tmp_path / KEPT).chmod(0o644)
+    resolve_tokens(tmp_path, OptionalTokens(), needs_read=False)
+    (tmp_path / TOKENS_FILE).chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        settle(tmp_path, Given(), needs_read=False)
-    (tmp_path / KEPT).rename(tmp_path / "aside")
-    (tmp_path / KEPT).symlink_to("aside")
+        resolve_tokens(tmp_path, OptionalTokens(), needs_read=False)
+    (tmp_path / TOKENS_FILE).rename(tmp_path / "aside")
+    (tmp_path / TOKENS_FILE).symlink_to("aside")
     with pytest.raises(ConfigError, match="cannot be read"):
-        settle(tmp_path, Given(), needs_read=False)
+        resolve_tokens(tmp_path, OptionalTokens(), needs_read=False)
 
 
 @pytest.mark.parametrize(
     ("text", "given"),
     [
-        (f"{WRITE}\n", Given(WRITE)),
-        (f'{{"write": "{WRITE}", "read": "{READ}"}}', Given(WRITE, READ)),
-        (f'{{"read": "{READ}"}}', Given(None, READ)),
-        ("", Given()),
+        (f"{WRITE}\n", OptionalTokens(WRITE)),
+        (f'{{"write": "{WRITE}", "read": "{READ}"}}', OptionalTokens(WRITE, READ)),
+        (f'{{"read": "{READ}"}}', OptionalTokens(None, READ)),
+        ("", OptionalTokens()),
     ],
 )
 def test_file_of_tokens_holds_one_or_both(tmp_path, text, given):
     (tmp_path / "tokens").write_text(text)
-    assert from_file(tmp_path / "tokens") == given
+    assert tokens_from_file(tmp_path / "tokens") == given
 
 
 @pytest.mark.parametrize("text", [f'{{"write": "{WRITE}", "x": 1}}', f'{{"write": ["{WRITE}"]}}', f'{{"{WRITE}'])
 def test_file_of_tokens_that_holds_something_else_is_refused_without_repeating_it(tmp_path, text):
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match="something else") as caught:
-        from_file(tmp_path / "tokens")
+        tokens_from_file(tmp_path / "tokens")
     assert WRITE not in str(caught.value)
 
 
@@ -286,9 +286,9 @@ def test_tokens_that_are_no_secrets_are_refused_without_repeating_them(write, re
         (["--token", WRITE, "--read-token", WRITE], "are the same"),
         (["--token-file", "nowhere"], "cannot be read"),
         (["/proc", "--token", WRITE], "cannot be written"),
-        (["--host", "", "--token", WRITE], "is no address"),
-        (["--allow-host", "", "--token", WRITE], "is no name of a host"),
-        (["--allow-host", "https://runs.example"], "is no name of a host"),
+        (["--host", "", "--token", WRITE], "is not an address"),
+        (["--allow-host", "", "--token", WRITE], "is not a host name"),
+        (["--allow-host", "https://runs.example"], "is not a host name"),
         (["--host", "203.0.113.1", "--token", WRITE, "--read-token", READ], "does not have that address"),
     ],
 )

@@ -16,7 +16,7 @@ from sending import FILE, ORIGIN, READ, TOKENS, WRITE, ask, claim, home, put, ro
 
 from hookline._engine.errors import ConfigError, OptionError
 from hookline.server import WebServer
-from hookline.server.limits import MOST_UNPACKED_BYTES, Bodies, Body
+from hookline.server.limits import MAX_UNPACKED_BYTES, Body, BodyLimits
 from hookline.server.received_runs import check_lines
 from hookline.server.tokens import Tokens
 
@@ -39,7 +39,7 @@ def home_root(tmp_path_factory):
 def hostile(home_root):
     """A server for requests that it must refuse."""
     finished_run(home_root)
-    bodies = Bodies(chunk_seconds=0.3, body_seconds=5.0)
+    bodies = BodyLimits(chunk_seconds=0.3, body_seconds=5.0)
     with WebServer(home_root, tokens=TOKENS, bodies=bodies) as server:
         claim(server, "taken")
         yield server
@@ -194,7 +194,7 @@ def test_bodies_beyond_the_limits_are_refused(hostile):
     assert put(hostile, large, run="taken").status == 413
     assert put(hostile, iter([large]), run="taken").status == 413
     assert claim(hostile, "new", facts={"x": "y" * (4 << 20)}).status == 413
-    bomb = gzip.compress(b"\n" * (MOST_UNPACKED_BYTES + 1))
+    bomb = gzip.compress(b"\n" * (MAX_UNPACKED_BYTES + 1))
     assert len(bomb) < 100_000
     assert put(hostile, bomb, run="taken", headers={"Content-Encoding": "gzip"}).status == 413
 
@@ -247,10 +247,10 @@ def test_line_of_many_megabytes_is_taken_packed(root, serve):
 
 def test_body_that_is_unpacked_and_checked_takes_up_little_more_than_its_size():
     lines = b'{"text":"' + "\N{ROCKET}".encode() + b"x" * (8 << 20) + b'","rows":[' + b"[]," * 400_000 + b"0]}\n"
-    body = Body(Bodies(), gzip.compress(lines, 1))
+    body = Body(BodyLimits(), gzip.compress(lines, 1))
     tracemalloc.start()
     try:
-        unpacked = body.unpacked("gzip", MOST_UNPACKED_BYTES)
+        unpacked = body.unpack("gzip", MAX_UNPACKED_BYTES)
         check_lines(unpacked)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -334,7 +334,7 @@ def let_go_after_an_answer(server, begun=b"GET"):
 
 def test_connection_that_waits_for_an_answer_is_kept(root, serve, slow_write):
     waits, goes_on = slow_write
-    server = serve(root, tokens=Tokens(WRITE), bodies=Bodies(chunk_seconds=0.1))
+    server = serve(root, tokens=Tokens(WRITE), bodies=BodyLimits(chunk_seconds=0.1))
     claim(server)
     with ThreadPoolExecutor(1) as sender:
         answer = sender.submit(put, server, rows_of(1))
@@ -346,7 +346,7 @@ def test_connection_that_waits_for_an_answer_is_kept(root, serve, slow_write):
 
 def test_bodies_count_until_they_are_written(root, serve, slow_write):
     waits, goes_on = slow_write
-    bodies, lines = Bodies(in_all_bytes=1000), rows_of(8)
+    bodies, lines = BodyLimits(total_bytes=1000), rows_of(8)
     assert 500 < len(lines) < 1000
     server = serve(root, tokens=Tokens(WRITE), bodies=bodies)
     assert [claim(server, run).status for run in ("r0", "r1")] == [200, 200]
@@ -360,7 +360,7 @@ def test_bodies_count_until_they_are_written(root, serve, slow_write):
 
 
 def test_bodies_count_as_large_as_they_are_unpacked(root, serve):
-    server = serve(root, tokens=Tokens(WRITE), bodies=Bodies(in_all_bytes=100_000))
+    server = serve(root, tokens=Tokens(WRITE), bodies=BodyLimits(total_bytes=100_000))
     claim(server)
     packed = {"Content-Encoding": "gzip"}
     answer = put(server, gzip.compress(b"\n" * 100_000), headers=packed)
@@ -370,7 +370,7 @@ def test_bodies_count_as_large_as_they_are_unpacked(root, serve):
 
 
 def test_too_much_at_a_time_is_put_off(root, serve):
-    server = serve(root, tokens=Tokens(WRITE), bodies=Bodies(in_all_bytes=1000))
+    server = serve(root, tokens=Tokens(WRITE), bodies=BodyLimits(total_bytes=1000))
     claim(server)
     answer = put(server, b"x" * 2000 + b"\n")
     assert (answer.status, answer.headers["Retry-After"]) == (503, "2")

@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from hookline._record.records import Metrics, encode
 from hookline.server.connections import DISCARDED_BYTES, ConnectionLimits
-from hookline.server.limits import Bodies, NamesError, names_of
+from hookline.server.limits import BodyLimits, NamesError, metric_names
 from hookline.server.tokens import Tokens
 
 HOST = b"Host: 127.0.0.1\r\n"
@@ -135,7 +135,7 @@ def test_body_without_end_of_a_sender_without_a_token_is_not_taken(root, serve):
 
 def test_body_that_nobody_waits_for_is_given_little_time(root, serve):
     head = b"PUT /api/journals/p/r0 HTTP/1.1\r\n" + HOST + b"Content-Length: 100\r\n\r\n"
-    with connected(serve(root, tokens=TOKENS, bodies=Bodies(chunk_seconds=0.2))) as connection:
+    with connected(serve(root, tokens=TOKENS, bodies=BodyLimits(chunk_seconds=0.2))) as connection:
         answer = answer_to(connection, head)
         assert (answer.status, answer.read() != b"", connection.recv(1)) == (401, True, b"")
 
@@ -186,7 +186,7 @@ def test_row_with_millions_of_metrics_is_refused_without_decoding_it():
     tracemalloc.start()
     try:
         with pytest.raises(NamesError, match="more than 10,000"):
-            names_of(line)
+            metric_names(line)
         assert tracemalloc.get_traced_memory()[1] < 4 * len(line)
     finally:
         tracemalloc.stop()

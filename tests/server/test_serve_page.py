@@ -42,7 +42,7 @@ def test_page_asks_for_the_token_and_then_shows_the_runs(root, serve, browser):
     assert page.locator("tr[data-run]").count() == 0
     field.fill(WRITE)
     page.get_by_role("button", name="Show the runs").click()
-    expect(page.get_by_role("alert")).to_have_text(re.compile("the one to write with"))
+    expect(page.get_by_role("alert")).to_have_text(re.compile("it is the write token"))
     field.fill(READ)
     page.keyboard.press("Enter")
     expect(page.locator("tr[data-run]")).to_contain_text("far away")

@@ -203,19 +203,19 @@ def test_journal_is_not_read_through_for_counts_that_no_message_says(root):
     read, told = [], {"project": "status", "run": "night", "key": None}
 
     class Watched(ReceivedRuns):
-        def lines_back(self, *names, **place):
-            for line in super().lines_back(*names, **place):
+        def lines_reversed(self, *names, **place):
+            for line in super().lines_reversed(*names, **place):
                 read.append(line)
                 yield line
 
     rows = [{"step": step, "metrics": {"loss": 1}} for step in range(500)] + [{"status": "running", "step": 500}]
-    StatusRuns(ReceivedRuns(root)).take(json.dumps(rows).encode(), **told)
+    StatusRuns(ReceivedRuns(root)).record(json.dumps(rows).encode(), **told)
     statuses = StatusRuns(Watched(root))
     for step in (501, 502):
-        statuses.take(b'{"step": %d, "metrics": {"loss": 1}}' % step, **told)
+        statuses.record(b'{"step": %d, "metrics": {"loss": 1}}' % step, **told)
     assert len(read) <= 3
     for step in (503, 504):  # the first that says it looks for it, and then it is known
-        statuses.take(b'{"step": %d, "max_step": 900, "metrics": {"loss": 1}}' % step, **told)
+        statuses.record(b'{"step": %d, "max_step": 900, "metrics": {"loss": 1}}' % step, **told)
     assert len(read) <= 3 + 503
 
 
@@ -226,7 +226,7 @@ def test_progress_without_metrics_is_shown_and_counts_as_moving(root, word):
     for step in (7, 8, 9):
         now[0] += 1000
         message = {"status": word, "step": step, "max_step": 100}
-        statuses.take(json.dumps(message).encode(), project=None, run="night", key=None)
+        statuses.record(json.dumps(message).encode(), project=None, run="night", key=None)
     [run] = hl.runs(root)
     assert (run.status, run.step, run.num_steps) == ("running", 9, 100)
     assert [record.step for record in recorded(root)] == [7, 8, 9]
@@ -306,14 +306,14 @@ def test_counts_of_kubeflow_that_are_none_are_left_out(root, monitor, count):
 def test_time_that_can_be_none_of_a_training_counts_as_not_given(root, given):
     statuses = StatusRuns(ReceivedRuns(root), clock=lambda: 1.8e9)
     message = {"status": "done", "step": 1, "timestamp": given}
-    statuses.take(json.dumps(message).encode(), project=None, run="night", key=None)
+    statuses.record(json.dumps(message).encode(), project=None, run="night", key=None)
     assert [run.ended for run in hl.runs(root)] == [1.8e9]
 
 
 @pytest.mark.parametrize("given", [1.7e9, "2023-11-14T22:13:20Z"])
 def test_time_of_the_sender_is_kept(root, given):
     message = {"status": "done", "step": 1, "timestamp": given}
-    StatusRuns(ReceivedRuns(root)).take(json.dumps(message).encode(), project=None, run="night", key=None)
+    StatusRuns(ReceivedRuns(root)).record(json.dumps(message).encode(), project=None, run="night", key=None)
     assert [run.ended for run in hl.runs(root)] == [1.7e9]
 
 
@@ -336,8 +336,8 @@ def test_message_that_could_not_be_written_is_said_by_the_next(root, monkeypatch
 
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="no text"):
         patch.setattr(status_runs, "encode", broken)
-        statuses.take(b'{"status": "running", "max_step": 10}', **told)
-    assert statuses.take(b'{"status": "running", "max_step": 10}', **told).records == 1
+        statuses.record(b'{"status": "running", "max_step": 10}', **told)
+    assert statuses.record(b'{"status": "running", "max_step": 10}', **told).records == 1
 
 
 def test_run_of_a_sender_takes_no_status_messages_and_the_other_way_round(root, monitor):

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from hookline._engine.errors import ConfigError
 from hookline.server import WebServer, application
-from hookline.server.application import ENDPOINTS, HEADERS
+from hookline.server.application import READ_ENDPOINTS, SECURITY_HEADERS
 from hookline.server.endpoint import Endpoint
 from hookline.store import DamagedIndexError, QueryTimeoutError, runs
 
@@ -235,7 +235,7 @@ def test_experiment_with_a_broken_result_says_so(root, serve):
 def test_every_answer_carries_the_security_headers_and_allows_no_other_origin(plain):
     for path in ("", "api/runs", "api/nothing", "static/js/main.js", "static/../application.py"):
         _, headers, _ = get(plain, path, headers={"Origin": "http://elsewhere.example"})
-        assert {name: headers[name] for name in HEADERS} == HEADERS
+        assert {name: headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
         assert headers["Access-Control-Allow-Origin"] is None
 
 
@@ -310,7 +310,7 @@ def test_symbolic_links_to_results_are_not_followed(root, serve, tmp_path):
 def test_openapi_document_names_every_endpoint_and_answers_fit_it(root, serve):
     finished_run(root, more=[sample(1, "x", 1.0)])
     document = answer(serve(root), "openapi.json")
-    assert set(document["paths"]) == {endpoint.path for endpoint in ENDPOINTS} | {"/api/stream"}
+    assert set(document["paths"]) == {endpoint.path for endpoint in READ_ENDPOINTS} | {"/api/stream"}
     described = document["paths"]["/api/samples"]["get"]["parameters"]
     assert {"name": "run", "required": True}.items() <= described[0].items()
     rows_ = document["components"]["schemas"]["SampleRow"]["properties"]

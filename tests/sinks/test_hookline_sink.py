@@ -366,8 +366,8 @@ def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_ar
     assert [state.left_out for state in sink_states(run_dir)] == [4]
     told = [record.getMessage().partition(".jsonl: ")[2].partition(" They")[0] for record in caplog.records]
     assert told == [
-        "A row has 5 metrics: no more than 3 are taken.",
-        "The run has 4 names of metrics: no others are taken.",
+        "A row has 5 metrics; at most 3 are accepted.",
+        "The run has 4 metric names; no others are accepted.",
     ]
 
 

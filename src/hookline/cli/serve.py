@@ -25,7 +25,15 @@ import typer
 
 from hookline._engine.errors import ConfigError
 from hookline.cli.output import AsJson, console
-from hookline.server.tokens import KEPT, Given, Settled, check_token, from_environment, from_file, settle
+from hookline.server.tokens import (
+    TOKENS_FILE,
+    OptionalTokens,
+    ResolvedTokens,
+    check_token,
+    resolve_tokens,
+    tokens_from_environment,
+    tokens_from_file,
+)
 from hookline.server.web_server import WebServer, allowed_name, check_host, is_loopback, raise_descriptor_limit
 from hookline.store.run_summary import STALL_SECONDS
 
@@ -33,7 +41,7 @@ WRITE_OPTION, READ_OPTION = "--token", "--read-token"
 _PIPE = "_HOOKLINE_TOKEN_PIPE"
 
 
-def handed_over(given: Given) -> Given:
+def handed_over(given: OptionalTokens) -> OptionalTokens:
     """The tokens that a command was given, once its command line has none; may not return, but begin anew.
 
     Raises:
@@ -59,7 +67,7 @@ def without_tokens(arguments: Sequence[str]) -> Iterator[str]:
             yield argument
 
 
-def _begin_anew(given: Given) -> None:
+def _begin_anew(given: OptionalTokens) -> None:
     reading, writing = os.pipe()
     os.write(writing, msgspec.json.encode([given.write, given.read]))  # two short texts: a pipe holds them
     os.close(writing)
@@ -68,11 +76,11 @@ def _begin_anew(given: Given) -> None:
     os.execv(sys.executable, list(without_tokens(sys.orig_argv)))  # noqa: S606 - this program
 
 
-def _received() -> Given:
+def _received() -> OptionalTokens:
     text = os.environ.pop(_PIPE)
     with contextlib.suppress(OSError, ValueError, msgspec.DecodeError), os.fdopen(int(text), "rb") as pipe:
-        return Given(*msgspec.json.decode(pipe.read(), type=tuple[str | None, str | None]))
-    return Given()
+        return OptionalTokens(*msgspec.json.decode(pipe.read(), type=tuple[str | None, str | None]))
+    return OptionalTokens()
 
 
 PORT = 8765
@@ -95,7 +103,7 @@ def ui(
     """Show recorded runs, live, in a browser on this machine. Ctrl-C ends it."""
     raise_descriptor_limit()
     server = WebServer(root, host=host, port=port, stall_seconds=stall_seconds)
-    with server.ended_by_interrupt():
+    with server.stopped_by_interrupt():
         _say_ui(server)
         if open_page:
             webbrowser.open(server.url)
@@ -146,20 +154,20 @@ def serve(
     Sending needs the write token. Viewing needs the read token, unless only this machine reaches the server and
     nobody gave one. Tokens that nobody gives are made, shown once, and kept in the directory for the next start.
     """
-    given = handed_over(Given(token, read_token)).or_else(from_environment(os.environ))
-    given = given.or_else(from_file(token_file)) if token_file is not None else given
+    given = handed_over(OptionalTokens(token, read_token)).or_else(tokens_from_environment(os.environ))
+    given = given.or_else(tokens_from_file(token_file)) if token_file is not None else given
     names = allow_host or []
     check_host(host)
     for name in names:
         allowed_name(name)
     _make(root)
-    settled = settle(root, given, needs_read=bool(names) or not is_loopback(host))
+    settled = resolve_tokens(root, given, needs_read=bool(names) or not is_loopback(host))
     raise_descriptor_limit()
     server = WebServer(
         root, host=host, port=port, stall_seconds=stall_seconds, tokens=settled.tokens, allow_hosts=names
     )
     facts = _facts(server, settled, _address(server.url, names))
-    with server.ended_by_interrupt():
+    with server.stopped_by_interrupt():
         if as_json:
             typer.echo(msgspec.json.encode(facts).decode())
         else:
@@ -182,15 +190,15 @@ def _make(root: Path) -> None:
             ) from error
 
 
-def _facts(server: WebServer, settled: Settled, address: str) -> dict[str, Any]:
+def _facts(server: WebServer, settled: ResolvedTokens, address: str) -> dict[str, Any]:
     tokens = {"write": settled.tokens.write, "read": settled.tokens.read}
     return {
         "url": server.url,
         "root": str(server.runs.root),
         "runs": len(server.runs),
-        "made": {name: tokens[name] for name in settled.made},
-        "kept": list(settled.kept),
-        "token_file": str(server.runs.root / KEPT) if settled.is_kept else None,
+        "made": {name: tokens[name] for name in settled.created},
+        "kept": list(settled.saved),
+        "token_file": str(server.runs.root / TOKENS_FILE) if settled.saved else None,
         "reading_needs_token": settled.tokens.read is not None,
         "sinks": sinks_line(address),
     }

@@ -1,4 +1,4 @@
-"""What happened in runs: events and statuses, log lines, what each hook costs, and in which order they run."""
+"""Endpoints for the events, log lines, hook costs and hook order of runs."""
 
 from typing import Any
 
@@ -6,28 +6,29 @@ import msgspec
 
 from hookline._record.records import BOOKKEEPING, clean
 from hookline.server.endpoint import RUN, Endpoint
-from hookline.server.json_column import mapping
-from hookline.server.listing import Listing, Number
+from hookline.server.listing import Listing, Number, json_object
 from hookline.server.parameters import Parameter, Values
 from hookline.store.index import sql_quote
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-_NAME = Parameter("name", "string", "Only events, or words of statuses, of this name.")
-_LIMIT = Parameter("limit", "integer", "How many there are at most: the latest.", default=500, low=1, high=5000)
-_OFFSET = Parameter("offset", "integer", "How many of the latest are passed over.", default=0, low=0)
-_LEVEL = Parameter("level", "string", "Of this level or a graver one.", choices=LEVELS)
-_TEXT = Parameter("text", "string", "Is in the message, in whatever case.")
-_TELLING = (
-    f"(kind <> 'status' OR name <> 'heartbeat') AND name NOT IN ({', '.join(map(sql_quote, sorted(BOOKKEEPING)))})"
-)
+_NAME = Parameter("name", "string", "Only events or statuses of this name.")
+_LIMIT = Parameter("limit", "integer", "The maximum number of the latest entries.", default=500, low=1, high=5000)
+_OFFSET = Parameter("offset", "integer", "How many of the latest entries to skip.", default=0, low=0)
+_LEVEL = Parameter("level", "string", "The minimum level.", choices=LEVELS)
+_TEXT = Parameter("text", "string", "A text in the message, ignoring case.")
+_SHOWN = f"(kind <> 'status' OR name <> 'heartbeat') AND name NOT IN ({', '.join(map(sql_quote, sorted(BOOKKEEPING)))})"
 _HISTORY = Parameter(
-    "history", "string", "Whether every report is given, by time, or the last one.", default="no", choices=("no", "yes")
+    "history",
+    "string",
+    "Return every report by time, not only the last one.",
+    default="no",
+    choices=("no", "yes"),
 )
 
 
 class EventRow(msgspec.Struct):
-    """Something that happened, or a status."""
+    """An event or a status."""
 
     run: str
     kind: str
@@ -39,14 +40,14 @@ class EventRow(msgspec.Struct):
 
 
 class Events(msgspec.Struct):
-    """Events and statuses by time, without heartbeats and without what is told about subscribers elsewhere."""
+    """Events and statuses by time, without heartbeats and without reports about subscribers."""
 
     total: int
     events: list[EventRow]
 
 
 class LogRow(msgspec.Struct):
-    """A line of a log."""
+    """A log line."""
 
     run: str
     time: float
@@ -57,14 +58,14 @@ class LogRow(msgspec.Struct):
 
 
 class Logs(msgspec.Struct):
-    """The latest log lines by time, and how many there are in all."""
+    """The latest log lines by time, and their total number."""
 
     total: int
     lines: list[LogRow]
 
 
 class HookRow(msgspec.Struct):
-    """What a subscriber cost up to a step, in milliseconds, the share of the run's time, and its last error."""
+    """The cost of a subscriber up to a step in milliseconds, its share of the run's time, and its last error."""
 
     run: str
     writer: str
@@ -84,13 +85,13 @@ class HookRow(msgspec.Struct):
 
 
 class Hooks(msgspec.Struct):
-    """What subscribers cost; those that failed before anything was reported have errors only."""
+    """The cost of subscribers; those that failed before the first report have only errors."""
 
     hooks: list[HookRow]
 
 
 class OrderRow(msgspec.Struct):
-    """The order in which the subscribers of one writer of a run run, by moment, as it was last recorded."""
+    """The last recorded order of the subscribers of one writer, by moment."""
 
     run: str
     writer: str
@@ -102,28 +103,28 @@ class OrderRow(msgspec.Struct):
 
 
 class Order(msgspec.Struct):
-    """In which order subscribers run."""
+    """The order in which subscribers run."""
 
     order: list[OrderRow]
 
 
 def _events(listing: Listing, values: Values) -> Events:
-    where = _TELLING if values["name"] is None else "name = ?"
+    where = _SHOWN if values["name"] is None else "name = ?"
     parameters = [] if values["name"] is None else [values["name"]]
-    query = f"SELECT * FROM events WHERE {where} ORDER BY time DESC"  # noqa: S608 - our own words
+    query = f"SELECT * FROM events WHERE {where} ORDER BY time DESC"  # noqa: S608 - constants only
     found = listing.some(values["run"]).sql(query, parameters, limit=values["limit"])
-    rows = [EventRow(**{**row, "data": mapping(row["data"])}) for row in map(_without_writer, found.rows()[::-1])]
+    rows = [EventRow(**{**row, "data": json_object(row["data"])}) for row in map(_without_writer, found.rows()[::-1])]
     return Events(found.total(), rows)
 
 
 def _logs(listing: Listing, values: Values) -> Logs:
     runs = listing.some(values["run"])
     level = None if values["level"] is None else LEVELS[LEVELS.index(values["level"]) :]
-    chosen: dict[str, Any] = {"text": values["text"], "level": level}
-    total = runs.logs(**chosen).total()
+    filters: dict[str, Any] = {"text": values["text"], "level": level}
+    total = runs.logs(**filters).total()
     end = max(0, total - values["offset"])
-    begin = max(0, end - values["limit"])
-    found = runs.logs(**chosen, limit=end - begin, offset=begin)
+    start = max(0, end - values["limit"])
+    found = runs.logs(**filters, limit=end - start, offset=start)
     return Logs(total, [LogRow(**_without_writer(row)) for row in found])
 
 
@@ -143,7 +144,7 @@ def _hooks(listing: Listing, values: Values) -> Hooks:
 
 
 def _share(row: dict[str, Any], started: float | None) -> float | None:
-    """The share of the run's time: recorded at its end, before that of the time since it started."""
+    """The recorded share of the run's time; while it runs, the share of the time since its start."""
     share: float | None = row["share"]
     if share is not None or row["total_ms"] is None or started is None or row["time"] <= started:
         return share
@@ -151,7 +152,7 @@ def _share(row: dict[str, Any], started: float | None) -> float | None:
 
 
 def _with_errors(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of costs with the last errors, and rows for those that failed and have no costs yet."""
+    """Add the last errors to the rows of costs, and rows for failed subscribers without costs."""
     known = {(row["run"], row["writer"], row["name"]): row for row in rows}
     for failure in failed:
         key = (failure["run"], failure["writer"], failure["name"])
@@ -168,13 +169,13 @@ def _with_errors(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> li
 
 def _order(listing: Listing, values: Values) -> Order:
     found = listing.some(values["run"]).hook_order()
-    return Order([OrderRow(**row | {"moments": _moments(row["moments"])}) for row in found])
-
-
-def _moments(text: str | None) -> dict[str, list[str]]:
-    """The names by moment; whatever else somebody recorded under the event's name is left out."""
-    given = mapping(text)
-    return {moment: [str(name) for name in names] for moment, names in given.items() if isinstance(names, list)}
+    rows = []
+    for row in found:
+        # Anyone can record an event of this name: anything but lists is left out.
+        recorded = json_object(row["moments"]).items()
+        moments = {moment: [str(name) for name in names] for moment, names in recorded if isinstance(names, list)}
+        rows.append(OrderRow(**row | {"moments": moments}))
+    return Order(rows)
 
 
 def _without_writer(row: dict[str, Any]) -> dict[str, Any]:
@@ -184,6 +185,6 @@ def _without_writer(row: dict[str, Any]) -> dict[str, Any]:
 ENDPOINTS = (
     Endpoint("/api/events", "The latest events and statuses, by time.", Events, _events, (RUN, _NAME, _LIMIT)),
     Endpoint("/api/logs", "The latest log lines, by time.", Logs, _logs, (RUN, _LEVEL, _TEXT, _LIMIT, _OFFSET)),
-    Endpoint("/api/hooks", "What each subscriber cost.", Hooks, _hooks, (RUN, _HISTORY)),
-    Endpoint("/api/order", "In which order subscribers run, by moment.", Order, _order, (RUN,)),
+    Endpoint("/api/hooks", "The cost of each subscriber.", Hooks, _hooks, (RUN, _HISTORY)),
+    Endpoint("/api/order", "The order of subscribers by moment.", Order, _order, (RUN,)),
 )

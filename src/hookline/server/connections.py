@@ -1,20 +1,19 @@
-"""Limits on connections: everything that a client can cost the server before it has shown a token.
+"""Limits on connections: what a client can cost the server before it has presented a token.
 
 Guarantees, whatever bytes arrive:
 
 - The head of a request (request line and headers) has at most `HEAD_BYTES` and `HEADERS` fields, and comes within
-  ``head_seconds`` of the connection or of the last answer. More is answered with 431, slower ones are closed.
-- A connection has one request under way. Pipelined requests wait unparsed, in one read of the transport (256 KiB).
-- What a client goes on sending after its request was refused is discarded, up to `DISCARDED_BYTES` and
-  `DISCARD_SECONDS`, so that it can read its answer; then the connection is closed.
-- A client that does not read its answer is disconnected after ``stalled_seconds`` without progress.
-- At most ``connections`` are open. Where all are in use, a new one takes the place of one that waits for its client:
-  the oldest of the client address that has the most. So idle or slow clients, however many, keep nobody out.
+  ``head_seconds`` of the connection or of the last response. Larger heads get 431, slower ones are closed.
+- A connection handles one request at a time. Pipelined requests wait unparsed, in one read of the transport (256 KiB).
+- Data that a client sends after its request was refused is discarded, up to `DISCARDED_BYTES` and `DISCARD_SECONDS`, so
+  that it can read the response; then the connection is closed.
+- A client that does not read its response is disconnected after ``stalled_seconds`` without progress.
+- At most ``connections`` are open. If all are in use, a new one replaces one that waits for its client: the oldest of
+  the client address with the most connections. So idle or slow clients, however many, keep no one out.
 
-Bodies have limits of their own (`Bodies`), and so do live streams (`LiveStream`).
+Bodies (`BodyLimits`) and live streams (`LiveStream`) have their own limits.
 
-h11 parses requests, whatever else is installed: it stops at the second pipelined request and limits what it buffers,
-which httptools does not.
+Requests are always parsed by h11: unlike httptools, it stops at the second pipelined request and limits its buffer.
 """
 
 import asyncio
@@ -30,25 +29,25 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_BYTES = 64 << 10
-HEADERS = 100
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEADERS = 100
 HEAD_SECONDS = 15.0
 DISCARDED_BYTES = 16 << 20
 DISCARD_SECONDS = 10.0
 STALLED_SECONDS = 30.0
-MOST_CONNECTIONS = 512
+MAX_CONNECTIONS = 512
 SMALL_CHUNKS = 1000
 SMALL_CHUNK_BYTES = 64
-"""A body of more than so many chunks, with fewer than so many bytes on average, is refused: parsing each costs much."""
+"""A body of more chunks than this, smaller than this on average, is refused: parsing them is expensive."""
 
 _SLICE = 16 << 10
-"""How much h11 gets at a time: it checks its limit between two pieces, so a head exceeds it by one piece at most."""
+"""How much h11 gets at a time: it checks its limit between slices, so a head exceeds it by at most one slice."""
 
 
-def most_connections() -> int:
-    """How many connections fit into a third of the process's file descriptors: runs and the index need some, too."""
+def default_connections() -> int:
+    """The number of connections that fit into a third of the file descriptors: runs and the index need some, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, soft // 3))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(MAX_CONNECTIONS, soft // 3))
 
 
 @dataclass(slots=True)
@@ -56,30 +55,30 @@ class ConnectionLimits:
     """The limits of one server, and its open connections.
 
     Args:
-        connections: How many are open at a time; by default what the process's descriptors allow, at most 512.
-        head_seconds: How long a client may take for the head of a request.
-        stalled_seconds: How long a client may take no byte of its answer.
+        connections: The maximum number; by default what the file descriptors allow, at most 512.
+        head_seconds: The time limit for the head of a request.
+        stalled_seconds: How long a client may read nothing of its response.
     """
 
-    connections: int = field(default_factory=most_connections)
+    connections: int = field(default_factory=default_connections)
     head_seconds: float = HEAD_SECONDS
     stalled_seconds: float = STALLED_SECONDS
     _open: "set[LimitedProtocol]" = field(default_factory=set, repr=False)
 
     @property
     def backlog(self) -> int:
-        """How many connections wait to be accepted; asyncio accepts them all at once, and counts them later."""
+        """The size of the accept queue; asyncio accepts all of it at once, before connections are counted."""
         return max(64, self.connections * 3 // 4)
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """The class that uvicorn makes an instance of for each connection."""
+        """The protocol class, which uvicorn instantiates for each connection."""
         return type("Protocol", (LimitedProtocol,), {"limits": self})
 
     def admit(self, newcomer: "LimitedProtocol") -> bool:
-        """Count a new connection, and make room for it where there is none.
+        """Register a new connection, replacing a waiting one if necessary.
 
         Returns:
-            False where every connection has a request under way.
+            False if every connection is handling a request.
         """
         if len(self._open) >= self.connections:
             waiting = [connection for connection in self._open if connection.waits_for_client]
@@ -94,15 +93,15 @@ class ConnectionLimits:
         return True
 
     def release(self, connection: "LimitedProtocol") -> None:
-        """Count a connection no longer."""
+        """Unregister a connection."""
         self._open.discard(connection)
 
 
 class _Parser(h11.Connection):
-    """h11, with limits on how many headers a request has and how small the chunks of a body are."""
+    """h11 with limits on the number of headers and on small chunks."""
 
     status = 400
-    """What the error that ended it is answered with."""
+    """The status of the response to the error that ended parsing."""
     _chunks = _chunk_bytes = 0
 
     def next_event(self) -> Any:
@@ -113,7 +112,7 @@ class _Parser(h11.Connection):
             raise
         if isinstance(event, h11.Request):
             self._chunks = self._chunk_bytes = 0
-            if len(event.headers) > HEADERS:
+            if len(event.headers) > MAX_HEADERS:
                 self.status = 431
                 raise h11.RemoteProtocolError("There are too many headers.")
         elif isinstance(event, h11.Data):
@@ -124,37 +123,37 @@ class _Parser(h11.Connection):
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection within limits."""
+    """A connection that enforces the limits."""
 
     limits: ConnectionLimits
-    """Set on the subclass that `ConnectionLimits.protocol` makes."""
+    """Set on the subclass created by `ConnectionLimits.protocol`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.conn: _Parser = _Parser(h11.SERVER, HEAD_BYTES - _SLICE)
+        self.conn: _Parser = _Parser(h11.SERVER, MAX_HEAD_BYTES - _SLICE)
         self.address = ""
-        self.since = 0.0  # when it began to wait for its client
+        self.since = 0.0  # when it started to wait for its client
         self._deadline: asyncio.TimerHandle | None = None
         self._stall_check: asyncio.TimerHandle | None = None
         self._unwritten = 0
-        self._to_discard: int | None = None  # of what nobody reads
+        self._to_discard: int | None = None  # bytes of a refused request still accepted
         self._is_refused = False
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is being handled."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the next request, or the rest of one, has yet to come."""
+        """Whether it waits for the next request, or for the rest of one."""
         return not self.is_answering or self.conn.their_state is h11.SEND_BODY
 
     def has_sent_more(self) -> bool:
-        """Whether its client has sent something that is not read yet: many may be accepted before the first is read."""
-        look = select.poll()
-        look.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(look.poll(0))
+        """Whether its client has sent unread data: many connections may be accepted before the first one is read."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -172,7 +171,7 @@ class LimitedProtocol(H11Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn leaves it, and all that it refers to, after an error
+        self._unset_keepalive_if_required()  # after an error uvicorn leaks it and everything it refers to
 
     def data_received(self, data: bytes) -> None:
         if self._to_discard is not None:
@@ -181,10 +180,10 @@ class LimitedProtocol(H11Protocol):
                 self.transport.abort()
             if self._is_refused or self._is_chunked():  # parsing chunks costs far more than sending them
                 return
-        for begin in range(0, len(data), _SLICE):
+        for start in range(0, len(data), _SLICE):
             if self._is_refused or self.transport.is_closing():
                 return
-            super().data_received(data[begin : begin + _SLICE])
+            super().data_received(data[start : start + _SLICE])
         if self._to_discard is not None and self.conn.their_state is not h11.SEND_BODY:
             self._to_discard = None
             if not self.is_answering:
@@ -206,10 +205,12 @@ class LimitedProtocol(H11Protocol):
             self._wait_for_client(self.limits.head_seconds)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, unless an answer has begun: uvicorn would send a second one into it."""
+        """Respond to an invalid request, unless a response has started: uvicorn would send a second one into it."""
         if self.cycle is None or (self.cycle.response_complete and self.conn.our_state is h11.IDLE):
-            said = {431: f"The head of a request has at most {HEAD_BYTES:,} bytes and {HEADERS} headers. Send less."}
-            self._refuse(self.conn.status, said.get(self.conn.status, "This is no valid HTTP request."))
+            error = "This is not a valid HTTP request."
+            if self.conn.status == 431:
+                error = f"The head of a request may have {MAX_HEAD_BYTES:,} bytes and {MAX_HEADERS} headers. Send less."
+            self._refuse(self.conn.status, error)
         else:
             self.transport.close()
 
@@ -220,12 +221,12 @@ class LimitedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(seconds, self.transport.close)
 
     def _discard(self) -> None:
-        """Take what the client is still sending, within limits: closing at once could cost it the answer."""
+        """Accept more data within limits: after an immediate close the client might not get the response."""
         self._to_discard = DISCARDED_BYTES
         self._wait_for_client(min(DISCARD_SECONDS, self.limits.head_seconds))
 
     def _check_stall(self) -> None:
-        """Disconnect a client that took nothing of what was written since the last look; `close` would wait for it."""
+        """Abort if the client read nothing since the last check; `close` would wait for it."""
         unwritten = self.transport.get_write_buffer_size()
         if unwritten and unwritten == self._unwritten:
             self.transport.abort()
@@ -237,7 +238,7 @@ class LimitedProtocol(H11Protocol):
         return any(name == b"transfer-encoding" for name, _ in self.headers or ())
 
     def _refuse(self, status: int, error: str) -> None:
-        """Answer without the application; nothing more is read."""
+        """Respond without the application; nothing more is parsed."""
         body = msgspec.json.encode({"error": error})
         head = (
             f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"

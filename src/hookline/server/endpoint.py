@@ -1,12 +1,10 @@
-"""`Endpoint`: one address of the JSON interface: what it takes, what it gives, who answers.
+"""`Endpoint` and `WriteEndpoint`: the routes of the JSON API with their parameters, reply types and handlers.
 
-An answer is made on a thread. Its queries are ended when one takes longer than `QUERY_SECONDS`, or when its client is
-gone: what nobody reads must not keep the processor busy.
+A read handler runs on a thread. Its queries are cancelled after `QUERY_SECONDS`, or when the client disconnects, so an
+abandoned request does not keep the processor busy.
 
-`WriteEndpoint`: one address that takes something: what it takes, what it gives, who does it.
-
-The body is taken on the event loop, within limits. What is done with it is done on threads of its own: reading, which
-may take long, never keeps those waiting who send.
+The body of a write request is read on the event loop, within limits. Its handler runs on threads reserved for writing,
+so slow reads never delay senders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hookline._engine.errors import OptionError
-from hookline.server.limits import MOST_BYTES, MOST_UNPACKED_BYTES, Bodies, Body
+from hookline.server.limits import MAX_BODY_BYTES, MAX_UNPACKED_BYTES, BodyLimits
 from hookline.server.listing import Listing
 from hookline.server.parameters import Parameter, Values, read_parameters
 from hookline.server.received_runs import ReceivedRuns
@@ -30,20 +28,22 @@ from hookline.store import DamagedIndexError
 from hookline.store.query_limits import INTERRUPT_SECONDS, QueryLimit
 
 QUERY_SECONDS = 60.0
+WRITE_THREADS = 16
+"""Writers wait for the disk, not for each other."""
 
-RUN = Parameter("run", "string", "Ids of runs, as /api/runs gives them.", required=True, repeated=True)
+RUN = Parameter("run", "string", "Ids of runs, as returned by /api/runs.", required=True, repeated=True)
 METRIC = Parameter("name", "string", "The name of a metric.", required=True)
-FIRST_STEP = Parameter("first_step", "integer", "The first step that counts.")
-LAST_STEP = Parameter("last_step", "integer", "The last step that counts.")
+FIRST_STEP = Parameter("first_step", "integer", "The first step.")
+LAST_STEP = Parameter("last_step", "integer", "The last step.")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address that answers GET with JSON.
+    """A route that answers GET with JSON.
 
     Args:
-        reply: The type of the answer, from which its schema is made.
-        answer: Makes the answer of the runs and of the values of parameters; is called on a thread.
+        reply: The type of the reply; gives its schema.
+        answer: Computes the reply on a thread.
     """
 
     path: str
@@ -53,25 +53,26 @@ class Endpoint:
     parameters: Sequence[Parameter] = ()
 
     def route(self, listing: Listing) -> Route:
-        """The endpoint as Starlette wants it."""
+        """The Starlette route."""
 
         async def respond(request: Request) -> Response:
             values = read_parameters(self.parameters, request.query_params.multi_items())
-            return await while_wanted(request, lambda: json_response(self._answered(listing, values)))
+
+            def answer() -> Response:
+                try:
+                    return json_response(self.answer(listing, values))
+                except DamagedIndexError:  # it is rebuilt on the second attempt
+                    return json_response(self.answer(listing, values))
+
+            return await run_cancellable(request, answer)
 
         return Route(self.path, respond, methods=["GET"], name=self.path)
 
-    def _answered(self, listing: Listing, values: Values) -> Any:
-        try:
-            return self.answer(listing, values)
-        except DamagedIndexError:  # the second time, it is built again
-            return self.answer(listing, values)
 
-
-async def while_wanted(request: Request, answer: Callable[[], Response]) -> Response:
-    """Make an answer on a thread, and end its queries where they take too long or their client is gone."""
+async def run_cancellable(request: Request, answer: Callable[[], Response]) -> Response:
+    """Compute a response on a thread; cancels its queries on a timeout or when the client disconnects."""
     limit = QueryLimit(QUERY_SECONDS)
-    made: Response | None = None
+    response: Response | None = None
     failure: Exception | None = None
 
     def answer_within_limit() -> Response:
@@ -81,7 +82,7 @@ async def while_wanted(request: Request, answer: Callable[[], Response]) -> Resp
     async def watch_client() -> None:
         message = await request.receive()
         while message["type"] != "http.disconnect":
-            if message.get("more_body"):  # nobody asked for a body: it is not read
+            if message.get("more_body"):  # an unexpected body is not read
                 return
             message = await request.receive()
         limit.cancel()
@@ -91,57 +92,48 @@ async def while_wanted(request: Request, answer: Callable[[], Response]) -> Resp
             while True:
                 await anyio.sleep(INTERRUPT_SECONDS)
                 limit.enforce()
-        finally:  # also where the server ends, which waits for the thread
+        finally:  # also on shutdown, which waits for the thread
             limit.cancel()
 
-    async with anyio.create_task_group() as watching:
-        watching.start_soon(watch_client)
-        watching.start_soon(watch_queries)
+    async with anyio.create_task_group() as watchers:
+        watchers.start_soon(watch_client)
+        watchers.start_soon(watch_queries)
         try:
-            made = await anyio.to_thread.run_sync(answer_within_limit)
+            response = await anyio.to_thread.run_sync(answer_within_limit)
         except Exception as error:  # raised below: a task group would wrap it
             failure = error
-        watching.cancel_scope.cancel()
+        watchers.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    assert made is not None
-    return made
+    assert response is not None
+    return response
 
 
 def json_response(document: Any, status: int = 200) -> Response:
-    """A document as JSON; it is never kept by the browser, because the next answer may be another."""
+    """A JSON response that browsers do not cache."""
     headers = {"Cache-Control": "no-store"}
     return Response(msgspec.json.encode(document), status, headers, media_type="application/json")
 
 
-THREADS = 16
-"""How many write at a time: they wait for the disk, not for each other."""
-
-
 @dataclass(slots=True)
-class Desk:
-    """What those who send have in common.
-
-    Args:
-        received: Where what is sent is kept.
-        statuses: Where status messages are kept.
-    """
+class WriteContext:
+    """What all write endpoints share."""
 
     received: ReceivedRuns
     statuses: StatusRuns
-    bodies: Bodies = field(default_factory=Bodies)
+    bodies: BodyLimits = field(default_factory=BodyLimits)
     _limiter: anyio.CapacityLimiter | None = None
 
-    async def do(self, work: Callable[[], Any]) -> Any:
-        """Do something that waits for the disk on a thread."""
-        if self._limiter is None:  # needs the event loop that it is for
-            self._limiter = anyio.CapacityLimiter(THREADS)
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Run blocking work on a thread reserved for writing."""
+        if self._limiter is None:  # must be created on its event loop
+            self._limiter = anyio.CapacityLimiter(WRITE_THREADS)
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A request, checked as far as its parameters go."""
+class WriteRequest:
+    """A request with checked parameters and its unpacked body."""
 
     values: Values
     body: bytes
@@ -150,48 +142,46 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class WriteEndpoint:
-    """An address that takes something.
+    """A route that accepts data.
 
     Args:
-        reply: The type of the answer.
-        take: Does it; is called on a thread.
+        reply: The type of the reply.
+        write: Handles the request on a thread.
         names: The parameters in the path.
-        body: The types of a body, with a schema for each.
-        most_bytes: How large a body may be, unpacked.
-        refusals: What else than 200 is answered, in words.
+        body: The content types of the body with their schemas.
+        max_bytes: The maximum size of the unpacked body.
+        refusals: Descriptions of status codes other than 200.
     """
 
     method: Literal["PUT", "POST"]
     path: str
     summary: str
     reply: Any
-    take: Callable[[Desk, Sent], Any]
+    write: Callable[[WriteContext, WriteRequest], Any]
     parameters: Sequence[Parameter] = ()
     names: Sequence[Parameter] = ()
     body: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    most_bytes: int = MOST_UNPACKED_BYTES
+    max_bytes: int = MAX_UNPACKED_BYTES
     refusals: Mapping[str, str] = field(default_factory=dict)
 
-    def route(self, desk: Desk) -> Route:
-        """The endpoint as Starlette wants it."""
+    def route(self, context: WriteContext) -> Route:
+        """The Starlette route."""
 
         async def respond(request: Request) -> Response:
-            values = self._values(request)
+            raw_path = request.scope.get("raw_path", b"").lower()
+            if b"%2f" in raw_path or b"%5c" in raw_path or b"%00" in raw_path:
+                raise OptionError("A name in the URL contains an encoded separator. Names have none.")
+            values = read_parameters(self.parameters, request.query_params.multi_items())
+            values |= {name: str(value) for name, value in request.path_params.items()}
             try:
-                async with desk.bodies.take(request, min(MOST_BYTES, self.most_bytes)) as body:
-                    return json_response(await desk.do(lambda: self._done(desk, values, body, request.headers)))
+                async with context.bodies.read(request, min(MAX_BODY_BYTES, self.max_bytes)) as body:
+
+                    def write() -> Any:
+                        content = body.unpack(request.headers.get("content-encoding", ""), self.max_bytes)
+                        return self.write(context, WriteRequest(values, content, request.headers))
+
+                    return json_response(await context.run(write))
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody is there to read it
+                return Response(status_code=400)  # the client is gone
 
         return Route(self.path, respond, methods=[self.method], name=f"{self.method} {self.path}")
-
-    def _done(self, desk: Desk, values: Values, body: Body, headers: Mapping[str, str]) -> Any:
-        content = body.unpacked(headers.get("content-encoding", ""), self.most_bytes)
-        return self.take(desk, Sent(values, content, headers))
-
-    def _values(self, request: Request) -> Values:
-        raw = request.scope.get("raw_path", b"").lower()
-        if b"%2f" in raw or b"%5c" in raw or b"%00" in raw:
-            raise OptionError("A name in the address has a separator in it: names have none.")
-        values = read_parameters(self.parameters, request.query_params.multi_items())
-        return values | {name: str(value) for name, value in request.path_params.items()}

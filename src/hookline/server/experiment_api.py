@@ -1,15 +1,14 @@
-"""Experiments: the arms side by side, from the results of runs that are over, while others still run.
+"""Endpoints for experiments: compares the arms by the results of ended runs, while others still run.
 
-The results of runs that no file beside them says: from their journals.
-
-Such are runs that were received from other machines, and those whose experiment was killed. A run that recorded what it
-came to has that result, however its process ended afterwards; one that said that it failed or was stopped has that. A
-run of which neither is known, or that goes on, has none yet. One that began again after it recorded a result goes on.
+Results come from the files beside the runs. Runs without one (received from another machine, or of a killed experiment)
+get their result from the journal: the recorded result counts, however the process ended afterwards; otherwise a failed
+or stopped run counts as such. A run that is still active, or was resumed after recording a result, has none yet.
 """
 
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from hookline._record.records import RUN_RESULT, clean
 from hookline.experiment.directory import PLAN, RESULT, ExperimentStore, RecordedResult
 from hookline.experiment.results.result import ExperimentResult
 from hookline.server.endpoint import Endpoint
-from hookline.server.listing import Listed, Listing, Number
+from hookline.server.listing import ListedRuns, Listing, Number
 from hookline.server.parameters import Parameter, Values
 from hookline.store import RunInfo, Runs
 from hookline.store.run_info import is_regular_file
@@ -33,48 +32,45 @@ _UNSUCCESSFUL = ("failed", "stopped")
 
 
 def recorded_results(runs: Runs) -> tuple[dict[str, RunResult], list[str]]:
-    """The results of those of some runs that are over, by their ids, and what cannot be understood, in words."""
+    """The results of ended runs from their journals, by id, and the problems found, as sentences."""
     results: dict[str, RunResult] = {}
     problems: list[str] = []
-    said = _last_said(runs.events([RUN_RESULT, "resume"], kind="event"))
+    # Events come by time: a resume after a result discards it.
+    events = runs.events([RUN_RESULT, "resume"], kind="event")
+    last = {event["run"]: event for event in events if event["writer"] == MAIN}
+    recorded = {run: json.loads(event["data"]) for run, event in last.items() if event["name"] == RUN_RESULT}
     for info in runs:
         try:
-            found = _result_from_journal(info, said.get(info.id)) if info.is_over else None
+            found = _result_from_journal(info, recorded.get(info.id)) if info.is_over else None
         except msgspec.ValidationError as error:
-            problems.append(f"{info.id}: its journal says no result that can be understood: {error}")
+            problems.append(f"{info.id}: the result in its journal is not valid: {error}")
             continue
         if found is not None:
             results[info.id] = found
     return results, problems
 
 
-def _last_said(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What each run recorded as its result, unless it was taken up after that."""
-    said = {event["run"]: event for event in events if event["writer"] == MAIN}  # they come by time
-    return {run: json.loads(event["data"]) for run, event in said.items() if event["name"] == RUN_RESULT}
-
-
 def _result_from_journal(info: RunInfo, data: Any) -> RunResult | None:
-    about: dict[str, Any] = {"repeat": info.repeat or 0, "stage": info.stage, "seed": info.seed}
-    if data is not None:  # an early stop is an end like any other
+    position: dict[str, Any] = {"repeat": info.repeat or 0, "stage": info.stage, "seed": info.seed}
+    if data is not None:  # also after an early stop
         recorded = RecordedResult.read(data)
         status = "failed" if info.status == "failed" else recorded.status
-        return recorded.result(info.directory.name, status, info.directory, **about)
+        return recorded.result(info.directory.name, status, info.directory, **position)
     if info.status not in _UNSUCCESSFUL:
         return None
     seconds = max(0.0, (info.ended or 0.0) - (info.started or info.ended or 0.0))
-    return RecordedResult(seconds=seconds).result(info.directory.name, info.status, info.directory, **about)
+    return RecordedResult(seconds=seconds).result(info.directory.name, info.status, info.directory, **position)
 
 
 _PROJECT = Parameter(
-    "project", "string", "The directory of the experiment, as /api/experiments gives it.", required=True
+    "project", "string", "The directory of the experiment, as returned by /api/experiments.", required=True
 )
-_METRIC = Parameter("metric", "string", "What the table is about, instead of the experiment's main metric.")
-_STAGE = Parameter("stage", "string", "The stage that everything is about, instead of the last one.")
+_METRIC = Parameter("metric", "string", "The metric of the table; by default the experiment's main metric.")
+_STAGE = Parameter("stage", "string", "The stage; by default the last one.")
 
 
 class ExperimentRow(msgspec.Struct):
-    """An experiment: where it lies, what it is called, how its runs are."""
+    """An experiment: its directory, its name, and the statuses of its runs."""
 
     project: str
     name: str
@@ -90,7 +86,7 @@ class Experiments(msgspec.Struct):
 
 
 class ArmOutcome(msgspec.Struct):
-    """What an arm reached: mean, standard deviation (of a sample) and range over its repeats."""
+    """The result of an arm: mean, standard deviation (of a sample) and range over its repeats."""
 
     arm: str
     mean: Number
@@ -104,7 +100,7 @@ class ArmOutcome(msgspec.Struct):
 
 
 class ArmDifference(msgspec.Struct):
-    """How much larger the metric is in arm ``b`` than in ``a``, with a 95% interval."""
+    """The difference of the metric between arm ``b`` and arm ``a``, with a 95% interval."""
 
     a: str
     b: str
@@ -115,7 +111,7 @@ class ArmDifference(msgspec.Struct):
 
 
 class BenchmarkScore(msgspec.Struct):
-    """What a run scored in a benchmark, in all and by tag."""
+    """The scores of a run in a benchmark, overall and by tag."""
 
     arm: str
     run: str
@@ -127,7 +123,7 @@ class BenchmarkScore(msgspec.Struct):
 
 
 class ExperimentReply(msgspec.Struct):
-    """An experiment as far as it is; where it has stages, in the one that is named."""
+    """The current results of an experiment, in one stage if it has stages."""
 
     project: str
     name: str
@@ -148,37 +144,30 @@ def _experiments(listing: Listing, values: Values) -> Experiments:
 
 
 def _by_experiment(runs: Iterable[RunInfo]) -> dict[str, list[RunInfo]]:
-    """The runs of each experiment, the latest first; the key is the project, with the id for all but its latest one.
+    """The runs of each experiment, the latest first; the key is the project, plus the id for all but its latest one.
 
-    Machines that send their runs to a server may each have an experiment of the same name.
+    Several machines may send an experiment of the same name.
     """
     found: dict[tuple[str, str], list[RunInfo]] = {}
     for info in runs:
         if info.experiment is not None:
-            found.setdefault((info.project, str(_belonging(info).get("id"))), []).append(info)
+            found.setdefault((info.project, str(_experiment_facts(info).get("id"))), []).append(info)
     keyed: dict[str, list[RunInfo]] = {}
     for (project, experiment), infos in found.items():
         keyed[project if project not in keyed else f"{project}@{experiment}"] = infos
     return keyed
 
 
-def _belonging(info: RunInfo) -> dict[str, Any]:
-    """What a run knows of its place in the experiment."""
+def _experiment_facts(info: RunInfo) -> dict[str, Any]:
     known = info.facts.get("experiment")
     return known if isinstance(known, dict) else {}
 
 
 def _experiment_row(project: str, infos: list[RunInfo]) -> ExperimentRow:
     arms = list(dict.fromkeys(info.arm for info in reversed(infos) if info.arm is not None))
-    words = [info.status for info in infos]
-    name, mark = infos[0].experiment or project, project.removeprefix(infos[0].project).removeprefix("@")
-    return ExperimentRow(
-        project,
-        f"{name} ({mark})" if mark else name,
-        arms,
-        len(infos),
-        {word: words.count(word) for word in set(words)},
-    )
+    statuses = Counter(info.status for info in infos)
+    name, suffix = infos[0].experiment or project, project.removeprefix(infos[0].project).removeprefix("@")
+    return ExperimentRow(project, f"{name} ({suffix})" if suffix else name, arms, len(infos), dict(statuses))
 
 
 def _experiment(listing: Listing, values: Values) -> ExperimentReply:
@@ -187,36 +176,26 @@ def _experiment(listing: Listing, values: Values) -> ExperimentReply:
     results: dict[str, RunResult] = {}
     for info in infos:
         try:
-            found = _result(directory, info)
+            if is_regular_file(info.directory / RESULT):  # links are not followed
+                found = ExperimentStore(directory).result(info.directory.name)
+                results |= {info.id: found} if found is not None else {}
         except HooklineError as error:
             problems.append(str(error))
-            continue
-        if found is not None:
-            results[info.id] = found
-    unsaid = [info.id for info in infos if info.id not in results and not _is_said(info)]
-    recorded, unclear = recorded_results(listing.some(unsaid)) if unsaid else ({}, [])
-    results, problems = results | recorded, problems + unclear
+    without_file = [
+        info.id for info in infos if info.id not in results and not os.path.lexists(info.directory / RESULT)
+    ]
+    if without_file:
+        recorded, found_problems = recorded_results(listing.some(without_file))
+        results, problems = results | recorded, problems + found_problems
     whole = _whole(directory, infos, results)
-    return _reply(_shown(whole, infos, values["stage"]), infos, values["metric"], problems)
+    return _reply(_select_stage(whole, infos, values["stage"]), infos, values["metric"], problems)
 
 
-def _own_runs(listed: Listed, project: str) -> list[RunInfo]:
+def _own_runs(listed: ListedRuns, project: str) -> list[RunInfo]:
     known = _by_experiment(listed.runs)
     if project not in known:
         raise UnknownNameError(f"There is no experiment {project!r:.80}. {closest(project[:80], known)}")
     return known[project][::-1]
-
-
-def _is_said(info: RunInfo) -> bool:
-    """Whether there is a file that says, or should say, how a run ended."""
-    return os.path.lexists(info.directory / RESULT)
-
-
-def _result(directory: Path, info: RunInfo) -> RunResult | None:
-    """How a run ended; files behind links are not read."""
-    if not is_regular_file(info.directory / RESULT):
-        return None
-    return ExperimentStore(directory).result(info.directory.name)
 
 
 def _whole(directory: Path, infos: list[RunInfo], results: dict[str, RunResult]) -> ExperimentResult:
@@ -231,7 +210,7 @@ def _whole(directory: Path, infos: list[RunInfo], results: dict[str, RunResult])
 
 
 def _planned_arms(directory: Path) -> list[str]:
-    """The arms in the order in which they were given; none where the plan cannot be read."""
+    """The arms in their given order; none if the plan cannot be read."""
     plan = directory / PLAN
     if is_regular_file(plan):
         with contextlib.suppress(OSError, msgspec.DecodeError, AttributeError, UnicodeDecodeError):
@@ -240,19 +219,14 @@ def _planned_arms(directory: Path) -> list[str]:
 
 
 def _arms_in_order(infos: list[RunInfo]) -> list[str]:
-    """The arms that have begun, in the order in which they were given, as far as their runs know it."""
-    places = {info.arm: _belonging(info).get("position") for info in infos if info.arm is not None}
-    return sorted(places, key=lambda arm: place if isinstance(place := places[arm], int) else len(places))
-
-
-def _stages(result: ExperimentResult, infos: list[RunInfo]) -> list[str]:
-    """The stages in their order, those that have only begun included."""
-    return list(dict.fromkeys([*result.stages(), *(info.stage for info in infos if info.stage is not None)]))
+    """The arms that have started, in their given order as far as their runs recorded it."""
+    positions = {info.arm: _experiment_facts(info).get("position") for info in infos if info.arm is not None}
+    return sorted(positions, key=lambda arm: known if isinstance(known := positions[arm], int) else len(positions))
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """What is shown of an experiment: all of it, which is about its last stage, or a stage as if it were all."""
+class _StageView:
+    """An experiment as shown: whole, with the metrics of its last stage, or one stage as if it were the whole."""
 
     result: ExperimentResult
     metrics: list[str]
@@ -260,41 +234,42 @@ class _Shown:
     stages: list[str]
 
 
-def _shown(whole: ExperimentResult, infos: list[RunInfo], stage: str | None) -> _Shown:
-    """What is to be shown.
+def _select_stage(whole: ExperimentResult, infos: list[RunInfo], stage: str | None) -> _StageView:
+    """The view of a stage.
 
     Raises:
         UnknownNameError: There is no such stage.
     """
-    known = _stages(whole, infos)
+    # Including stages that have only started.
+    known = list(dict.fromkeys([*whole.stages(), *(info.stage for info in infos if info.stage is not None)]))
     if stage is not None and stage not in known:
         raise UnknownNameError(f"There is no stage {stage!r:.80} in {whole.name}. {closest(stage[:80], known)}")
     last = next(reversed(whole.stages() or known), None)
-    about = last if stage is None else stage
-    only = whole if about is None else _in_stage(whole, about)
-    return _Shown(whole if stage is None else only, only.metric_names(), about, known)
+    shown = last if stage is None else stage
+    only = whole
+    if shown is not None:
+        arms = (
+            ArmResult(arm.name, arm.config, tuple(run for run in arm.runs if run.stage == shown)) for arm in whole.arms
+        )
+        only = ExperimentResult(whole.name, tuple(arms), whole.output_dir)
+    return _StageView(whole if stage is None else only, only.metric_names(), shown, known)
 
 
-def _in_stage(whole: ExperimentResult, stage: str) -> ExperimentResult:
-    arms = (ArmResult(arm.name, arm.config, tuple(run for run in arm.runs if run.stage == stage)) for arm in whole.arms)
-    return ExperimentResult(whole.name, tuple(arms), whole.output_dir)
-
-
-def _reply(shown: _Shown, infos: list[RunInfo], metric: str | None, problems: list[str]) -> ExperimentReply:
-    result = shown.result
-    about = metric if metric is not None else result.main_metric
-    table = result.table(about)
-    differences = result.differences(about) if about is not None else []
+def _reply(view: _StageView, infos: list[RunInfo], metric: str | None, problems: list[str]) -> ExperimentReply:
+    result = view.result
+    shown = metric if metric is not None else result.main_metric
+    table = result.table(shown)
+    differences = result.differences(shown) if shown is not None else []
     return ExperimentReply(
         project=infos[0].project,
         name=result.name,
-        metric=about,
-        mode=result.mode(about),
-        metrics=shown.metrics,
-        stage=shown.stage,
-        stages=shown.stages,
-        table=[_picked(ArmOutcome, asdict(row)) for row in table],
-        differences=[_picked(ArmDifference, asdict(row)) for row in differences],
+        metric=shown,
+        mode=result.mode(shown),
+        metrics=view.metrics,
+        stage=view.stage,
+        stages=view.stages,
+        table=[_convert(ArmOutcome, asdict(row)) for row in table],
+        differences=[_convert(ArmDifference, asdict(row)) for row in differences],
         benchmarks=[score for arm in result.arms for score in _scores(arm)],
         runs=[info.id for info in infos],
         problems=problems,
@@ -307,17 +282,17 @@ def _scores(arm: ArmResult) -> list[BenchmarkScore]:
             arm=arm.name,
             run=run.run_key,
             stage=run.stage,
-            benchmark=given.name,
-            metrics=clean(given.metrics),
-            intervals=clean(given.intervals),
-            breakdowns=clean(given.breakdowns),
+            benchmark=scored.name,
+            metrics=clean(scored.metrics),
+            intervals=clean(scored.intervals),
+            breakdowns=clean(scored.breakdowns),
         )
         for run in arm.runs
-        for given in run.evals
+        for scored in run.evals
     ]
 
 
-def _picked(kind: type[Any], values: dict[str, Any]) -> Any:
+def _convert(kind: type[Any], values: dict[str, Any]) -> Any:
     return kind(**{name: clean(values[name]) for name in kind.__struct_fields__})
 
 
@@ -325,7 +300,7 @@ ENDPOINTS = (
     Endpoint("/api/experiments", "All experiments, the latest first.", Experiments, _experiments),
     Endpoint(
         "/api/experiment",
-        "The arms of an experiment side by side.",
+        "The arms of an experiment compared.",
         ExperimentReply,
         _experiment,
         (_PROJECT, _METRIC, _STAGE),

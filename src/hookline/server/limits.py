@@ -1,23 +1,14 @@
-"""Bodies of requests, within limits: how large, how slow, and how many at a time.
+"""Limits on what clients send: sizes, speed and memory of bodies, depth of JSON, file and run names, metric names.
 
-A body is taken whole before anything is done with it: one that breaks off has no effect. What is packed with gzip is
-unpacked piece by piece, never to more than the limit. What is held of all bodies together, as they were sent and
-unpacked, stays within a limit, too: each counts until the request that it came with has been answered.
-
-How deep JSON may be that others send: what is nested without end would end every reader of it, for everybody.
-
-What runs and files of other machines may be called: each name is one plain component of a path, and nothing else.
-
-Names of runs come from arms of experiments as well, so they may have spaces, ``=`` or letters of any language. They
-may not have what could lead elsewhere or deceive whoever reads them: no separators, no control or invisible characters,
-no dot at the beginning (so neither ``..`` nor the server's own hidden files), no second spelling of the same letters,
-and nothing that stands for bytes which are no text.
-
-How many names metrics may have that others send: in one row, and in one run.
-
-Everybody who looks at a run pays for its names, in lists, charts and queries. Which names a run has is kept in a file
-beside its journal, so that any server on the same root knows. Memory for the check is bounded: a row is decoded only
-once it is known to have few enough names.
+- A body is read completely before it is used: an aborted one has no effect. Gzip is unpacked in pieces, never beyond
+  the limit. All bodies together, as sent and unpacked, stay within a limit, until their requests are answered.
+- Deeply nested JSON is refused: it would crash every later reader.
+- A name of a project or run is one plain path component. It may have spaces, ``=`` and letters of any language, because
+  names come from the arms of experiments. It may not contain separators, control or invisible characters, or
+  undecodable bytes, start with a dot (``..``, the server's hidden files), or be spelled in two forms (NFC only).
+- The number of metric names is limited per row and per run, because every viewer pays for them. A run's names are kept
+  in a file beside its journal, shared by all servers on the root. A row is decoded only once it is known to have few
+  enough names, so the check needs bounded memory.
 """
 
 import contextlib
@@ -38,15 +29,15 @@ from starlette.requests import Request
 from hookline._engine.errors import HooklineError, OptionError
 from hookline._record.records import MAX_DEPTH, is_too_deep
 
-MOST_BYTES = 8 << 20
-MOST_UNPACKED_BYTES = 64 << 20
+MAX_BODY_BYTES = 8 << 20
+MAX_UNPACKED_BYTES = 64 << 20
 _GZIP = 16 + zlib.MAX_WBITS
-_PACKED_PIECE = 64 << 10
-_PIECE = 1 << 20
+_PACKED_CHUNK = 64 << 10
+_UNPACKED_CHUNK = 1 << 20
 
 
 class BodyError(HooklineError, ValueError):
-    """A body that is not taken, with the status that says why."""
+    """A body that is not accepted, with the status of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -54,32 +45,34 @@ class BodyError(HooklineError, ValueError):
 
 
 @dataclass(slots=True)
-class Bodies:
-    """Takes the bodies of requests.
+class BodyLimits:
+    """Reads the bodies of requests within limits.
 
     Args:
-        most_bytes: The size of a body, as it is sent.
-        in_all_bytes: The size of all that are held at a time, as they were sent and unpacked.
-        chunk_seconds: How long a sender may say nothing.
-        body_seconds: How long it may take in all.
+        max_bytes: The maximum size of a body as sent.
+        total_bytes: The maximum size of all bodies held at a time, as sent and unpacked.
+        chunk_seconds: How long a sender may pause.
+        body_seconds: How long a body may take in all.
     """
 
-    most_bytes: int = MOST_BYTES
-    in_all_bytes: int = 256 << 20
+    max_bytes: int = MAX_BODY_BYTES
+    total_bytes: int = 256 << 20
     chunk_seconds: float = 15.0
     body_seconds: float = 120.0
     held: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextlib.asynccontextmanager
-    async def take(self, request: Request, limit: int) -> AsyncIterator["Body"]:
-        """The body of a request, which counts as held until the context is left.
+    async def read(self, request: Request, limit: int) -> AsyncIterator["Body"]:
+        """Read the body of a request; it counts as held until the context exits.
 
         Raises:
             BodyError: It is too large or too slow, or there are too many others.
         """
-        limit = min(limit, self.most_bytes)
-        _check_announced(request, limit)
+        limit = min(limit, self.max_bytes)
+        announced = request.headers.get("content-length", "")
+        if announced.isascii() and announced.isdigit() and int(announced[:18]) > limit:
+            raise _too_large(limit)
         body = Body(self)
         try:
             body.sent = await self._read(request, body, limit)
@@ -88,14 +81,14 @@ class Bodies:
             self.hold(-body.held)
 
     def hold(self, count: int) -> None:
-        """Count bytes as held, or with a minus as no longer held; may be called from any thread.
+        """Add to the number of held bytes, or subtract from it; may be called from any thread.
 
         Raises:
-            BodyError: It would be too much; nothing is counted then.
+            BodyError: It would exceed the total limit; nothing is added then.
         """
         with self._lock:
-            if count > 0 and self.held + count > self.in_all_bytes:
-                raise BodyError(503, "Too much is being sent at a time. Send it again in a moment.")
+            if count > 0 and self.held + count > self.total_bytes:
+                raise BodyError(503, "Too much is being sent at once. Try again in a moment.")
             self.held += count
 
     async def _read(self, request: Request, body: "Body", limit: int) -> bytes:
@@ -113,83 +106,77 @@ class Bodies:
                     body.hold(len(chunk))
                     chunks.append(chunk)
         except TimeoutError:
-            raise BodyError(408, f"The body did not come in time; {body.held:,} bytes did. Send it again.") from None
+            raise BodyError(408, f"The body timed out after {body.held:,} bytes. Send it again.") from None
 
 
 @dataclass(slots=True)
 class Body:
-    """A body that was taken.
+    """A body that was read.
 
     Args:
-        sent: What was sent, as it was sent.
-        held: How many bytes are held of it.
+        sent: The bytes as sent.
+        held: The number of bytes that count as held for it.
     """
 
-    _bodies: Bodies
+    _limits: BodyLimits
     sent: bytes = b""
     held: int = 0
 
     def hold(self, count: int) -> None:
-        """Count more bytes of it as held.
+        """Count more bytes as held for this body.
 
         Raises:
-            BodyError: There are too many others.
+            BodyError: There are too many other bodies.
         """
-        self._bodies.hold(count)
+        self._limits.hold(count)
         self.held += count
 
-    def unpacked(self, encoding: str, limit: int) -> bytes:
-        """What its sender packed.
+    def unpack(self, encoding: str, limit: int) -> bytes:
+        """The content without its encoding.
 
         Raises:
-            BodyError: It is packed in a way that is not known, broken, or too large; or there are too many others.
+            BodyError: The encoding is unknown, the content is broken or too large, or there are too many others.
         """
         kind = encoding.strip().lower()
         if kind in ("", "identity"):
             return self.sent
         if kind != "gzip":
-            raise BodyError(415, f"Content-Encoding: {encoding!r:.40} is not known here. Use gzip, or none.")
-        unpacked = io.BytesIO()  # gives out what it holds without a copy
-        for piece in _pieces(self.sent):
-            if unpacked.tell() + len(piece) > limit:
+            raise BodyError(415, f"Content-Encoding: {encoding!r:.40} is not supported. Use gzip, or none.")
+        unpacked = io.BytesIO()  # its getvalue does not copy
+        for chunk in _gunzip(self.sent):
+            if unpacked.tell() + len(chunk) > limit:
                 raise _too_large(limit)
-            self.hold(len(piece))
-            unpacked.write(piece)
+            self.hold(len(chunk))
+            unpacked.write(chunk)
         return unpacked.getvalue()
 
 
-def _pieces(packed: bytes) -> Iterator[bytes]:
-    """What was packed with gzip, in pieces of a bounded size."""
-    unpacking = zlib.decompressobj(_GZIP)
+def _gunzip(packed: bytes) -> Iterator[bytes]:
+    """Unpack gzip in chunks of a bounded size."""
+    decompressor = zlib.decompressobj(_GZIP)
     try:
-        for begin in range(0, len(packed), _PACKED_PIECE):
-            rest = packed[begin : begin + _PACKED_PIECE]
-            while rest and not unpacking.eof:
-                yield unpacking.decompress(rest, _PIECE)
-                rest = unpacking.unconsumed_tail
-            if unpacking.eof and (unpacking.unused_data or begin + _PACKED_PIECE < len(packed)):
+        for start in range(0, len(packed), _PACKED_CHUNK):
+            rest = packed[start : start + _PACKED_CHUNK]
+            while rest and not decompressor.eof:
+                yield decompressor.decompress(rest, _UNPACKED_CHUNK)
+                rest = decompressor.unconsumed_tail
+            if decompressor.eof and (decompressor.unused_data or start + _PACKED_CHUNK < len(packed)):
                 break
         else:
-            if unpacking.eof:
+            if decompressor.eof:
                 return
     except zlib.error as error:
-        raise BodyError(400, f"The body is no gzip: {error}.") from None
-    raise BodyError(400, "The body is no gzip: it is cut off, or something is behind its end.")
-
-
-def _check_announced(request: Request, limit: int) -> None:
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced[:18]) > limit:
-        raise _too_large(limit)
+        raise BodyError(400, f"The body is not valid gzip: {error}.") from None
+    raise BodyError(400, "The body is not valid gzip: it is cut off, or has data behind its end.")
 
 
 def _too_large(limit: int) -> BodyError:
-    return BodyError(413, f"The body is too large: at most {limit:,} bytes are taken at a time. Send less.")
+    return BodyError(413, f"The body is too large: send at most {limit:,} bytes at a time.")
 
 
-_UP_AND_DOWN = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_BRACKET_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_DEPTH_PIECE = 128 << 10
+_DEPTH_CHUNK = 128 << 10
 
 
 def check_depth(what: str, value: Any) -> None:
@@ -202,47 +189,47 @@ def check_depth(what: str, value: Any) -> None:
         raise OptionError(f"{what} is nested more than {MAX_DEPTH} levels deep.")
 
 
-def check_lines_depth(lines: bytes, *, piece_bytes: int = _DEPTH_PIECE) -> None:
-    """Refuse lines of JSON of which one is nested too deeply, by their brackets alone: decoding takes up more.
+def check_lines_depth(lines: bytes, *, chunk_bytes: int = _DEPTH_CHUNK) -> None:
+    """Refuse lines of JSON if one is nested too deeply. Only brackets are counted: decoding would take more memory.
 
     Args:
-        piece_bytes: How much is looked at at a time: between the pieces other threads have their turn.
+        chunk_bytes: How much is checked at a time; between the chunks, other threads can run.
 
     Raises:
         OptionError: One is.
     """
-    if _brackets(lines) <= MAX_DEPTH:
+    if _count_brackets(lines) <= MAX_DEPTH:
         return
-    line = _Line()
-    for begin in range(0, len(lines), piece_bytes):
-        end_of_line, *others = lines[begin : begin + piece_bytes].split(b"\n")
-        depths = [line.pass_by(end_of_line)]
-        depths += [_Line().pass_by(whole) for whole in others[:-1] if len(whole) > MAX_DEPTH < _brackets(whole)]
+    line = _LineDepth()
+    for start in range(0, len(lines), chunk_bytes):
+        end_of_line, *others = lines[start : start + chunk_bytes].split(b"\n")
+        depths = [line.add(end_of_line)]
+        depths += [_LineDepth().add(each) for each in others[:-1] if len(each) > MAX_DEPTH < _count_brackets(each)]
         if others:
-            line = _Line()
-            depths.append(line.pass_by(others[-1]))
+            line = _LineDepth()
+            depths.append(line.add(others[-1]))
         if max(depths) > MAX_DEPTH:
             raise OptionError(f"A line is nested more than {MAX_DEPTH} levels deep.")
 
 
 @dataclass(slots=True)
-class _Line:
-    """Where a line stands, as far as it was looked at.
+class _LineDepth:
+    """The nesting depth of a line, chunk by chunk.
 
-    Outside of strings no JSON has a backslash. What has one there is decoded by nobody beyond it.
+    Outside of strings JSON has no backslash; no decoder reads beyond one there.
     """
 
     depth: int = 0
     is_in_string: bool = False
-    begun: bytes = b""
-    """A backslash at the end of a piece, of which the next one says what it escapes."""
+    pending: bytes = b""
+    """A backslash at the end of a chunk; the next chunk shows what it escapes."""
 
-    def pass_by(self, piece: bytes) -> int:
-        """Look at the next piece of it; how deep it is in there."""
-        unescaped = (self.begun + piece).replace(b"\\\\", b"").replace(b'\\"', b"")
-        self.begun = b"\\" if unescaped.endswith(b"\\") else b""
+    def add(self, chunk: bytes) -> int:
+        """Add the next chunk; returns the maximum depth in it."""
+        unescaped = (self.pending + chunk).replace(b"\\\\", b"").replace(b'\\"', b"")
+        self.pending = b"\\" if unescaped.endswith(b"\\") else b""
         parts = unescaped.split(b'"')  # every second one is in a string
-        outside = b"".join(parts[self.is_in_string :: 2]).translate(_UP_AND_DOWN, _NO_BRACKETS)
+        outside = b"".join(parts[self.is_in_string :: 2]).translate(_BRACKET_STEPS, _NO_BRACKETS)
         self.is_in_string ^= len(parts) % 2 == 0
         steps = memoryview(outside).cast("b")
         deepest = self.depth + max(itertools.accumulate(steps), default=0)
@@ -250,44 +237,44 @@ class _Line:
         return deepest
 
 
-def _brackets(text: bytes) -> int:
+def _count_brackets(text: bytes) -> int:
     return text.count(b"{") + text.count(b"[")
 
 
-LONGEST_NAME = 200
-_MOST_BYTES = 255
+MAX_NAME_LENGTH = 200
+_MAX_NAME_BYTES = 255
 _FILE = re.compile(r"(?P<name>[^-]{1,100})-[0-9]{1,9}-[0-9]{1,10}-[0-9a-z]{1,32}-[0-9]{1,6}\.jsonl")
 WHOLE_FILES = ("git.diff", "result.json")
-"""Files beside the journal that are sent whole, and replace what was there."""
+"""Files beside the journal that are sent whole and replaced."""
 
 
 def check_name(what: str, name: str) -> str:
-    """The name of a project or of a run.
+    """Check the name of a project or of a run.
 
     Raises:
-        OptionError: It is none that is accepted.
+        OptionError: It is not accepted.
     """
     plain = name.isprintable() and not set(name) & set("/\\\ufffd") and unicodedata.is_normalized("NFC", name)
-    short = 0 < len(name) <= LONGEST_NAME and len(name.encode("utf-8", "surrogatepass")) <= _MOST_BYTES
+    short = 0 < len(name) <= MAX_NAME_LENGTH and len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME_BYTES
     if not (plain and short) or name[0] == "." or name != name.strip():
         raise OptionError(
-            f"{what}={name!r:.80} is no name: give 1 to {LONGEST_NAME} letters, digits, '_', '-', '.', '=' and the "
-            "like, without '/' and not beginning with '.'."
+            f"{what}={name!r:.80} is not a valid name: give 1 to {MAX_NAME_LENGTH} letters, digits, '_', '-', '.', '=' "
+            "and the like, without '/' and not starting with '.'."
         )
     return name
 
 
 def check_file(name: str) -> str:
-    """The name of a file that can be received.
+    """Check the name of a received file.
 
     Raises:
-        OptionError: It is none of a journal.
+        OptionError: It is not a journal file, nor one of `WHOLE_FILES`.
     """
     found = _FILE.fullmatch(name)
-    if name in WHOLE_FILES or (found and found["name"].isidentifier() and len(name.encode()) <= _MOST_BYTES):
+    if name in WHOLE_FILES or (found and found["name"].isidentifier() and len(name.encode()) <= _MAX_NAME_BYTES):
         return name
     raise OptionError(
-        f"file={name!r:.80} cannot be received: give a journal's, <name>-<session>-<pid>-<token>-<number>.jsonl, "
+        f"file={name!r:.80} cannot be received: give a journal file, <name>-<session>-<pid>-<token>-<number>.jsonl, "
         f"or {' or '.join(WHOLE_FILES)}."
     )
 
@@ -295,14 +282,14 @@ def check_file(name: str) -> str:
 ROW_NAMES = 10_000
 RUN_NAMES = 20_000
 RUN_NAMES_BYTES = 2 << 20
-"""How long the names of a run are, in all."""
+"""The maximum total length of a run's metric names."""
 NAMES_FILE = ".metric-names.json"
 _OTHER_TEXTS = 16
-"""More than a row has besides its metrics: names of fields, its kind and its axis."""
+"""More texts than a row has besides its metrics: field names, its kind and its axis."""
 
 
 class NamesError(HooklineError, ValueError):
-    """Rows have more metrics than are taken; ``facts`` says which are, for programs."""
+    """Rows have too many metrics; ``facts`` tells programs which are accepted."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
@@ -322,8 +309,8 @@ _kind = msgspec.json.Decoder(_Kind)
 _row = msgspec.json.Decoder(_Row)
 
 
-def names_of(lines: bytes) -> dict[str, None]:
-    """The names of the metrics in lines of a journal, in their order; no more than a run may have, and one.
+def metric_names(lines: bytes) -> dict[str, None]:
+    """The metric names in lines of a journal, in order; at most one more than a run may have.
 
     Raises:
         NamesError: A row has too many.
@@ -334,12 +321,12 @@ def names_of(lines: bytes) -> dict[str, None]:
             if line.count(b'"') > 4 * ROW_NAMES:
                 _check_texts(line)
             row = _row.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # readers pass over it
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # readers skip it
             continue
         if row.kind != "metrics" or row.values.keys() <= names.keys():
             continue
         if len(row.values) > ROW_NAMES:
-            raise _too_many_in_a_row(f"{len(row.values):,}")
+            raise _too_many_in_row(f"{len(row.values):,}")
         names |= dict.fromkeys(row.values)
         if len(names) > RUN_NAMES:
             break
@@ -347,29 +334,29 @@ def names_of(lines: bytes) -> dict[str, None]:
 
 
 def _check_texts(line: bytes) -> None:
-    """Refuse a row with so many texts in it that it has too many metrics, before it is decoded."""
+    """Refuse a row with too many metrics before decoding it, by the number of texts in it."""
     texts = line.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
-    if texts > 2 * ROW_NAMES + _OTHER_TEXTS and _kind.decode(line).kind == "metrics":  # a metric has two at most
-        raise _too_many_in_a_row(f"more than {ROW_NAMES:,}")
+    if texts > 2 * ROW_NAMES + _OTHER_TEXTS and _kind.decode(line).kind == "metrics":  # a metric has at most two
+        raise _too_many_in_row(f"more than {ROW_NAMES:,}")
 
 
-def _too_many_in_a_row(count: str) -> NamesError:
-    return NamesError(f"A row has {count} metrics: no more than {ROW_NAMES:,} are taken.")
+def _too_many_in_row(count: str) -> NamesError:
+    return NamesError(f"A row has {count} metrics; at most {ROW_NAMES:,} are accepted.")
 
 
-def joined(known: list[str], names: Iterable[str]) -> tuple[list[str], bool]:
-    """The names of a run with those of new rows, as many as it may have, and whether those are all."""
-    own, size = dict.fromkeys(known), sum(map(len, known))
+def merge_names(known: list[str], names: Iterable[str]) -> tuple[list[str], bool]:
+    """Add the names of new rows to those of a run, as far as the limits allow; also returns whether all fit."""
+    merged, size = dict.fromkeys(known), sum(map(len, known))
     for name in names:
-        if name in own:
+        if name in merged:
             continue
         size += len(name)
-        if len(own) >= RUN_NAMES or size > RUN_NAMES_BYTES:
-            return list(own), False
-        own[name] = None
-    return list(own), True
+        if len(merged) >= RUN_NAMES or size > RUN_NAMES_BYTES:
+            return list(merged), False
+        merged[name] = None
+    return list(merged), True
 
 
-def too_many_in_a_run(names: list[str]) -> NamesError:
-    """What is said where a run has all the names that it may have."""
-    return NamesError(f"The run has {len(names):,} names of metrics: no others are taken.", names=names)
+def too_many_names_error(names: list[str]) -> NamesError:
+    """The error for a run that has reached its limit."""
+    return NamesError(f"The run has {len(names):,} metric names; no others are accepted.", names=names)

@@ -1,10 +1,8 @@
-"""`Listing`: the runs as everybody who looks at the page sees them, read anew at most so often.
+"""`Listing`: the list of runs shared by all viewers, refreshed at a limited rate.
 
-A hundred viewers cost what one costs: the runs are listed once for all of them. A run that has not changed is the same
-object in the next listing, so what changed is found without comparing values. What somebody asks for by its name and is
-not there may have come a moment ago: it is looked for in a new listing before it is said that there is none.
-
-`RunRow`: what the page's table shows of a run, and `RunDetails`: everything else that is known about it.
+A hundred viewers cost as much as one, because runs are listed once for all of them. An unchanged run keeps its row
+object in the next listing, so changes are found without comparing values. `RunRow` is a row of the page's table,
+`RunDetails` everything else about a run.
 """
 
 import threading
@@ -20,12 +18,12 @@ from hookline._record.records import clean
 from hookline.store import RunInfo, Runs
 from hookline.store.tables import number as as_float
 
-MOST_METRICS = 6
-_UNINTERESTING = ("hooks/", "system/", "memory/", "throughput/")
-_FIRST = ("val/loss", "loss", "reward", "accuracy", "val/accuracy")
+MAX_METRICS = 6
+_HIDDEN_PREFIXES = ("hooks/", "system/", "memory/", "throughput/")
+_PREFERRED = ("val/loss", "loss", "reward", "accuracy", "val/accuracy")
 
 Number = float | str | None
-"""JSON has no NaN: numbers that are not finite are the texts ``NaN``, ``Infinity`` and ``-Infinity``."""
+"""JSON has no NaN: non-finite numbers are the texts ``NaN``, ``Infinity`` and ``-Infinity``."""
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -55,7 +53,7 @@ class RunRow(msgspec.Struct, frozen=True):
 
 
 class RunDetails(msgspec.Struct, frozen=True):
-    """A run with its latest metrics, its configuration and the facts about where it ran."""
+    """A run with its latest metrics, its configuration and the facts of its ``run.json``."""
 
     run: RunRow
     metrics: dict[str, Any]
@@ -64,7 +62,7 @@ class RunDetails(msgspec.Struct, frozen=True):
 
 
 def run_row(info: RunInfo) -> RunRow:
-    """What is shown of a run."""
+    """The row of a run in the table."""
     return RunRow(
         id=info.id,
         name=info.name,
@@ -91,12 +89,12 @@ def run_row(info: RunInfo) -> RunRow:
 
 
 def run_details(info: RunInfo) -> RunDetails:
-    """Everything about a run."""
+    """All details of a run."""
     return RunDetails(run_row(info), clean(info.metrics), clean(info.config), clean(info.facts))
 
 
 def number(value: Any) -> Number:
-    """A number as JSON can hold it; None where it is none."""
+    """A number for JSON; None if it is not a number."""
     if not isinstance(value, int | float):
         return None
     held: float | str = clean(as_float(value))
@@ -104,28 +102,28 @@ def number(value: Any) -> Number:
 
 
 def _headline(metrics: dict[str, Any]) -> dict[str, Number]:
-    """The few metrics that tell most about a run."""
+    """The most important metrics of a run."""
     shown = [
         name
         for name, value in metrics.items()
-        if isinstance(value, int | float) and not name.startswith(_UNINTERESTING)
+        if isinstance(value, int | float) and not name.startswith(_HIDDEN_PREFIXES)
     ]
-    ordered = sorted(shown, key=lambda name: name not in _FIRST)  # stable: otherwise as they were recorded
-    return {name: number(metrics[name]) for name in ordered[:MOST_METRICS]}
+    ordered = sorted(shown, key=lambda name: name not in _PREFERRED)  # stable: otherwise in recorded order
+    return {name: number(metrics[name]) for name in ordered[:MAX_METRICS]}
 
 
 MAX_AGE_SECONDS = 0.5
-REST = 4
-"""For so many times as long as listing took, what was listed counts as new: very many runs do not keep a core busy."""
-LONGEST_REST_SECONDS = 5.0
-"""No longer than that, or a disk that was slow once would keep the page as it was."""
+REST_FACTOR = 4
+"""A listing stays valid for this many times its duration, so that many runs do not keep a core busy."""
+MAX_REST_SECONDS = 5.0
+"""An upper limit: one slow listing must not freeze the page."""
 
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """The runs at one time, the latest first, what is shown of each by its id, and what is said about the store."""
+class ListedRuns:
+    """The runs at one time, the latest first, their table rows by id, and the store's notes."""
 
     runs: Runs
     rows: dict[str, RunRow] = field(default_factory=dict)
@@ -136,7 +134,7 @@ class Listing:
     """Lists the runs of a store for all requests.
 
     Args:
-        clock: Seconds that only ever grow.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -144,35 +142,35 @@ class Listing:
     ) -> None:
         self._runs, self._max_age_seconds, self._clock = runs, max_age_seconds, clock
         self._lock = threading.Lock()
-        self._listed = Listed(runs.filter(), _rows(runs, {}), runs.notes)
-        self._until = self._again = clock() + max_age_seconds
+        self._listed = ListedRuns(runs.filter(), _rows(runs, {}), runs.notes)
+        self._until = self._next_search = clock() + max_age_seconds
 
-    def fresh(self) -> Listed | None:
-        """The runs as they were a moment ago, without waiting for anything; None where that was too long ago."""
+    def fresh(self) -> ListedRuns | None:
+        """The last listing without waiting; None if it is outdated."""
         return self._listed if self._clock() < self._until else None
 
-    def now(self) -> Listed:
-        """The runs as they are now, or were a moment ago."""
+    def now(self) -> ListedRuns:
+        """The current listing, at most a moment old."""
         with self._lock:
             if self._clock() >= self._until:
                 self._list()
             return self._listed
 
-    def find(self, search: Callable[[Listed], _Found]) -> _Found:
-        """What a search finds in the runs as they are now; what is not there is looked for in a new listing, too.
+    def find(self, search: Callable[[ListedRuns], _Found]) -> _Found:
+        """Search the current listing and, if that fails, a new one: the run may have just started.
 
-        How often runs are listed for what there is not is limited, as it is for everybody who looks.
+        The rate of new listings is limited here, too.
 
         Raises:
-            UnknownNameError: There is no such thing, as the search says.
+            UnknownNameError: The search finds nothing.
         """
         listed = self.now()
         try:
             return search(listed)
         except UnknownNameError:
             with self._lock:
-                if self._listed is listed:  # nobody else has listed them meanwhile
-                    if self._clock() < self._again:
+                if self._listed is listed:  # no other thread has refreshed it meanwhile
+                    if self._clock() < self._next_search:
                         raise
                     self._list()
                 listed = self._listed
@@ -184,22 +182,21 @@ class Listing:
         Raises:
             UnknownNameError: There is no such run.
         """
-        return self.find(lambda listed: _some(listed, ids))
+
+        def search(listed: ListedRuns) -> Runs:
+            wanted = {each if each in listed.rows else listed.runs[each].id for each in ids}
+            return listed.runs.filter(lambda info: info.id in wanted)
+
+        return self.find(search)
 
     def _list(self) -> None:
-        begin = self._clock()
+        start = self._clock()
         self._runs.refresh()
-        self._listed = Listed(self._runs.filter(), _rows(self._runs, self._listed.rows), self._runs.notes)
+        self._listed = ListedRuns(self._runs.filter(), _rows(self._runs, self._listed.rows), self._runs.notes)
         now = self._clock()
-        self._until, self._again = now + self._rest(REST * (now - begin)), now + self._rest(now - begin)
-
-    def _rest(self, seconds: float) -> float:
-        return max(self._max_age_seconds, min(LONGEST_REST_SECONDS, seconds))
-
-
-def _some(listed: Listed, ids: Collection[str]) -> Runs:
-    wanted = {each if each in listed.rows else listed.runs[each].id for each in ids}
-    return listed.runs.filter(lambda info: info.id in wanted)
+        took = now - start
+        self._until = now + max(self._max_age_seconds, min(MAX_REST_SECONDS, REST_FACTOR * took))
+        self._next_search = now + max(self._max_age_seconds, min(MAX_REST_SECONDS, took))
 
 
 def _rows(runs: Runs, before: dict[str, RunRow]) -> dict[str, RunRow]:
@@ -208,3 +205,9 @@ def _rows(runs: Runs, before: dict[str, RunRow]) -> dict[str, RunRow]:
         row, old = run_row(info), before.get(info.id)
         rows[info.id] = old if old == row else row
     return rows
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """Decode a JSON column: empty for no text; anything but an object becomes its ``value``."""
+    found = msgspec.json.decode(text) if text else {}
+    return found if isinstance(found, dict) else {"value": found}

@@ -1,10 +1,10 @@
-"""The live stream: tells each viewer, as server-sent events, which runs changed since it was last told.
+"""The live stream: sends each viewer the runs that changed, as server-sent events.
 
-A viewer that was away gets all runs first, so nothing is missed. When nothing happens a beat is sent, by which a page
-knows that the server lives.
+A viewer gets all runs first, so a reconnecting one misses nothing. When nothing changes, a heartbeat shows that the
+server is alive.
 
-How many streams there are is limited, in all and for each client address: a stream holds a connection for as long as
-its client likes. One too many is answered with 503, and the page asks again after a while.
+The number of streams is limited, in all and per client address, because a stream holds a connection for as long as its
+client likes. Beyond the limit the response is 503, and the page tries again later.
 """
 
 import time
@@ -21,15 +21,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from hookline.server.endpoint import json_response
-from hookline.server.listing import Listed, Listing, RunRow
+from hookline.server.listing import ListedRuns, Listing, RunRow
 
 POLL_SECONDS = 1.0
-BEAT_SECONDS = 10.0
-MOST_STREAMS = 256
+HEARTBEAT_SECONDS = 10.0
+MAX_STREAMS = 256
 
 
 class RunsChanged(msgspec.Struct):
-    """The runs that are new or changed, the ids of those that are gone, all of them at first; and the store's notes."""
+    """New and changed runs, the ids of removed ones, and the store's notes; ``whole`` if these are all runs."""
 
     time: float
     whole: bool
@@ -38,27 +38,27 @@ class RunsChanged(msgspec.Struct):
     notes: list[str]
 
 
-class Beat(msgspec.Struct):
-    """Nothing happened; the server's time."""
+class Heartbeat(msgspec.Struct):
+    """The server's time, sent when nothing changes."""
 
     time: float
 
 
 @dataclass(slots=True)
 class Viewer:
-    """What one viewer was told, and what it must be told next."""
+    """What was sent to one viewer."""
 
-    told: dict[str, RunRow] | None = None
+    rows: dict[str, RunRow] | None = None
     notes: list[str] = field(default_factory=list)
-    silent_since: float = field(default_factory=time.monotonic)
+    last_sent: float = field(default_factory=time.monotonic)
 
-    def news(self, rows: dict[str, RunRow], notes: list[str]) -> RunsChanged | None:
-        """What this viewer does not know yet."""
-        is_new = self.told is None or notes != self.notes
-        is_first, before, self.told, self.notes = self.told is None, self.told or {}, rows, notes
+    def update(self, rows: dict[str, RunRow], notes: list[str]) -> RunsChanged | None:
+        """The changes since the last update; None if there are none."""
+        is_first, before, has_new_notes = self.rows is None, self.rows or {}, notes != self.notes
+        self.rows, self.notes = rows, notes
         changed = [row for id_, row in rows.items() if before.get(id_) is not row]
         removed = [id_ for id_ in before if id_ not in rows]
-        if not (changed or removed or is_new):
+        if not (changed or removed or is_first or has_new_notes):
             return None
         return RunsChanged(time.time(), is_first, changed, removed, notes)
 
@@ -68,55 +68,55 @@ class LiveStream:
     """The endpoint of the stream.
 
     Args:
-        is_closing: Whether the server is about to end, when streams must end too.
-        most: How many streams there are at a time; a client address may have a quarter of them.
+        is_closing: Whether the server is shutting down; streams end then.
+        max_streams: The maximum number of streams; one client address may have a quarter of them.
     """
 
     listing: Listing
     is_closing: Callable[[], bool] = lambda: False
-    most: int = MOST_STREAMS
+    max_streams: int = MAX_STREAMS
     poll_seconds: float = POLL_SECONDS
-    beat_seconds: float = BEAT_SECONDS
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
     _open: Counter[str] = field(default_factory=Counter)
-    _turn: anyio.Lock = field(default_factory=anyio.Lock)
-    _thread: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    _list_lock: anyio.Lock = field(default_factory=anyio.Lock)
+    _limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def respond(self, request: Request) -> Response:
-        """Begin to tell a viewer."""
+        """Start a stream, or refuse it."""
         client = request.client.host if request.client else ""
-        if self._open.total() >= self.most or self._open[client] >= max(1, self.most // 4):
-            whose = "of this server" if self._open.total() >= self.most else f"of {client}"
-            answer = json_response({"error": f"Every live stream {whose} is in use. Close a page, or try later."}, 503)
-            answer.headers["Retry-After"] = "10"
-            return answer
+        if self._open.total() >= self.max_streams or self._open[client] >= max(1, self.max_streams // 4):
+            scope = "of this server" if self._open.total() >= self.max_streams else f"of {client}"
+            response = json_response({"error": f"Every live stream {scope} is in use. Close a page or try later."}, 503)
+            response.headers["Retry-After"] = "10"
+            return response
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return _Counted(self._open, client, self._events(), headers=headers, media_type="text/event-stream")
+        return _CountedStream(self._open, client, self._events(), headers=headers, media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[bytes]:
         viewer = Viewer()
-        yield _event("beat", Beat(time.time()))
+        yield _event("beat", Heartbeat(time.time()))
         while not self.is_closing():
             listed = await self._listed()
-            news = viewer.news(listed.rows, listed.notes)
-            if news is not None:
-                viewer.silent_since = time.monotonic()
-                yield _event("runs", news)
-            elif time.monotonic() - viewer.silent_since >= self.beat_seconds:
-                viewer.silent_since = time.monotonic()
-                yield _event("beat", Beat(time.time()))
+            update = viewer.update(listed.rows, listed.notes)
+            if update is not None:
+                viewer.last_sent = time.monotonic()
+                yield _event("runs", update)
+            elif time.monotonic() - viewer.last_sent >= self.heartbeat_seconds:
+                viewer.last_sent = time.monotonic()
+                yield _event("beat", Heartbeat(time.time()))
             await anyio.sleep(self.poll_seconds)
 
-    async def _listed(self) -> Listed:
-        """The runs, listed by one viewer for all, on a thread of the stream's own: charts may keep the others busy."""
-        async with self._turn:
+    async def _listed(self) -> ListedRuns:
+        """The runs, listed by one viewer for all; on a separate thread, because charts may keep the others busy."""
+        async with self._list_lock:
             fresh = self.listing.fresh()
             if fresh is not None:
                 return fresh
-            return await anyio.to_thread.run_sync(self.listing.now, limiter=self._thread)
+            return await anyio.to_thread.run_sync(self.listing.now, limiter=self._limiter)
 
 
-class _Counted(StreamingResponse):
-    """A stream that counts as open until it ends, also where its client has gone before the first event."""
+class _CountedStream(StreamingResponse):
+    """A stream that counts as open until it ends, even if its client disconnects before the first event."""
 
     def __init__(self, counts: Counter[str], client: str, events: AsyncIterator[bytes], **options: Any) -> None:
         super().__init__(events, **options)

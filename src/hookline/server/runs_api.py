@@ -1,7 +1,9 @@
-"""What the interface says about runs: which there are, one in full, their metrics' names, their sinks.
+"""Endpoints for runs, their metric names, texts and sinks, and for chart lines and bands.
 
-Lines and bands of charts: thinned out here, with their peaks kept, so that a browser draws what it can show.
+Lines and bands are downsampled here with their peaks kept, so a browser gets no more points than it can show.
 """
+
+from typing import Any
 
 import msgspec
 
@@ -16,17 +18,17 @@ _TEXT_ROWS = f"""
 SELECT run, name, axis, step, time, left(text, $most) AS text, length(text) AS characters, total
 FROM (
     SELECT *,
-        row_number() OVER (PARTITION BY run, name, axis ORDER BY step DESC, {ORDER_COLUMN} DESC) AS place,
+        row_number() OVER (PARTITION BY run, name, axis ORDER BY step DESC, {ORDER_COLUMN} DESC) AS rank,
         count(*) OVER (PARTITION BY run, name, axis) AS total
     FROM {ORDERED_METRICS} WHERE text IS NOT NULL AND ($name IS NULL OR name = $name)
-) WHERE place <= $limit ORDER BY name, step DESC, {ORDER_COLUMN} DESC, run, axis
-"""  # noqa: S608 - our own words
-MOST_CHARACTERS = 2000
-"""How much of a text is sent: the page shows lists of them."""
-MOST_TEXTS = 2000
+) WHERE rank <= $limit ORDER BY name, step DESC, {ORDER_COLUMN} DESC, run, axis
+"""  # noqa: S608 - constants only
+MAX_CHARACTERS = 2000
+"""How much of a text is sent; the page shows lists of them."""
+MAX_TEXTS = 2000
 _NAME = Parameter("name", "string", "The name of a metric; all by default.")
-_LATEST = Parameter("limit", "integer", "How many texts a metric of a run has at most.", default=20, low=1, high=500)
-_ID = Parameter("id", "string", "The id of a run, as /api/runs gives it.", required=True)
+_LATEST = Parameter("limit", "integer", "The maximum number of texts per metric and run.", default=20, low=1, high=500)
+_ID = Parameter("id", "string", "The id of a run, as returned by /api/runs.", required=True)
 
 
 class RunsReply(msgspec.Struct):
@@ -39,7 +41,7 @@ class RunsReply(msgspec.Struct):
 
 
 class MetricName(msgspec.Struct):
-    """A metric that was recorded, on one axis; so many of its points are texts, which no chart shows."""
+    """A recorded metric on one axis; ``texts`` of its points are texts, which no chart shows."""
 
     name: str
     axis: str
@@ -57,11 +59,11 @@ class MetricNames(msgspec.Struct):
 
 
 class TextRow(msgspec.Struct):
-    """A text that was recorded as a metric, cut to 2,000 characters.
+    """A text recorded as a metric, cut to 2,000 characters.
 
     Attributes:
-        characters: How many it has in full.
-        total: How many texts the run recorded of this metric on this axis.
+        characters: The length of the whole text.
+        total: The number of texts of this metric of the run on this axis.
     """
 
     run: str
@@ -81,7 +83,7 @@ class Texts(msgspec.Struct):
 
 
 class SinkRow(msgspec.Struct):
-    """How a sink of a run stands."""
+    """The state of a run's sink."""
 
     run: str
     name: str
@@ -115,8 +117,8 @@ def _metrics(listing: Listing, values: Values) -> MetricNames:
 
 
 def _texts(listing: Listing, values: Values) -> Texts:
-    given = {"name": values["name"], "limit": values["limit"], "most": MOST_CHARACTERS}
-    found = listing.some(values["run"]).sql(_TEXT_ROWS, given, limit=MOST_TEXTS)
+    given = {"name": values["name"], "limit": values["limit"], "most": MAX_CHARACTERS}
+    found = listing.some(values["run"]).sql(_TEXT_ROWS, given, limit=MAX_TEXTS)
     return Texts([TextRow(**row) for row in found])
 
 
@@ -132,38 +134,38 @@ def _sinks(listing: Listing, values: Values) -> Sinks:
 RUN_ENDPOINTS = (
     Endpoint("/api/runs", "All runs, the latest first.", RunsReply, _runs),
     Endpoint("/api/run", "One run: its latest metrics, configuration and facts.", RunDetails, _run, (_ID,)),
-    Endpoint("/api/metrics", "Which metrics some runs recorded.", MetricNames, _metrics, (RUN,)),
+    Endpoint("/api/metrics", "The metrics of some runs.", MetricNames, _metrics, (RUN,)),
     Endpoint("/api/texts", "The latest texts of some runs, by metric.", Texts, _texts, (RUN, _NAME, _LATEST)),
-    Endpoint("/api/sinks", "How the sinks of some runs stand.", Sinks, _sinks, (RUN,)),
+    Endpoint("/api/sinks", "The state of the sinks of some runs.", Sinks, _sinks, (RUN,)),
 )
 
 
-_POINTS = Parameter("max_points", "integer", "How many points a line has at most.", default=1000, low=4, high=20_000)
-_AXIS = Parameter("axis", "string", "Only what was recorded on this axis: train, eval, rollout, ...")
+_POINTS = Parameter("max_points", "integer", "The maximum points per line.", default=1000, low=4, high=20_000)
+_AXIS = Parameter("axis", "string", "Only records on this axis: train, eval, rollout, ...")
 _X = Parameter(
     "x",
     "string",
-    "step, time, elapsed (seconds since a run began), or a metric that was recorded at the same steps.",
+    "step, time, elapsed (seconds since the run started), or a metric recorded at the same steps.",
     default="step",
 )
-_FIRST_X = Parameter("first_x", "number", "Where the part of x begins that is wanted, in what x is.")
-_LAST_X = Parameter("last_x", "number", "Where it ends.")
-_BY = Parameter("by", "string", "What runs are grouped by; several make finer groups.", repeated=True, choices=BY)
+_FIRST_X = Parameter("first_x", "number", "The start of the visible part of x, in the unit of x.")
+_LAST_X = Parameter("last_x", "number", "The end of the visible part of x.")
+_BY = Parameter("by", "string", "The attributes to group runs by.", repeated=True, choices=BY)
 _SMOOTHING = Parameter(
     "smoothing",
     "number",
-    "The weight of the past in an exponential moving average over all points; 0 is none.",
+    "The weight of earlier values in an exponential moving average over all points; 0 is none.",
     default=0.0,
     low=0,
     high=0.9999,
 )
-_DRAWN = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X, _SMOOTHING)
+_CHART = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X, _SMOOTHING)
 
 
 class Line(msgspec.Struct):
-    """A metric of a run. Values that are not finite cannot be drawn; they are left out and counted.
+    """A metric of a run. Values that are not finite are left out and counted.
 
-    The smoothed line is there where smoothing was asked for; its points need not be those of the plain line.
+    The smoothed line is empty without smoothing; its points may differ from those of the plain line.
     """
 
     run: str
@@ -184,9 +186,9 @@ class Lines(msgspec.Struct):
 
 
 class Band(msgspec.Struct):
-    """Mean, standard deviation and range of a metric over the runs of a group along x; null where there is none.
+    """Mean, standard deviation and range of a metric over a group of runs along x; null for missing values.
 
-    They are those of the finite values, which ``n`` runs have; the others are counted. With smoothing, each run is
+    Only the finite values of ``n`` runs count; the others are counted in ``not_finite``. With smoothing, each run is
     smoothed first.
     """
 
@@ -203,41 +205,31 @@ class Band(msgspec.Struct):
 
 
 class Bands(msgspec.Struct):
-    """A metric as bands; where that makes no sense there are none, and the problem says why."""
+    """A metric as bands; if there are none, ``problem`` gives the reason."""
 
     bands: list[Band]
     problem: str
 
 
+def _chart_options(values: Values) -> dict[str, Any]:
+    options = {name: values[name] for name in ("x", "axis", "max_points", "smoothing")}
+    return options | {"between": (values["first_x"], values["last_x"])}
+
+
 def _series(listing: Listing, values: Values) -> Lines:
-    found = listing.some(values["run"]).series(
-        [values["name"]],
-        x=values["x"],
-        axis=values["axis"],
-        max_points=values["max_points"],
-        between=(values["first_x"], values["last_x"]),
-        smoothing=values["smoothing"],
-    )
+    found = listing.some(values["run"]).series([values["name"]], **_chart_options(values))
     columns = ("run", "name", "axis", "points", "not_finite", "x", "y", "smoothed_x", "smoothed_y")
     return Lines([Line(**{name: getattr(each, name) for name in columns}) for each in found])
 
 
 def _bands(listing: Listing, values: Values) -> Bands:
-    found = listing.some(values["run"]).bands(
-        values["name"],
-        values["by"] or "arm",
-        x=values["x"],
-        axis=values["axis"],
-        max_points=values["max_points"],
-        between=(values["first_x"], values["last_x"]),
-        smoothing=values["smoothing"],
-    )
+    found = listing.some(values["run"]).bands(values["name"], values["by"] or "arm", **_chart_options(values))
     columns = ("axis", "points", "not_finite", "x", "mean", "std", "min", "max", "n")
     bands = [Band(key=list(band.key), **{name: getattr(band, name) for name in columns}) for band in found.bands]
     return Bands(bands, found.problem)
 
 
 CHART_ENDPOINTS = (
-    Endpoint("/api/series", "A metric of some runs as lines.", Lines, _series, _DRAWN),
-    Endpoint("/api/bands", "A metric over the repeats of groups of runs.", Bands, _bands, (*_DRAWN, _BY)),
+    Endpoint("/api/series", "A metric of some runs as lines.", Lines, _series, _CHART),
+    Endpoint("/api/bands", "A metric over the repeats of groups of runs.", Bands, _bands, (*_CHART, _BY)),
 )

@@ -1,13 +1,13 @@
-"""What programs that know nothing of hookline say about where they are, as one form.
+"""Parses status messages of other programs into one form.
 
-Understood are the lines of NVIDIA TAO's ``status.json``, the ``trainerStatus`` of a Kubeflow TrainJob, what hookline's
-own ``status`` sink posts, and plain JSON: ``{"status": ..., "message": ..., "step": ..., "max_step": ..., "metrics":
-{...}}``. Times of the sender are kept where they have a zone, TAO's have none, and lie between the years 2000 and 2200.
-How many steps or epochs there will be counts as not said where it is less than one.
+Supported are lines of NVIDIA TAO's ``status.json``, the ``trainerStatus`` of a Kubeflow TrainJob, messages of
+hookline's ``status`` sink, and plain JSON: ``{"status": ..., "message": ..., "step": ..., "max_step": ..., "metrics":
+{...}}``. The sender's time is used if it has a time zone (TAO's has none) and lies between the years 2000 and 2200. A
+total number of steps or epochs below one counts as unknown.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 from hookline._engine.errors import OptionError
 from hookline._record.records import clean, parse_nonfinite, valid_text
 from hookline.server.limits import check_depth
-from hookline.server.parameters import LARGEST
+from hookline.server.parameters import MAX_INTEGER
 
-MOST_MESSAGES = 10_000
-_LONGEST_TEXT = 10_000
+MAX_MESSAGES = 10_000
+_MAX_TEXT = 10_000
 _STEP = ("step", "current_step", "global_step")
 _NUM_STEPS = ("num_steps", "max_step", "total_steps", "max_steps")
 _EPOCH = ("epoch", "current_epoch")
@@ -27,18 +27,19 @@ _RUN = ("run", "run_id", "job_id", "experiment_name")
 _TAO = ("verbosity", "graphical", "kpi", "categorical")
 _FIRST_TIME, _LAST_TIME = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2200))
 _KINDS = ("heartbeat", "metrics", "status", "event")
-_WORDS = {
+_KUBEFLOW_COUNTS = {"step": "currentStep", "num_steps": "totalSteps", "num_epochs": "totalEpochs"}
+_STATUSES = {
     **dict.fromkeys(("started", "running", "in_progress"), "running"),
     **dict.fromkeys(("success", "succeeded", "finished", "complete", "completed", "done"), "finished"),
     **dict.fromkeys(("failure", "failed", "error"), "failed"),
     **dict.fromkeys(("stopped", "skipped", "cancelled", "canceled", "aborted"), "stopped"),
 }
-"""What others call the statuses of runs. Any other word is kept as it is."""
+"""Other names of our statuses. Unknown ones are kept unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a message says."""
+class StatusMessage:
+    """A parsed status message."""
 
     project: str | None = None
     run: str | None = None
@@ -55,142 +56,135 @@ class Told:
     is_heartbeat: bool = False
 
 
-def told(body: bytes) -> list[Told]:
-    """The messages in a body: one object, a list of them, or one in each line.
+def parse_messages(body: bytes) -> list[StatusMessage]:
+    """Parse a body: one JSON object, a list of objects, or one object per line.
 
     Raises:
-        OptionError: There is something else in it.
+        OptionError: A message is not valid.
     """
-    messages = list(_objects(body))
-    if not 0 < len(messages) <= MOST_MESSAGES:
-        raise OptionError(f"The body holds {len(messages):,} messages: send 1 to {MOST_MESSAGES:,} at a time.")
-    return [_told(message) for message in messages]
-
-
-def _objects(body: bytes) -> Iterator[dict[str, Any]]:
-    for found in _documents(body):
-        if not isinstance(found, dict):
-            raise OptionError(f"A status message is a JSON object, not {json.dumps(found)[:80]}.")
-        check_depth("A status message", found)
-        yield found
-
-
-def _documents(body: bytes) -> list[Any]:
     try:
         whole = json.loads(body)
+        messages = whole if isinstance(whole, list) else [whole]
     except (ValueError, RecursionError):
         try:
-            return [json.loads(line) for line in body.splitlines() if line.strip()]
+            messages = [json.loads(line) for line in body.splitlines() if line.strip()]
         except (ValueError, RecursionError) as error:
-            raise OptionError(f"The body is no JSON, and its lines are none: {error}.") from None
-    return whole if isinstance(whole, list) else [whole]
+            raise OptionError(f"The body is neither JSON nor lines of JSON: {error}.") from None
+    for message in messages:
+        if not isinstance(message, dict):
+            raise OptionError(f"A status message is a JSON object, not {json.dumps(message)[:80]}.")
+        check_depth("A status message", message)
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise OptionError(f"The body has {len(messages):,} messages: send 1 to {MAX_MESSAGES:,} at a time.")
+    return [_parse(message) for message in messages]
 
 
-def _told(message: Mapping[str, Any]) -> Told:
+def _parse(message: Mapping[str, Any]) -> StatusMessage:
     if isinstance(message.get("trainerStatus"), dict):
-        found = _of_kubeflow(message["trainerStatus"], message)
+        found = _parse_kubeflow(message["trainerStatus"], message)
     elif message.get("kind") in _KINDS and "status" in message:
-        found = _of_hookline(message)
+        found = _parse_hookline(message)
     elif any(name in message for name in _TAO):
-        found = _of_tao(message)
+        found = _parse_tao(message)
     else:
-        found = _plain(message)
+        found = _parse_plain(message)
     if not (found.status or found.message or found.values or found.event or found.is_heartbeat):
         raise OptionError(
-            "A status message says nothing: give a 'status', a 'message' or 'metrics', e.g. "
+            "A status message is empty: give a 'status', a 'message' or 'metrics', e.g. "
             '{"run": "night", "status": "running", "step": 3, "max_step": 10, "metrics": {"loss": 0.5}}.'
         )
     return found
 
 
-def _common(message: Mapping[str, Any]) -> dict[str, Any]:
+def _common_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "project": _text(message.get("project")),
         "run": next((_text(message[name]) for name in _RUN if message.get(name) not in (None, "")), None),
         "message": _text(message.get("message")) or "",
-        "step": _whole(message, _STEP),
-        "num_steps": _count(message, _NUM_STEPS),
-        "num_epochs": _count(message, _NUM_EPOCHS),
+        "step": _integer(message, _STEP),
+        "num_steps": _total(message, _NUM_STEPS),
+        "num_epochs": _total(message, _NUM_EPOCHS),
     }
 
 
-def _plain(message: Mapping[str, Any]) -> Told:
+def _parse_plain(message: Mapping[str, Any]) -> StatusMessage:
     data = {name: clean(value) for name in (*_EPOCH, "component", "data") if (value := message.get(name)) is not None}
-    own = _common(message) | {"time": _time(message.get("timestamp")), "values": _values(message.get("metrics"))}
-    return Told(**own, status=_word(message.get("status")), data=data)
+    own = _common_fields(message) | {"time": _time(message.get("timestamp")), "values": _values(message.get("metrics"))}
+    return StatusMessage(**own, status=_status(message.get("status")), data=data)
 
 
-def _of_hookline(message: Mapping[str, Any]) -> Told:
+def _parse_hookline(message: Mapping[str, Any]) -> StatusMessage:
     kind, phase = message["kind"], _text(message.get("phase"))
-    own = _common(message) | {"time": _time(message.get("timestamp")), "values": _values(message.get("metrics"))}
+    own = _common_fields(message) | {"time": _time(message.get("timestamp")), "values": _values(message.get("metrics"))}
     data = message.get("data")
     own["data"] = clean(data) if isinstance(data, dict) else {}
     own["axis"] = _text(message.get("axis")) or "train"
     if kind == "event":
-        return Told(**own, event=phase or "event")
-    return Told(**own, status=_word(message["status"]) if kind == "status" else None, is_heartbeat=kind == "heartbeat")
+        return StatusMessage(**own, event=phase or "event")
+    return StatusMessage(
+        **own, status=_status(message["status"]) if kind == "status" else None, is_heartbeat=kind == "heartbeat"
+    )
 
 
-def _of_tao(message: Mapping[str, Any]) -> Told:
+def _parse_tao(message: Mapping[str, Any]) -> StatusMessage:
     groups = [_values(message.get(name)) for name in ("categorical", "graphical", "kpi")]
     values = {name: value for group in groups for name, value in group.items()}
     axis = "eval" if message.get("kpi") and not message.get("graphical") else "train"
     data = {name: clean(value) for name in (*_EPOCH, "verbosity") if (value := message.get(name)) is not None}
-    return Told(**_common(message), status=_word(message.get("status")), values=values, axis=axis, data=data)
+    return StatusMessage(
+        **_common_fields(message), status=_status(message.get("status")), values=values, axis=axis, data=data
+    )
 
 
-def _of_kubeflow(status: Mapping[str, Any], message: Mapping[str, Any]) -> Told:
+def _parse_kubeflow(status: Mapping[str, Any], message: Mapping[str, Any]) -> StatusMessage:
     listed = status.get("metrics")
     pairs = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     metrics = {str(each.get("name")): _number(each.get("value")) for each in pairs}
-    counts = {name: (_whole if name == "step" else _count)(metrics, (key,)) for name, key in _COUNTS.items()}
-    own = _common(message) | {name: count for name, count in counts.items() if count is not None}
-    values = {name: value for name, value in metrics.items() if name not in _COUNTS.values()}
+    counts = {name: (_integer if name == "step" else _total)(metrics, (key,)) for name, key in _KUBEFLOW_COUNTS.items()}
+    own = _common_fields(message) | {name: count for name, count in counts.items() if count is not None}
+    values = {name: value for name, value in metrics.items() if name not in _KUBEFLOW_COUNTS.values()}
     percent = status.get("progressPercentage")
     is_done = isinstance(percent, int | float) and percent >= 100
     own["time"] = _time(status.get("lastUpdatedTime"))
-    return Told(**own, status="finished" if is_done else "running", values=_values(values))
-
-
-_COUNTS = {"step": "currentStep", "num_steps": "totalSteps", "num_epochs": "totalEpochs"}
+    return StatusMessage(**own, status="finished" if is_done else "running", values=_values(values))
 
 
 def _values(given: Any, prefix: str = "") -> dict[str, Any]:
-    """Metrics by name; those in groups carry the group's name."""
+    """Metrics by name; nested ones get the group's name as a prefix."""
     values: dict[str, Any] = {}
     for name, value in given.items() if isinstance(given, dict) else ():
         if isinstance(value, dict):
             values |= _values(value, f"{prefix}{name}/")
         elif isinstance(value, str | bool | int | float):
-            values[valid_text(f"{prefix}{name}")] = clean(value[:_LONGEST_TEXT] if isinstance(value, str) else value)
+            values[valid_text(f"{prefix}{name}")] = clean(value[:_MAX_TEXT] if isinstance(value, str) else value)
     return values
 
 
-def _word(status: Any) -> str | None:
-    word = _text(status)
-    return None if not word else _WORDS.get(word.lower(), word[:100])
+def _status(status: Any) -> str | None:
+    text = _text(status)
+    return None if not text else _STATUSES.get(text.lower(), text[:100])
 
 
-def _whole(message: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+def _integer(message: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     for name in names:
         value = message.get(name)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool):
-            if not -LARGEST <= value <= LARGEST:
+            if not -MAX_INTEGER <= value <= MAX_INTEGER:
                 raise OptionError(f"{name}={value!s:.40}: give a whole number that fits 53 bits.")
             return value
     return None
 
 
-def _count(message: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """How many there will be; some programs say -1 where they do not know."""
-    found = (_whole(message, (name,)) for name in names)
+def _total(message: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """A total; some programs send -1 if they do not know it."""
+    found = (_integer(message, (name,)) for name in names)
     return next((count for count in found if count is not None and count >= 1), None)
 
 
 def _number(value: Any) -> Any:
-    """Kubeflow writes numbers as texts."""
+    """Kubeflow sends numbers as texts."""
     if not isinstance(value, str):
         return value
     try:
@@ -200,20 +194,16 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else str(clean(value if isinstance(value, str) else str(value)))[:_LONGEST_TEXT]
+    return None if value is None else str(clean(value if isinstance(value, str) else str(value)))[:_MAX_TEXT]
 
 
 def _time(value: Any) -> float | None:
-    """Seconds since 1970; None for what can be no time of a training."""
+    """Seconds since 1970; None for an implausible time."""
     if isinstance(value, str):
-        value = _moment(value)
+        try:
+            parsed = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        value = parsed.timestamp() if parsed.tzinfo is not None else None
     is_time = isinstance(value, int | float) and not isinstance(value, bool) and _FIRST_TIME <= value < _LAST_TIME
     return float(value) if is_time else None
-
-
-def _moment(given: str) -> float | None:
-    try:
-        moment = datetime.fromisoformat(given)
-    except ValueError:
-        return None
-    return moment.timestamp() if moment.tzinfo is not None else None

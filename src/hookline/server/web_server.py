@@ -1,13 +1,14 @@
-"""`WebServer`: serves the page, in this thread or in one of its own.
+"""`WebServer`: serves the page on the current thread or on a separate one.
 
-Without tokens it can be read and no more, on a loopback address. With tokens it also takes runs of other machines, on
-any address.
+Without tokens it is read-only and bound to a loopback address. With tokens it also receives runs from other machines,
+on any address.
 """
 
 import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import re
 import resource
 import signal
@@ -19,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import hookline.store
 from hookline._engine.checks import require_number
 from hookline._engine.errors import ConfigError, MissingExtraError
 from hookline.server.access import LOOPBACK
@@ -30,31 +30,31 @@ from hookline.store.store import open_store
 
 if TYPE_CHECKING:
     from hookline.server.connections import ConnectionLimits
-    from hookline.server.limits import Bodies
+    from hookline.server.limits import BodyLimits
 
 logger = logging.getLogger("hookline")
 
 _HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9_.-]+)|\[(?P<bracketed>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?")
-DESCRIPTORS = 4096
+WANTED_DESCRIPTORS = 4096
 
 
 class WebServer:
-    """The page over the runs below a directory; its address is known, and taken, once this is made.
+    """The page for the runs below a directory. It is bound to its address on creation.
 
-    As a context it serves on a thread until the context is left.
+    As a context manager it serves on a thread until the context exits.
 
     Args:
-        port: 0 takes any that is free.
-        stall_seconds: After how long without progress a run counts as stalled.
-        tokens: What is asked of those who send runs and of those who look; without them nothing can be sent.
-        allow_hosts: Other names that it is reached by, e.g. that of a proxy; a port makes no difference.
-        bodies: How much it takes at a time.
-        limits: How many connections it has at a time, and how long each may take.
+        port: 0 picks a free port.
+        stall_seconds: A run without progress for this long counts as stalled.
+        tokens: The tokens for sending and viewing runs; without them nothing can be sent.
+        allow_hosts: Other names that it is reached by, e.g. that of a proxy; a port is ignored.
+        bodies: The limits of request bodies.
+        limits: The limits of connections.
 
     Raises:
-        ConfigError: There is no such directory, the address is none or taken, a name is none, or others reach it and no
-            token is asked for.
-        MissingExtraError: What the page needs is not installed.
+        ConfigError: The directory does not exist, the address or a name is not valid or in use, or others can reach the
+            server without a token.
+        MissingExtraError: A package for the page is not installed.
     """
 
     def __init__(
@@ -66,34 +66,43 @@ class WebServer:
         stall_seconds: float = STALL_SECONDS,
         tokens: Tokens | None = None,
         allow_hosts: Sequence[str] = (),
-        bodies: "Bodies | None" = None,
+        bodies: "BodyLimits | None" = None,
         limits: "ConnectionLimits | None" = None,
     ) -> None:
         try:
             import uvicorn
 
-            from hookline.server.application import Receiving, application
+            from hookline.server.application import ReceiveOptions, application
             from hookline.server.connections import ConnectionLimits
-            from hookline.server.limits import Bodies
+            from hookline.server.limits import BodyLimits
         except ImportError as error:
             raise MissingExtraError("The web page", "ui") from error
         check_host(host)
         others = [allowed_name(each) for each in allow_hosts]
-        _check_reach(host, tokens, others)
-        self.runs = _runs(root, stall_seconds, receives=tokens is not None)
-        self._socket = _bound(host, port)
-        bodies = bodies or Bodies()
+        if tokens is None and not is_loopback(host):
+            raise ConfigError(
+                f"host={host!r}: the page has no password and is served to this machine only: give 127.0.0.1. From "
+                "another machine, forward the port: ssh -L 8765:127.0.0.1:8765 <this machine>; or use hookline serve."
+            )
+        if tokens is not None and tokens.read is None and (others or not is_loopback(host)):
+            raise ConfigError("Others can reach this server: give a read token, too, or everyone can view the runs.")
+        require_number("stall_seconds", stall_seconds, above=0)
+        # Received runs get some time to reconnect to a server that was down.
+        since = -math.inf if tokens is None else time.time()
+        self.runs = Runs(open_store(root), Liveness(stall_seconds, since=since))
+        self._socket = _bind(host, port)
+        bodies = bodies or BodyLimits()
         limits = limits or ConnectionLimits(head_seconds=bodies.chunk_seconds)
-        receiving = None if tokens is None else Receiving(tokens, host_names(host, others), bodies)
+        receiving = None if tokens is None else ReceiveOptions(tokens, host_names(host, others), bodies)
         app = application(
             self.runs,
             is_closing=lambda: self._server.should_exit,
             receiving=receiving,
-            most_streams=limits.connections // 2,  # so that streams leave room for everybody else
+            max_streams=limits.connections // 2,  # streams must leave room for other requests
         )
         config = uvicorn.Config(
             app,
-            log_level="error",  # a warning for each request that is none would fill the log
+            log_level="error",  # a warning for each invalid request would fill the log
             access_log=False,
             lifespan="off",
             server_header=False,
@@ -108,20 +117,20 @@ class WebServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def serve(self) -> None:
-        """Serve until `stop`, or until a signal asks to end."""
+        """Serve until `stop` or a termination signal."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
 
     @contextlib.contextmanager
-    def ended_by_interrupt(self) -> Iterator[None]:
-        """Have Ctrl-C end it, also before it serves: an exception could be raised where Python ignores it."""
+    def stopped_by_interrupt(self) -> Iterator[None]:
+        """Make Ctrl-C call `stop`, even before it serves: KeyboardInterrupt could be raised where Python ignores it."""
         before = signal.signal(signal.SIGINT, lambda number, frame: self.stop())
         try:
             yield
@@ -129,7 +138,7 @@ class WebServer:
             signal.signal(signal.SIGINT, before)
 
     def stop(self) -> None:
-        """Have it end; may be called from any thread."""
+        """Stop serving; may be called from any thread."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()
@@ -137,7 +146,7 @@ class WebServer:
             self.runs.close()
 
     def __enter__(self) -> Self:
-        """Serve on a thread; connections are accepted from now on."""
+        """Start serving on a thread."""
         self._thread = threading.Thread(target=self.serve, name="hookline-ui", daemon=True)
         self._thread.start()
         return self
@@ -148,24 +157,16 @@ class WebServer:
         self.stop()
 
 
-def _runs(root: str | Path, stall_seconds: float, *, receives: bool) -> Runs:
-    """The runs; those that are received have a while to come back to a server that was away."""
-    if not receives:
-        return hookline.store.runs(root, stall_seconds=stall_seconds)
-    require_number("stall_seconds", stall_seconds, above=0)
-    return Runs(open_store(root), Liveness(stall_seconds, since=time.time()))
-
-
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files as a server needs, where the system allows it: macOS begins with 256."""
+    """Raise the limit of open files, as far as the system allows: the default of macOS is 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -175,7 +176,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_names(host: str, others: Sequence[str] = ()) -> list[str]:
-    """The names and addresses that a server on an address is reached by."""
+    """The names and addresses by which a server on an address is reached."""
     if is_loopback(host):
         return [*LOOPBACK, host, *others]
     own = socket.gethostname()
@@ -186,29 +187,28 @@ def host_names(host: str, others: Sequence[str] = ()) -> list[str]:
 
 
 def check_host(host: str) -> None:
-    """Refuse an address that is none: the system would take it for every address that the machine has.
+    """Refuse an empty address, which the system would read as all addresses.
 
     Raises:
         ConfigError: It is empty.
     """
     if not host.strip():
         raise ConfigError(
-            f"host={host!r} is no address: give 127.0.0.1 for this machine alone, or 0.0.0.0 for every address that it "
-            "has."
+            f"host={host!r} is not an address: give 127.0.0.1 for this machine only, or 0.0.0.0 for all addresses."
         )
 
 
 def allowed_name(given: str) -> str:
-    """The name, without its port, that a request may call a server by.
+    """An accepted host name, without its port.
 
     Raises:
-        ConfigError: It is no name of a host.
+        ConfigError: It is not a host name.
     """
     found = _HOST.fullmatch(given)
     name = found["name"] or found["bracketed"] if found else given if _is_address(given) else None
     if not name:
         raise ConfigError(
-            f"allow_host={given!r:.80} is no name of a host: give what stands between https:// and the next /, e.g. "
+            f"allow_host={given!r:.80} is not a host name: give the part between https:// and the next /, e.g. "
             "runs.example.org or runs.example.org:8443."
         )
     return name.lower()
@@ -221,30 +221,21 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _check_reach(host: str, tokens: Tokens | None, allow_hosts: Sequence[str]) -> None:
-    """Refuse to serve others who are asked for nothing."""
-    if tokens is None and not is_loopback(host):
-        raise ConfigError(
-            f"host={host!r}: the page has no password and is served to this machine only: give 127.0.0.1. "
-            "From another machine, forward the port: ssh -L 8765:127.0.0.1:8765 <this machine>; or use: hookline serve."
-        )
-    if tokens is not None and tokens.read is None and (allow_hosts or not is_loopback(host)):
-        raise ConfigError("Others can reach this server: give a read token, too, or everybody could look.")
-
-
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(1024)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(1024)
     except (OSError, OverflowError) as error:
-        made.close()
+        bound.close()
         if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
             raise ConfigError(
-                f"host={host!r}: this machine does not have that address. Give one of its own; 127.0.0.1 is for itself "
-                "alone, 0.0.0.0 is every address that it has."
+                f"host={host!r}: this machine does not have that address. Give 127.0.0.1 for this machine only, or "
+                "0.0.0.0 for all its addresses."
             ) from error
-        raise ConfigError(f"{host}:{port} cannot be served: {error}. Give another port, or 0 for any.") from error
-    return made
+        raise ConfigError(
+            f"{host}:{port} cannot be served: {error}. Give another port, or 0 for any free one."
+        ) from error
+    return bound
