@@ -1,7 +1,7 @@
 # make demo    set up what is needed and show what hookline does
 # make test    set up everything and run the tests
 # make fast    the part of the tests that takes a minute; make repeat runs it twenty times
-# make check   lint, formatting, types
+# make check   lint, formatting, types; make lint-js checks the page's JavaScript alone
 # make docs    build the documentation into build/site
 # make pages   write the pages that are generated from the code
 # make bench   side-by-side measurements
@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 FAST := tests/engine tests/callbacks tests/logging tests/record tests/store
 
-.PHONY: demo test fast repeat check format bench docs pages soak system clean
+.PHONY: demo test fast repeat check lint-js format bench docs pages soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hookline demo
@@ -34,6 +34,18 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) --no-print-directory lint-js
+
+# Without Node.js it is skipped, unless REQUIRE_ALL is set.
+lint-js:
+	@if command -v npm > /dev/null; then \
+		$(MAKE) --no-print-directory node_modules/.installed && npx --no-install eslint src/hookline/server/static/js; \
+	elif [ -n "$$REQUIRE_ALL" ]; then echo "lint-js needs Node.js and npm. Install them." >&2; exit 1; \
+	else echo "Skipping lint-js: npm is not installed."; fi
+
+node_modules/.installed: package.json package-lock.json
+	npm ci --no-audit --no-fund --silent
+	@touch $@
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -120,7 +120,7 @@ def test_sample_shows_its_answer_its_group_and_its_prompt_over_training(root, sh
     expect(page.locator(".sample-detail > .text mark.answer")).to_have_text("4")
     expect(page.locator(".sample-detail > .text mark.reasoning")).to_have_text("two and two")
     expect(page.locator(".card .advantage")).to_have_text(["+0.700", "\u22120.700"])
-    page.get_by_role("tab", name="This prompt over training").click()
+    page.get_by_role("tab", name="Prompt over training").click()
     expect(page.locator(".card")).to_have_count(3)
     page.keyboard.press("j")
     expect(page.locator(".sample-row[aria-selected=true] .sample-step")).to_have_text("9")

@@ -61,7 +61,7 @@ def test_outliers_are_left_out_of_the_scale_and_counted(root, show):
     finished_run(root, losses=[1.0 + step / 100 for step in range(50)] + [1e9])
     page = show("charts")
     expect(panel(page, "loss").locator(".note")).to_have_text("1 off scale")
-    page.get_by_label("leave out outliers").uncheck()
+    page.get_by_label("ignore outliers").uncheck()
     expect(panel(page, "loss").locator(".note")).to_have_text("")
 
 
@@ -128,7 +128,7 @@ def test_zoom_into_a_thinned_line_draws_the_finer_points_and_zooming_out_goes_ba
     losses[15_003] = 50.0
     finished_run(root, losses=losses)
     page = show("charts")
-    page.get_by_label("leave out outliers").uncheck()
+    page.get_by_label("ignore outliers").uncheck()
     expect(panel(page, "loss")).to_have_attribute("data-kind", "lines")
     whole = in_sight(page, "loss")
     assert whole < 2000
@@ -193,7 +193,7 @@ def test_log_axis_draws_lone_points_and_says_where_there_is_nothing_above_zero(r
     expect(panel(page, "loss").locator(".note")).to_have_text("10 not above 0")
     assert is_drawn(page, "loss")
     why = panel(page, "below").locator(".why")
-    expect(why).to_have_text("A log axis shows only values above 0. There are none.")
+    expect(why).to_have_text("A log axis shows only values above 0; there are none.")
     page.get_by_label("log y").uncheck()
     expect(why).to_be_hidden()
     assert is_drawn(page, "below")

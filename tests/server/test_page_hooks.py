@@ -102,7 +102,7 @@ def test_hooks_view_is_usable_narrow_dark_and_by_keyboard(root, show, page):
     summary.focus()
     page.keyboard.press("Enter")
     expect(page.locator("tr[data-moment]").first).to_be_hidden()
-    table = page.get_by_role("region", name="What subscribers cost")
+    table = page.get_by_role("region", name="Cost of subscribers")
     table.focus()
     page.keyboard.press("ArrowRight")
     wait_until(page, "document.activeElement.scrollLeft > 0")

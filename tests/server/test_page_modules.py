@@ -64,7 +64,7 @@ def test_duration_is_shown_in_the_largest_unit_that_says_enough(call, seconds, t
     ],
 )
 def test_marks_of_an_axis_have_the_digits_that_tell_them_apart(call, values, is_log, texts):
-    assert call("axis_marks", "numberMarks", values, is_log) == texts
+    assert call("chart_scales", "numberMarks", values, is_log) == texts
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_marks_of_an_axis_have_the_digits_that_tell_them_apart(call, values, is_
     ],
 )
 def test_marks_of_durations_are_exact(call, seconds, texts):
-    assert call("axis_marks", "durationMarks", seconds) == texts
+    assert call("chart_scales", "durationMarks", seconds) == texts
 
 
 def named(run_id, name, experiment=None):
@@ -95,7 +95,7 @@ def test_runs_of_one_name_are_told_apart_by_a_part_of_the_id(call):
         named("e/low-r0", "n", "e"),
         named("f/low-r0", "n", "f"),
     ]
-    assert [name for _, name in call("run_book", "distinctNames", runs)] == [
+    assert [name for _, name in call("run_store", "distinctNames", runs)] == [
         *("twin · calm-fox-1", "twin · shy-owl-2", "alone"),
         *("once · a/same", "once · b/same", "e/low-r0", "f/low-r0"),
     ]
@@ -104,8 +104,8 @@ def test_runs_of_one_name_are_told_apart_by_a_part_of_the_id(call):
 def test_range_leaves_out_a_few_values_far_away_and_no_others(call):
     values = [1.0 + step / 100 for step in range(100)]
     how = {"isLog": False, "leavesOut": True}
-    near = call("value_range", "valueRange", values, how)
-    far = call("value_range", "valueRange", [*values, 1e6], how)
+    near = call("chart_scales", "valueRange", values, how)
+    far = call("chart_scales", "valueRange", [*values, 1e6], how)
     assert (near["outside"], far["outside"]) == (0, 1)
     assert (far["low"], far["high"]) == pytest.approx((near["low"], near["high"]))
 
@@ -113,12 +113,12 @@ def test_range_leaves_out_a_few_values_far_away_and_no_others(call):
 @pytest.mark.parametrize("values", [[], [1.0], [0.0, 0.0], [-5.0, -5.0]])
 def test_range_of_few_values_is_one(call, values):
     for is_log in (False, True):
-        found = call("value_range", "valueRange", values, {"isLog": is_log, "leavesOut": True})
+        found = call("chart_scales", "valueRange", values, {"isLog": is_log, "leavesOut": True})
         assert found["low"] < found["high"]
 
 
 def test_range_of_a_logarithmic_axis_begins_at_a_round_value(call):
-    found = call("value_range", "valueRange", [0.0134, 1.0], {"isLog": True, "leavesOut": True})
+    found = call("chart_scales", "valueRange", [0.0134, 1.0], {"isLog": True, "leavesOut": True})
     assert found["low"] == pytest.approx(0.01)
 
 
@@ -136,11 +136,11 @@ def test_range_of_a_logarithmic_axis_begins_at_a_round_value(call):
     ],
 )
 def test_zoom_is_moved_and_scaled_within_what_there_is(call, zoom, how, found):
-    assert call("zoom", "moved", zoom, [0, 100], how) == found
+    assert call("chart_scales", "moved", zoom, [0, 100], how) == found
 
 
 def test_zoom_on_a_logarithmic_axis_is_moved_by_factors(call):
-    assert call("zoom", "moved", None, [1, 10_000], "in", True) == pytest.approx([10, 1000])
+    assert call("chart_scales", "moved", None, [1, 10_000], "in", True) == pytest.approx([10, 1000])
 
 
 def test_group_of_runs_is_named_by_what_sets_it_apart(call):

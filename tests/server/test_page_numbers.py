@@ -88,13 +88,13 @@ def test_counts_and_selections_of_groups_cover_all_their_runs(root, show):
     page = show("runs")
     expect(page.locator("tr[data-run]")).to_have_count(200)
     expect(page.locator("tr.group .count")).to_have_text(["150 finished", "60 finished"])
-    page.get_by_label("Choose all 210 runs").check()
+    page.get_by_label("Select all 210 runs").check()
     assert chosen_count(page) == 210
-    page.get_by_label("Choose all 150 runs of new").uncheck()
+    page.get_by_label("Select all 150 runs of new").uncheck()
     assert chosen_count(page) == 60
     page.locator('tr[data-run="old/r059"] input').uncheck()
     assert chosen_count(page) == 59
-    expect(page.get_by_label("Choose all 60 runs of old")).to_have_js_property("indeterminate", value=True)
+    expect(page.get_by_label("Select all 60 runs of old")).to_have_js_property("indeterminate", value=True)
     page.get_by_role("link", name=re.compile("Charts of")).click()
     expect(page.locator(".side summary .count")).to_have_text("59 of 210")
     expect(panel(page, "loss")).to_have_attribute("data-lines", "59", timeout=30_000)
@@ -106,10 +106,10 @@ def test_counts_and_selections_of_groups_cover_all_their_runs(root, show):
 def test_choosing_all_runs_means_those_that_are_found(root, show):
     many_runs(root, old=5, new=3)
     page = show("runs")
-    page.get_by_label("Choose all 8 runs").check()
-    page.get_by_label("Choose all 8 runs").uncheck()
+    page.get_by_label("Select all 8 runs").check()
+    page.get_by_label("Select all 8 runs").uncheck()
     page.get_by_label("Find runs").fill("old r00")
-    page.get_by_label("Choose all 5 runs", exact=True).check()
+    page.get_by_label("Select all 5 runs", exact=True).check()
     assert chosen_count(page) == 5
 
 
@@ -118,13 +118,13 @@ def test_charts_of_more_runs_than_can_be_read_at_once_say_how_many_are_drawn(roo
     for name in names:
         finished_run(root, name, [1.0])
     page = show("runs")
-    page.get_by_label("Choose all 170 runs", exact=True).check()
+    page.get_by_label("Select all 170 runs", exact=True).check()
     with page.expect_request(lambda request: "/api/metrics?" in request.url) as asked:
-        page.get_by_role("link", name="Charts of 170 chosen").click()
+        page.get_by_role("link", name="Charts of 170 selected").click()
     assert asked.value.url.count("run=") == 160
     expect(page.locator(".side summary .count")).to_have_text("170 of 170")
     expect(page.locator(".notes .message")).to_have_text(
-        "170 runs are chosen. The first 160 of them are shown: choose fewer to see the others."
+        "170 runs are selected; only the first 160 are shown."
     )
 
 
@@ -155,7 +155,7 @@ def test_names_that_every_object_has_are_names_as_any_other(root, show, name):
         page.goto(f"{page.url.split('#')[0]}#/{view}")
         expect(page.locator(shown).first).to_be_visible()
     page.goto(f"{page.url.split('#')[0]}#/charts?run=nope/{name}")
-    expect(page.locator(".notes .message")).to_have_text(f"There is no run nope/{name} here.")
+    expect(page.locator(".notes .message")).to_have_text(f"There is no run nope/{name}.")
 
 
 def test_skip_link_keeps_the_view_and_the_selection(root, show):

@@ -96,7 +96,7 @@ def test_details_of_a_run_do_not_lie_over_the_next_row(root, show, page, width):
 def test_address_of_a_run_that_is_not_there_says_so_and_shows_no_other(root, show, view):
     finished_run(root)
     page = show(f"{view}?run=nope/x")
-    expect(page.locator(".notes .message")).to_have_text("There is no run nope/x here.")
+    expect(page.locator(".notes .message")).to_have_text("There is no run nope/x.")
     expect(page.locator(".side summary .count")).to_have_text("0 of 1")
     expect(page.locator(".panel canvas")).to_have_count(0)
     if view == "charts":
@@ -108,7 +108,7 @@ def test_address_of_a_run_that_is_not_there_says_so_and_shows_no_other(root, sho
 def test_address_of_an_experiment_that_is_not_there_says_so_and_shows_no_other(root, show):
     repeats(root)
     page = show("experiment?project=nope")
-    expect(page.locator(".empty")).to_have_text("There is no experiment nope here.")
+    expect(page.locator(".empty")).to_have_text("There is no experiment nope.")
     expect(page.locator("tr[data-arm]")).to_have_count(0)
     page.get_by_label("experiment").select_option("sweep")
     expect(page.locator("tr[data-arm]")).to_have_count(2)

@@ -30,7 +30,7 @@ def receiving(root, serve):
 def status(root, run="p/r0", *, later=0.0, stall_seconds=300.0):
     """The word for a run, some time after its last sign of life."""
     sign = (root / run / "received.json").stat().st_mtime
-    listed = open_store(root).list(Liveness(stall_seconds, clock=lambda: sign + later))
+    listed = open_store(root).list_runs(Liveness(stall_seconds, clock=lambda: sign + later))
     return {info.id: info.status for info in listed}[run]
 
 

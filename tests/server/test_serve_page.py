@@ -41,7 +41,7 @@ def test_page_asks_for_the_token_and_then_shows_the_runs(root, serve, browser):
     expect(field).to_be_focused()
     assert page.locator("tr[data-run]").count() == 0
     field.fill(WRITE)
-    page.get_by_role("button", name="Show the runs").click()
+    page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_have_text(re.compile("it is the write token"))
     field.fill(READ)
     page.keyboard.press("Enter")

@@ -125,25 +125,25 @@ def test_heartbeats_that_say_nothing_new_record_no_metrics_again(root, monitor):
     ("body", "words"),
     [
         ('{"status": "running"}', "?run=<name>"),
-        ('{"run": "../x", "status": "running"}', "no name"),
-        ('{"run": "x", "project": "a/b", "status": "running"}', "no name"),
-        ('{"run": "x"}', "says nothing"),
-        ('{"run": "x", "loss": 0.5}', "says nothing"),
+        ('{"run": "../x", "status": "running"}', "not a valid name"),
+        ('{"run": "x", "project": "a/b", "status": "running"}', "not a valid name"),
+        ('{"run": "x"}', "is empty"),
+        ('{"run": "x", "loss": 0.5}', "is empty"),
         ('{"run": "x", "status": "running", "step": 1e300}', "53 bits"),
-        ('[{"run": "a", "status": "running"}, {"run": "b", "status": "failed"}]', "about 2 runs"),
-        ('[{"run": "a", "status": "x"}, {"run": "a", "status": "y", "project": "p"}, {"project": "q"}]', "nothing"),
+        ('[{"run": "a", "status": "running"}, {"run": "b", "status": "failed"}]', "name 2 runs"),
+        ('[{"run": "a", "status": "x"}, {"run": "a", "status": "y", "project": "p"}, {"project": "q"}]', "is empty"),
         ('[{"run": "a", "message": "x", "project": "p"}, {"message": "y", "project": "q"}]', "?project=<name>"),
         ('{"run": "x", "trainerStatus": {"metrics": [{"name": "currentStep", "value": "1e300"}]}}', "53 bits"),
         ("[1]", "JSON object"),
         ("[]", "0 messages"),
         ("", "0 messages"),
-        ("{", "no JSON"),
-        ("\xff", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "neither JSON"),
+        ("\xff", "neither JSON"),
+        ("[" * 100_000, "neither JSON"),
         ('{"run": "x", "status": "a", "metrics": ' + '{"a":' * 150 + "1" + "}" * 151, "nested"),
     ],
 )
-def test_message_that_cannot_be_kept_is_refused_with_the_reason(root, monitor, body, words):
+def test_message_that_is_not_valid_is_refused_with_the_reason(root, monitor, body, words):
     answer = ask(monitor, "POST", "/api/status", body=body.encode("latin-1"))
     assert (answer.status, words in answer.json["error"]) == (400, True)
     assert tree(root) == {}

@@ -481,7 +481,7 @@ def endless(root, serve, monkeypatch):
             ended_with.put(error)
             raise
 
-    monkeypatch.setattr(application, "ENDPOINTS", (Endpoint("/api/endless", "", dict, reply),))
+    monkeypatch.setattr(application, "READ_ENDPOINTS", (Endpoint("/api/endless", "", dict, reply),))
     finished_run(root)
     return serve(root), begun, ended_with
 

@@ -63,9 +63,9 @@ def test_ui_with_fewer_seconds_shows_a_run_as_stalled_sooner(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(["--root", "nowhere"], "no such directory"), (["--host", "0.0.0.0"], "no password")]
+    ("arguments", "words"), [(["--root", "nowhere"], "does not exist"), (["--host", "0.0.0.0"], "no password")]
 )
-def test_ui_that_cannot_be_served_says_why(tmp_path, arguments, words):
+def test_ui_that_cannot_start_gives_the_reason(tmp_path, arguments, words):
     (tmp_path / "runs").mkdir()
     done = CliRunner().invoke(app, ["ui", "--no-open", *arguments])
     assert (done.exit_code, words in done.output) == (2, True)

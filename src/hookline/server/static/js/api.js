@@ -1,27 +1,28 @@
-// Asks the server. Every answer is JSON; a refusal becomes an error with the server's own words.
+// Requests to the server, and the login. Every response is JSON; an error has the server's message. The token is not
+// stored: the server sets a cookie for it, which scripts cannot read.
 
-import { askForToken } from "./login.js";
+import { h } from "./dom.js";
 
-export class Refused extends Error {}
+export class ApiError extends Error {}
 
-/** How many runs one request may name, and how many characters their ids may take in its address. */
-const MOST_RUNS = 500;
-const MOST_CHARACTERS = 40_000;
+/** Limits of one request: the number of runs, and the length of their ids in the URL. */
+const MAX_RUNS = 500;
+const MAX_CHARACTERS = 40_000;
 
-/** As many of some runs, from the first on, as one request can be about. @param {string[]} ids @returns {string[]} */
+/** The first runs that fit into one request. @param {string[]} ids @returns {string[]} */
 export function firstRuns(ids) {
-  let left = MOST_CHARACTERS;
-  const end = ids.findIndex((id, place) => place >= MOST_RUNS || (left -= encodeURIComponent(id).length + 5) < 0);
+  let left = MAX_CHARACTERS;
+  const end = ids.findIndex((id, place) => place >= MAX_RUNS || (left -= encodeURIComponent(id).length + 5) < 0);
   return end < 0 ? ids : ids.slice(0, end);
 }
 
 /**
  * @param {string} path below /api/
- * @param {Record<string, unknown>} [parameters] lists are given several times; what is empty is left out
+ * @param {Record<string, unknown>} [parameters] lists are repeated; empty values are left out
  * @param {AbortSignal} [signal]
  * @returns {Promise<any>}
  */
-export async function ask(path, parameters = {}, signal = undefined) {
+export async function request(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const each of Array.isArray(value) ? value : [value]) {
@@ -30,23 +31,23 @@ export async function ask(path, parameters = {}, signal = undefined) {
   }
   const text = query.toString();
   const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal });
-  if (response.status === 401) askForToken();
+  if (response.status === 401) showLogin();
   const answer = await response.json();
-  if (!response.ok) throw new Refused(answer.error);
+  if (!response.ok) throw new ApiError(answer.error);
   return answer;
 }
 
-/** Asks one thing at a time: a newer question ends the one before, whose answer nobody wants any more. */
-export class Question {
+/** One request at a time: a newer one aborts the one before. */
+export class LatestRequest {
   #controller = null;
 
-  /** @returns {Promise<any>} null where a newer question came */
-  async ask(path, parameters) {
+  /** @returns {Promise<any>} null if a newer request was made */
+  async request(path, parameters) {
     this.#controller?.abort();
     const controller = new AbortController();
     this.#controller = controller;
     try {
-      const answer = await ask(path, parameters, controller.signal);
+      const answer = await request(path, parameters, controller.signal);
       return controller.signal.aborted ? null : answer;
     } catch (error) {
       if (controller.signal.aborted) return null;
@@ -56,5 +57,74 @@ export class Question {
 
   cancel() {
     this.#controller?.abort();
+  }
+}
+
+const ASKED = "/api/openapi.json";
+
+let shown = false;
+
+/** Whether reading is allowed; shows the login if a token is needed. */
+export async function canRead() {
+  try {
+    const { status } = await fetch(ASKED, { method: "HEAD" });
+    if (status === 403) await showRefusal();
+    if (status !== 401) return status !== 403;
+  } catch {
+    return true; // the server is down, which is shown elsewhere
+  }
+  showLogin();
+  return false;
+}
+
+/** Show why reading is not allowed, if a token would not help. */
+async function showRefusal() {
+  if (shown) return;
+  shown = true;
+  const { error } = await (await fetch(ASKED)).json();
+  document.body.append(h("dialog", { class: "login", open: true }, h("p", { role: "alert" }, error)));
+}
+
+/** Show the login, once. */
+export function showLogin() {
+  if (shown) return;
+  shown = true;
+  const field = h("input", {
+    type: "password",
+    name: "token",
+    autocomplete: "current-password",
+    required: true,
+    "aria-label": "Read token",
+    style: { marginRight: "8px" },
+  });
+  const said = h("p", { role: "alert" });
+  const form = h(
+    "form",
+    { onsubmit: (event) => submit(event, field, said) },
+    h("h2", {}, "Read token"),
+    h("p", {}, "This server requires its read token."),
+    field,
+    h("button", {}, "Log in"),
+    said,
+  );
+  const dialog = h("dialog", { class: "login", oncancel: (event) => event.preventDefault() }, form);
+  document.body.append(dialog);
+  dialog.showModal();
+  field.focus();
+}
+
+async function submit(event, field, said) {
+  event.preventDefault();
+  said.textContent = "";
+  try {
+    const response = await fetch("/api/login", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ token: field.value.trim() }),
+    });
+    if (response.ok) location.reload();
+    else said.textContent = (await response.json()).error;
+  } catch {
+    said.textContent = "The server does not respond.";
   }
 }

@@ -1,25 +1,23 @@
-// A chart: lines and bands over a common x, drawn by uPlot; zoom and cursor are shared with its neighbours.
+// A chart: lines and bands over a common x, drawn by uPlot; zoom and cursor are shared by all charts.
 
 import uPlot from "../vendor/uPlot.esm.js";
-import { SECONDS_APART, durationMarks, numberMarks } from "./axis_marks.js";
+import { SECONDS_APART, durationMarks, numberMarks, valueRange } from "./chart_scales.js";
 import { h } from "./dom.js";
 import { dateTime, duration, number, timeMark } from "./format.js";
-import { faint } from "./palette.js";
-import { colour, isDark } from "./theme.js";
-import { valueRange } from "./value_range.js";
+import { colour, faint, isDark } from "./theme.js";
 
 /**
  * @typedef {{key: string, label: string, colour: string, x: number[], y: (number | null)[],
  *   low?: (number | null)[], high?: (number | null)[], n?: number[], dash?: number[],
- *   smoothed?: {x: number[], y: (number | null)[]} | null}} Line a band has low and high; a line that the server smoothed
- *   has the smoothed points beside its own
+ *   smoothed?: {x: number[], y: (number | null)[]} | null}} Line a band has low and high; a smoothed line
+ *   has its smoothed points, too
  * @typedef {{x: string, logX: boolean, logY: boolean, smoothing: number, leavesOut: boolean,
  *   zoom: [number, number] | null}} Look
  */
 
-const MOST_IN_TOOLTIP = 10;
+const MAX_IN_TOOLTIP = 10;
 const REACH = 400;
-/** The least width of the y axis, and what its marks take. */
+/** The minimum width of the y axis, and the width of its labels. */
 const Y_WIDTH = { least: 52, character: 6.6, margin: 12 };
 
 export class Chart {
@@ -31,7 +29,7 @@ export class Chart {
   #places = [];
   #look = null;
   #yRange = { low: 0, high: 1, outside: 0 };
-  /** What y is drawn in: a power of ten where values are of a size that axes cannot count in. */
+  /** The unit of y: a power of ten if values are too large or too small for uPlot's ticks. */
   #unit = 1;
   #tooltip = h("div", { class: "tooltip", hidden: true });
   #isHovered = false;
@@ -45,27 +43,27 @@ export class Chart {
     this.#resized.observe(host);
   }
 
-  /** How many points the scale leaves out. */
+  /** The number of points outside the scale. */
   get outside() {
     return this.#yRange.outside;
   }
 
-  /** How many points a logarithmic y axis cannot show. */
+  /** The number of points that a logarithmic y axis cannot show. */
   get notAboveZero() {
     return this.#lines.reduce((sum, line) => sum + line.notAboveZero, 0);
   }
 
-  /** Whether there is anything that can be drawn. */
+  /** Whether there is nothing to draw. */
   get isEmpty() {
     return this.#lines.every((line) => line.y.every((value) => value === null));
   }
 
-  /** How many points are drawn, in sight or not. */
+  /** The number of points, visible or not. */
   get points() {
     return this.#lines.reduce((sum, line) => sum + line.x.length, 0);
   }
 
-  /** How many of them are in sight. */
+  /** The number of visible points. */
   get pointsInSight() {
     const [from, to] = this.#look?.zoom ?? [-Infinity, Infinity];
     return this.#lines.reduce((sum, line) => sum + line.x.filter((x) => x >= from && x <= to).length, 0);
@@ -159,7 +157,7 @@ export class Chart {
     return { tables, series, bands, places };
   }
 
-  /** What was recorded, faintly, below all smoothed lines; the more lines, the fainter. */
+  /** The raw values, faint below all smoothed lines; fainter with more lines. */
   #addRaw(tables, series) {
     const alpha = Math.max(0.05, 0.26 / Math.sqrt(Math.max(1, this.#lines.length / 2)));
     for (const line of this.#lines.filter((each) => each.smoothed)) {
@@ -168,7 +166,7 @@ export class Chart {
     }
   }
 
-  /** The values that the scale has to show: of the zoomed part, smoothed where lines are. */
+  /** The values that the scale has to show: those of the visible part, smoothed if lines are. */
   #seenValues() {
     const [from, to] = this.#look.zoom ?? [-Infinity, Infinity];
     const found = [];
@@ -277,7 +275,7 @@ export class Chart {
     const closest = found
       .map((entry) => ({ ...entry, away: Math.abs(plot.valToPos(entry.value, "y") - top) }))
       .sort((a, b) => a.away - b.away)
-      .slice(0, MOST_IN_TOOLTIP);
+      .slice(0, MAX_IN_TOOLTIP);
     return closest
       .sort((a, b) => b.value - a.value)
       .map(({ line, value, x }) =>
@@ -292,7 +290,7 @@ export class Chart {
       );
   }
 
-  /** How far the runs of a band are apart at one of its places, and how many of them have a finite value there. */
+  /** The standard deviation of a band at a point, and its number of finite runs. */
   #spreadAt(line, place) {
     const runs = `${line.n[place]} ${line.n[place] === 1 ? "run" : "runs"}`;
     const [mean, high] = [line.y[place], line.high[place]];
@@ -317,7 +315,7 @@ function isMove(type) {
   return type === "mousemove" || type === "mouseleave";
 }
 
-/** The place of a line's value at a place or, where it has none, the closest one where it has; null for none. */
+/** The index of a line's value closest to an index; null if there is none nearby. */
 function near(values, idx) {
   for (let away = 0; away < REACH; away++) {
     for (const place of [idx - away, idx + away]) {
@@ -328,7 +326,7 @@ function near(values, idx) {
   return null;
 }
 
-/** What stands below the x axis. */
+/** The tick labels of the x axis. */
 function xMarks(look) {
   if (look.x === "relative") return (_, splits) => durationMarks(splits, look.logX);
   if (look.x !== "time") return (_, splits) => numberMarks(splits, look.logX);
@@ -336,7 +334,7 @@ function xMarks(look) {
     splits.map((value) => (value === null ? "" : timeMark(value, apart)));
 }
 
-/** Marks of short durations have minutes and seconds. */
+/** Labels of short durations have minutes and seconds. */
 function durationSpace(_plot, _axis, low, high) {
   return high - low < 600 ? 90 : 64;
 }
@@ -346,7 +344,7 @@ function yWidth(_, marks) {
   return Math.max(Y_WIDTH.least, longest * Y_WIDTH.character + Y_WIDTH.margin);
 }
 
-/** uPlot finds no marks for numbers of more than 17 digits. */
+/** uPlot finds no ticks for numbers of more than 17 digits. */
 function unitOf({ low, high }) {
   const size = Math.max(Math.abs(low), Math.abs(high));
   return size >= 1e15 || size < 1e-12 ? 10 ** Math.floor(Math.log10(size)) : 1;
@@ -358,20 +356,20 @@ function inUnit(line, unit) {
   return { ...line, y: scaled(line.y), low: scaled(line.low), high: scaled(line.high), smoothed };
 }
 
-/** Points where a line has no neighbour to be drawn to. */
+/** Points without a neighbour to draw a line to. */
 function pointsOf(line) {
   const hasGaps = line.y.length < 2 || line.y.includes(null);
   return { show: false, size: 6, filter: (plot, index) => (hasGaps ? lonely(plot.data[index]) : null) };
 }
 
-/** The places of values between gaps. What is undefined is a place of other lines. */
+/** The indexes of values between gaps. An undefined value belongs to other lines. */
 function lonely(values) {
   const own = [...values.keys()].filter((place) => values[place] !== undefined);
   const isGap = (index) => (values[own[index]] ?? null) === null;
   return own.filter((_, index) => !isGap(index) && isGap(index - 1) && isGap(index + 1));
 }
 
-/** A line without what its axes cannot show. */
+/** A line without the points that its axes cannot show. */
 function usable(line, look) {
   const isShown = (x) => !look.logX || look.x === "time" || x > 0;
   const shown = (xs) => xs.map((x, index) => (isShown(x) ? index : -1)).filter((index) => index >= 0);

@@ -1,18 +1,17 @@
-// Many charts: those of some metrics of the chosen runs, in sections, with one set of controls for all of them.
+// A board of charts of the selected runs, in sections, with shared controls.
 
-import { Question } from "./api.js";
+import { LatestRequest } from "./api.js";
 import { ChartPanel, button } from "./chart_panel.js";
+import { moved } from "./chart_scales.js";
 import { empty, fill, h, later, select, throttled, toggle } from "./dom.js";
-import { groupColourOf, usualGrouping } from "./metric_lines.js";
-import { colourOf } from "./palette.js";
-import { recall, remember } from "./settings.js";
-import { legendChips } from "./table.js";
-import { listenToTheme } from "./theme.js";
-import { moved } from "./zoom.js";
+import { groupColourOf, defaultGrouping } from "./metric_lines.js";
+import { recall, remember } from "./page_state.js";
+import { legendChips } from "./tables.js";
+import { colourOf, listenToTheme } from "./theme.js";
 
 const DEFAULTS = { x: "step", by: "auto", smoothing: 0, logX: false, logY: false, leavesOut: true, text: "" };
 const NAMES_EVERY = 2500;
-/** What can be done to the zoom, with its sign, its name and its keys. */
+/** The zoom actions with their symbols, names and keys. */
 const MOVES = [
   ["left", "‹", "Move left", ["ArrowLeft"]],
   ["right", "›", "Move right", ["ArrowRight"]],
@@ -33,8 +32,8 @@ export class ChartBoard {
   #panels = new Map();
   #zoom = null;
   #lines = new Map();
-  #names = new Question();
-  #ends = [];
+  #names = new LatestRequest();
+  #unsubscribe = [];
 
   /**
    * @param {any} app
@@ -57,8 +56,8 @@ export class ChartBoard {
       throttled(() => this.element.isConnected && this.#reload(), 1000),
       throttled(() => this.element.isConnected && this.#askNames(), NAMES_EVERY),
     ];
-    this.#ends.push(
-      app.book.listen((changed) => {
+    this.#unsubscribe.push(
+      app.store.listen((changed) => {
         if (!app.selection.ids.some((id) => changed.has(id))) return;
         refresh();
         refreshNames();
@@ -69,12 +68,12 @@ export class ChartBoard {
     this.#begin();
   }
 
-  /** What lines are of: a run each, or all runs of an arm, a group or an experiment. */
+  /** What each line shows: a run, or all runs of an arm, a group or an experiment. */
   get grouping() {
-    return this.#look.by === "auto" ? usualGrouping(this.#app.selection.runs) : this.#look.by;
+    return this.#look.by === "auto" ? defaultGrouping(this.#app.selection.runs) : this.#look.by;
   }
 
-  /** The colour that a run is drawn in. @param {import("./run_book.js").Run} run */
+  /** The colour of a run. @param {import("./run_store.js").Run} run */
   colourFor(run) {
     return this.grouping === "run" ? colourOf(run.id) : groupColourOf(run, this.grouping);
   }
@@ -89,7 +88,7 @@ export class ChartBoard {
   }
 
   destroy() {
-    this.#ends.forEach((end) => end());
+    this.#unsubscribe.forEach((stop) => stop());
     this.observer.disconnect();
     this.#names.cancel();
     this.#panels.forEach((panel) => panel.destroy());
@@ -104,10 +103,10 @@ export class ChartBoard {
   }
 
   async #askNames() {
-    const ids = this.#app.selection.asked;
+    const ids = this.#app.selection.requested;
     if (!ids.length) return this.#showNames([]);
     try {
-      const answer = await this.#names.ask("metrics", { run: ids });
+      const answer = await this.#names.get("metrics", { run: ids });
       if (!answer) return;
       const recorded = [...new Set(answer.metrics.map((metric) => metric.name))];
       const numbers = new Set(answer.metrics.filter((each) => each.texts < each.points).map((each) => each.name));
@@ -117,7 +116,7 @@ export class ChartBoard {
       if (isOther && this.tools.hasChildNodes()) this.#showTools();
       this.#showNames(this.#recorded.filter(this.#accepts));
     } catch (error) {
-      fill(this.body, empty("The metrics cannot be listed", error.message));
+      fill(this.body, empty("Loading the metrics failed", error.message));
     }
   }
 
@@ -135,7 +134,7 @@ export class ChartBoard {
       remember(`${this.#name}.look`, { ...this.#look, text: "" });
       this.onLook();
       if (isSmoothed) {
-        this.#reload(); // the server smooths, over all points; what is there is shown until it answers
+        this.#reload(); // the server smooths over all points; the old lines stay until it responds
       } else if (isNew) {
         this.#zoom = null;
         this.#lines.clear();
@@ -163,7 +162,7 @@ export class ChartBoard {
       step: 0.001,
       value: this.#look.smoothing,
       "aria-label": "Smoothing",
-      title: "The weight of the past in an exponential moving average over all points, as in TensorBoard",
+      title: "The weight of earlier values in an exponential moving average over all points, as in TensorBoard",
       oninput: () => {
         weight.textContent = slider.value;
         smoothSoon();
@@ -198,11 +197,11 @@ export class ChartBoard {
       ),
       toggle("log y", this.#look.logY, (logY) => change({ logY })),
       toggle("log x", this.#look.logX, (logX) => change({ logX })),
-      toggle("leave out outliers", this.#look.leavesOut, (leavesOut) => change({ leavesOut })),
+      toggle("ignore outliers", this.#look.leavesOut, (leavesOut) => change({ leavesOut })),
     );
   }
 
-  /** Whatever was recorded, also what this board does not draw; and what was chosen before, for other runs. */
+  /** All recorded numbers, even those not drawn on this board, and an earlier choice for other runs. */
   #choicesOfX() {
     const known = ["step", "time", "relative", "elapsed"];
     const isNumber = (name) => !this.#texts.has(name) && !/(^|\/)hooks\//.test(name);
@@ -228,8 +227,8 @@ export class ChartBoard {
     const sections = [...(pinned.length ? [["pinned", pinned]] : []), ...ordered];
     if (!shown.length) {
       const said = this.#metrics.length
-        ? ["No metric has this in its name", ""]
-        : ["Nothing to draw yet", this.nothing];
+        ? ["No metric matches", ""]
+        : ["No metrics yet", this.nothing];
       return void fill(this.body, empty(...said));
     }
     fill(
@@ -264,15 +263,15 @@ export class ChartBoard {
   #panel(name) {
     if (!this.#panels.has(name)) {
       const owner = {
-        book: this.#app.book,
-        ids: () => this.#app.selection.asked,
+        store: this.#app.store,
+        ids: () => this.#app.selection.requested,
         look: () => ({ ...this.#look, by: this.grouping }),
         onZoom: (zoom) => this.#zoomTo(zoom),
         onLines: (lines) => this.#noteLines(lines),
         isText: () => this.#texts.has(name),
         buttons: (panel) => [
-          this.#turn("pinned", "Pin", "Keep at the top", panel),
-          this.#turn("wide", "Wide", "Over the whole width", panel),
+          this.#turn("pinned", "Pin", "Pin to the top", panel),
+          this.#turn("wide", "Wide", "Full width", panel),
         ],
       };
       this.#panels.set(name, new ChartPanel(name, owner));
@@ -352,7 +351,7 @@ function sectionOf(name) {
   return slash > 0 ? name.slice(0, slash) : "metrics";
 }
 
-/** What most people look at comes first, what the machine does last. */
+/** The main metrics first, system metrics last. */
 function rank(section) {
   return section === "metrics" ? 0 : CLOSED_AT_FIRST.includes(section) ? 2 : 1;
 }

@@ -1,28 +1,27 @@
-// A metric in a frame: its chart, what can be done with it, and what is not shown of it.
+// A metric in a panel: its chart, its buttons, and notes about values that are not shown.
 
-import { Question, ask } from "./api.js";
+import { LatestRequest, request } from "./api.js";
 import { Chart } from "./chart.js";
 import { fill, h, later } from "./dom.js";
-import { download, downloadTable } from "./download.js";
 import { whole } from "./format.js";
-import { askForMetric, isThinned, linesOf, tableOf } from "./metric_lines.js";
-import { textTable } from "./text_list.js";
+import { requestMetric, isDownsampled, linesOf, tableOf } from "./metric_lines.js";
+import { textTable } from "./tables.js";
 
-/** Of all lines of a chart together: more would not be seen, and would make the page slow. */
-const MOST_POINTS = 40_000;
-/** Of a metric that is text, in its list. */
-const MOST_TEXTS = 50;
-/** Of a line in a file: as many as the server gives. */
-const MOST_IN_FILE = 20_000;
-/** How much more than what is in sight is asked for at each side, so that lines go on there. */
+/** Of all lines of a chart: more would not be visible and slow down the page. */
+const MAX_POINTS = 40_000;
+/** In the list of a metric of texts. */
+const MAX_TEXTS = 50;
+/** Of a line in a file: the server's limit. */
+const MAX_IN_FILE = 20_000;
+/** How much more than the visible part is requested on each side, so lines continue there. */
 const MARGIN = 0.25;
 
 export class ChartPanel {
-  #question = new Question();
-  #finer = new Question();
+  #request = new LatestRequest();
+  #finer = new LatestRequest();
   #chart = null;
   #found = null;
-  /** The finer points of a part of x, and the zoom that they are for. */
+  /** The finer points of a part of x, and their zoom. */
   #part = null;
   #partOf = null;
   #zoom = null;
@@ -34,7 +33,7 @@ export class ChartPanel {
 
   /**
    * @param {string} name of the metric
-   * @param {{book: import("./run_book.js").RunBook, ids: () => string[], look: () => any, onZoom: (zoom: any) => void,
+   * @param {{store: import("./run_store.js").RunStore, ids: () => string[], look: () => any, onZoom: (zoom: any) => void,
    *   onLines?: (lines: any[]) => void, buttons?: (panel: ChartPanel) => any[], isText?: () => boolean}} owner
    */
   constructor(name, owner) {
@@ -46,8 +45,8 @@ export class ChartPanel {
     this.host = h("div", { class: "chart", role: "img", "aria-label": `Chart of ${name}` });
     const actions = [
       ...(owner.buttons?.(this) ?? []),
-      button("PNG", "Save as a picture", () => this.#savePicture()),
-      button("CSV", "Save the points as a table", () => this.#saveTable()),
+      button("PNG", "Save as PNG", () => this.#savePicture()),
+      button("CSV", "Save as CSV", () => this.#saveTable()),
     ];
     this.element = h(
       "article",
@@ -59,7 +58,7 @@ export class ChartPanel {
     );
   }
 
-  /** Have nothing to draw until something else is read: what is there is over another x, or of other groups. */
+  /** Drop the data: it is over another x, or of other groups. */
   forget() {
     this.#found = this.#part = this.#partOf = this.#zoom = null;
     this.isStale = true;
@@ -67,12 +66,12 @@ export class ChartPanel {
     for (const name of ["points", "inSight", "lines", "kind"]) delete this.element.dataset[name];
   }
 
-  /** Ask for the points, and draw them. */
+  /** Load the points and draw them. */
   async load() {
     this.isStale = false;
     if (!this.owner.ids().length) return;
     try {
-      const found = await this.#ask(this.#question, null, this.#width);
+      const found = await this.#ask(this.#request, null, this.#width);
       if (found === null) return;
       this.#found = found;
       this.#partOf = null;
@@ -84,7 +83,7 @@ export class ChartPanel {
     }
   }
 
-  /** Draw what is there, as it is to look now. */
+  /** Draw the loaded points with the current settings. */
   draw() {
     if (!this.#found || !this.element.isConnected) return;
     const look = this.owner.look();
@@ -105,7 +104,7 @@ export class ChartPanel {
     this.owner.onLines?.(lines);
   }
 
-  /** Show a part of x; it is drawn with what is there, and then with the finer points of the part. */
+  /** Show a part of x: first with the loaded points, then with finer ones. */
   zoomTo(zoom) {
     this.#zoom = zoom;
     if (zoom === null) {
@@ -116,18 +115,18 @@ export class ChartPanel {
     this.catchUp();
   }
 
-  /** Ask for the finer points of what is in sight, where they are not there; nobody waits for those out of sight. */
+  /** Load finer points of the visible part if they are missing and the panel is in view. */
   catchUp() {
     if (this.isSeen && this.#zoom && this.#partOf !== this.#zoom) this.#refineSoon();
   }
 
   destroy() {
-    this.#question.cancel();
+    this.#request.cancel();
     this.#finer.cancel();
     this.#chart?.destroy();
   }
 
-  /** From where to where there is something to see; null where there is nothing. @returns {[number, number] | null} */
+  /** The range of x with data; null if there is none. @returns {[number, number] | null} */
   get extent() {
     const drawn = (this.#found?.rows ?? []).filter((row) => row.x.length);
     if (!drawn.length) return null;
@@ -135,31 +134,31 @@ export class ChartPanel {
   }
 
   get #width() {
-    return Math.round(Math.max(200, Math.min(this.host.clientWidth * 1.5, MOST_POINTS / this.owner.ids().length)));
+    return Math.round(Math.max(200, Math.min(this.host.clientWidth * 1.5, MAX_POINTS / this.owner.ids().length)));
   }
 
   #ask(question, part, maxPoints) {
     const { x, by, smoothing } = this.owner.look();
-    return askForMetric(question, this.name, this.owner.ids(), { x, by, maxPoints, smoothing, part });
+    return requestMetric(question, this.name, this.owner.ids(), { x, by, maxPoints, smoothing, part });
   }
 
   #showTexts() {
     const key = JSON.stringify(this.#texts);
-    if (this.texts.dataset.key === key) return; // where somebody has scrolled to stays
+    if (this.texts.dataset.key === key) return; // keeps the scroll position
     this.texts.dataset.key = key;
-    fill(this.texts, this.#texts && textTable(this.#texts, (id) => this.owner.book.nameOf(id)));
+    fill(this.texts, this.#texts && textTable(this.#texts, (id) => this.owner.store.nameOf(id)));
   }
 
   async #askTexts() {
-    const answer = await ask("texts", { run: this.owner.ids(), name: this.name, limit: MOST_TEXTS });
-    return answer.texts.slice(0, MOST_TEXTS);
+    const answer = await request("texts", { run: this.owner.ids(), name: this.name, limit: MAX_TEXTS });
+    return answer.texts.slice(0, MAX_TEXTS);
   }
 
   async #refine() {
     const zoom = this.#zoom;
-    if (!zoom || !this.#found || !isThinned(this.#found)) return;
+    if (!zoom || !this.#found || !isDownsampled(this.#found)) return;
     const margin = (zoom[1] - zoom[0]) * MARGIN;
-    const most = Math.min(MOST_IN_FILE, Math.round(this.#width * (1 + 2 * MARGIN)));
+    const most = Math.min(MAX_IN_FILE, Math.round(this.#width * (1 + 2 * MARGIN)));
     try {
       const part = await this.#ask(this.#finer, [zoom[0] - margin, zoom[1] + margin], most);
       if (part === null || this.#zoom !== zoom) return;
@@ -171,9 +170,8 @@ export class ChartPanel {
     }
   }
 
-  /** The lines as finely as they are there. */
   #lines() {
-    return linesOf(this.#part ?? this.#found, this.owner.book);
+    return linesOf(this.#part ?? this.#found, this.owner.store);
   }
 
   #notes(lines) {
@@ -185,13 +183,13 @@ export class ChartPanel {
     return notes.join(" · ");
   }
 
-  /** Why there is no chart, or no band; nothing where there is. */
+  /** Why there is no chart or no band; empty if there is. */
   #explanation(lines, look) {
     const isThere = lines.some((line) => line.x.length);
     if (this.#chart.isEmpty) {
       if (this.#texts) return textCount(this.#texts);
-      if (isThere && (look.logY || look.logX)) return "A log axis shows only values above 0. There are none.";
-      return lines.some((line) => line.row.not_finite) ? "No value is finite." : "Nothing was recorded over this x.";
+      if (isThere && (look.logY || look.logX)) return "A log axis shows only values above 0; there are none.";
+      return lines.some((line) => line.row.not_finite) ? "No value is finite." : "Nothing is recorded over this x.";
     }
     return this.#found.problem ? `No band: ${this.#found.problem}.` : "";
   }
@@ -207,8 +205,8 @@ export class ChartPanel {
   async #saveTable() {
     try {
       const { x, by } = this.owner.look();
-      const how = { x, by, maxPoints: MOST_IN_FILE, part: this.#zoom }; // what was recorded, without smoothing
-      const found = await askForMetric(new Question(), this.name, this.owner.ids(), how);
+      const how = { x, by, maxPoints: MAX_IN_FILE, part: this.#zoom }; // raw values, without smoothing
+      const found = await requestMetric(new LatestRequest(), this.name, this.owner.ids(), how);
       downloadTable(tableOf(found, this.name, x, this.#zoom), `${this.name}.csv`);
     } catch (error) {
       this.#say(error.message);
@@ -216,7 +214,7 @@ export class ChartPanel {
   }
 }
 
-/** How many texts are listed, where there are more. */
+/** How many texts are listed, if there are more. */
 function textCount(texts) {
   const metrics = new Map(texts.map((each) => [JSON.stringify([each.run, each.axis]), each.total]));
   const recorded = [...metrics.values()].reduce((sum, count) => sum + count, 0);
@@ -229,4 +227,24 @@ export function button(text, title, action, attributes = {}) {
     { type: "button", class: "small", title, "aria-label": title, onclick: action, ...attributes },
     text,
   );
+}
+
+/** @param {Blob} blob @param {string} name */
+export function download(blob, name) {
+  const address = URL.createObjectURL(blob);
+  h("a", { href: address, download: name.replace(/[^\w.-]+/g, "_") }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+/** @param {unknown[][]} rows @param {string} name */
+export function downloadTable(rows, name) {
+  download(new Blob([rows.map((row) => row.map(cell).join(",")).join("\r\n")], { type: "text/csv" }), name);
+}
+
+/** A CSV cell; a text that a spreadsheet would run as a formula is escaped. */
+function cell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return String(value);
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

@@ -1,14 +1,14 @@
-// Makes elements. What is recorded only ever becomes text: nothing here, or anywhere else, parses markup.
+// Creates elements. Recorded data only becomes text nodes: nothing on the page parses markup.
 
 /**
  * @typedef {Node | string | number | null | undefined | false} Child
  */
 
 /**
- * Make an element.
+ * Create an element.
  *
- * A function under a name that begins with "on" listens; `data`, `vars` and `style` hold data attributes, CSS variables
- * and styles; true and false set and leave out an attribute.
+ * An attribute that starts with "on" is a listener; `data`, `vars` and `style` hold data attributes, CSS variables and
+ * styles; true and false set and omit an attribute.
  *
  * @param {string} tag
  * @param {Record<string, any>} [attributes]
@@ -23,7 +23,7 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 /**
- * Replace what is in an element.
+ * Replace the content of an element.
  * @param {Element} element
  * @param {...(Child | Child[])} children
  */
@@ -54,7 +54,7 @@ function append(element, children) {
 /**
  * A drop-down list.
  * @param {string} label
- * @param {[string, string][]} options values with what is shown
+ * @param {[string, string][]} options values with labels
  * @param {string} value
  * @param {(value: string) => void} changed
  */
@@ -78,13 +78,13 @@ export function toggle(label, on, changed) {
   return h("label", { class: "toggle" }, box, h("span", {}, label));
 }
 
-/** A message in place of what is not there. */
+/** A message in place of missing content. */
 export function empty(title, text = "") {
   return h("div", { class: "empty" }, h("strong", {}, title), text && h("p", {}, text));
 }
 
 /**
- * Call something once, a while after the last time it was asked for.
+ * Debounce: call something once, a while after the last request.
  * @param {() => void} action
  */
 export function later(action, milliseconds = 200) {
@@ -96,7 +96,7 @@ export function later(action, milliseconds = 200) {
 }
 
 /**
- * Call something at most once in a while; asked for meanwhile, it is called at the end of it.
+ * Throttle: call something at most once per interval, at its end if requested meanwhile.
  * @param {() => void} action
  */
 export function throttled(action, milliseconds = 1000) {

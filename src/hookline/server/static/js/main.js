@@ -1,11 +1,10 @@
-// The page: its tabs, the view that the address names, keys, and the connection to the server.
+// The page: its tabs, the current view, keyboard shortcuts, and the connection to the server.
 
+import { canRead } from "./api.js";
 import { empty, fill, h } from "./dom.js";
 import { ago } from "./format.js";
-import { mayRead } from "./login.js";
-import { Router, address } from "./router.js";
-import { RunBook } from "./run_book.js";
-import { Selection } from "./selection.js";
+import { Router, address } from "./page_state.js";
+import { RunStore, Selection } from "./run_store.js";
 import { bindThemeButton } from "./theme.js";
 import { ChartsView } from "./views/charts.js";
 import { ExperimentView } from "./views/experiment.js";
@@ -14,7 +13,7 @@ import { RolloutsView } from "./views/rollouts.js";
 import { RunsView } from "./views/runs.js";
 import { SystemView } from "./views/system.js";
 
-/** A map and no object: an address may say "constructor", which every object has. */
+/** A Map, not an object: the URL may name "constructor", which every object has. */
 const VIEWS = new Map([
   ["runs", RunsView],
   ["charts", ChartsView],
@@ -24,27 +23,27 @@ const VIEWS = new Map([
   ["system", SystemView],
 ]);
 const KEYS = [
-  ["1 … 6", "the views, from left to right"],
+  ["1 … 6", "switch views, from left to right"],
   ["/", "find"],
   ["j, k", "next and previous sample"],
-  ["t", "light or dark"],
-  ["drag", "zoom all charts; double click or Esc shows everything"],
+  ["t", "toggle light and dark theme"],
+  ["drag", "zoom all charts; double click or Esc resets"],
   ["+, −, ←, →", "zoom in and out, move along x"],
-  ["?", "these keys"],
+  ["?", "show keyboard shortcuts"],
 ];
 
 const root = document.getElementById("view");
 const tabs = document.getElementById("tabs");
 const live = document.getElementById("live");
 const keys = document.getElementById("keys");
-const book = new RunBook();
+const store = new RunStore();
 const router = new Router(() => show());
-const app = { book, router, selection: new Selection(book, router) };
+const app = { store, router, selection: new Selection(store, router) };
 let view = null;
 
 function show() {
   showTabs();
-  if (!book.isKnown) return;
+  if (!store.isKnown) return;
   const name = router.view;
   const View = VIEWS.get(name);
   view?.destroy();
@@ -58,10 +57,9 @@ function titleOf(name) {
   return name[0].toUpperCase() + name.slice(1);
 }
 
-/** In place of a view that the address names and that there is none of. */
 function notFound(name) {
-  const text = `The address names the view ${name}. Choose one of the views above.`;
-  return { element: h("section", { class: "page" }, empty("There is no view of this name", text)), destroy() {} };
+  const text = `The URL names the view ${name}. Choose one of the views above.`;
+  return { element: h("section", { class: "page" }, empty("There is no such view", text)), destroy() {} };
 }
 
 function showTabs() {
@@ -84,17 +82,17 @@ function showLive(isLive) {
   live.dataset.live = String(isLive);
   live.textContent = isLive ? "live" : "reconnecting";
   live.title = isLive
-    ? "What happens is shown as it happens."
-    : "The server does not answer. What is shown is from before.";
+    ? "The page is updated live."
+    : "The server does not respond. The page shows older data.";
 }
 
 function showKeys() {
   const rows = KEYS.map(([key, meaning]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, meaning)]);
-  fill(keys, h("h2", {}, "Keys"), h("dl", {}, rows), h("form", { method: "dialog" }, h("button", {}, "Close")));
+  fill(keys, h("h2", {}, "Keyboard shortcuts"), h("dl", {}, rows), h("form", { method: "dialog" }, h("button", {}, "Close")));
   keys.showModal();
 }
 
-/** Whether what has the focus needs a key itself: text fields need all, a slider those that move it. */
+/** Whether the focused element handles a key itself: text fields handle all, a slider those that move it. */
 function takes(element, key) {
   const input = element.closest("input");
   if (input?.type === "checkbox") return false;
@@ -117,7 +115,7 @@ function press(event) {
 bindThemeButton(document.getElementById("theme"));
 document.getElementById("help").addEventListener("click", showKeys);
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address stays: it names the view and the runs
+  event.preventDefault(); // keep the URL: it names the view and the runs
   root.focus();
 });
 app.selection.listen(showTabs);
@@ -126,12 +124,12 @@ setInterval(() => {
   for (const element of document.querySelectorAll("time[data-since]"))
     element.textContent = ago(Number(element.dataset.since));
 }, 1000);
-fill(root, empty("Reading the runs …"));
+fill(root, empty("Loading runs …"));
 showLive(false);
 show();
-book.listen(() => view ?? show());
-if (await mayRead())
-  book.follow((isLive) => {
+store.listen(() => view ?? show());
+if (await canRead())
+  store.follow((isLive) => {
     showLive(isLive);
-    if (!isLive) mayRead(); // the token may be another one since
+    if (!isLive) canRead(); // the token may have changed
   });

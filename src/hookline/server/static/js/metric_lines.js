@@ -1,8 +1,8 @@
-// A metric of some runs as lines of a chart: a line a run, or a mean with its band a group of runs.
+// A metric as lines of a chart: one line per run, or a mean with a band per group of runs.
 
-import { colourOf } from "./palette.js";
+import { colourOf } from "./theme.js";
 
-/** What runs can be put together by: what they must have in common. Stages of an arm are trainings of their own. */
+/** The attributes that runs of a group share. Stages of an arm are separate trainings. */
 export const GROUPINGS = {
   run: [],
   arm: ["experiment", "arm", "stage"],
@@ -10,44 +10,44 @@ export const GROUPINGS = {
   experiment: ["experiment"],
 };
 
-/** How lines of several axes are told apart: a run, or a group of them, has one colour everywhere. */
+/** Dashes distinguish axes: a run or group has one colour everywhere. */
 const DASHES = [undefined, [6, 4], [2, 3], [10, 4, 2, 4]];
 
 /**
- * @typedef {{kind: "lines" | "bands", by: string, rows: any[], problem: string}} Found what is to be drawn; the problem
- *   says why the runs of a group are drawn one by one
+ * @typedef {{kind: "lines" | "bands", by: string, rows: any[], problem: string}} Found the data to draw; the problem
+ *   is why runs of a group are drawn one by one
  */
 
 /**
- * Ask for a metric.
- * @param {import("./api.js").Question} question
+ * Request a metric.
+ * @param {import("./api.js").LatestRequest} question
  * @param {string} name
  * @param {string[]} ids
- * @param {{x: string, by: string, maxPoints: number, smoothing?: number, part?: [number, number] | null}} how the part of
+ * @param {{x: string, by: string, maxPoints: number, smoothing?: number, part?: [number, number] | null}} how with a part of
  *   x, or all of it
  * @returns {Promise<Found | null>}
  */
-export async function askForMetric(question, name, ids, { x, by, maxPoints, smoothing = 0, part = null }) {
+export async function requestMetric(question, name, ids, { x, by, maxPoints, smoothing = 0, part = null }) {
   const keys = GROUPINGS[by];
   const asked = { run: ids, name, x: x === "relative" ? "elapsed" : x, max_points: maxPoints, smoothing };
   if (part) [asked.first_x, asked.last_x] = part;
   let problem = "";
   if (keys.length) {
-    const answer = await question.ask("bands", { ...asked, by: keys });
+    const answer = await question.get("bands", { ...asked, by: keys });
     if (!answer?.problem) return answer && { kind: "bands", by, rows: answer.bands, problem };
     problem = answer.problem;
   }
-  const answer = await question.ask("series", asked);
+  const answer = await question.get("series", asked);
   return answer && { kind: "lines", by, rows: answer.lines, problem };
 }
 
-/** Whether there are points that were not sent. @param {Found} found */
-export function isThinned(found) {
+/** Whether the server left out points. @param {Found} found */
+export function isDownsampled(found) {
   return found.rows.some((row) => row.points > row.x.length);
 }
 
 /** @param {Found} found @returns {import("./chart.js").Line[]} */
-export function linesOf(found, book) {
+export function linesOf(found, store) {
   const axes = [...new Set(found.rows.map((row) => row.axis))].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
   const suffix = (row) => (axes.length > 1 ? ` · ${row.axis}` : "");
   const dash = (row) => DASHES[axes.indexOf(row.axis) % DASHES.length];
@@ -57,16 +57,16 @@ export function linesOf(found, book) {
   const made =
     found.kind === "bands"
       ? found.rows.map((row) => band(row, (isTwice(row) ? `${row.key[0]} · ` : "") + groupLabel(row.key), suffix(row)))
-      : found.rows.map((row) => line(row, suffix(row), book, found.by));
+      : found.rows.map((row) => line(row, suffix(row), store, found.by));
   return made.map((each) => ({ ...each, dash: dash(each.row) }));
 }
 
-/** The axis that most is recorded on is drawn without dashes. */
+/** The main axis is drawn without dashes. */
 function rank(axis) {
   return axis === "train" ? 0 : 1;
 }
 
-/** The colour of a group of runs. @param {(string | null)[]} key what its runs have in common */
+/** The colour of a group of runs. @param {(string | null)[]} key the shared attributes of its runs */
 export function groupColour(key) {
   return colourOf(JSON.stringify(key), "group");
 }
@@ -91,8 +91,8 @@ function band(row, label, suffix) {
   };
 }
 
-/** What runs are put together by when nobody chose: arms, where there are repeats of them. */
-export function usualGrouping(runs) {
+/** The default grouping: by arm if arms have repeats. */
+export function defaultGrouping(runs) {
   const arms = new Set(runs.map((run) => JSON.stringify(GROUPINGS.arm.map((name) => run[name]))));
   return runs.length > 1 && runs.every((run) => run.arm !== null) && arms.size < runs.length ? "arm" : "run";
 }
@@ -102,14 +102,14 @@ export function groupLabel(key) {
   return (key.length > 1 ? key.slice(1) : key).filter((part) => part !== null).join(" · ") || "ungrouped";
 }
 
-/** A run; where its group could not be drawn as a band it has the colour of the group. */
-function line(row, suffix, book, by) {
-  const run = book.byId.get(row.run);
+/** The line of a run, in the colour of its group if that could not be drawn as a band. */
+function line(row, suffix, store, by) {
+  const run = store.byId.get(row.run);
   const key = run && by !== "run" ? GROUPINGS[by].map((name) => run[name]) : null;
   const chip = key && { key: JSON.stringify(key), label: groupLabel(key), colour: groupColour(key) };
   return {
     key: row.run + suffix,
-    label: book.nameOf(row.run) + suffix,
+    label: store.nameOf(row.run) + suffix,
     colour: chip ? chip.colour : colourOf(row.run),
     chip,
     x: row.x,

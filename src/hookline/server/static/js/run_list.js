@@ -1,18 +1,18 @@
-// The list beside charts and tables in which runs are chosen.
+// The list beside charts and tables to select runs.
 
 import { fill, h, later, throttled } from "./dom.js";
 
-const MOST = 150;
+const MAX_LISTED = 150;
 
 export class RunList {
   #app;
   #text = "";
   #colourFor;
-  #ends = [];
+  #unsubscribe = [];
   #list = h("div", { class: "run-list" });
   #title = h("summary", {});
 
-  /** @param {any} app @param {(run: import("./run_book.js").Run) => string} [colourFor] */
+  /** @param {any} app @param {(run: import("./run_store.js").Run) => string} [colourFor] */
   constructor(app, colourFor = null) {
     this.#app = app;
     this.#colourFor = colourFor;
@@ -30,28 +30,28 @@ export class RunList {
       { class: "side" },
       h("details", { open: innerWidth > 900 }, this.#title, search, this.#list),
     );
-    this.#ends.push(
-      app.book.listen(throttled(() => this.show(), 1000)),
+    this.#unsubscribe.push(
+      app.store.listen(throttled(() => this.show(), 1000)),
       app.selection.listen(() => this.show()),
     );
     this.show();
   }
 
   destroy() {
-    this.#ends.forEach((end) => end());
+    this.#unsubscribe.forEach((stop) => stop());
   }
 
   show() {
     const focused = this.#list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const chosen = new Set(this.#app.selection.ids);
-    const found = this.#app.book.all.filter((run) =>
+    const found = this.#app.store.all.filter((run) =>
       `${run.id} ${run.name} ${run.arm} ${run.status} ${run.tags.join(" ")}`.toLowerCase().includes(this.#text),
     );
-    fill(this.#title, "Runs", h("span", { class: "count" }, `${chosen.size} of ${this.#app.book.all.length}`));
+    fill(this.#title, "Runs", h("span", { class: "count" }, `${chosen.size} of ${this.#app.store.all.length}`));
     const groups = Map.groupBy(found, (run) => run.project);
-    const listed = new Set(found.slice(0, MOST));
+    const listed = new Set(found.slice(0, MAX_LISTED));
     const more =
-      found.length > MOST ? h("p", { class: "muted" }, `${found.length - MOST} more: find them by name`) : null;
+      found.length > MAX_LISTED ? h("p", { class: "muted" }, `${found.length - MAX_LISTED} more: search by name`) : null;
     fill(
       this.#list,
       [...groups].map(([project, runs]) => this.#group(project, runs, chosen, listed)),
@@ -60,7 +60,7 @@ export class RunList {
     if (focused) this.#list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  /** A project with all its runs that were found, of which not all need be listed. */
+  /** A project with its matching runs; not all of them need to be listed. */
   #group(project, runs, chosen, listed) {
     const ids = runs.map((run) => run.id);
     const on = ids.filter((id) => chosen.has(id)).length;
@@ -93,7 +93,7 @@ export class RunList {
       { class: "run-row", title: run.id },
       box,
       swatch,
-      h("span", {}, this.#app.book.nameOf(run.id).replace(`${run.project}/`, "")), // which the heading says
+      h("span", {}, this.#app.store.nameOf(run.id).replace(`${run.project}/`, "")), // which is the heading
       run.problems.length > 0 && h("i", { class: "warn", title: run.problems.join("\n") }, "!"),
       h("i", { class: "dot", data: { status: run.status }, title: run.status }),
     );

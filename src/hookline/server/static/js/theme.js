@@ -1,6 +1,6 @@
-// Light and dark: as the system has it, until somebody chooses.
+// Light and dark theme, and the colours of lines. A key keeps the colour it got first.
 
-import { recall, remember } from "./settings.js";
+import { recall, remember } from "./page_state.js";
 
 const listeners = new Set();
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -36,7 +36,7 @@ export function bindThemeButton(button) {
   show();
 }
 
-/** A colour of the style sheet as a canvas wants it. */
+/** The value of a CSS colour variable, for a canvas. */
 export function colour(name) {
   const probe = document.createElement("span");
   probe.style.color = `var(--${name})`;
@@ -44,4 +44,35 @@ export function colour(name) {
   const value = getComputedStyle(probe).color;
   probe.remove();
   return value;
+}
+
+const COLOURS = [
+  "#3e63dd",
+  "#e5692c",
+  "#2f9e6e",
+  "#c2418f",
+  "#8e4ec6",
+  "#0e8fb3",
+  "#b8860b",
+  "#d6444a",
+  "#5d7a1f",
+  "#7c7f88",
+];
+const given = { run: new Map(), group: new Map(), hook: new Map() };
+
+/** @param {string} key @param {"run" | "group" | "hook"} kind each kind has its own sequence @returns {string} */
+export function colourOf(key, kind = "run") {
+  const own = given[kind];
+  if (!own.has(key)) own.set(key, own.size);
+  return COLOURS[own.get(key) % COLOURS.length];
+}
+
+/** @param {string} line a colour @param {number} alpha */
+export function faint(line, alpha) {
+  return (
+    line +
+    Math.round(alpha * 255)
+      .toString(16)
+      .padStart(2, "0")
+  );
 }

@@ -1,16 +1,15 @@
-// Charts of any metrics of the chosen runs.
+// Charts of the metrics of the selected runs.
 
 import { ChartBoard } from "../chart_board.js";
 import { h } from "../dom.js";
-import { MissingRuns } from "../missing_runs.js";
 import { RunList } from "../run_list.js";
-import { RunProblems } from "../run_problems.js";
+import { MissingRuns, RunProblems } from "../run_status.js";
 
 export class ChartsView {
   constructor(app) {
     this.board = new ChartBoard(app, {
       name: "charts",
-      nothing: "Choose runs that have recorded metrics.",
+      nothing: "Select runs with recorded metrics.",
       accepts: (name) => !/(^|\/)hooks\//.test(name),
     });
     this.list = new RunList(app, (run) => this.board.colourFor(run));

@@ -1,18 +1,15 @@
-// An experiment: its arms side by side, their curves, and what the benchmarks say.
+// An experiment: its arms compared, their curves, and benchmark scores.
 
-import { Question, ask, firstRuns } from "../api.js";
-import { armTable, differenceTable } from "../arm_tables.js";
-import { benchmarkTable } from "../benchmark_table.js";
+import { LatestRequest, request, firstRuns } from "../api.js";
 import { ChartPanel } from "../chart_panel.js";
-import { completion } from "../completion.js";
 import { empty, fill, h, select, throttled } from "../dom.js";
+import { armTable, benchmarkTable, differenceTable } from "../experiment_tables.js";
 import { whole } from "../format.js";
 import { groupColour } from "../metric_lines.js";
-import { reward } from "../rewards.js";
-import { address } from "../router.js";
-import { RunProblems } from "../run_problems.js";
-import { statusBadge } from "../status_badge.js";
-import { legendChips } from "../table.js";
+import { address } from "../page_state.js";
+import { RunProblems, statusBadge } from "../run_status.js";
+import { completion, reward } from "../sample_parts.js";
+import { legendChips } from "../tables.js";
 import { listenToTheme } from "../theme.js";
 
 export class ExperimentView {
@@ -23,15 +20,15 @@ export class ExperimentView {
   #curve = "";
   #found = null;
   #names = [];
-  #question = new Question();
+  #request = new LatestRequest();
   #panel = null;
-  #ends = [];
+  #unsubscribe = [];
 
   constructor(app) {
     this.#app = app;
     this.#project = app.router.parameters.get("project");
     this.#stage = app.router.parameters.get("stage");
-    this.problems = new RunProblems(app, () => (this.#found?.runs ?? []).map((id) => app.book.byId.get(id)));
+    this.problems = new RunProblems(app, () => (this.#found?.runs ?? []).map((id) => app.store.byId.get(id)));
     this.tools = h("div", { class: "toolbar" });
     this.arms = h("section", {});
     this.curves = h("section", {});
@@ -48,8 +45,8 @@ export class ExperimentView {
       this.predictions,
     );
     const refresh = throttled(() => this.element.isConnected && this.#load(), 2000);
-    this.#ends.push(
-      app.book.listen(
+    this.#unsubscribe.push(
+      app.store.listen(
         (changed) => [...changed].some((id) => !this.#project || id.startsWith(`${this.#project.split("@")[0]}/`)) && refresh(),
       ),
       listenToTheme(() => this.#panel?.draw()),
@@ -58,34 +55,34 @@ export class ExperimentView {
   }
 
   destroy() {
-    this.#ends.forEach((end) => end());
+    this.#unsubscribe.forEach((stop) => stop());
     this.problems.destroy();
-    this.#question.cancel();
+    this.#request.cancel();
     this.#panel?.destroy();
   }
 
   async #load() {
     try {
-      const { experiments } = await ask("experiments");
+      const { experiments } = await request("experiments");
       if (this.#project && !experiments.some((each) => each.project === this.#project))
         return this.#showMissing(experiments);
       if (!experiments.length) return this.#showNothing();
       this.#project ??= experiments[0].project;
       const asked = { project: this.#project, metric: this.#metric, stage: this.#stage };
-      const found = await this.#question.ask("experiment", asked);
+      const found = await this.#request.get("experiment", asked);
       if (!found) return;
       this.#found = found;
-      const { metrics } = this.#ids.length ? await ask("metrics", { run: firstRuns(this.#ids) }) : { metrics: [] };
+      const { metrics } = this.#ids.length ? await request("metrics", { run: firstRuns(this.#ids) }) : { metrics: [] };
       const curves = metrics.filter((each) => each.points > each.runs && each.texts < each.points);
       this.#names = [...new Set(curves.map((each) => each.name))].filter((name) => !name.includes("hooks/"));
       this.problems.show();
       this.#show(experiments);
     } catch (error) {
-      fill(this.arms, empty("The experiment cannot be read", error.message));
+      fill(this.arms, empty("Loading the experiment failed", error.message));
     }
   }
 
-  /** The experiment that the address names is not here; no other is shown in its place. */
+  /** The experiment in the URL does not exist; do not show another one instead. */
   #showMissing(experiments) {
     this.#panel?.destroy();
     this.#panel = null;
@@ -93,7 +90,7 @@ export class ExperimentView {
     this.problems.show();
     [this.curves, this.scores, this.predictions].forEach((part) => fill(part));
     fill(this.tools, experiments.length > 0 && this.#chooser(experiments, [["", "choose one"]]));
-    fill(this.arms, empty(`There is no experiment ${this.#project} here.`));
+    fill(this.arms, empty(`There is no experiment ${this.#project}.`));
   }
 
   #chooser(experiments, before = []) {
@@ -132,7 +129,7 @@ export class ExperimentView {
           found.stage,
           change((value) => {
             this.#stage = value;
-            this.#metric = this.#curve = ""; // the metrics of another stage may be others
+            this.#metric = this.#curve = ""; // another stage may have other metrics
             this.#app.router.set({ stage: value });
           }),
         ),
@@ -165,10 +162,10 @@ export class ExperimentView {
     this.#showPredictions(found);
   }
 
-  /** The runs of the stage that is shown. */
+  /** The runs of the current stage. */
   get #ids() {
     const { runs, stage } = this.#found;
-    return runs.filter((id) => (this.#app.book.byId.get(id)?.stage ?? null) === stage);
+    return runs.filter((id) => (this.#app.store.byId.get(id)?.stage ?? null) === stage);
   }
 
   #colour(arm) {
@@ -190,7 +187,7 @@ export class ExperimentView {
     );
   }
 
-  /** How many runs the curves are of, where they are not of all. */
+  /** The number of runs in the curves, if not all. */
   #curveCount() {
     const drawn = firstRuns(this.#ids).length;
     return drawn < this.#ids.length ? `of the first ${whole(drawn)} of ${whole(this.#ids.length)} runs` : "";
@@ -208,7 +205,7 @@ export class ExperimentView {
     if (this.#panel?.name === preferred) return void this.#panel.load();
     this.#panel?.destroy();
     this.#panel = new ChartPanel(preferred, {
-      book: this.#app.book,
+      store: this.#app.store,
       ids: () => firstRuns(this.#ids),
       look: () => ({ x: "step", by: "arm", smoothing: 0, logX: false, logY: false, leavesOut: true }),
       onZoom: (zoom) => this.#panel.zoomTo(zoom),
@@ -246,7 +243,7 @@ export class ExperimentView {
 
   async #showPredictions(found) {
     if (!found.benchmarks.length || !this.#ids.length) return void fill(this.predictions);
-    const answer = await ask("samples", {
+    const answer = await request("samples", {
       run: firstRuns(this.#ids),
       axis: "final",
       order: "reward",

@@ -1,19 +1,17 @@
-// What runs beside the training: what each subscriber costs, in which order they run, where records go, what happened.
+// Hooks: the cost and order of subscribers, sinks, events and log lines.
 
-import { Question } from "../api.js";
+import { LatestRequest } from "../api.js";
 import { Chart } from "../chart.js";
 import { empty, fill, h, later, select, throttled } from "../dom.js";
-import { bytes, clock, dateTime, milliseconds, whole } from "../format.js";
-import { costLines, costTable } from "../hook_costs.js";
-import { orderTables } from "../hook_order.js";
-import { MissingRuns } from "../missing_runs.js";
+import { bytes, clock, dateTime, whole } from "../format.js";
+import { costLines, costTable, isGrave, orderTables, timeline } from "../hook_tables.js";
 import { RunList } from "../run_list.js";
-import { end, legendChips, numberTable } from "../table.js";
+import { MissingRuns } from "../run_status.js";
+import { end, legendChips, numberTable } from "../tables.js";
 import { listenToTheme } from "../theme.js";
-import { isGrave, timeline } from "../timeline.js";
 
 const LINES = 300;
-const MOST_EVENTS = 100;
+const MAX_EVENTS = 100;
 
 export class HooksView {
   #app;
@@ -23,15 +21,15 @@ export class HooksView {
   #orderShown = "";
   #chart = null;
   #zoom = null;
-  #questions = {
-    hooks: new Question(),
-    history: new Question(),
-    order: new Question(),
-    sinks: new Question(),
-    events: new Question(),
-    logs: new Question(),
+  #requests = {
+    hooks: new LatestRequest(),
+    history: new LatestRequest(),
+    order: new LatestRequest(),
+    sinks: new LatestRequest(),
+    events: new LatestRequest(),
+    logs: new LatestRequest(),
   };
-  #ends = [];
+  #unsubscribe = [];
 
   constructor(app) {
     this.#app = app;
@@ -43,7 +41,7 @@ export class HooksView {
     this.curve = h(
       "article",
       { class: "panel", hidden: true, data: { metric: "hook costs" } },
-      h("header", {}, h("h3", {}, "Time spent in all, milliseconds over steps"), this.legend),
+      h("header", {}, h("h3", {}, "Total time in milliseconds over steps"), this.legend),
       this.chartHost,
     );
     this.order = h("div");
@@ -77,8 +75,8 @@ export class HooksView {
       },
     );
     const parts = [
-      [h("h2", {}, "What subscribers cost"), this.costs, this.curve],
-      [h("h2", {}, "The order in which they run"), this.order],
+      [h("h2", {}, "Cost of subscribers"), this.costs, this.curve],
+      [h("h2", {}, "Order of subscribers"), this.order],
       [h("h2", {}, "Sinks"), this.sinks],
       [h("h2", {}, "Events"), this.events],
       [h("h2", {}, "Log ", this.logCount), h("div", { class: "toolbar" }, search, level), this.logs],
@@ -95,8 +93,8 @@ export class HooksView {
       ),
     );
     const refresh = throttled(() => this.element.isConnected && this.#load(), 1500);
-    this.#ends.push(
-      app.book.listen((changed) => app.selection.ids.some((id) => changed.has(id)) && refresh()),
+    this.#unsubscribe.push(
+      app.store.listen((changed) => app.selection.ids.some((id) => changed.has(id)) && refresh()),
       app.selection.listen(() => this.#load()),
       listenToTheme(() => this.#drawHistory()),
     );
@@ -107,17 +105,17 @@ export class HooksView {
     this.list.destroy();
     this.missing.destroy();
     this.#chart?.destroy();
-    this.#ends.forEach((end) => end());
-    Object.values(this.#questions).forEach((question) => question.cancel());
+    this.#unsubscribe.forEach((stop) => stop());
+    Object.values(this.#requests).forEach((pending) => pending.cancel());
   }
 
   #load() {
-    const run = this.#app.selection.asked;
+    const run = this.#app.selection.requested;
     if (!run.length) {
       this.curve.hidden = true;
       this.#orderShown = "";
       const parts = [this.costs, this.order, this.sinks, this.events, this.logs];
-      return void parts.forEach((part) => fill(part, empty("Choose runs")));
+      return void parts.forEach((part) => fill(part, empty("Select runs")));
     }
     this.#ask("hooks", "hooks", { run }, this.costs, (answer) => this.#showCosts(answer.hooks));
     this.#ask("history", "hooks", { run, history: "yes" }, this.costs, (answer) => this.#showHistory(answer.hooks));
@@ -128,26 +126,26 @@ export class HooksView {
   }
 
   #loadLogs() {
-    const asked = { run: this.#app.selection.asked, level: this.#level, text: this.#text, limit: LINES };
+    const asked = { run: this.#app.selection.requested, level: this.#level, text: this.#text, limit: LINES };
     if (asked.run.length) this.#ask("logs", "logs", asked, this.logs, (answer) => this.#showLogs(answer));
   }
 
   async #ask(question, path, parameters, part, show) {
     try {
-      const answer = await this.#questions[question].ask(path, parameters);
+      const answer = await this.#requests[question].get(path, parameters);
       if (answer) show(answer);
     } catch (error) {
-      fill(part, empty("It cannot be read", error.message));
+      fill(part, empty("Loading failed", error.message));
     }
   }
 
   #runName(id) {
-    return this.#app.book.nameOf(id);
+    return this.#app.store.nameOf(id);
   }
 
   #showCosts(hooks) {
     if (hooks.length) return void fill(this.costs, costTable(hooks, (id) => this.#runName(id)));
-    const text = "No costs were recorded yet: they are when a run ends, and about once a minute while it goes on.";
+    const text = "No costs are recorded yet. They are recorded about once a minute and when a run ends.";
     fill(this.costs, h("p", { class: "muted" }, text));
   }
 
@@ -158,9 +156,9 @@ export class HooksView {
 
   #showOrder(order) {
     const told = JSON.stringify(order);
-    if (told === this.#orderShown) return; // what was unfolded stays so
+    if (told === this.#orderShown) return; // keeps unfolded parts open
     this.#orderShown = told;
-    const text = "No order was recorded: these runs have no subscribers, or have not started to train.";
+    const text = "No order is recorded: these runs have no subscribers, or have not started training.";
     fill(this.order, order.length ? orderTables(order, (id) => this.#runName(id)) : h("p", { class: "muted" }, text));
   }
 
@@ -187,13 +185,13 @@ export class HooksView {
     if (!sinks.length)
       return void fill(
         this.sinks,
-        h("p", { class: "muted" }, "These runs have no sinks: everything is in their journals."),
+        h("p", { class: "muted" }, "These runs have no sinks; their records are in their journals."),
       );
-    const words = { ok: "finished", lagging: "stalled" };
+    const badges = { ok: "finished", lagging: "stalled" };
     const rows = sinks.map((sink) => {
       const state = h(
         "span",
-        { class: "status", data: { status: words[sink.status] ?? "failed" } },
+        { class: "status", data: { status: badges[sink.status] ?? "failed" } },
         h("i"),
         sink.status,
       );
@@ -207,12 +205,12 @@ export class HooksView {
         h("td", {}, sink.error),
       );
     });
-    fill(this.sinks, numberTable(["sink", "state", ">records delivered", ">behind", "what is wrong"], rows));
+    fill(this.sinks, numberTable(["sink", "state", ">records delivered", ">behind", "error"], rows));
   }
 
   #showEvents({ total, events }) {
-    if (!events.length) return void fill(this.events, h("p", { class: "muted" }, "Nothing happened yet."));
-    const shown = events.toReversed().slice(0, MOST_EVENTS);
+    if (!events.length) return void fill(this.events, h("p", { class: "muted" }, "No events yet."));
+    const shown = events.toReversed().slice(0, MAX_EVENTS);
     const rows = shown.map((event) =>
       h(
         "tr",
@@ -220,7 +218,7 @@ export class HooksView {
         h("td", {}, h("time", { title: dateTime(event.time) }, clock(event.time))),
         end(event.step === null ? "" : whole(event.step)),
         h("th", { scope: "row" }, event.name),
-        h("td", { class: "wide-text" }, event.message || words(event.data)),
+        h("td", { class: "wide-text" }, event.message || dataText(event.data)),
         h("td", { class: "muted" }, this.#runName(event.run)),
       ),
     );
@@ -245,13 +243,13 @@ export class HooksView {
           h("span", {}, line.message),
         ),
       ),
-      !lines.length && h("p", { class: "muted" }, "No log lines were recorded."),
+      !lines.length && h("p", { class: "muted" }, "No log lines."),
     );
     if (isAtEnd) this.logs.scrollTop = this.logs.scrollHeight;
   }
 }
 
-function words(data) {
+function dataText(data) {
   return Object.entries(data)
     .map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`)
     .join(" · ");

@@ -1,18 +1,15 @@
-// The sample browser: what was asked, what came, how it was rewarded; its siblings, and the same prompt over training.
+// The sample browser: prompts, completions and rewards; samples of the same group, and a prompt over the training.
 
-import { Question, ask } from "../api.js";
-import { completion } from "../completion.js";
+import { LatestRequest, request } from "../api.js";
 import { empty, fill, h, later, select, throttled } from "../dom.js";
 import { number, whole } from "../format.js";
-import { histogram } from "../histogram.js";
-import { MissingRuns } from "../missing_runs.js";
-import { advantage, reward, rewardBars } from "../rewards.js";
 import { RunList } from "../run_list.js";
-import { RunProblems } from "../run_problems.js";
+import { MissingRuns, RunProblems } from "../run_status.js";
+import { advantage, completion, histogram, reward, rewardBars } from "../sample_parts.js";
 
 const PAGE = 40;
-/** As many as the server gives at once. */
-const MOST = 500;
+/** The server's limit per request. */
+const MAX_LISTED = 500;
 const ORDERS = [
   ["-step", "latest first"],
   ["step", "earliest first"],
@@ -31,10 +28,10 @@ export class RolloutsView {
   #chosen = null;
   #isOther = false;
   #tab = "group";
-  #page = new Question();
-  #bars = new Question();
-  #beside = new Question();
-  #ends = [];
+  #page = new LatestRequest();
+  #bars = new LatestRequest();
+  #beside = new LatestRequest();
+  #unsubscribe = [];
 
   constructor(app) {
     this.#app = app;
@@ -73,8 +70,8 @@ export class RolloutsView {
       ),
     );
     const refresh = throttled(() => this.element.isConnected && this.#refresh(), 2000);
-    this.#ends.push(
-      app.book.listen((changed) => app.selection.ids.some((id) => changed.has(id)) && refresh()),
+    this.#unsubscribe.push(
+      app.store.listen((changed) => app.selection.ids.some((id) => changed.has(id)) && refresh()),
       app.selection.listen(() => this.#begin()),
     );
     this.#begin();
@@ -84,8 +81,8 @@ export class RolloutsView {
     this.list.destroy();
     this.problems.destroy();
     this.missing.destroy();
-    this.#ends.forEach((end) => end());
-    [this.#page, this.#bars, this.#beside].forEach((question) => question.cancel());
+    this.#unsubscribe.forEach((stop) => stop());
+    [this.#page, this.#bars, this.#beside].forEach((pending) => pending.cancel());
   }
 
   press(event) {
@@ -98,25 +95,25 @@ export class RolloutsView {
   }
 
   async #begin() {
-    const ids = this.#app.selection.asked;
+    const ids = this.#app.selection.requested;
     this.#chosen = null;
     this.#samples = [];
-    if (!ids.length) return this.#showNothing("Choose runs", "Their samples are shown here.");
+    if (!ids.length) return this.#showNothing("Select runs", "Their samples are shown here.");
     try {
-      this.#choices = await ask("samples/choices", { run: ids });
+      this.#choices = await request("samples/choices", { run: ids });
       const { axes } = this.#choices;
       if (!axes.includes(this.#filter.axis))
         this.#filter.axis = axes.length > 1 ? (["rollout", "train"].find((axis) => axes.includes(axis)) ?? "") : "";
       this.#showTools();
       await this.#load();
     } catch (error) {
-      this.#showNothing("The samples cannot be read", error.message);
+      this.#showNothing("Loading the samples failed", error.message);
     }
   }
 
-  /** New samples of runs that go on; what somebody reads stays where it is. */
+  /** Load new samples of running runs; the sample being read stays in place. */
   async #refresh() {
-    const choices = await ask("samples/choices", { run: this.#app.selection.asked }).catch(() => null);
+    const choices = await request("samples/choices", { run: this.#app.selection.requested }).catch(() => null);
     if (!choices || choices.total === this.#choices?.total) return;
     const before = this.#choices?.total ?? 0;
     this.#choices = choices;
@@ -158,27 +155,27 @@ export class RolloutsView {
   }
 
   #asked() {
-    const filter = { ...this.#filter, run: this.#app.selection.asked };
+    const filter = { ...this.#filter, run: this.#app.selection.requested };
     for (const name of ["first_step", "last_step"])
       if (filter[name] !== "") filter[name] = Math.round(Number(filter[name]));
     return filter;
   }
 
-  /** Look for other samples; the one that is shown has to be among them. */
+  /** Apply another filter; the shown sample has to match it. */
   #find() {
     this.#samples = [];
     this.#isOther = true;
     return this.#load();
   }
 
-  /** Read samples: more of them, or from the first on as many as are listed and some that are new. */
+  /** Load samples: the next page, or all listed ones again plus new ones. */
   async #load(more = false, added = 0) {
     const { order, ...filter } = this.#asked();
     const first = more ? this.#samples.length : 0;
     const count = more ? PAGE : Math.max(PAGE, this.#samples.length + added);
     const read = (offset) => {
-      const limit = Math.min(MOST, first + count - offset);
-      return this.#page.ask("samples", { ...filter, order, limit, offset });
+      const limit = Math.min(MAX_LISTED, first + count - offset);
+      return this.#page.get("samples", { ...filter, order, limit, offset });
     };
     const readAll = async () => {
       const found = await read(first);
@@ -192,7 +189,7 @@ export class RolloutsView {
     try {
       const [page, bars] = await Promise.all([
         readAll(),
-        more ? null : this.#bars.ask("samples/histogram", { ...filter, min_reward: "", max_reward: "" }),
+        more ? null : this.#bars.get("samples/histogram", { ...filter, min_reward: "", max_reward: "" }),
       ]);
       if (bars)
         fill(
@@ -201,7 +198,7 @@ export class RolloutsView {
         );
       if (page) this.#showPage(page, more);
     } catch (error) {
-      this.#showNothing("The samples cannot be read", error.message);
+      this.#showNothing("Loading the samples failed", error.message);
     }
   }
 
@@ -222,16 +219,16 @@ export class RolloutsView {
     if (!this.#samples.length) {
       const isAny = this.#choices?.total > 0;
       return this.#showNothing(
-        isAny ? "No sample is like that" : "No samples yet",
+        isAny ? "No sample matches" : "No samples yet",
         isAny
-          ? "Change what is looked for."
-          : "They are recorded with loop.log_samples or run.log_samples, by rollouts, and by benchmarks.",
+          ? "Change the filter."
+          : "Samples are recorded by loop.log_samples, run.log_samples, rollouts and benchmarks.",
       );
     }
     this.#showIndex();
     const isShown = this.#samples.some((sample) => this.#isChosen(sample));
     if (!this.#chosen || (this.#isOther && !isShown)) this.#choose(this.#samples[0]);
-    this.#isOther = false; // from now on what somebody reads stays, also where new samples push it out of the list
+    this.#isOther = false; // from now on the shown sample stays, even if new samples push it out of the list
   }
 
   #showNothing(title, text) {
@@ -286,7 +283,7 @@ export class RolloutsView {
   #showDetail() {
     const sample = this.#chosen;
     const facts = [
-      ["run", this.#app.book.nameOf(sample.run)],
+      ["run", this.#app.store.nameOf(sample.run)],
       ["step", whole(sample.step)],
       ["axis", sample.axis],
       ["lesson", sample.lesson],
@@ -314,7 +311,7 @@ export class RolloutsView {
         h(
           "details",
           { class: "extra" },
-          h("summary", {}, "What else was recorded"),
+          h("summary", {}, "Other fields"),
           h("pre", {}, JSON.stringify(sample.extra, null, 2)),
         ),
       this.#tabs(),
@@ -346,8 +343,8 @@ export class RolloutsView {
     return h(
       "div",
       { class: "tabs", role: "tablist" },
-      tab("group", "The group side by side", group !== null),
-      tab("prompt", "This prompt over training", isAskable(prompt)),
+      tab("group", "Group", group !== null),
+      tab("prompt", "Prompt over training", isAskable(prompt)),
     );
   }
 
@@ -370,7 +367,7 @@ export class RolloutsView {
           ]
         : ["samples/prompt", { run: [sample.run], prompt: sample.prompt, limit: 40 }];
     try {
-      const answer = await this.#beside.ask(...asked);
+      const answer = await this.#beside.get(...asked);
       if (!answer || this.#chosen !== sample) return;
       const cards = answer.samples.map((each) => this.#card(each, this.#tab === "prompt"));
       fill(
@@ -384,7 +381,7 @@ export class RolloutsView {
         h("div", { class: "cards" }, cards),
       );
     } catch (error) {
-      fill(this.beside, empty("It cannot be read", error.message));
+      fill(this.beside, empty("Loading failed", error.message));
     }
   }
 
@@ -405,7 +402,7 @@ export class RolloutsView {
   }
 }
 
-/** Whether the completions of a prompt can be asked for: the server takes no longer text than this. */
+/** Whether completions of a prompt can be requested: the server limits the length of a text. */
 function isAskable(prompt) {
   return prompt !== "" && [...prompt].length <= 4000;
 }

@@ -1,25 +1,23 @@
-// The table of runs: how each is, how far, and how good; it stays true while somebody looks.
+// The table of runs with status, progress and latest metrics, updated live.
 
-import { ask } from "../api.js";
+import { request } from "../api.js";
 import { empty, fill, h, later, select } from "../dom.js";
 import { ago, dateTime, duration, number, whole } from "../format.js";
-import { address } from "../router.js";
-import { isOver, shortName } from "../run_book.js";
-import { problemLines } from "../run_problems.js";
-import { recall, remember } from "../settings.js";
-import { statusBadge } from "../status_badge.js";
-import { latestTexts } from "../text_list.js";
+import { address, recall, remember } from "../page_state.js";
+import { problemLines, statusBadge } from "../run_status.js";
+import { isOver, shortName } from "../run_store.js";
+import { latestTexts } from "../tables.js";
 
 const STATUSES = ["running", "stalled", "finished", "stopped", "failed", "killed"];
 const PAGE = 200;
-const MOST_TAGS = 24;
+const MAX_TAGS = 24;
 const GROUPINGS = new Map([
   ["none", () => ""],
   ["project", (run) => run.project],
   ["arm", (run) => `${run.project}${run.arm ? ` · ${run.arm}` : ""}`],
   ["group", (run) => `${run.project}${run.group ? ` · ${run.group}` : ""}`],
 ]);
-const COLUMNS = ["", "run", "status", "progress", "latest metrics", "started", "took"];
+const COLUMNS = ["", "run", "status", "progress", "latest metrics", "started", "duration"];
 
 export class RunsView {
   #app;
@@ -29,12 +27,12 @@ export class RunsView {
   #grouping = recall("runs.grouping", "project");
   #limit = PAGE;
   #rows = new Map();
-  /** The ids of all runs that are found, and of those of each group, also of runs that are not in the table yet. */
+  /** The ids of all matching runs, and by group, including runs not yet in the table. */
   #found = [];
   #groups = new Map();
   #open = new Set();
   #order = "";
-  #ends = [];
+  #unsubscribe = [];
 
   constructor(app) {
     this.#app = app;
@@ -61,7 +59,7 @@ export class RunsView {
     const grouping = select(
       "group",
       [
-        ["none", "not at all"],
+        ["none", "none"],
         ["project", "by project"],
         ["arm", "by arm"],
         ["group", "by group"],
@@ -98,22 +96,22 @@ export class RunsView {
       this.table,
       this.more,
     );
-    this.#ends.push(
-      app.book.listen(() => this.show()),
+    this.#unsubscribe.push(
+      app.store.listen(() => this.show()),
       app.selection.listen(() => this.#showChosen()),
     );
     this.show();
   }
 
   destroy() {
-    this.#ends.forEach((end) => end());
+    this.#unsubscribe.forEach((stop) => stop());
   }
 
   show() {
-    const all = this.#app.book.all;
+    const all = this.#app.store.all;
     fill(
       this.notes,
-      this.#app.book.notes.map((note) => h("p", { class: "message" }, note)),
+      this.#app.store.notes.map((note) => h("p", { class: "message" }, note)),
     );
     this.#showChips(all);
     this.#showTags(all);
@@ -134,8 +132,8 @@ export class RunsView {
   #showMore(all, found) {
     const rest = found.length - this.#limit;
     if (!all.length)
-      fill(this.more, empty("No runs yet", "Record one: hookline demo. It appears here as soon as it begins."));
-    else if (!found.length) fill(this.more, empty("No run is like that", "Change what is looked for."));
+      fill(this.more, empty("No runs yet", "Record one with: hookline demo. It appears here as soon as it starts."));
+    else if (!found.length) fill(this.more, empty("No run matches", "Change the filter."));
     else
       fill(
         this.more,
@@ -148,7 +146,7 @@ export class RunsView {
       );
   }
 
-  /** Keys with what makes their rows: a run, the heading of a group, or the details of a run. */
+  /** Keys with functions that create their rows: a group heading, a run, or the details of a run. */
   #entries(groups, shown) {
     const entries = [];
     for (const [title, own] of groups) {
@@ -167,7 +165,7 @@ export class RunsView {
     return entries;
   }
 
-  /** A row that is made again only if what it shows has changed; so focus and selection are kept. */
+  /** A row, created again only if its source changed, so focus and selection are kept. */
   #element(key, make, source) {
     const before = this.#rows.get(key);
     if (before?.source === source) return before.element;
@@ -203,7 +201,7 @@ export class RunsView {
   #row(run) {
     const box = h("input", {
       type: "checkbox",
-      "aria-label": `Choose ${run.id}`,
+      "aria-label": `Select ${run.id}`,
       data: { id: run.id },
       onchange: (event) => this.#app.selection.turn([run.id], event.target.checked),
     });
@@ -245,10 +243,10 @@ export class RunsView {
   }
 
   #details(run) {
-    const cell = h("td", { colspan: COLUMNS.length }, h("p", { class: "muted" }, "Reading …"));
-    Promise.all([ask("run", { id: run.id }), ask("texts", { run: [run.id] })]).then(
+    const cell = h("td", { colspan: COLUMNS.length }, h("p", { class: "muted" }, "Loading …"));
+    Promise.all([request("run", { id: run.id }), request("texts", { run: [run.id] })]).then(
       ([answer, { texts }]) => fill(cell, details(answer, texts)),
-      (error) => fill(cell, empty("It cannot be read", error.message)),
+      (error) => fill(cell, empty("Loading failed", error.message)),
     );
     return h("tr", { class: "details" }, cell);
   }
@@ -261,7 +259,7 @@ export class RunsView {
     this.show();
   }
 
-  /** A tag, which can be clicked to see only the runs that have it, and again to see the others. */
+  /** A tag that toggles a filter for runs with it. */
   #tag(tag, count = null) {
     const isOn = this.#tags.includes(tag);
     return h(
@@ -270,10 +268,10 @@ export class RunsView {
         type: "button",
         class: "chip tag",
         "aria-pressed": String(isOn),
-        title: isOn ? `Runs without ${tag} too` : `Only runs with ${tag}`,
+        title: isOn ? `Also show runs without ${tag}` : `Only runs with ${tag}`,
         onclick: () => {
           this.#tags = this.#tags.includes(tag) ? this.#tags.filter((each) => each !== tag) : [...this.#tags, tag];
-          this.#rows.clear(); // their tags look otherwise now
+          this.#rows.clear(); // their tags look different now
           this.#order = "";
           this.#filtered();
         },
@@ -283,14 +281,14 @@ export class RunsView {
     );
   }
 
-  /** The tags that most runs have, and those that are chosen. */
+  /** The most common tags, and the selected ones. */
   #showTags(all) {
     const counts = new Map(this.#tags.map((tag) => [tag, 0]));
     for (const run of all) for (const tag of run.tags) counts.set(tag, (counts.get(tag) ?? 0) + 1);
     const isChosen = (tag) => Number(this.#tags.includes(tag));
     const shown = [...counts]
       .sort(([a, m], [b, n]) => isChosen(b) - isChosen(a) || n - m || (a < b ? -1 : 1))
-      .slice(0, MOST_TAGS);
+      .slice(0, MAX_TAGS);
     const key = JSON.stringify([shown, this.#tags]);
     if (this.tags.dataset.key === key) return;
     this.tags.dataset.key = key;
@@ -301,7 +299,7 @@ export class RunsView {
     );
   }
 
-  /** What is looked for has changed; it stands in the address, which can be copied. */
+  /** The filter changed; it is kept in the URL, which can be copied. */
   #filtered() {
     this.#app.router.set({ find: this.#text, status: this.#status, tag: this.#tags });
     this.show();
@@ -343,11 +341,11 @@ export class RunsView {
       tick(box, this.#groups.get(box.dataset.group) ?? [], chosen);
     tick(this.everything, this.#found, chosen);
     this.everything.setAttribute("aria-label", chooseAll(this.#found.length));
-    const latest = this.#app.book.all[0];
+    const latest = this.#app.store.all[0];
     fill(
       this.compare,
       latest && h("a", { class: "button", href: chartAddress([latest.id]) }, "Latest run"),
-      h("a", { class: "button primary", href: chartAddress(ids) }, `Charts of ${ids.length} chosen`),
+      h("a", { class: "button primary", href: chartAddress(ids) }, `Charts of ${ids.length} selected`),
     );
   }
 
@@ -363,7 +361,7 @@ export class RunsView {
   }
 }
 
-/** Tick the box of several runs, half where some of them are chosen. */
+/** Update the checkbox of several runs; indeterminate if only some are selected. */
 function tick(box, ids, chosen) {
   const on = ids.filter((id) => chosen.has(id)).length;
   box.checked = on > 0 && on === ids.length;
@@ -371,7 +369,7 @@ function tick(box, ids, chosen) {
 }
 
 function chooseAll(count, title = "") {
-  return `Choose all ${whole(count)} runs${title && ` of ${title}`}`;
+  return `Select all ${whole(count)} runs${title && ` of ${title}`}`;
 }
 
 function chartAddress(ids) {
@@ -421,7 +419,7 @@ function details({ run, metrics: latest, config, facts }, texts) {
     { class: "details-grid" },
     run.message && h("p", { class: "message", data: { status: run.status } }, run.message),
     run.problems.map((problem) => h("p", { class: "message", data: { status: "stalled" } }, problem)),
-    h("section", {}, h("h4", {}, "What was run"), factList(Object.entries(known))),
+    h("section", {}, h("h4", {}, "Run"), factList(Object.entries(known))),
     h("section", {}, h("h4", {}, "Latest values"), factList(numbers.map(([name, value]) => [name, number(value)]))),
     texts.length > 0 && h("section", { class: "texts" }, h("h4", {}, "Latest texts"), latestTexts(texts)),
     config !== null && h("section", {}, h("h4", {}, "Configuration"), h("pre", {}, JSON.stringify(config, null, 2))),
@@ -443,5 +441,5 @@ function factList(entries) {
         {},
         there.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]),
       )
-    : h("p", { class: "muted" }, "nothing");
+    : h("p", { class: "muted" }, "none");
 }

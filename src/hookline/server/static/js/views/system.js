@@ -2,9 +2,8 @@
 
 import { ChartBoard } from "../chart_board.js";
 import { h } from "../dom.js";
-import { MissingRuns } from "../missing_runs.js";
 import { RunList } from "../run_list.js";
-import { RunProblems } from "../run_problems.js";
+import { MissingRuns, RunProblems } from "../run_status.js";
 
 const SYSTEM =
   /^(system|memory|throughput|gpu|perf|time)\/|(_per_second|step_time|seconds_per_step|_mib|_gib|utilization)/;

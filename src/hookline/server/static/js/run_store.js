@@ -1,4 +1,7 @@
-// The runs as the server last told of them, and who wants to know of changes.
+// The runs as last received from the server, and the selected ones: from the URL, the last visit, or the latest.
+
+import { firstRuns } from "./api.js";
+import { recall, remember } from "./page_state.js";
 
 /**
  * @typedef {{id: string, name: string, project: string, status: string, message: string, experiment: string | null,
@@ -10,24 +13,24 @@
 
 const RETRY_MS = 3000;
 
-export class RunBook {
+export class RunStore {
   /** @type {Map<string, Run>} */
   byId = new Map();
   /** @type {Run[]} the latest first */
   all = [];
-  /** @type {string[]} what there is to say about the store */
+  /** @type {string[]} messages about the index */
   notes = [];
   isKnown = false;
   #names = null;
   #listeners = new Set();
 
-  /** @param {(changed: Set<string>) => void} listener @returns {() => void} which ends it */
+  /** @param {(changed: Set<string>) => void} listener @returns {() => void} unsubscribes */
   listen(listener) {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
   }
 
-  /** Follow the server's stream. A connection that breaks is made again by the browser, one that was refused by us. */
+  /** Follow the server's stream. The browser reconnects after a network error; after an HTTP error we do. */
   follow(liveChanged) {
     let source, waiting;
     const close = () => {
@@ -38,12 +41,12 @@ export class RunBook {
       close();
       source = this.#connect(liveChanged);
       source.addEventListener("error", () => {
-        // After an answer such as 502 of a proxy, behind which the server is being started, the browser gives up.
+        // After an error such as a proxy's 502 while the server starts, the browser gives up.
         if (source.readyState === EventSource.CLOSED) waiting = setTimeout(connect, RETRY_MS);
       });
     };
     connect();
-    // A browser opens few connections to a server: tabs that nobody looks at must not hold on to theirs.
+    // Browsers limit connections per server: hidden tabs must not hold on to theirs.
     document.addEventListener("visibilitychange", () => (document.hidden ? close() : connect()));
     addEventListener("pagehide", close);
   }
@@ -76,13 +79,13 @@ export class RunBook {
     for (const listener of [...this.#listeners]) listener(ids);
   }
 
-  /** What a run is called where it may stand beside any other. @param {string} id */
+  /** The name of a run, unique among all. @param {string} id */
   nameOf(id) {
     this.#names ??= new Map(distinctNames(this.all));
     return this.#names.get(id) ?? id;
   }
 
-  /** The runs that the page is about when nobody chose: those of the latest experiment, or the latest run. */
+  /** The default selection: the runs of the latest experiment, or the latest run. */
   latest() {
     const first = this.all[0];
     if (!first) return [];
@@ -100,13 +103,13 @@ export function isOver(run) {
   return run.status !== "running" && run.status !== "stalled";
 }
 
-/** What a run is called where there are several: its directory says which of an experiment's it is. */
+/** The short name of a run; within an experiment its directory's name. */
 export function shortName(run) {
   return run.experiment === null ? run.name : run.id.slice(run.project.length + 1);
 }
 
 /**
- * The ids of runs with their names; with a part of the id where several runs have one name.
+ * The ids and names of runs; with part of the id if several runs have the same name.
  * @param {Run[]} runs @returns {[string, string][]}
  */
 export function distinctNames(runs) {
@@ -126,7 +129,63 @@ function distinct(name, run, namesakes) {
   return `${name} · ${namesakes.filter((other) => withoutDate(other) === part).length > 1 ? run.id : part}`;
 }
 
-/** The directory of a run without the day that it may begin with. */
+/** The directory's name of a run, without a leading date. */
 function withoutDate(run) {
   return run.id.slice(run.project.length + 1).replace(/^\d{4}-\d\d-\d\d-(?=.)/, "");
+}
+
+export class Selection {
+  #store;
+  #router;
+  #ids = null;
+  #listeners = new Set();
+
+  /** @param {import("./run_store.js").RunStore} store @param {import("./page_state.js").Router} router */
+  constructor(store, router) {
+    this.#store = store;
+    this.#router = router;
+    this.#ids = recall("selection", null);
+  }
+
+  /** The ids of the selected runs that exist. */
+  get ids() {
+    const given = this.#router.parameters.getAll("run");
+    const wanted = given.length ? given : (this.#ids ?? []);
+    const known = wanted.filter((id) => this.#store.byId.has(id));
+    return known.length || given.length || this.#ids?.length === 0 ? known : this.#store.latest();
+  }
+
+  /** The ids in the URL that no run has. */
+  get missing() {
+    return this.#router.parameters.getAll("run").filter((id) => !this.#store.byId.has(id));
+  }
+
+  /** The ids for requests: all, or the first that the server accepts at once. */
+  get requested() {
+    return firstRuns(this.ids);
+  }
+
+  get runs() {
+    return this.ids.map((id) => this.#store.byId.get(id));
+  }
+
+  /** @param {string[]} ids */
+  set(ids) {
+    this.#ids = ids;
+    remember("selection", this.#ids);
+    this.#router.set({ run: this.#ids });
+    for (const listener of [...this.#listeners]) listener();
+  }
+
+  /** @param {string[]} ids @param {boolean} on */
+  turn(ids, on) {
+    const turned = new Set(ids);
+    const now = this.ids.filter((id) => !turned.has(id));
+    this.set(on ? [...now, ...ids] : now);
+  }
+
+  listen(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
 }

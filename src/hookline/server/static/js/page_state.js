@@ -1,4 +1,4 @@
-// Which view is shown, with which parameters: both stand in the address, so it can be copied, and goes back.
+// The state of the page: view and parameters in the URL, settings in the browser's storage.
 
 export class Router {
   #changed;
@@ -25,7 +25,7 @@ export class Router {
     location.hash = address(view, parameters);
   }
 
-  /** Change parameters of the view that is shown, without a new entry in the history. */
+  /** Change parameters of the current view, without a new history entry. */
   set(changes) {
     const parameters = this.parameters;
     for (const [name, value] of Object.entries(changes)) {
@@ -46,4 +46,33 @@ export class Router {
 export function address(view, parameters) {
   const text = parameters.toString().replaceAll("%2F", "/");
   return `#/${view}${text ? `?${text}` : ""}`;
+}
+
+const PREFIX = "hookline.";
+
+/**
+ * @template T
+ * @param {string} name
+ * @param {T} otherwise
+ * @returns {T}
+ */
+export function recall(name, otherwise) {
+  try {
+    const text = localStorage.getItem(PREFIX + name);
+    return text === null ? otherwise : JSON.parse(text);
+  } catch {
+    return otherwise;
+  }
+}
+
+/**
+ * @param {string} name
+ * @param {unknown} value
+ */
+export function remember(name, value) {
+  try {
+    localStorage.setItem(PREFIX + name, JSON.stringify(value));
+  } catch {
+    // Without storage, the setting lasts for this visit.
+  }
 }
