@@ -123,9 +123,7 @@ def test_charts_of_more_runs_than_can_be_read_at_once_say_how_many_are_drawn(roo
         page.get_by_role("link", name="Charts of 170 selected").click()
     assert asked.value.url.count("run=") == 160
     expect(page.locator(".side summary .count")).to_have_text("170 of 170")
-    expect(page.locator(".notes .message")).to_have_text(
-        "170 runs are selected; only the first 160 are shown."
-    )
+    expect(page.locator(".notes .message")).to_have_text("170 runs are selected; only the first 160 are shown.")
 
 
 @pytest.mark.parametrize("view", ["__proto__", "constructor", "toString", "%E0%A4%A"])

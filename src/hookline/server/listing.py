@@ -63,28 +63,10 @@ class RunDetails(msgspec.Struct, frozen=True):
 
 def run_row(info: RunInfo) -> RunRow:
     """The row of a run in the table."""
+    values = {name: getattr(info, name) for name in RunRow.__struct_fields__}
+    values |= {name: number(values[name]) for name in ("seconds_per_step", "eta_seconds")}
     return RunRow(
-        id=info.id,
-        name=info.name,
-        project=info.project,
-        status=info.status,
-        message=info.message,
-        experiment=info.experiment,
-        group=info.group,
-        arm=info.arm,
-        repeat=info.repeat,
-        stage=info.stage,
-        seed=info.seed,
-        started=info.started,
-        ended=info.ended,
-        step=info.step,
-        num_steps=info.num_steps,
-        seconds_per_step=number(info.seconds_per_step),
-        eta_seconds=number(info.eta_seconds),
-        last_seen=info.last_seen,
-        tags=list(info.tags),
-        problems=list(info.problems),
-        metrics=_headline(info.metrics),
+        **values | {"tags": list(info.tags), "problems": list(info.problems), "metrics": _headline(info.metrics)}
     )
 
 

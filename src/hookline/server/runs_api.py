@@ -10,6 +10,7 @@ import msgspec
 from hookline.server.endpoint import METRIC, RUN, Endpoint
 from hookline.server.listing import Listing, RunDetails, RunRow, run_details
 from hookline.server.parameters import Parameter, Values
+from hookline.store import Series
 from hookline.store.bands import BY
 from hookline.store.tables import ORDER_COLUMN, ORDERED_METRICS
 
@@ -162,27 +163,10 @@ _SMOOTHING = Parameter(
 _CHART = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X, _SMOOTHING)
 
 
-class Line(msgspec.Struct):
-    """A metric of a run. Values that are not finite are left out and counted.
-
-    The smoothed line is empty without smoothing; its points may differ from those of the plain line.
-    """
-
-    run: str
-    name: str
-    axis: str
-    points: int
-    not_finite: int
-    x: list[float]
-    y: list[float]
-    smoothed_x: list[float]
-    smoothed_y: list[float]
-
-
 class Lines(msgspec.Struct):
     """A metric as lines."""
 
-    lines: list[Line]
+    lines: list[Series]
 
 
 class Band(msgspec.Struct):
@@ -218,8 +202,7 @@ def _chart_options(values: Values) -> dict[str, Any]:
 
 def _series(listing: Listing, values: Values) -> Lines:
     found = listing.some(values["run"]).series([values["name"]], **_chart_options(values))
-    columns = ("run", "name", "axis", "points", "not_finite", "x", "y", "smoothed_x", "smoothed_y")
-    return Lines([Line(**{name: getattr(each, name) for name in columns}) for each in found])
+    return Lines(found)
 
 
 def _bands(listing: Listing, values: Values) -> Bands:

@@ -45,78 +45,40 @@ class Table:
         return ", ".join(["run VARCHAR", *(f'"{name}" {kind}' for name, kind in self.columns.items())])
 
 
+def _columns(declared: str) -> dict[str, str]:
+    return dict(column.split(" ", 1) for column in declared.split("; "))
+
+
 TABLES = {
     "metrics": Table(
-        {
-            "writer": "VARCHAR",
-            "axis": "VARCHAR",
-            "step": "BIGINT",
-            "time": "DOUBLE",
-            "name": "VARCHAR",
-            "value": "DOUBLE",
-            "text": "VARCHAR",
-            "_session": "INTEGER",
-            "_order": "DOUBLE",
-        },
+        _columns(
+            "writer VARCHAR; axis VARCHAR; step BIGINT; time DOUBLE; name VARCHAR; value DOUBLE; text VARCHAR; "
+            "_session INTEGER; _order DOUBLE"
+        ),
         "name, axis, step, coalesce(_order, time)",
     ),
     "samples": Table(
-        {
-            "id": "VARCHAR",
-            "writer": "VARCHAR",
-            "axis": "VARCHAR",
-            "step": "BIGINT",
-            "time": "DOUBLE",
-            "prompt": "VARCHAR",
-            "completion": "VARCHAR",
-            "expected": "VARCHAR",
-            "reasoning": "VARCHAR",
-            "answer": "VARCHAR",
-            "rewards": "MAP(VARCHAR, DOUBLE)",
-            "total": "DOUBLE",
-            "reward": "DOUBLE",
-            "advantage": "DOUBLE",
-            "group": "VARCHAR",
-            "lesson": "VARCHAR",
-            "extra": "JSON",
-            "truncated": "JSON",
-        },
+        _columns(
+            "id VARCHAR; writer VARCHAR; axis VARCHAR; step BIGINT; time DOUBLE; prompt VARCHAR; "
+            "completion VARCHAR; expected VARCHAR; reasoning VARCHAR; answer VARCHAR; "
+            "rewards MAP(VARCHAR, DOUBLE); total DOUBLE; reward DOUBLE; advantage DOUBLE; group VARCHAR; "
+            "lesson VARCHAR; extra JSON; truncated JSON"
+        ),
         "step, time",
         group_rows=4096,
     ),
     "rewards": Table(
-        {
-            "writer": "VARCHAR",
-            "step": "BIGINT",
-            "time": "DOUBLE",
-            "name": "VARCHAR",
-            "position": "BIGINT",
-            "value": "DOUBLE",
-            "sample": "VARCHAR",
-        },
+        _columns(
+            "writer VARCHAR; step BIGINT; time DOUBLE; name VARCHAR; position BIGINT; value DOUBLE; sample VARCHAR"
+        ),
         "name, step, time, position",
     ),
     "events": Table(
-        {
-            "writer": "VARCHAR",
-            "kind": "VARCHAR",
-            "time": "DOUBLE",
-            "step": "BIGINT",
-            "name": "VARCHAR",
-            "message": "VARCHAR",
-            "data": "JSON",
-        },
+        _columns("writer VARCHAR; kind VARCHAR; time DOUBLE; step BIGINT; name VARCHAR; message VARCHAR; data JSON"),
         "time",
     ),
     "logs": Table(
-        {
-            "writer": "VARCHAR",
-            "time": "DOUBLE",
-            "level": "VARCHAR",
-            "logger": "VARCHAR",
-            "message": "VARCHAR",
-            "step": "BIGINT",
-        },
+        _columns("writer VARCHAR; time DOUBLE; level VARCHAR; logger VARCHAR; message VARCHAR; step BIGINT"),
         "time",
     ),
 }
@@ -127,31 +89,12 @@ ORDERED_METRICS = "metrics_in_order"
 ORDER_COLUMN = "recorded"
 """That column: the time, or ``_order`` where the clock stood still or went back."""
 
-RUN_COLUMNS = {
-    "id": "VARCHAR",
-    "name": "VARCHAR",
-    "project": "VARCHAR",
-    "experiment": "VARCHAR",
-    "group": "VARCHAR",
-    "arm": "VARCHAR",
-    "repeat": "BIGINT",
-    "stage": "VARCHAR",
-    "seed": "BIGINT",
-    "status": "VARCHAR",
-    "message": "VARCHAR",
-    "started": "DOUBLE",
-    "ended": "DOUBLE",
-    "step": "BIGINT",
-    "num_steps": "BIGINT",
-    "last_seen": "DOUBLE",
-    "directory": "VARCHAR",
-    "config": "JSON",
-    "summary": "JSON",
-    "notes": "VARCHAR",
-    "tags": "VARCHAR[]",
-    "host": "VARCHAR",
-    "problems": "VARCHAR[]",
-}
+RUN_COLUMNS = _columns(
+    "id VARCHAR; name VARCHAR; project VARCHAR; experiment VARCHAR; group VARCHAR; arm VARCHAR; repeat BIGINT; "
+    "stage VARCHAR; seed BIGINT; status VARCHAR; message VARCHAR; started DOUBLE; ended DOUBLE; step BIGINT; "
+    "num_steps BIGINT; last_seen DOUBLE; directory VARCHAR; config JSON; summary JSON; notes VARCHAR; "
+    "tags VARCHAR[]; host VARCHAR; problems VARCHAR[]"
+)
 """The table ``runs``: attributes of `RunInfo`."""
 
 HOOK_KEYS = ("calls", "errors", "total_seconds", "mean_seconds", "p95_seconds", "max_seconds")

@@ -42,7 +42,7 @@ export class LatestRequest {
   #controller = null;
 
   /** @returns {Promise<any>} null if a newer request was made */
-  async request(path, parameters) {
+  async get(path, parameters) {
     this.#controller?.abort();
     const controller = new AbortController();
     this.#controller = controller;
@@ -97,15 +97,15 @@ export function showLogin() {
     "aria-label": "Read token",
     style: { marginRight: "8px" },
   });
-  const said = h("p", { role: "alert" });
+  const message = h("p", { role: "alert" });
   const form = h(
     "form",
-    { onsubmit: (event) => submit(event, field, said) },
+    { onsubmit: (event) => submit(event, field, message) },
     h("h2", {}, "Read token"),
     h("p", {}, "This server requires its read token."),
     field,
     h("button", {}, "Log in"),
-    said,
+    message,
   );
   const dialog = h("dialog", { class: "login", oncancel: (event) => event.preventDefault() }, form);
   document.body.append(dialog);
@@ -113,9 +113,9 @@ export function showLogin() {
   field.focus();
 }
 
-async function submit(event, field, said) {
+async function submit(event, field, message) {
   event.preventDefault();
-  said.textContent = "";
+  message.textContent = "";
   try {
     const response = await fetch("/api/login", {
       method: "POST",
@@ -123,8 +123,8 @@ async function submit(event, field, said) {
       body: JSON.stringify({ token: field.value.trim() }),
     });
     if (response.ok) location.reload();
-    else said.textContent = (await response.json()).error;
+    else message.textContent = (await response.json()).error;
   } catch {
-    said.textContent = "The server does not respond.";
+    message.textContent = "The server does not respond.";
   }
 }

@@ -226,10 +226,10 @@ export class ChartBoard {
     const ordered = [...groups].sort(([a], [b]) => rank(a) - rank(b) || (a < b ? -1 : 1));
     const sections = [...(pinned.length ? [["pinned", pinned]] : []), ...ordered];
     if (!shown.length) {
-      const said = this.#metrics.length
+      const message = this.#metrics.length
         ? ["No metric matches", ""]
         : ["No metrics yet", this.nothing];
-      return void fill(this.body, empty(...said));
+      return void fill(this.body, empty(...message));
     }
     fill(
       this.body,

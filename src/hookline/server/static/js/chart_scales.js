@@ -67,8 +67,8 @@ function parts(seconds) {
     [minutes % 60, "min"],
     [rest, "s"],
   ];
-  const said = found.filter(([count]) => count > 0).map(([count, unit]) => `${count} ${unit}`);
-  return (seconds < 0 ? "-" : "") + said.join(" ");
+  const texts = found.filter(([count]) => count > 0).map(([count, unit]) => `${count} ${unit}`);
+  return (seconds < 0 ? "-" : "") + texts.join(" ");
 }
 
 const FAR = 2.5;
@@ -118,7 +118,7 @@ function most(sorted, limit) {
 const LEAST = 1e-9;
 
 /**
- * @param {[number, number] | null} zoom what is in sight; null for everything
+ * @param {[number, number] | null} zoom the visible part; null for everything
  * @param {[number, number]} extent everything
  * @param {"in" | "out" | "left" | "right"} how
  * @param {boolean} isLog whether the axis is

@@ -56,7 +56,7 @@ export function clock(time) {
   return time ? new Date(time * 1000).toLocaleTimeString("en-GB") : "–";
 }
 
-/** A time on an axis whose marks are so many seconds apart; at midnight it is the day that matters. */
+/** A tick label of a time axis with a tick distance in seconds; at midnight it shows the date. */
 export function timeMark(time, apart) {
   const date = new Date(time * 1000);
   const isMidnight = date.getHours() + date.getMinutes() + date.getSeconds() === 0;

@@ -6,12 +6,11 @@ import { ago } from "./format.js";
 import { Router, address } from "./page_state.js";
 import { RunStore, Selection } from "./run_store.js";
 import { bindThemeButton } from "./theme.js";
-import { ChartsView } from "./views/charts.js";
+import { ChartsView, SystemView } from "./views/charts.js";
 import { ExperimentView } from "./views/experiment.js";
 import { HooksView } from "./views/hooks.js";
 import { RolloutsView } from "./views/rollouts.js";
 import { RunsView } from "./views/runs.js";
-import { SystemView } from "./views/system.js";
 
 /** A Map, not an object: the URL may name "constructor", which every object has. */
 const VIEWS = new Map([

@@ -56,9 +56,9 @@ export class RunProblems {
 
   show() {
     const wrong = this.#runs().filter((run) => run?.problems.length);
-    const said = JSON.stringify(wrong.map((run) => [this.#store.nameOf(run.id), run.problems]));
-    if (said === this.#shown) return;
-    this.#shown = said;
+    const key = JSON.stringify(wrong.map((run) => [this.#store.nameOf(run.id), run.problems]));
+    if (key === this.#shown) return;
+    this.#shown = key;
     this.element.hidden = !wrong.length;
     const which = wrong.length === 1 ? "one run" : `${wrong.length} runs`;
     const title = `Problems in the records of ${which}`;

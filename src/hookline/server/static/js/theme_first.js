@@ -1,7 +1,8 @@
-// Before anything is drawn, so that a chosen theme does not flash in the other one first.
+// Runs before the first paint, so a chosen theme does not flash in the other one first. Not part of theme.js, because
+// modules run too late for that.
 try {
   const chosen = JSON.parse(localStorage.getItem("hookline.theme"));
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
 } catch {
-  // A browser that keeps nothing shows the theme of its system.
+  // Without storage, the page uses the system's theme.
 }

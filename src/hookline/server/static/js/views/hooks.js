@@ -155,9 +155,9 @@ export class HooksView {
   }
 
   #showOrder(order) {
-    const told = JSON.stringify(order);
-    if (told === this.#orderShown) return; // keeps unfolded parts open
-    this.#orderShown = told;
+    const key = JSON.stringify(order);
+    if (key === this.#orderShown) return; // keeps unfolded parts open
+    this.#orderShown = key;
     const text = "No order is recorded: these runs have no subscribers, or have not started training.";
     fill(this.order, order.length ? orderTables(order, (id) => this.#runName(id)) : h("p", { class: "muted" }, text));
   }
