@@ -130,7 +130,7 @@ def test_new_samples_of_a_live_run_appear_without_a_reload(root, show):
     directory = live_run(root)
     page = show("rollouts")
     expect(page.locator(".empty")).to_contain_text("No samples yet")
-    expect(page.locator(".empty")).to_contain_text("loop.log_samples or run.log_samples")
+    expect(page.locator(".empty")).to_contain_text("loop.log_samples, run.log_samples")
     append(directory, *samples_of_two_lessons())
     expect(page.locator(".sample-row")).to_have_count(4)
 

@@ -127,10 +127,10 @@ def test_charts_of_more_runs_than_can_be_read_at_once_say_how_many_are_drawn(roo
 
 
 @pytest.mark.parametrize("view", ["__proto__", "constructor", "toString", "%E0%A4%A"])
-def test_address_of_a_view_that_is_not_there_says_so_and_the_page_goes_on(root, show, view):
+def test_url_of_an_unknown_view_shows_a_message_and_the_page_still_works(root, show, view):
     finished_run(root)
     page = show(view)
-    expect(page.locator(".empty")).to_contain_text("There is no view")
+    expect(page.locator(".empty")).to_contain_text("There is no such view")
     page.get_by_role("link", name="Charts").click()
     expect(panel(page, "loss")).to_have_attribute("data-points", "3")
     page.goto(f"{page.url.split('#')[0]}#/charts?run=%E0%A4%A")
