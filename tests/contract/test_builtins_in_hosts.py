@@ -1,4 +1,4 @@
-"""All built-in callbacks together in every trainer: each does what it is for, or says at the start why it cannot."""
+"""All built-in callbacks together in every trainer: each works, or warns at the start why it cannot."""
 
 import hosts
 import pytest
@@ -10,7 +10,7 @@ from test_subscribers import built_in
 
 
 @pytest.mark.parametrize("name", hosts.HOSTS)
-def test_host_shows_an_effect_of_every_built_in_callback_that_does_not_say_why_it_has_none(name, tmp_path, caplog):
+def test_host_shows_an_effect_of_every_built_in_callback_that_does_not_warn(name, tmp_path, caplog):
     facts = builtins(hosts.make(name, tmp_path))
     idle, partly = differences.idle(name), differences.partly(name)
     assert facts == {"failing": [], "idle": sorted(idle), "partly": sorted(partly), "steps": [BATCHES, STEPS]}
@@ -22,5 +22,5 @@ def test_host_shows_an_effect_of_every_built_in_callback_that_does_not_say_why_i
     matrix.check(matrix.builtins_found(name), "builtins", name)
 
 
-def test_effects_are_known_of_all_that_is_built_in():
+def test_every_built_in_callback_has_a_known_effect():
     assert sorted(EFFECTS) == built_in()

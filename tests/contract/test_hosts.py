@@ -1,4 +1,4 @@
-"""One callback in every trainer: what each tells, as a whole list, against the list of hookline's own `Trainer`."""
+"""One callback in every trainer: compares each whole list of moments with that of hookline's own `Trainer`."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="session")
 def facts_of(tmp_path_factory):
-    """What comes of a scenario in a host, found out once."""
+    """Runs each scenario in each host once."""
 
     @functools.cache
     def run(name, scenario):
@@ -39,14 +39,14 @@ def check_moments(name, facts, reference):
 
 
 @pytest.mark.parametrize("name", hosts.HOSTS)
-def test_host_tells_the_moments_of_the_reference(name, facts_of):
+def test_host_fires_the_moments_of_the_reference(name, facts_of):
     scenarios = ("moments", "error", "resume")  # the others tell of errors, and of checkpoints that are loaded
     facts = {scenario: facts_of(name, scenario) for scenario in scenarios}
     check_moments(name, facts, facts_of(REFERENCE, "moments")["told"])
 
 
 @pytest.mark.parametrize("name", hosts.HOSTS)
-def test_host_counts_steps_and_batches_as_the_reference(name, facts_of):
+def test_host_counts_steps_and_batches_like_the_reference(name, facts_of):
     reference = facts_of(REFERENCE, "moments")["counts"]
     differing = {each.moment for each in differences.of(name)}
     expected = {moment: counts for moment, counts in reference.items() if moment not in differing}
@@ -66,12 +66,12 @@ def check_evaluations(name, facts):
 
 
 @pytest.mark.parametrize("name", hosts.HOSTS)
-def test_host_names_evaluations_and_hands_over_predictions_as_the_reference(name, facts_of):
+def test_host_names_evaluations_and_passes_predictions_like_the_reference(name, facts_of):
     check_evaluations(name, facts_of(name, "moments"))
 
 
 def means(losses):
-    """The mean of each epoch so far, as Keras has it."""
+    """Return the mean of each epoch so far, as Keras computes it."""
     epochs = (losses[:BATCHES], losses[BATCHES:])
     return [total / count for epoch in epochs for count, total in enumerate(itertools.accumulate(epoch), 1)]
 
@@ -83,7 +83,7 @@ def test_host_records_the_losses_of_the_reference(name, facts_of):
     assert facts_of(name, "moments")["losses"] == pytest.approx(shown, rel=1e-5)
 
 
-def test_tables_and_matrix_speak_of_the_hosts_that_there_are():
+def test_tables_and_matrix_list_the_existing_hosts():
     there = {*hosts.HOSTS, ray_train.NAME}
     listed = [*differences.DIFFERENCES, *differences.STEERING_DIFFERENCES]
     assert {each.host for each in listed} <= there == set(differences.HOSTS)
@@ -100,21 +100,21 @@ def test_integrations_page_has_the_matrix(monkeypatch):
     assert page == moments_reference.with_matrix(page, matrix.read())
 
 
-def test_difference_that_is_not_needed_is_found(facts_of):
+def test_superfluous_difference_is_found(facts_of):
     told = facts_of(REFERENCE, "moments")["told"]
     useless = differences.Difference(REFERENCE, "on_eval", lambda names, moment: names, "for fun")
     assert differences.superfluous(told, told, [useless]) == [useless]
 
 
 class Curious(hl.Callback):
-    """Asks for another validation at the first one."""
+    """Requests another validation during the first one."""
 
     def on_eval(self, loop, step_idx, eval_name, metrics):
         if step_idx + 1 == BATCHES:
             loop.request_validation()
 
 
-def test_huggingface_epoch_ends_behind_the_evaluations_of_all_its_data_sets(tmp_path):
+def test_huggingface_epoch_ends_after_the_evaluations_of_all_data_sets(tmp_path):
     seen = RecordingCallback()
     host = hosts.make("huggingface", tmp_path)
     host.several_data_sets = True
@@ -123,15 +123,15 @@ def test_huggingface_epoch_ends_behind_the_evaluations_of_all_its_data_sets(tmp_
     assert told == EPOCHS * [*BATCHES * ["on_step_end"], "on_eval", "on_eval", "on_train_epoch_end"]
 
 
-def test_huggingface_validation_that_is_asked_for_at_one_comes_behind_the_next_step(tmp_path):
+def test_huggingface_validation_requested_during_one_follows_the_next_step(tmp_path):
     seen = RecordingCallback()
     hosts.make("huggingface", tmp_path).train(seen, Curious())
     validated = [event.arguments[0] + 1 for event in seen.events if event.moment == "on_eval"]
     assert validated == [BATCHES, BATCHES + 1, STEPS]
 
 
-def test_ray_train_tells_the_reference_and_is_steered_in_two_workers(tmp_path, facts_of, monkeypatch):
-    """One fit for all that there is to know: starting Ray Train takes half a minute."""
+def test_ray_train_fires_the_reference_and_applies_requests_in_two_workers(tmp_path, facts_of, monkeypatch):
+    """Uses one fit for all scenarios: starting Ray Train takes half a minute."""
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")  # for its workers
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # so long does every report wait

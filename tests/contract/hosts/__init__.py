@@ -1,4 +1,4 @@
-"""A host for each trainer that callbacks of hookline run in: the same small training in all of them."""
+"""A host for each trainer in which hookline's callbacks run, all with the same small training."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ PLACES = {
     "lightning": ("hosts.lightning:Lightning", "lightning"),
     "keras": ("hosts.keras:Keras", "keras"),
 }
-"""Where each host is, by its name, and the package that it needs."""
+"""The module of each host by name, and the package it needs."""
 HOSTS = list(PLACES)
 """Those that train in the process of the test; Ray Train has workers."""
 REGRESSING = [name for name in HOSTS if name not in ("learner", "trl_sft", "trl_grpo")]
@@ -29,7 +29,7 @@ REGRESSING = [name for name in HOSTS if name not in ("learner", "trl_sft", "trl_
 
 
 def make(name: str, directory: Path) -> Host:
-    """A host; the test is skipped where its package is not installed."""
+    """Return a host; skips the test if its package is not installed."""
     place, package = PLACES[name]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")

@@ -1,9 +1,9 @@
-"""What Accelerate keeps in a process about the first training that it was used for."""
+"""The process-wide state of Accelerate."""
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 
 def fresh_state() -> None:
-    """Let the next training begin anew."""
+    """Reset it for the next training."""
     for kind in (AcceleratorState, GradientState, PartialState):
         kind._reset_state()

@@ -1,4 +1,4 @@
-"""What the contract suites need to know of a host: how it trains the one small model with callbacks of hookline."""
+"""The interface of a host for the contract suites: trains one small model with hookline's callbacks."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -18,19 +18,19 @@ class Host(ABC):
 
     name: ClassVar[str]
     monitor: ClassVar[str] = "val/loss"
-    """What its evaluations measure, with all built-in callbacks."""
+    """The metrics of its evaluations, with all built-in callbacks."""
 
     loop: Any = None
-    """What callbacks are given, once it trains."""
+    """The loop that callbacks receive, once it trains."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     @property
     def options(self) -> dict[str, Any]:
-        """What runs are given everywhere."""
+        """The options of every run."""
         return {"root": self.directory / "runs", "summary": False}
 
     @abstractmethod
     def train(self, *callbacks: Any, resume: Path | None = None) -> None:
-        """Train to the end with callbacks, or go on from a checkpoint; an error of the training propagates."""
+        """Train to the end, or resume from a checkpoint; errors propagate."""

@@ -1,4 +1,4 @@
-"""What each built-in callback does in a host, so that one that hears nothing there is not taken for one that works.
+"""What each built-in callback does in a host, so that one that receives nothing there does not count as working.
 
 Every callback is made so that it does something within a few steps. Threads and clocks are not waited for: `Nudges`
 calls the functions that threads call, and moves the clock.
@@ -58,7 +58,7 @@ class Nudges(hl.Callback):
 
 
 class Looks(hl.Callback):
-    """Notes whether a validation is made with the averages of `EMA`."""
+    """Checks whether a validation uses the averages of `EMA`."""
 
     priority = -1000
 
@@ -96,7 +96,7 @@ class Bench:
     made: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> list[Any]:
-        """A new one of each."""
+        """Create one of each."""
         clock = lambda: self.now  # noqa: E731
         self.made = {
             "alert": callbacks.Alert(
@@ -130,7 +130,7 @@ class Bench:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear what is printed and logged."""
+        """Capture what is printed and logged."""
         handler = _Lines(self.lines)
         loggers = [logging.getLogger(name) for name in ("hookline.training", "hookline.hooks")]
         levels = [each.level for each in loggers]
@@ -161,7 +161,7 @@ def _marked(*given: Any) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Found:
-    """Two trainings, of which the second goes on where the first was left."""
+    """Two trainings; the second resumes the first."""
 
     first: Bench
     second: Bench
@@ -180,7 +180,7 @@ class Found:
 
     @property
     def not_finite(self) -> set[str]:
-        """What the guard found."""
+        """The findings of the guard."""
         found = [record for record in self.records if isinstance(record, Event) and record.name == "not_finite"]
         return {record.data["reason"] for record in found}
 
@@ -225,7 +225,7 @@ EFFECTS: dict[str, Callable[[Found], bool]] = {
     "throughput_monitor": lambda found: "throughput/steps_per_second" in found.metrics,
     "timer": lambda found: found.stop_reason is not None and found.stop_reason.startswith("timer: the budget"),
 }
-"""How the effect of each shows."""
+"""How the effect of each callback is visible."""
 
 
 PARTS: dict[str, Callable[[Found], bool]] = {

@@ -22,7 +22,7 @@ AT = 3
 
 
 class Speak(hl.Callback):
-    """Does something after so many steps."""
+    """Runs an action after a number of steps."""
 
     def __init__(self, at: int, action: Callable[[Any], object]) -> None:
         self.at, self.action = at, action
@@ -33,7 +33,7 @@ class Speak(hl.Callback):
 
 
 class Tally(hl.Callback):
-    """Counts steps, and keeps the count."""
+    """Counts steps, with the count in its state."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -65,7 +65,7 @@ def moments(host: Host) -> Facts:
 
 
 def stop(host: Host) -> Facts:
-    """A stop that is asked for in the middle of an epoch."""
+    """A stop requested in the middle of an epoch."""
     seen = RecordingCallback()
     host.train(seen, Speak(AT, lambda loop: loop.request_stop("enough")))
     return {
@@ -78,7 +78,7 @@ def stop(host: Host) -> Facts:
 
 
 def checkpoint(host: Host) -> Facts:
-    """A checkpoint that is asked for in the middle of an epoch."""
+    """A checkpoint requested in the middle of an epoch."""
     seen = RecordingCallback()
     host.train(seen, Speak(AT, lambda loop: loop.request_checkpoint()))
     saved = [event.arguments[0] for event in seen.events if event.moment == "on_checkpoint"]
@@ -97,7 +97,7 @@ def metric(host: Host) -> Facts:
 
 
 def error(host: Host) -> Facts:
-    """An error of a callback that is critical."""
+    """An error of a critical callback."""
     seen = RecordingCallback()
     caught = ""
     try:
@@ -114,7 +114,7 @@ def error(host: Host) -> Facts:
 
 
 def resume(host: Host) -> Facts:
-    """A training that is stopped at the end of an epoch, and one that goes on from its checkpoint."""
+    """A training that is stopped at the end of an epoch, and one that resumes from its checkpoint."""
     seen, again, tally = RecordingCallback(), RecordingCallback(), Tally()
     host.train(seen, Tally(), leaving())
     first = host.loop
@@ -166,7 +166,7 @@ def breaking() -> Any:
 
 
 def leaving() -> Speak:
-    """Leaves a checkpoint and stops, at the end of the first epoch."""
+    """Saves a checkpoint and stops at the end of the first epoch."""
 
     def leave(loop: Any) -> None:
         loop.request_checkpoint()
@@ -176,7 +176,7 @@ def leaving() -> Speak:
 
 
 def checkpoint_of(seen: RecordingCallback) -> Path:
-    """Where the first checkpoint lies that somebody was told of."""
+    """Return the path of the first reported checkpoint."""
     first = next(event for event in seen.events if event.moment == "on_checkpoint")
     return Path(first.arguments[0].path)
 
@@ -198,7 +198,7 @@ def predictions_in(outputs: Any) -> bool:
 
 
 def counts(seen: RecordingCallback) -> dict[str, list[int]]:
-    """The steps, batches and indices that moments told, in order."""
+    """Return the steps, batches and indices of the moments, in order."""
     told: dict[str, list[int]] = {}
     for event in seen.events:
         told.setdefault(event.moment, []).extend(each for each in event.arguments if type(each) is int)
@@ -211,7 +211,7 @@ def rows(host: Host) -> list[dict[str, Any]]:
 
 
 def recorded_end(host: Host) -> list[str]:
-    """How the record says that the training ended; where several processes train, another one writes it."""
+    """Return the recorded end of the training; with several processes, another one writes it."""
     wait_until(lambda: last_status(host.loop.dir).status != "running")
     status = last_status(host.loop.dir)
     return [status.status, status.message]

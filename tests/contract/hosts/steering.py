@@ -1,4 +1,4 @@
-"""What comes of steering, in every host."""
+"""The outcomes of requests in every host."""
 
 from hosts.base import BATCHES, STEPS
 from hosts.differences import STEERING_DIFFERENCES, SteeringDifference
@@ -26,16 +26,16 @@ EXPECTED: dict[str, Facts] = {
         "in the same run": True,
     },
 }
-"""What comes of each scenario."""
+"""The outcome of each scenario."""
 
 
 def expected(host: str, scenario: str) -> Facts:
-    """What comes of it in a host, with its differences."""
+    """Return the outcome in a host, with its differences."""
     return EXPECTED[scenario] | {each.fact: each.value for each in _known(host, scenario)}
 
 
 def notes(host: str, scenario: str) -> list[str]:
-    """Why something else comes of it than in other hosts."""
+    """Return why the outcome differs from that in other hosts."""
     return [each.reason for each in _known(host, scenario)]
 
 

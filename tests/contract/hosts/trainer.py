@@ -1,4 +1,4 @@
-"""hookline's own `Trainer`: what it tells is the reference."""
+"""hookline's own `Trainer`, the reference."""
 
 from pathlib import Path
 from typing import Any
