@@ -1,4 +1,4 @@
-"""A policy that sorts digits, rightly as often as it is told to, and a worker with it: no model, no device."""
+"""A policy that sorts digits with a given success rate, and a worker with it: no model, no device."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Lessons and the curriculum: what is drawn, unlocked, learnt, forgotten, saved and refused."""
+"""Lessons and the curriculum: drawing, unlocking, graduation, regression, state and validation."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def learn(course, *ids, step=1):
         course.record(each, [True] * 10, step)
 
 
-def told(course):
+def events_of(course):
     return [(event.kind, event.lesson, event.step) for event in course.take_events()]
 
 
@@ -93,12 +93,12 @@ def test_curriculum_lesson_that_is_forgotten_is_active_again_and_its_dependents_
     learn(course, "one", "two")
     course.take_events()
     course.record("one", [True] * 8 + [False] * 2, 5)
-    assert told(course) == []
+    assert events_of(course) == []
     course.record("one", [False], 6)
     assert course.states() == {"one": "active", "two": "graduated", "three": "active"}
     assert course.take_events() == [CurriculumEvent("regressed", "one", 6, 0.7)]
     learn(course, "one", step=8)
-    assert told(course) == [("graduated", "one", 8)]
+    assert events_of(course) == [("graduated", "one", 8)]
 
 
 @pytest.mark.parametrize(("margin", "rate", "state"), [(0.0, 0.85, "active"), (0.3, 0.65, "graduated")])
@@ -121,9 +121,9 @@ def test_curriculum_low_threshold_can_be_forgotten_too():
 def test_curriculum_lesson_learnt_while_locked_graduates_when_it_is_unlocked():
     course = curriculum(lesson("one"), lesson("two", "one"), lesson("other", "one"), lesson("three", "two", "other"))
     learn(course, "three", "two", "other")
-    assert (course.locked, told(course)) == (["two", "other", "three"], [])
+    assert (course.locked, events_of(course)) == (["two", "other", "three"], [])
     learn(course, "one", step=9)
-    assert told(course) == [
+    assert events_of(course) == [
         ("graduated", "one", 9),
         ("unlocked", "two", 9),
         ("unlocked", "other", 9),

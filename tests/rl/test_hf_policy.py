@@ -1,4 +1,4 @@
-"""A policy on a Hugging Face model: exact log-probabilities, exact sampling, and nobody else's random state."""
+"""A policy on a Hugging Face model: exact log-probabilities, exact sampling, and no global random state."""
 
 import random
 from collections import Counter

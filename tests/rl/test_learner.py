@@ -1,4 +1,4 @@
-"""The GRPO learner: a Trainer like any other, whose rows, hooks, checkpoints and callbacks are told of the rollouts."""
+"""The GRPO learner: rows, hooks, checkpoints and callbacks of a Trainer, with rollouts as data."""
 
 import math
 import random
@@ -296,12 +296,12 @@ def test_learner_that_records_nothing_keeps_rows_and_samples_of_rollouts_in_memo
 def test_learner_callbacks_get_hook_metrics_with_the_learner_as_the_loop():
     class Loops(hl.Callback):
         def on_log(self, loop, step, metrics):
-            told.append((loop, step, sorted(metrics) if "tracked" in metrics else "row"))
+            logged.append((loop, step, sorted(metrics) if "tracked" in metrics else "row"))
 
-    told = []
+    logged = []
     made = Setup(hooks=[MetricsHook(2, lambda context: {"tracked": 1})], callbacks=[Loops()], max_steps=2)
     made.fit()
-    assert told == [(made.learner, 1, "row"), (made.learner, 2, ["tracked"]), (made.learner, 2, "row")]
+    assert logged == [(made.learner, 1, "row"), (made.learner, 2, ["tracked"]), (made.learner, 2, "row")]
 
 
 def test_learner_stop_requested_by_a_hook_ends_the_training_after_the_step():

@@ -1,4 +1,4 @@
-"""The reward functions of the library: what each gives, and that any text is good enough for them."""
+"""The library of reward functions: the values of each, for any text."""
 
 import math
 import pickle

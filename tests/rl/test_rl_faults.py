@@ -1,4 +1,4 @@
-"""What goes wrong in rollouts and in learning from them, and what comes of it."""
+"""Failures in rollouts and in learning from them, and their consequences."""
 
 import math
 from types import SimpleNamespace

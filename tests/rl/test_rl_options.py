@@ -43,8 +43,8 @@ def test_evaluation_hook_start_step_leaves_out_the_first_steps():
     hook = rl.EvaluationHook(frequency=2, n_examples=1, start_step=2)
     seen = RecordingCallback()
     worker(hooks=[hook], callbacks=[seen], max_steps=6).run()
-    told = [event.arguments[:2] for event in seen.events if event.moment == "on_eval"]
-    assert [step_idx + 1 for step_idx, name in told if name == "eval"] == [4, 6]
+    events = [event.arguments[:2] for event in seen.events if event.moment == "on_eval"]
+    assert [step_idx + 1 for step_idx, name in events if name == "eval"] == [4, 6]
 
 
 @pytest.mark.parametrize("durability", ["process", "checkpoint"])

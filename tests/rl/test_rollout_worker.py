@@ -1,4 +1,4 @@
-"""The rollout worker: its moments, its hooks, its record, taking it up again, and everything that can fail in it."""
+"""The rollout worker: its moments, its hooks, its record, resuming it, and everything that can fail in it."""
 
 import asyncio
 import functools
@@ -130,10 +130,10 @@ def test_worker_new_weights_fire_their_version_and_mark_the_rollouts():
 
     made.register_hook(Updates())
     made.run(2)
-    told = [event for event in seen.events if event.moment in ("on_weights_update", "on_rollout_end")]
-    assert [event.moment for event in told] == ["on_rollout_end", "on_weights_update", "on_rollout_end"]
-    assert told[1].arguments == (7,)
-    versions = [{each.version for each in event.arguments[1]} for event in (told[0], told[2])]
+    events = [event for event in seen.events if event.moment in ("on_weights_update", "on_rollout_end")]
+    assert [event.moment for event in events] == ["on_rollout_end", "on_weights_update", "on_rollout_end"]
+    assert events[1].arguments == (7,)
+    versions = [{each.version for each in event.arguments[1]} for event in (events[0], events[2])]
     assert versions == [{0}, {7}]
     assert [row.metrics["policy/version"] for row in made.history if "policy/version" in row.metrics] == [0, 7]
 
@@ -595,11 +595,11 @@ def test_evaluation_of_rollouts_is_an_evaluation_like_any_other():
     policy = ScriptedPolicy(functools.partial(sort_digits, chance=1.0))
     artifacts = worker(policy, lessons=lessons, hooks=[hook], callbacks=[seen, stopping]).run(20)
     assert (artifacts.step, "eval/success_rate" in artifacts.stop_reason) == (3, True)
-    told = [event for event in seen.events if event.moment in ("on_log", "on_eval")]
-    evaluated = [event.arguments[1] for event in told if event.moment == "on_eval"]
+    events = [event for event in seen.events if event.moment in ("on_log", "on_eval")]
+    evaluated = [event.arguments[1] for event in events if event.moment == "on_eval"]
     assert evaluated == ["eval/two", "eval/three", "eval"] * 3
     overall = {"eval/success_rate": 1.0}
-    assert [event.moment for event in told if event.arguments[-1] == overall] == ["on_log", "on_eval"] * 3
+    assert [event.moment for event in events if event.arguments[-1] == overall] == ["on_log", "on_eval"] * 3
 
 
 def test_evaluation_on_another_thread_fires_on_the_loops_thread():
@@ -697,8 +697,8 @@ def test_record_lessons_that_are_learnt_and_unlocked_are_events(tmp_path):
         ScriptedPolicy(functools.partial(sort_digits, chance=1.0)), lessons=lessons, output_dir=str(tmp_path), hooks=[]
     )
     made.run(1)
-    told = [(event.name, event.step, event.data) for event in events_of(made, "lesson_graduated", "lesson_unlocked")]
-    assert told == [
+    events = [(event.name, event.step, event.data) for event in events_of(made, "lesson_graduated", "lesson_unlocked")]
+    assert events == [
         ("lesson_graduated", 1, {"lesson": "two", "success_rate": 1.0}),
         ("lesson_unlocked", 1, {"lesson": "three", "success_rate": None}),
     ]

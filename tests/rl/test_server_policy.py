@@ -25,7 +25,7 @@ def server():
 
 
 class Time:
-    """A clock that goes on by waiting, and what to do during the n-th wait."""
+    """A clock that advances by waiting, with an action for the n-th wait."""
 
     def __init__(self, **during):
         self.now = 100.0
