@@ -114,8 +114,8 @@ def test_generation_metrics_of_chats_read_what_the_assistant_said():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"generations": "one text"}, "give a list of texts"),
-        ({"generations": 3}, "give a list of texts"),
+        ({"generations": "one text"}, "give a list of strings"),
+        ({"generations": 3}, "give a list of strings"),
         ({"generations": ["a", 3]}, r"generations\[1\]=3"),
         ({"generations": ["a"], "token_counts": [1, 2]}, "each of the 1 generations"),
         ({"generations": ["a"], "token_counts": ["x"]}, "give whole numbers"),

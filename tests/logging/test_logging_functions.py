@@ -296,7 +296,7 @@ def test_log_function_given_a_wrong_type_is_an_error(call):
 
 def test_log_generation_metrics_given_a_wrong_type_are_an_error_also_when_not_sampled(listen):
     listen(sampling_ratio=0.0)
-    with pytest.raises(OptionError, match="give a list of texts"):
+    with pytest.raises(OptionError, match="give a list of strings"):
         hookline_logging.log_generation_metrics(1, "a text")
 
 

@@ -1,4 +1,4 @@
-"""The standard-library front: a logging configuration, loggers by topic, and functions that log what training does."""
+"""Logging on top of the standard library: a configuration, loggers by topic, and ``log_*`` functions for training."""
 
 from hookline.logging.completions import extract_reasoning_and_answer
 from hookline.logging.config import Categories, MetricSettings

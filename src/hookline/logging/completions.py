@@ -1,4 +1,4 @@
-"""Texts of prompts and completions, as strings or as chats, and the parts that tags mark in them."""
+"""The text of prompts and completions, given as strings or chats, and the parts that tags mark in them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,30 +7,28 @@ from hookline._engine.errors import OptionError
 
 
 def extract_reasoning_and_answer(output: str) -> tuple[str | None, str | None]:
-    """What stands in ``<reasoning>`` (or ``<think>``) and in the last ``<answer>``; None for what is not there.
+    """Return the content of ``<reasoning>`` (or ``<think>``) and of the last ``<answer>``; None for a missing one.
 
     >>> extract_reasoning_and_answer("<reasoning>2 + 2</reasoning><answer>4</answer>")
     ('2 + 2', '4')
     """
     reasonings = [found for tag in ("reasoning", "think") if (found := _between(output, tag))]
-    answer, place = None, 0
-    while (found := _between(output, "answer", place)) is not None:
-        _, answer, place = found
+    answer, position = None, 0
+    while (found := _between(output, "answer", position)) is not None:
+        _, answer, position = found
     return min(reasonings)[1].strip() if reasonings else None, None if answer is None else answer.strip()
 
 
 def _between(text: str, tag: str, start: int = 0) -> tuple[int, str, int] | None:
-    """Where a tag opens, what it holds, and where it ends; None where it is not closed.
-
-    By `str.find` and not by a pattern, which takes quadratic time for a policy that repeats an opening tag.
-    """
+    """Return where a tag opens, its content, and where it ends; None if it is not closed."""
+    # `str.find`, not a pattern: that takes quadratic time for a policy that repeats an opening tag.
     opened = text.find(f"<{tag}>", start)
     closed = -1 if opened < 0 else text.find(f"</{tag}>", opened)
     return None if closed < 0 else (opened, text[opened + len(tag) + 2 : closed], closed + len(tag) + 3)
 
 
 def prompt_text(prompt: Any) -> str:
-    """A question as text: of a chat with several messages each with its role, anything else by `str`."""
+    """Return a prompt as text: a chat of several messages with their roles, any other value by `str`."""
     if is_chat(prompt):
         if len(prompt) == 1:
             return _content(prompt[0])
@@ -39,7 +37,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def completion_text(completion: Any) -> str:
-    """A completion as text: of a chat what the assistant said, anything else by `str`."""
+    """Return a completion as text: the assistant's messages of a chat, any other value by `str`."""
     if is_chat(completion):
         own = [message for message in completion if message.get("role") == "assistant"]
         return "\n".join(_content(message) for message in own or completion)
@@ -47,27 +45,29 @@ def completion_text(completion: Any) -> str:
 
 
 def generation_texts(generations: Any) -> list[str]:
-    """The texts of a batch of completions.
+    """Return the texts of a batch of completions.
 
     Raises:
-        OptionError: It is no sequence, or one of them is neither a text nor a chat nor None.
+        OptionError: It is not a sequence, or one of them is not a string, a chat or None.
     """
     if isinstance(generations, str | bytes | Mapping) or not isinstance(generations, Sequence):
-        raise OptionError(f"generations={generations!r:.200}: give a list of texts, or of chats as TRL has them.")
+        raise OptionError(f"generations={generations!r:.200}: give a list of strings, or of chats as in TRL.")
     for index, each in enumerate(generations):
         if not (each is None or isinstance(each, str) or is_chat(each)):
-            raise OptionError(f"generations[{index}]={each!r:.200}: give a text, or a list of messages with a content.")
+            raise OptionError(
+                f"generations[{index}]={each!r:.200}: give a string, or a list of messages with a content."
+            )
     return [completion_text(each) for each in generations]
 
 
 def is_chat(value: Any) -> bool:
-    """Whether a value is a list of messages."""
+    """Return whether a value is a list of messages."""
     return isinstance(value, list | tuple) and all(isinstance(each, Mapping) and "content" in each for each in value)
 
 
 def _content(message: Mapping[str, Any]) -> str:
     content = message["content"]
-    if isinstance(content, list | tuple):  # parts: texts, pictures
+    if isinstance(content, list | tuple):  # parts: texts, images
         return "".join(str(p.get("text", f"[{p.get('type')}]")) if isinstance(p, Mapping) else str(p) for p in content)
     return _text(content)
 

@@ -1,33 +1,16 @@
 """Reads a logging configuration, and checks all of it before anything is built or changed.
 
-A configuration is what `logging.config.dictConfig` takes, with these differences:
+A configuration has the format of `logging.config.dictConfig`, with these differences:
 
 - ``metrics:`` holds `MetricSettings`.
 - A formatter with ``format: json`` writes JSON, with the ``fields`` that it names.
 - Topics may be called ``logging.training`` or ``hookline.training``, handlers ``logging.custom.CSVHandler`` or
-  ``hookline.logging.CSVHandler``; it is the same.
-- ``version`` may be left out; existing loggers are disabled only where it says so.
-- Keys and names that nothing goes by are errors, with the file and line where there is a file.
+  ``hookline.logging.CSVHandler``, with the same meaning.
+- ``version`` may be left out; existing loggers are only disabled on request.
+- Unknown keys and names are errors, with the file and line if there is a file.
 
-As with the standard library, a configuration names classes and functions that are imported and called:
-take none from somebody you would not take code from.
-
-The configuration of `initialize()` without one: to the console, a file, and a table of model outputs.
-
-`MetricSettings`: what the section ``metrics:`` of a logging configuration governs.
-
-| setting | governs |
-|---|---|
-| ``logging_frequency`` | `log_training_progress`, `log_reward_metrics`; `log_memory_usage` where it is given a step |
-| ``validation_frequency`` | `validation_due`; what `log_validation_metrics` is given is always recorded |
-| ``sampling_ratio`` | `log_generation_metrics`: the share of steps for which they are computed |
-| ``trend_window`` | how many recorded points the trend of a reward looks back on |
-| ``enable.reward_metrics`` | `log_reward_metrics` and `log_reward` |
-| ``enable.generation_metrics`` | `log_generation_metrics` |
-| ``enable.validation_metrics`` | `log_validation_metrics` and `validation_due` |
-| ``enable.resource_metrics`` | `log_memory_usage` |
-
-Model outputs are not metrics: `log_model_output` records every one.
+As with the standard library, a configuration names classes and functions that are imported and called: do not use one
+from a source whose code you would not run.
 """
 
 import logging
@@ -39,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError, closest
 from hookline._engine.factories import Source, checked_arguments
 from hookline.config.sources import read_source
@@ -85,13 +69,13 @@ _WORD = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """Which categories of metrics are recorded.
+    """Selects the categories of metrics that are recorded.
 
     Args:
-        reward_metrics: What `log_reward_metrics` and `log_reward` are given.
-        generation_metrics: What `log_generation_metrics` is given.
-        validation_metrics: What `log_validation_metrics` is given.
-        resource_metrics: What `log_memory_usage` measures.
+        reward_metrics: Those of `log_reward_metrics` and `log_reward`.
+        generation_metrics: Those of `log_generation_metrics`.
+        validation_metrics: Those of `log_validation_metrics`.
+        resource_metrics: Those of `log_memory_usage`.
     """
 
     reward_metrics: bool = True
@@ -102,16 +86,17 @@ class Categories:
 
 @dataclass(frozen=True, slots=True)
 class MetricSettings:
-    """How often metrics are recorded, and which.
+    """The section ``metrics:`` of a configuration: which metrics are recorded, and how often.
 
     Args:
-        logging_frequency: In steps: rows of steps that are no multiple of it are left out. Of
-            `log_training_progress`, those that bring a metric that was not there before are recorded all the same,
-            and so is the last value of each metric, at `shutdown` at the latest.
-        validation_frequency: In steps; None where validation is never due.
-        sampling_ratio: The share of steps, between 0 and 1, for which expensive metrics are computed.
-        trend_window: In recorded points.
-        enable: The categories.
+        logging_frequency: In steps, for `log_training_progress`, `log_reward_metrics`, and `log_memory_usage` with a
+            step: rows of steps that are not a multiple of it are left out. `log_training_progress` still records rows
+            with a new metric, and the last value of each metric, at `shutdown` at the latest.
+        validation_frequency: In steps, for `validation_due`; None if validation is never due. Metrics given to
+            `log_validation_metrics` are always recorded.
+        sampling_ratio: The share of steps, from 0 to 1, for which `log_generation_metrics` computes its metrics.
+        trend_window: Over how many recorded points the trend of a reward is computed.
+        enable: The categories. Model outputs are not metrics: `log_model_output` records every one.
     """
 
     logging_frequency: int = 1
@@ -121,29 +106,27 @@ class MetricSettings:
     enable: Categories = field(default_factory=Categories)
 
     def __post_init__(self) -> None:
-        for name, least in (("logging_frequency", 1), ("validation_frequency", 1), ("trend_window", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
-        if not 0.0 <= self.sampling_ratio <= 1.0:
-            raise OptionError(f"sampling_ratio={self.sampling_ratio!r}: give a share between 0 and 1.")
+        require_integer("logging_frequency", self.logging_frequency)
+        require_integer("validation_frequency", self.validation_frequency, optional=True)
+        require_number("sampling_ratio", self.sampling_ratio, minimum=0, maximum=1)
+        require_integer("trend_window", self.trend_window, minimum=2)
 
     def is_due(self, step: int) -> bool:
-        """Whether the metrics of a step are recorded."""
+        """Return whether the metrics of a step are recorded."""
         return step % self.logging_frequency == 0
 
     def validation_due(self, step: int) -> bool:
-        """Whether validation is to run after so many completed steps."""
+        """Return whether validation is due after this many completed steps."""
         if self.validation_frequency is None or not self.enable.validation_metrics:
             return False
         return step > 0 and step % self.validation_frequency == 0
 
     def is_sampled(self, step: int) -> bool:
-        """Whether a step is among those for which expensive metrics are computed.
+        """Return whether expensive metrics are computed for a step.
 
-        The multiples of the golden ratio spread evenly, over all steps and over every n-th of them
-        alike, so the share is right however often it is asked. It depends on the step alone: all
-        ranks and a resumed run decide alike, and nobody's random numbers are touched.
+        Multiples of the golden ratio are spread evenly over all steps and over every n-th of them, so the share is
+        right however often this is called. It depends on the step alone: all ranks and a resumed run decide alike, and
+        no random state is changed.
         """
         return (step * _GOLDEN % _WORD) < self.sampling_ratio * _WORD
 
@@ -159,7 +142,7 @@ _CUSTOM = "logging.custom."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A configuration that has been checked, as `DictConfigurator` takes it, and the settings of metrics."""
+    """A checked configuration in the form that `DictConfigurator` accepts, and the settings of metrics."""
 
     dictionary: dict[str, Any]
     settings: MetricSettings
@@ -167,17 +150,17 @@ class Plan:
 
 
 def read_plan(config: str | Path | Mapping[str, Any] | None) -> Plan:
-    """Read a file, a dict or the default, and check it.
+    """Read and check a file, a dict or the default.
 
     Raises:
-        ConfigError: Something in it is wrong; the message says where and what is accepted.
+        ConfigError: Something in it is wrong; the message names the position and what is accepted.
     """
     source = read_source(DEFAULT if config is None else config)
     return _Checker(source).plan()
 
 
 class _Checker:
-    """Goes through a configuration once, and gives it back as the standard library takes it."""
+    """Checks a configuration in one pass, and converts it to the form of the standard library."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -205,12 +188,12 @@ class _Checker:
         for name, each in self.items(data, "loggers"):
             topic = self.topic(name)
             if topic in found:
-                raise self.source.error(f"loggers.{name}", f"{topic} is given twice, by both of its names.")
+                raise self.source.error(f"loggers.{name}", f"{topic} is given twice, under both of its names.")
             found[topic] = self.logger(f"loggers.{name}", each)
         return found
 
     def topic(self, name: str) -> str:
-        """The name of a logger here; a topic that does not exist is refused, under either of its names."""
+        """Return the logger's name for either of a topic's names; an unknown topic is an error."""
         first, dot, rest = name.partition(".")
         if not dot or first not in ("logging", "hookline"):
             return name
@@ -253,7 +236,7 @@ class _Checker:
         name = self.class_name(f"{path}.class", handler["class"])
         kind = self.handler_class(f"{path}.class", name)
         arguments = {key: value for key, value in handler.items() if key not in _HANDLER_KEYS}
-        if not issubclass(kind, logging.handlers.QueueHandler):  # what it is given is not what it takes
+        if not issubclass(kind, logging.handlers.QueueHandler):  # its configuration differs from its arguments
             arguments = checked_arguments(kind, arguments, self.source, path)
         if kind.__module__ == logging.handlers.__name__:
             self.numbers(path, arguments)
@@ -261,10 +244,10 @@ class _Checker:
         return {**settings, **arguments, "class": name}
 
     def class_name(self, path: str, name: str) -> str:
-        """The name that a handler's class can be imported by."""
+        """Return the name from which a handler's class can be imported."""
         custom = name.removeprefix(_CUSTOM)
         if custom != name and custom not in _CLASSES:
-            raise self.source.error(path, f"{name!r} is not a class of handlers. {closest(custom, _CLASSES)}")
+            raise self.source.error(path, f"{name!r} is not a handler class. {closest(custom, _CLASSES)}")
         return f"hookline.logging.{custom}" if custom != name else name
 
     def handler_class(self, path: str, name: str) -> type[logging.Handler]:
@@ -274,11 +257,11 @@ class _Checker:
             why = f"{error.__cause__ or error}. {_closest_class(name)}".rstrip()
             raise self.source.error(path, f"{name!r} cannot be imported: {why}") from error
         if not isinstance(kind, type) or not issubclass(kind, logging.Handler):
-            raise self.source.error(path, f"{name!r} is {kind!r}, which is no class of handlers.")
+            raise self.source.error(path, f"{name!r} is {kind!r}, which is not a handler class.")
         return kind
 
     def numbers(self, path: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse other things than numbers for handlers of the standard library, which say no types."""
+        """Check the numbers of the standard library's handlers, whose arguments have no type annotations."""
         for key in _NUMBERS & arguments.keys():
             if isinstance(arguments[key], bool) or not isinstance(arguments[key], int | float):
                 given = f"{arguments[key]!r:.200} was given"
@@ -298,7 +281,7 @@ class _Checker:
         found = self.mapping(section, data.get(section) or {})
         for name in found:
             if not isinstance(name, str):
-                raise self.source.error(f"{section}.{name}", f"{name!r} is not a name: give a text.")
+                raise self.source.error(f"{section}.{name}", f"{name!r} is not a name: give a string.")
         return list(found.items())
 
     def mapping(self, path: str, given: Any) -> dict[str, Any]:
@@ -318,7 +301,7 @@ class _Checker:
             raise self.source.error(f"{path}.level", f"{level!r} is not a level. {closest(str(level), known)}")
 
     def names(self, path: str, given: Any, known: Collection[str], what: str) -> None:
-        """Check that a list names things that are there; a filter may also be given as it is."""
+        """Check that a list contains known names; a filter may also be an object."""
         if given is not None and not isinstance(given, list | tuple):
             raise self.source.error(path, f"{given!r:.200} was given, a list of {what}s is needed.")
         for index, name in enumerate(given or ()):
@@ -334,7 +317,7 @@ class _Checker:
 
 
 def _closest_class(name: str) -> str:
-    """Which class of handlers is meant by a name, where its module is there."""
+    """Suggest a handler class for a wrong name, if its module is loaded."""
     module, _, _ = name.rpartition(".")
     found = vars(sys.modules[module]) if module in sys.modules else {}
     classes = {each for each, kind in found.items() if isinstance(kind, type) and issubclass(kind, logging.Handler)}

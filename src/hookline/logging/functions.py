@@ -1,18 +1,12 @@
-"""The ``log_*`` functions: what happens in a training, logged by topic.
+"""The ``log_*`` functions: log what happens in a training, by topic.
 
-Each gives its data to the handlers of a topic's logger at level INFO, and to the run that `initialize`
-was given. What a call costs is the encoding of its data: nothing waits for a disk or a network, except
-handlers of the standard library that a configuration asks for. Metrics on a device are fetched in the
-background; rewards on a device are read at once, because statistics need them. Metrics of generations are
-computed by the caller's thread: that is what ``sampling_ratio`` is for.
+Each function passes its data to the handlers of a topic's logger at level INFO, and to the run given to `initialize`.
+A call costs the encoding of its data: nothing waits for a disk or a network, except handlers of the standard library
+in the configuration. Metrics on a device are fetched in the background; rewards on a device are read at once, because
+statistics need them. Metrics of generations are computed in the caller's thread; ``sampling_ratio`` limits that.
 
-Arguments of a wrong type are an `OptionError`. Values that are odd but of a right type (None, NaN, an
-empty list) are counted or kept.
-
-What the ``log_*`` functions know: the settings, the run, the step, and what was held back.
-
-There is one at a time, because the functions are called without an object, as those of the standard
-library's logging are. Before `initialize` everything is due and no run is recorded to.
+Arguments of a wrong type are an `OptionError`. Unusual values of a right type (None, NaN, an empty list) are counted or
+kept.
 """
 
 import logging
@@ -37,11 +31,14 @@ from hookline.logging.payloads import ATTRIBUTE, MetricsPayload, Payload, Reward
 
 @dataclass(eq=False)
 class State:
-    """The state of one set-up.
+    """The state of one configuration: its settings, its run, the step, and values that were held back.
+
+    There is one at a time, because the functions are called without an object, as those of the standard library's
+    logging are. Before `initialize`, everything is due and no run is recorded to.
 
     Args:
         settings: Which metrics are recorded, and how often.
-        run: Its ``recorder`` gets all data that the functions are given, whatever the levels of the loggers are.
+        run: Its ``recorder`` gets all data of the functions, whatever the loggers' levels.
     """
 
     settings: MetricSettings = field(default_factory=MetricSettings)
@@ -53,7 +50,7 @@ class State:
     _process: int = field(default_factory=os.getpid)
 
     def at(self, step: Any) -> int:
-        """The step to record at: the one given, else the run's, else the last one given."""
+        """Return the step to record at: the given one, else the run's, else the last one given."""
         if step is not None:
             self._step = step if type(step) is int else checked_step(step)
         elif self.run is not None:
@@ -61,21 +58,21 @@ class State:
         return self._step
 
     def trend(self, name: str) -> Trend:
-        """The trend of a reward."""
+        """Return the trend of a reward."""
         return self._trends.setdefault(name, Trend(self.settings.trend_window))
 
     def emit(self, logger: logging.Logger, payload: Payload, *, stacklevel: int = 3) -> None:
-        """Give data to the run and to the handlers."""
+        """Pass data to the run and to the handlers."""
         if self.run is not None and self.run.recorder is not None:
             payload.record(self.run.recorder)
         if logger.isEnabledFor(logging.INFO):
             logger.info(payload, extra={ATTRIBUTE: payload}, stacklevel=stacklevel)
 
     def emit_if_due(self, logger: logging.Logger, payload: MetricsPayload) -> bool:
-        """Give metrics to the run and to the handlers if they are due, or bring a metric that was not there before.
+        """Pass metrics to the run and to the handlers if they are due or include a new metric.
 
-        Of what is left out, the latest value of each metric is kept: a later row of the same step records it, or
-        `emit_held` does, because the end of a training is no multiple of anything.
+        Otherwise the latest value of each metric is held back: a later row of the same step records it, or `emit_held`
+        does at the end, because the last step of a training is rarely a multiple of the frequency.
         """
         held = self._held.setdefault(logger.name, {})
         new = {(logger.name, key) for key in payload.values} - self._seen
@@ -92,7 +89,7 @@ class State:
         return True
 
     def emit_held(self) -> None:
-        """Give out what was held back, by step; only in the process that was given it."""
+        """Pass on what was held back, by step; not in a forked child."""
         if self._process == os.getpid():
             for name, held in self._held.items():
                 for step in sorted({step for step, _ in held.values()}):
@@ -102,7 +99,7 @@ class State:
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as a row, without waiting for those that are on their way from a device."""
+    """Return values as a row, without waiting for those from a device."""
     row = MetricsRow()
     row.update(values)
     return row if row.is_waiting() else values
@@ -112,23 +109,23 @@ _current = State()
 
 
 def current() -> State:
-    """The state of the present set-up."""
+    """Return the current state."""
     return _current
 
 
 def replace(state: State) -> None:
-    """Make another state the present one."""
+    """Replace the current state."""
     global _current
     _current = state
 
 
 def settings() -> MetricSettings:
-    """The settings of metrics in force."""
+    """Return the current settings of metrics."""
     return current().settings
 
 
 def validation_due(step: int) -> bool:
-    """Whether validation is to run after so many completed steps, by ``validation_frequency``."""
+    """Return whether validation is due after this many completed steps, by ``validation_frequency``."""
     return current().settings.validation_due(current().at(step))
 
 
@@ -147,16 +144,15 @@ def log_model_output(
     """Log one output of the model, on the topic ``model``.
 
     Args:
-        question: The prompt: a text, or a chat.
-        true_answer: What would have been right; None where nobody knows.
-        model_output: The completion: a text, or a chat.
-        reasoning: The model's reasoning; taken from ``<reasoning>`` or ``<think>`` in the output where not given.
-        answer: The model's answer; taken from the last ``<answer>`` in the output where not given.
-        step: The step it belongs to, where it is not the present one.
-        rewards: What reward functions gave for it.
-        group: Which outputs belong together, e.g. those for one prompt.
-        axis: What it was generated for, "train" or "eval": a field of its own where it is given. An output without
-            one counts as training's.
+        question: The prompt: a string or a chat.
+        true_answer: The expected answer; None if it is unknown.
+        model_output: The completion: a string or a chat.
+        reasoning: The model's reasoning; by default the content of ``<reasoning>`` or ``<think>`` in the output.
+        answer: The model's answer; by default the content of the last ``<answer>`` in the output.
+        step: The step it belongs to; the current one by default.
+        rewards: The values of reward functions for it.
+        group: An id that outputs for the same prompt share.
+        axis: What it was generated for, "train" or "eval"; "train" by default, and then not a field of its own.
     """
     if axis is not None and (not isinstance(axis, str) or not axis):
         raise OptionError(f"axis={axis!r:.200}: give a name, such as 'train' or 'eval'.")
@@ -180,12 +176,12 @@ def log_model_output(
 
 
 def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = None, *, step: int | None = None) -> None:
-    """Log the values that a reward function gave, on the topic ``reward``. Every call is recorded.
+    """Log the values of a reward function, on the topic ``reward``. Every call is recorded.
 
     Args:
         values: Numbers or None: a list, an array, a tensor, or one number.
-        samples: What each is for: names, ids, texts.
-        step: The step they belong to, where it is not the present one.
+        samples: What each value is for: names, ids, texts.
+        step: The step they belong to; the current one by default.
     """
     state = current()
     if isinstance(samples, str) or not isinstance(samples, Sequence | None):
@@ -201,13 +197,13 @@ def log_reward(reward_name: str, values: Any, samples: Sequence[Any] | None = No
 def log_training_progress(step: int, metrics: Mapping[str, Any]) -> None:
     """Log metrics of a step, on the topic ``training``, every ``logging_frequency`` steps.
 
-    A row with a metric that was not there before is always recorded. So is the last value of each metric: with a
-    later row of its step, or at `shutdown`.
+    A row with a new metric is always recorded. So is the last value of each metric: with a later row of its step, or at
+    `shutdown`.
 
     Args:
         step: The number of completed steps.
-        metrics: Values by name; those that are on a device are fetched in the background. What is no number, text
-            or truth value is kept as text.
+        metrics: Values by name; those on a device are fetched in the background. Other objects than numbers, strings
+            and booleans are recorded as text.
     """
     state = current()
     values = _values(metrics)
@@ -228,10 +224,10 @@ def log_validation_metrics(step: int, metrics: Mapping[str, Any]) -> None:
 
 
 def log_memory_usage(*, step: int | None = None) -> dict[str, float]:
-    """Log how much memory the process and its devices use, on the topic ``system``, and return it.
+    """Log the memory use of the process and its devices, on the topic ``system``, and return it.
 
     Args:
-        step: The step it belongs to. Where it is given, ``logging_frequency`` applies; a call without is recorded.
+        step: The step it belongs to. With a step, ``logging_frequency`` applies; without, every call is recorded.
     """
     state = current()
     at = state.at(step)
@@ -251,13 +247,13 @@ def log_reward_metrics(
 ) -> dict[str, float]:
     """Log statistics of rewards, on the topic ``metrics``, every ``logging_frequency`` steps, and return them.
 
-    They are called ``rewards/<name>/<metric>``; see `hookline.logging.metrics` for the metrics.
+    Their names are ``rewards/<name>/<metric>``; see `hookline.logging.metrics` for the metrics.
 
     Args:
         step: The number of completed steps.
         rewards: The values of each reward function for the batch.
-        groups: Which group (prompt) each value belongs to.
-        group_size: How many values in a row make a group.
+        groups: The group (prompt) of each value.
+        group_size: How many consecutive values form a group.
     """
     if not isinstance(rewards, Mapping):
         raise OptionError(f"rewards={rewards!r:.200}: give a dict of lists of numbers by reward function.")
@@ -287,11 +283,11 @@ def log_generation_metrics(
 ) -> dict[str, float]:
     """Log statistics of completions, on the topic ``metrics``, for a ``sampling_ratio`` of the steps, and return them.
 
-    They are called ``generation/<metric>``; see `hookline.logging.metrics` for the metrics and the arguments.
+    Their names are ``generation/<metric>``; see `hookline.logging.metrics` for the metrics and the arguments.
 
     Args:
         step: The number of completed steps.
-        generations: The completions of the batch: texts, or chats as TRL has them.
+        generations: The completions of the batch: strings, or chats as in TRL.
     """
     state = current()
     at = state.at(step)
@@ -306,7 +302,7 @@ def log_generation_metrics(
 
 
 def _values(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as they are recorded: flat; what a metric cannot be is kept as text."""
+    """Flatten metrics for recording; objects that are not valid values are kept as text."""
     if not isinstance(metrics, Mapping):
         raise OptionError(f"metrics={metrics!r:.200}: give a dict of values by name.")
     try:

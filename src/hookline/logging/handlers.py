@@ -1,28 +1,7 @@
-"""`JournalHandler`: what handlers that write to a journal share.
+"""Log handlers that write to a journal first: to a run's, to a CSV file, or to TensorBoard.
 
-It takes no lock of its own: a journal has no need of it, and may log while it holds its own. What the
-journal has to say while a record is being kept is for other handlers.
-
-`RunHandler`: the lines that are logged, in the journal of a run.
-
-`SpoolHandler`: what the handlers that deliver to a sink share.
-
-`emit` costs an append to a memory-mapped journal: it takes no lock that another thread holds during
-I/O, and waits for nothing. The first one in a process, also in a forked child, begins the spool; one
-after `close` begins it anew, as the standard library's file handlers do.
-
-`CSVHandler`: log records as the rows of a CSV file, written off the training thread.
-
-A row has the data that a record carries (see `payloads`), its time, and the message, level and logger
-of an ordinary record. Columns that are named and not given are empty; what is given and not named is
-kept as JSON in the column ``extra``. Every record is in the file once, also after ``kill -9``; see
-`Spool` for how.
-
-`TensorBoardHandler`: the metrics that log records carry, in TensorBoard, off the training thread.
-
-Metrics, rewards and outputs of the ``log_*`` functions go there as records of a run do. Of other
-records, the numbers they carry are taken if there is a ``step`` among them; their messages are not.
-Every value is there once, also after ``kill -9``; see `Spool` for how.
+`RunHandler` records log lines in a run. `CSVHandler` and `TensorBoardHandler` are `OutboxHandler`s: each has a journal
+of its own, which a background thread delivers to a sink (see `hookline._record.outbox`).
 """
 
 import importlib
@@ -38,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError
 from hookline._record.delivery import Pace, is_in_sink
 from hookline._record.outbox import Outbox, by_rank, life_of
@@ -51,46 +31,46 @@ from hookline.sinks.tensorboard import TensorboardSink
 
 
 class JournalHandler(logging.Handler):
-    """A handler that keeps records in a journal; subclasses say which, and have a ``_here`` of their own."""
+    """A handler that writes records to a journal. Each subclass has a ``_thread`` of its own."""
 
-    _here: ClassVar[threading.local]
+    _thread: ClassVar[threading.local]
 
     @abstractmethod
     def keep(self, record: logging.LogRecord) -> None:
-        """Write what a log record carries to the journal."""
+        """Write the data of a log record to the journal."""
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Emit a record that passes the filters, without the handler's lock."""
+        """Emit a record that passes the filters, without the handler's lock: a journal has its own, and may log."""
         kept: bool | logging.LogRecord = self.filter(record)
         if kept:
             self.emit(kept if isinstance(kept, logging.LogRecord) else record)
         return bool(kept)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record, unless this thread is keeping one already."""
-        if getattr(self._here, "emits", False):
+        """Write a record, unless this thread is writing one: the journal's own messages are for other handlers."""
+        if getattr(self._thread, "emits", False):
             return
-        self._here.emits = True
+        self._thread.emits = True
         try:
             self.keep(record)
         except Exception:
             self.handleError(record)
         finally:
-            self._here.emits = False
+            self._thread.emits = False
 
 
 class RunHandler(JournalHandler):
     """Records log lines with the run's step.
 
-    What a ``log_*`` function logs is left out: it is recorded as what it is (metrics, samples, rewards), and
-    whatever the levels of the loggers are. So is what sinks log while they deliver (a line for each request, say): it
-    would be delivered in its turn, for ever.
+    Left out are records of ``log_*`` functions, which are recorded as metrics, samples and rewards whatever the
+    loggers' levels, and what sinks log while they deliver (e.g. a line for each request), which would be delivered in
+    turn, for ever.
 
     Args:
-        run: Has a ``recorder``, or None while nothing is recorded, and a ``step``.
+        run: Has a ``step``, and a ``recorder`` that is None while nothing is recorded.
     """
 
-    _here = threading.local()
+    _thread = threading.local()
 
     def __init__(self, run: Any) -> None:
         super().__init__()
@@ -111,7 +91,7 @@ _plain = logging.Formatter()
 
 
 def step_of(run: Any) -> int:
-    """The step that a run is at; one under way counts, as it does for the metrics logged in it."""
+    """Return the current step of a run, including one in progress, as for metrics logged in it."""
     return int(run.step) + bool(getattr(run, "in_step", False))
 
 
@@ -120,19 +100,22 @@ FLUSH_SECONDS = 5.0
 
 
 class OutboxHandler(JournalHandler):
-    """A handler whose records are kept in a journal of its own until a sink has them.
+    """A handler whose records stay in an `Outbox` until a sink has them.
+
+    `emit` costs an append to a memory-mapped journal: it waits for nothing. The first one in a process, also in a
+    forked child, starts the outbox; one after `close` starts it again, as with the standard library's file handlers.
 
     Args:
-        beside: The file or folder that the sink writes; the journal lies beside it.
+        beside: The file or directory that the sink writes; the journal lies beside it.
         make_sink: Makes the sink.
-        name: What the sink is called in messages.
-        batch_records: How many records are delivered at once, at most.
-        poll_seconds: How often.
-        drain_seconds: How long `close` waits for what is left to be delivered.
+        name: The sink's name in messages.
+        batch_records: The most records to deliver at once.
+        poll_seconds: How often to deliver.
+        drain_seconds: How long `close` waits for the delivery of what is left.
         settings: The handler's other arguments that ``hookline runs sync`` needs to deliver what a dead process left.
     """
 
-    _here = threading.local()
+    _thread = threading.local()
 
     def __init__(
         self,
@@ -166,10 +149,10 @@ class OutboxHandler(JournalHandler):
 
     @abstractmethod
     def write(self, recorder: Recorder, record: logging.LogRecord) -> None:
-        """Write what a log record carries to the journal."""
+        """Write the data of a log record to the journal."""
 
     def start(self) -> None:
-        """Begin to deliver, also what an earlier process left; the first record does it as well."""
+        """Start delivering, also what an earlier process left; the first record does it as well."""
         self.acquire()
         try:
             self.outbox.start()
@@ -177,13 +160,13 @@ class OutboxHandler(JournalHandler):
             self.release()
 
     def keep(self, record: logging.LogRecord) -> None:
-        """Write a record to the journal, which the first one begins."""
+        """Write a record to the journal; the first one starts the outbox."""
         if not self.outbox.is_started:
             self.start()
         self.write(self.outbox.recorder, record)
 
     def flush(self) -> None:
-        """Deliver what was emitted so far, and wait a few seconds for that at most."""
+        """Deliver what was emitted so far; waits a few seconds at most."""
         self.outbox.drain(FLUSH_SECONDS)
 
     def close(self) -> None:
@@ -193,43 +176,41 @@ class OutboxHandler(JournalHandler):
 
 
 def outbox_directory(beside: Path) -> Path:
-    """Where the journal of a handler lies that writes to a file or folder."""
+    """Return the directory of the journal for a handler that writes a file or directory."""
     return beside.with_name(f".{beside.name}.journal")
 
 
-def require_positive(name: str, value: float) -> None:
-    """Refuse a setting that is not above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise OptionError(f"{name}={value!r}: give a number above 0.")
-
-
 def require_writable(folder: Path) -> None:
-    """Refuse a directory in which no file can be made; it is made itself if need be.
+    """Reject a directory in which no file can be created; creates it if it does not exist.
 
-    By making a file without a name, since asking for permissions answers for another user after `os.seteuid`.
+    Creates an unnamed file, because `os.access` checks the real user, which may differ after `os.seteuid`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise OptionError(f"{folder} cannot be written to ({error.strerror}): give another place.") from error
+        raise OptionError(f"{folder} cannot be written to ({error.strerror}): give another directory.") from error
 
 
 _ATTRIBUTES = {"level": "levelname", "logger": "name", "timestamp": "created"}
-"""Columns that go by another name in a log record."""
+"""Columns with another name in a log record."""
 
 
 class CSVHandler(OutboxHandler):
-    """Writes log records to a CSV file.
+    """Writes log records to a CSV file, off the training thread.
+
+    A row has the data of a record (see `payloads`), its time, and the message, level and logger of an ordinary record.
+    Columns without a value are empty; fields without a column are kept as JSON in the column ``extra``. Every record
+    is in the file once, also after ``kill -9``.
 
     Args:
-        filename: The file; one that is there is appended to.
+        filename: The file; an existing one is appended to.
         columns: Its columns. They may name fields of the data (``question``, ``step``, ...), ``timestamp``,
-            ``message``, ``level``, ``logger``, and any attribute of a log record. Without them the file has a
-            column for each field that comes.
-        buffer_size: How many rows are written at once, at most.
-        flush_interval: After how many seconds, at the latest, a record is in the file.
-        messages: Whether ordinary records, which carry no data, are rows as well.
+            ``message``, ``level``, ``logger``, and any attribute of a log record. By default the file gets a column
+            for each field that occurs.
+        buffer_size: The most rows to write at once.
+        flush_interval: After how many seconds at most a record is in the file.
+        messages: Whether ordinary records, without data, are rows as well.
         drain_seconds: How long `close` waits for what is left to be written.
     """
 
@@ -245,8 +226,8 @@ class CSVHandler(OutboxHandler):
     ) -> None:
         if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
             raise OptionError(f"columns={columns!r}: give a list of names.")
-        require_positive("buffer_size", buffer_size)
-        require_positive("flush_interval", flush_interval)
+        require_integer("buffer_size", buffer_size)
+        require_number("flush_interval", flush_interval, above=0)
         _require_file(filename)
         self.path = Path(filename).absolute()
         self.columns = tuple(column for column in columns if column != EXTRA)
@@ -277,16 +258,13 @@ class CSVHandler(OutboxHandler):
         row.setdefault("level", record.levelname)
         row.setdefault("logger", record.name)
         if record.exc_info:
-            row.setdefault("exception", (self.formatter or _plain_cell).formatException(record.exc_info))
-
-
-_plain_cell = logging.Formatter()
+            row.setdefault("exception", (self.formatter or _plain).formatException(record.exc_info))
 
 
 def _require_file(filename: str | Path) -> None:
     path = Path(filename)
     if not str(filename) or "\0" in str(filename) or (path.exists() and not path.is_file()):
-        raise OptionError(f"filename={str(filename)!r}: give the name of a file, which need not be there yet.")
+        raise OptionError(f"filename={str(filename)!r}: give the name of a file, which need not exist.")
     if path.exists():
         try:
             path.open("ab").close()
@@ -300,10 +278,10 @@ def _attribute(record: logging.LogRecord, column: str) -> Any:
 
 @dataclass(eq=False)
 class RowsSink(CsvSink):
-    """Writes what the handler recorded, and nothing that a journal's records have besides."""
+    """Writes the fields that the handler recorded, without those of a journal's records."""
 
     def spec(self) -> dict[str, Any]:
-        """What the rows are delivered to: the file. Other columns do not make it another one."""
+        """Return the file alone: with other columns it is the same destination."""
         return {"use": f"{__name__}:{type(self).__qualname__}", "with": {"path": str(self.path)}}
 
     def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
@@ -322,7 +300,7 @@ def _row(parcel: JournalEntry) -> dict[str, Any]:
 
 
 def _add(row: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value into a row: what is nested under joined names, lists as JSON."""
+    """Add a value to a row: nested ones under joined names, lists as JSON."""
     if isinstance(value, Mapping):
         for inner, item in value.items():
             _add(row, f"{key}/{inner}", item)
@@ -333,12 +311,16 @@ def _add(row: dict[str, Any], key: str, value: Any) -> None:
 
 
 class TensorBoardHandler(OutboxHandler):
-    """Writes the data of log records as TensorBoard events.
+    """Writes the data of log records as TensorBoard events, off the training thread.
+
+    Metrics, rewards and outputs of the ``log_*`` functions are written as those of a run are. Of other records,
+    numbers are written if the record has a ``step``; messages are not. Every value is written once, also after
+    ``kill -9``.
 
     Args:
-        log_dir: The directory that TensorBoard is given.
-        flush_secs: After how many seconds, at the latest, a value can be seen.
-        max_queue: How many records are written at once, at most.
+        log_dir: The directory for TensorBoard.
+        flush_secs: After how many seconds at most a value is visible.
+        max_queue: The most records to write at once.
         drain_seconds: How long `close` waits for what is left to be written.
     """
 
@@ -350,8 +332,8 @@ class TensorBoardHandler(OutboxHandler):
         *,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        require_positive("flush_secs", flush_secs)
-        require_positive("max_queue", max_queue)
+        require_number("flush_secs", flush_secs, above=0)
+        require_integer("max_queue", max_queue)
         _require_directory(log_dir)
         self.log_dir = Path(log_dir).absolute()
         super().__init__(
@@ -377,11 +359,11 @@ class TensorBoardHandler(OutboxHandler):
 
 @dataclass(eq=False)
 class LogDirectorySink(TensorboardSink):
-    """Writes to files of its own in a directory where earlier trainings may have left theirs."""
+    """Writes to new files in a directory that may have files of earlier trainings."""
 
     def check(self) -> None:
         super().check()
-        # now, not when the first record is delivered: at the end of a program it could not be imported any more
+        # Now, not at the first delivery: modules cannot be imported while the interpreter shuts down.
         importlib.import_module("hookline.sinks.tensorboard_events")
 
     def _file_name(self, run_dir: Path) -> str:
@@ -394,7 +376,7 @@ class LogDirectorySink(TensorboardSink):
 def _require_directory(log_dir: str | Path) -> None:
     path = Path(log_dir).absolute()
     if not str(log_dir) or "\0" in str(log_dir) or (path.exists() and not path.is_dir()):
-        raise OptionError(f"log_dir={str(log_dir)!r}: give a directory, which need not be there yet.")
+        raise OptionError(f"log_dir={str(log_dir)!r}: give a directory, which need not exist.")
     if path.exists():
         require_writable(path)
 

@@ -1,50 +1,8 @@
-"""Metrics of a batch of completions: how long, how varied, how well formed.
+"""Metrics of completions, rewards and memory: the computations behind the ``log_*`` functions.
 
-Pure computation on texts. Words are what whitespace separates; tokens are counted only where their
-counts are given, because nothing here knows the tokenizer. A metric without anything to compute it
-from (an empty batch, no completion with an answer) is absent rather than 0 or NaN.
-
-| metric | meaning |
-|---|---|
-| ``count`` | completions in the batch |
-| ``words/mean``, ``std``, ``min``, ``max`` | length in words; the standard deviation is the population's |
-| ``characters/mean`` | length in characters |
-| ``tokens/mean``, ``std``, ``min``, ``max`` | length in tokens, where given |
-| ``distinct_1``, ``distinct_2`` | different words (pairs of words) in the batch, as a share of all of them |
-| ``repetition`` | share of a completion's runs of four words that stood in it before; the mean over completions |
-| ``format_adherence`` | share of completions that are well formed |
-| ``reasoning_to_answer`` | words of reasoning per word of answer; the mean over completions that have both |
-| ``empty`` | share of completions without a visible character |
-| ``truncated`` | share of completions that were cut off, where that can be told |
-
-Mean, spread and slope of plain lists of numbers.
-
-Metrics of the values that a reward function gave for a batch.
-
-Pure computation. None (TRL's "does not apply") and values that are not finite are left out of every
-statistic, and counted. A statistic without a value to compute it from is absent.
-
-| metric | meaning |
-|---|---|
-| ``count`` | values that count |
-| ``missing``, ``nonfinite`` | values left out: None, and NaN or infinite |
-| ``mean``, ``std``, ``min``, ``max`` | the standard deviation is the population's |
-| ``zero_std_groups`` | share of groups whose values are all equal, of those with at least two that count |
-| ``trend`` | slope of the mean per step, over the last points recorded |
-
-How much memory the process and its devices use, in MiB.
-
-The process's resident memory is read from ``/proc``, elsewhere by psutil where that is installed, and
-else there is only its peak. Devices are asked only where torch is loaded and already uses them:
-nothing here imports torch, starts CUDA, or waits for a device.
-
-| metric | meaning |
-|---|---|
-| ``rss_mib`` | resident memory of the process |
-| ``peak_rss_mib`` | its peak, where the present value is not known |
-| ``cuda<N>/allocated_mib``, ``peak_mib`` | held by tensors, and the most that they held |
-| ``cuda<N>/reserved_mib`` | held by the allocator |
-| ``mps/allocated_mib``, ``driver_mib`` | held by tensors, and by the driver |
+Pure functions on lists, without NumPy or torch. A metric with nothing to compute it from (an empty batch, no completion
+with an answer) is absent rather than 0 or NaN. Values that are None or not finite are left out of every statistic, and
+counted.
 """
 
 import importlib
@@ -57,18 +15,19 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
 from hookline.logging.completions import extract_reasoning_and_answer, generation_texts
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
+    """Return the mean of at least one value."""
     return math.fsum(values) / len(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of the population of at least one value; exactly 0 where all are equal."""
+    """Return the population's standard deviation of at least one value; exactly 0 if all are equal."""
     if min(values) == max(values):
         return 0.0
     middle = mean(values)
@@ -76,7 +35,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation, minimum and maximum under names that begin alike; nothing for no values."""
+    """Return mean, standard deviation, minimum and maximum under prefixed names; nothing without values."""
     if not values:
         return {}
     facts = {"mean": mean(values), "std": deviation(values), "min": min(values), "max": max(values)}
@@ -84,7 +43,7 @@ def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """The slope of the straight line nearest to points; None where they do not determine one."""
+    """Return the slope of the least-squares line through points; None if they do not determine one."""
     if len({x for x, _ in points}) < 2:
         return None
     middle_x, middle_y = mean([x for x, _ in points]), mean([y for _, y in points])
@@ -99,7 +58,7 @@ WELL_FORMED = re.compile(
 )
 """One reasoning, then one answer, and nothing else."""
 RUN = 4
-"""How many words in a row count as repeated when they come again."""
+"""How many consecutive words count as repeated when they occur again."""
 
 
 def generation_metrics(
@@ -110,24 +69,39 @@ def generation_metrics(
     finished: Sequence[Any] | None = None,
     pattern: str | re.Pattern[str] | None = None,
 ) -> dict[str, float]:
-    """The metrics of a batch.
+    """Return statistics of a batch of completions.
+
+    | metric | meaning |
+    |---|---|
+    | ``count`` | completions in the batch |
+    | ``words/mean``, ``std``, ``min``, ``max`` | length in words; the standard deviation is the population's |
+    | ``characters/mean`` | length in characters |
+    | ``tokens/mean``, ``std``, ``min``, ``max`` | length in tokens, if given |
+    | ``distinct_1``, ``distinct_2`` | different words (pairs of words) in the batch, as a share of all of them |
+    | ``repetition`` | share of a completion's runs of four words that occurred in it before; mean over completions |
+    | ``format_adherence`` | share of completions that are well formed |
+    | ``reasoning_to_answer`` | words of reasoning per word of answer; mean over completions that have both |
+    | ``empty`` | share of completions without a visible character |
+    | ``truncated`` | share of completions that were truncated, if that is known |
+
+    Words are separated by whitespace. Tokens are only counted if their counts are given: the tokenizer is unknown here.
 
     Args:
-        generations: Texts, chats (``[{"role": ..., "content": ...}]``), or None for a completion that failed.
-        token_counts: How many tokens each has.
-        max_length: The longest completion allowed, in tokens: one of that length counts as cut off. Needs
+        generations: Strings, chats (``[{"role": ..., "content": ...}]``), or None for a completion that failed.
+        token_counts: The number of tokens of each.
+        max_length: The longest completion allowed, in tokens: one of that length counts as truncated. Needs
             ``token_counts``.
-        finished: Whether each ended by itself: booleans, or finish reasons of which ``"length"`` means cut off.
-        pattern: What a well-formed completion matches as a whole, with ``.`` matching newlines too; a reasoning
-            and an answer in tags where none is given.
+        finished: Whether each is complete: booleans, or finish reasons, of which ``"length"`` means truncated.
+        pattern: What a well-formed completion matches as a whole, with ``.`` matching newlines as well; by default a
+            reasoning and an answer in tags.
 
     Raises:
-        OptionError: An argument of a wrong type, or lists that do not have the same length.
+        OptionError: An argument of a wrong type, or lists of different lengths.
     """
     texts = generation_texts(generations)
     well_formed = _compiled(pattern)
     tokens = _counts(token_counts, len(texts))
-    cut_off = _cut_off(tokens, max_length, finished, len(texts))
+    truncated = _truncated(tokens, max_length, finished, len(texts))
     metrics: dict[str, float] = {"count": len(texts)}
     if not texts:
         return metrics
@@ -139,7 +113,7 @@ def generation_metrics(
     metrics["format_adherence"] = mean([well_formed.fullmatch(text) is not None for text in texts])
     metrics |= _named("reasoning_to_answer", _ratios(texts))
     metrics["empty"] = mean([not each for each in words])
-    metrics |= _named("truncated", cut_off)
+    metrics |= _named("truncated", truncated)
     return metrics
 
 
@@ -186,8 +160,8 @@ def _counts(token_counts: Any, count: int) -> list[int]:
     return counts
 
 
-def _cut_off(tokens: list[int], max_length: int | None, finished: Sequence[Any] | None, count: int) -> list[bool]:
-    """Which completions were cut off, where that can be told."""
+def _truncated(tokens: list[int], max_length: int | None, finished: Sequence[Any] | None, count: int) -> list[bool]:
+    """Return which completions were truncated, if that is known."""
     if finished is not None:
         flags: Any = finished.tolist() if hasattr(finished, "tolist") else finished
         if not isinstance(flags, list | tuple) or len(flags) != count:
@@ -203,15 +177,23 @@ def _cut_off(tokens: list[int], max_length: int | None, finished: Sequence[Any] 
 def reward_metrics(
     values: Any, *, groups: Sequence[Hashable] | None = None, group_size: int | None = None
 ) -> dict[str, float]:
-    """The metrics of one reward function's values, without the trend.
+    """Return statistics of one reward function's values for a batch, without the trend.
+
+    | metric | meaning |
+    |---|---|
+    | ``count`` | values that count |
+    | ``missing``, ``nonfinite`` | values left out: None (TRL's "does not apply"), and NaN or infinite |
+    | ``mean``, ``std``, ``min``, ``max`` | the standard deviation is the population's |
+    | ``zero_std_groups`` | share of groups whose values are all equal, of those with at least two that count |
+    | ``trend`` | slope of the mean per step, over the last points recorded (`Trend`) |
 
     Args:
         values: Numbers or None; a list, an array or a tensor.
-        groups: Which group (prompt) each value belongs to.
-        group_size: How many values in a row make a group, where ``groups`` is not given.
+        groups: The group (prompt) of each value.
+        group_size: How many consecutive values form a group, if ``groups`` is not given.
 
     Raises:
-        OptionError: A value that is no number, or groups that do not fit.
+        OptionError: A value that is not a number, or groups that do not fit.
     """
     given = reward_values(values)
     ids = _group_ids(len(given), groups, group_size)
@@ -224,10 +206,10 @@ def reward_metrics(
 
 
 def reward_values(values: Any, name: str = "values") -> list[float | None]:
-    """Values as a list of numbers and None; one number is a list of one.
+    """Return values as a list of numbers and None; a single number becomes a list of one.
 
     Raises:
-        OptionError: There is something else among them.
+        OptionError: One of them is something else.
     """
     given = values.tolist() if hasattr(values, "tolist") else values
     given = [given] if given is None or isinstance(given, int | float) else given
@@ -236,7 +218,7 @@ def reward_values(values: Any, name: str = "values") -> list[float | None]:
     numbers = [plain(each) for each in given]
     for index, number in enumerate(numbers):
         if number is not None and not isinstance(number, int | float):
-            raise OptionError(f"{name}[{index}]={number!r:.200}: give a number, or None where there is none.")
+            raise OptionError(f"{name}[{index}]={number!r:.200}: give a number or None.")
     return numbers
 
 
@@ -244,16 +226,16 @@ class Trend:
     """The slope of a metric over its last points.
 
     Args:
-        window: How many points it looks back on.
+        window: The number of points.
     """
 
     def __init__(self, window: int) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=window)
 
     def add(self, step: int, value: float) -> float | None:
-        """Take a point, and give the slope per step; None while there is only one step.
+        """Add a point, and return the slope per step; None while there is only one step.
 
-        A step that comes again, after a resume, takes the place of what was known from there on.
+        A step that comes again, after a resume, replaces the points from there on.
         """
         while self._points and self._points[-1][0] >= step:
             self._points.pop()
@@ -269,9 +251,8 @@ def _group_ids(count: int, groups: Sequence[Hashable] | None, group_size: int | 
         return list(ids)
     if group_size is None:
         return None
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        raise OptionError(f"group_size={group_size!r}: give a whole number of at least 1.")
-    return [index // group_size for index in range(count)]
+    size = require_integer("group_size", group_size)
+    return [index // size for index in range(count)]
 
 
 def _zero_std_groups(values: Sequence[float | None], ids: Sequence[Hashable]) -> dict[str, float]:
@@ -290,7 +271,19 @@ _STATM = Path("/proc/self/statm")
 
 
 def memory_metrics() -> dict[str, float]:
-    """The metrics that can be known here."""
+    """Return the memory use of the process and its devices, in MiB.
+
+    | metric | meaning |
+    |---|---|
+    | ``rss_mib`` | resident memory of the process |
+    | ``peak_rss_mib`` | its peak, if the current value is not known |
+    | ``cuda<N>/allocated_mib``, ``peak_mib`` | used by tensors, now and at most |
+    | ``cuda<N>/reserved_mib`` | held by the allocator |
+    | ``mps/allocated_mib``, ``driver_mib`` | used by tensors, and by the driver |
+
+    The resident memory comes from ``/proc``, or from psutil if it is installed. Devices are only queried if torch is
+    loaded and already uses them: this imports no torch, starts no CUDA, and waits for no device.
+    """
     return _process() | _cuda(sys.modules.get("torch")) | _mps(sys.modules.get("torch"))
 
 

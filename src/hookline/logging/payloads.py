@@ -1,16 +1,12 @@
-"""What a log record carries besides its message.
+"""The data that a log record carries besides its message, its JSON form, and the loggers of the five topics.
 
-The convention: ``record.hookline`` holds data. The ``log_*`` functions put one of the payloads below
-there; anybody else can give a dict of fields, and plain attributes do as well:
+``record.hookline`` holds the data. The ``log_*`` functions put a payload there; other code can pass a dict of fields or
+plain attributes:
 
     logger.info("Evaluated.", extra={"hookline": {"step": 300, "accuracy": 0.8}})
     logger.info("Evaluated.", extra={"step": 300, "accuracy": 0.8})
 
-A payload is its own message: its text is made when a handler formats it, and not otherwise.
-
-`JsonFormatter`: log records as lines of JSON, what ``format: json`` stands for in a configuration.
-
-The five topics and their loggers: plain loggers of the standard library, usable at any time.
+A payload is its own message: its text is made only when a handler formats it.
 """
 
 import json
@@ -28,8 +24,8 @@ from hookline._record.records import clean
 
 ATTRIBUTE = "hookline"
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", ATTRIBUTE}
-_OURS = ("step", "timestamp")
-_TEXT_LENGTH = 200
+_RESERVED = ("step", "timestamp")
+_MAX_TEXT_LENGTH = 200
 
 
 class Payload(ABC):
@@ -39,7 +35,7 @@ class Payload(ABC):
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """The data by name, as a row of a table."""
+        """Return the data by name, as a row of a table."""
 
     @abstractmethod
     def record(self, recorder: Recorder) -> None:
@@ -55,12 +51,12 @@ class MetricsPayload(Payload):
     axis: str = "train"
 
     def fields(self) -> dict[str, Any]:
-        """The values and the step, without waiting for those that are on their way from a device.
+        """Return the values and the step, without waiting for values from a device.
 
-        A metric that is called like a field that every row has is ``values/step``.
+        A metric with the name of a reserved field is renamed, e.g. to ``values/step``.
         """
         row = copied(self.values)
-        for name in _OURS:
+        for name in _RESERVED:
             if name in row:
                 row[f"values/{name}"] = dict.pop(row, name)
         row["step"] = self.step
@@ -73,8 +69,8 @@ class MetricsPayload(Payload):
     def __str__(self) -> str:
         known = readable(self.values)
         waiting = [key for key in self.values if key not in known]
-        told = [f"{key}={_number(value)}" for key, value in known.items()]
-        return f"step {self.step}: " + ", ".join(told + [f"{key}=..." for key in waiting])
+        shown = [f"{key}={_number(value)}" for key, value in known.items()]
+        return f"step {self.step}: " + ", ".join(shown + [f"{key}=..." for key in waiting])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class SamplePayload(Payload):
     axis: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The columns that a table of outputs has: ``answer`` is the true one, ``llm_answer`` the model's."""
+        """Return the columns of a table of outputs: ``answer`` is the true one, ``llm_answer`` the model's."""
         row = {
             "step": self.step,
             "question": self.question,
@@ -128,7 +124,7 @@ class SamplePayload(Payload):
 
 @dataclass(frozen=True, slots=True)
 class RewardsPayload(Payload):
-    """The values that a reward function gave."""
+    """The values of a reward function for a batch."""
 
     step: int
     name: str
@@ -136,7 +132,7 @@ class RewardsPayload(Payload):
     samples: list[str]
 
     def fields(self) -> dict[str, Any]:
-        """The name, the values and what they are for."""
+        """Return the name, the values and their samples."""
         return {"step": self.step, "reward": self.name, "values": self.values, "samples": self.samples}
 
     def record(self, recorder: Recorder) -> None:
@@ -150,15 +146,15 @@ class RewardsPayload(Payload):
 
 
 def payload_of(record: logging.LogRecord) -> Payload | None:
-    """The payload that a ``log_*`` function gave a record."""
+    """Return the payload of a record that a ``log_*`` function logged."""
     data = vars(record).get(ATTRIBUTE)
     return data if isinstance(data, Payload) else None
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The data of any record: of its payload or dict, and attributes that a record does not have by itself.
+    """Return the data of a record: its payload or dict, and attributes beyond those of every record.
 
-    Those that begin with an underscore are some library's own: Ray puts one into every record.
+    Attributes with a leading underscore are internals of libraries: Ray adds one to every record.
     """
     attributes = vars(record)
     data = attributes.get(ATTRIBUTE)
@@ -176,7 +172,7 @@ def _number(value: Any) -> str:
 def _short(text: str | None) -> str:
     if text is None:
         return "None"
-    return repr(text if len(text) <= _TEXT_LENGTH else text[:_TEXT_LENGTH] + "...")
+    return repr(text if len(text) <= _MAX_TEXT_LENGTH else text[:_MAX_TEXT_LENGTH] + "...")
 
 
 FIELDS = ("timestamp", "level", "name", "message")
@@ -186,14 +182,13 @@ _ATTRIBUTES = {"level": "levelname", "logger": "name"}
 class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON.
 
-    An exception is added as ``exception``, whichever fields are named. What JSON cannot hold is written as
-    text; numbers that are not finite as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+    An exception is always added as ``exception``. What JSON cannot represent is written as text, numbers that are not
+    finite as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
     Args:
-        fields: What to write, in this order: ``timestamp``, ``level``, ``name`` (or ``logger``), ``message``, any
-            attribute of a log record, any field of the data that it carries; null where it has none. Without
-            them: the four, and all of the data.
-        datefmt: The timestamp's format for `time.strftime`; ISO 8601 with milliseconds where none is given.
+        fields: The fields to write, in this order: ``timestamp``, ``level``, ``name`` (or ``logger``), ``message``, any
+            attribute of a log record, any field of its data; null if it has none. By default the four, and all data.
+        datefmt: The timestamp's format for `time.strftime`; ISO 8601 with milliseconds by default.
     """
 
     def __init__(self, fields: Sequence[str] | None = None, *, datefmt: str | None = None) -> None:
@@ -203,7 +198,7 @@ class JsonFormatter(logging.Formatter):
         self.fields = tuple(fields) if fields is not None else None
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         data = fields_of(record)
         names = self.fields if self.fields is not None else dict.fromkeys((*FIELDS, *data))
         row = {name: self._value(name, record, data) for name in names}
@@ -234,25 +229,25 @@ PREFIX = "hookline."
 
 
 def get_training_logger() -> logging.Logger:
-    """The logger for the course of training."""
+    """Return the logger for training progress."""
     return logging.getLogger("hookline.training")
 
 
 def get_model_logger() -> logging.Logger:
-    """The logger for the model and its outputs."""
+    """Return the logger for the model and its outputs."""
     return logging.getLogger("hookline.model")
 
 
 def get_reward_logger() -> logging.Logger:
-    """The logger for rewards."""
+    """Return the logger for rewards."""
     return logging.getLogger("hookline.reward")
 
 
 def get_metrics_logger() -> logging.Logger:
-    """The logger for metrics."""
+    """Return the logger for metrics."""
     return logging.getLogger("hookline.metrics")
 
 
 def get_system_logger() -> logging.Logger:
-    """The logger for the machine: memory, devices."""
+    """Return the logger for the machine: memory, devices."""
     return logging.getLogger("hookline.system")

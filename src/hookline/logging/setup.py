@@ -1,15 +1,14 @@
-"""`initialize` and `shutdown`: puts a configuration of logging in force, and takes it back.
+"""`initialize` and `shutdown`: apply a logging configuration, and take it back.
 
-A configuration is checked whole, then its handlers are built, and only when that worked does it take
-the place of the one before: a failure leaves that in force. Loggers that a configuration does not name
-are left alone, and `shutdown` gives back the handlers, levels and filters that the named ones had before.
+A configuration is checked as a whole, then its handlers are built, and only then does it replace the previous one: a
+failure leaves that in place. Loggers that a configuration does not name are not changed, and `shutdown` restores the
+handlers, levels and filters of the named ones.
 
-Finds and delivers what handlers of `hookline.logging` recorded and had not written when their process died.
-
-A handler's journal lies beside the file or directory that it writes (see `Spool`). One that a living process delivers
-from is not left over. The journal says which kind of handler wrote it and its columns; the place to write to follows
-from where the journal lies, so that a journal from elsewhere cannot name another. One that this user's own process did
-not write needs explicit trust: it would add its rows to the file beside it.
+`find_undelivered` finds what handlers recorded and had not written when their process died. A handler's journal lies
+beside the file or directory that it writes (see `hookline._record.outbox`); a journal that a living process delivers
+from is skipped. It names the kind of handler and its columns; the path to write follows from where it lies, so a
+journal from elsewhere cannot name another. A journal that no process of this user wrote needs explicit trust: it would
+add rows to the file beside it.
 """
 
 import atexit
@@ -44,12 +43,12 @@ logger = logging.getLogger("hookline")
 
 
 def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any = None) -> None:
-    """Set up logging; a set-up that is in force is shut down first.
+    """Configure logging; an earlier configuration is shut down first.
 
     Args:
         config: A YAML or JSON file, a dict, or None for the default: the console, ``logs/training.log`` and
-            ``logs/model_outputs.csv``. See `hookline.logging.config` for what it holds.
-        run: A run to record to as well: what the ``log_*`` functions are given, and the lines that are logged.
+            ``logs/model_outputs.csv``. See `hookline.logging.config` for the format.
+        run: A run that also records the data of the ``log_*`` functions and the lines that are logged.
 
     Raises:
         ConfigError: The configuration is wrong. Nothing has changed.
@@ -79,13 +78,13 @@ def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any
 
 
 def shutdown(seconds: float = DRAIN_SECONDS) -> None:
-    """Record what was held back, deliver what is left, and give the loggers back as they were.
+    """Record values that were held back, deliver what is left, and restore the loggers.
 
-    An ordinary end of the program does it too. What is not delivered in time stays in journals beside the files;
-    the next start or ``hookline runs sync`` delivers it.
+    The exit of the program does this as well. What is not delivered in time stays in journals beside the files; the
+    next start or ``hookline runs sync`` delivers it.
 
     Args:
-        seconds: How long to wait for that, at most.
+        seconds: The most time to wait for the delivery.
     """
     global _setup
     with _changing:
@@ -96,7 +95,7 @@ def shutdown(seconds: float = DRAIN_SECONDS) -> None:
 
 
 class Setup:
-    """The handlers of a configuration, and the loggers that they are attached to.
+    """The handlers of a configuration, and the loggers they are attached to.
 
     Raises:
         ConfigError: A handler, formatter or filter cannot be built.
@@ -111,7 +110,7 @@ class Setup:
         self._run_handler = RunHandler(run) if run is not None else None
 
     def attach(self) -> None:
-        """Put it in force."""
+        """Configure the loggers."""
         config = self.plan.dictionary
         disabled = _others(config["loggers"]) if config["disable_existing_loggers"] else []
         self._before = {name: LoggerState(name) for name in ("", *config["loggers"], *disabled)}
@@ -127,16 +126,16 @@ class Setup:
         functions.replace(self.state)
 
     def start(self) -> None:
-        """Begin to deliver, also what an earlier process left; where that fails, the first record tries again."""
+        """Start delivering, also what an earlier process left; if that fails, the first record tries again."""
         for handler in self.handlers:
             if isinstance(handler, OutboxHandler):
                 try:
                     handler.start()
                 except OSError as error:
-                    logger.warning("%s cannot begin to deliver: %s", handler.name, error)
+                    logger.warning("%s cannot start delivering: %s", handler.name, error)
 
     def detach(self) -> None:
-        """Give the loggers back as they were, after what was held back has been recorded."""
+        """Record values that were held back, and restore the loggers."""
         self.state.emit_held()
         for before in self._before.values():
             before.restore()
@@ -144,17 +143,17 @@ class Setup:
         functions.replace(functions.State())
 
     def close(self, seconds: float) -> None:
-        """Close the handlers, those that deliver within so many seconds in all."""
+        """Close the handlers; those that deliver share this time limit."""
         deadline = time.monotonic() + seconds
         for handler in self.handlers:
             if isinstance(handler, OutboxHandler):
                 handler.drain_seconds = min(handler.drain_seconds, max(0.0, deadline - time.monotonic()))
-            with contextlib.suppress(OSError, ValueError):  # as the standard library does at its end
+            with contextlib.suppress(OSError, ValueError):  # as `logging.shutdown` does
                 handler.close()
 
 
 class LoggerState:
-    """How a logger was, so that it can be so again."""
+    """The saved configuration of a logger."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -166,23 +165,29 @@ class LoggerState:
         self._handlers, self._filters = list(self._logger.handlers), list(self._logger.filters)
 
     def restore(self) -> None:
-        """Make the logger what it was."""
+        """Restore the logger."""
         self._logger.setLevel(self._level)
         self._logger.propagate, self._logger.disabled = self._propagate, self._disabled
         self._logger.handlers[:], self._logger.filters[:] = self._handlers, self._filters
 
 
 class _Configurator(logging.config.DictConfigurator):
-    """Builds the parts of a configuration without touching a logger."""
+    """Builds the parts of a configuration without changing a logger."""
 
     def build(self, source: Source) -> list[logging.Handler]:
-        """The handlers; where one cannot be built, those that were are closed."""
+        """Build the handlers; if one cannot be built, those before it are closed."""
         made: list[logging.Handler] = []
         try:
-            self._make("formatters", self.configure_formatter, source)
-            self._make("filters", self.configure_filter, source)
-            for name, settings in _targets_first(self.config["handlers"]):
-                with _pointing_to(source, f"handlers.{name}"):
+            for section, configure in (("formatters", self.configure_formatter), ("filters", self.configure_filter)):
+                for name in list(self.config[section]):
+                    with _located_errors(source, f"{section}.{name}"):
+                        self.config[section][name] = configure(self.config[section][name])
+            handlers = self.config["handlers"]
+            # Handlers with a target come after the handlers they refer to.
+            for name, settings in sorted(
+                ((n, handlers[n]) for n in list(handlers)), key=lambda item: "target" in item[1]
+            ):
+                with _located_errors(source, f"handlers.{name}"):
                     if isinstance(settings.get("filename"), str | Path):
                         Path(settings["filename"]).absolute().parent.mkdir(parents=True, exist_ok=True)
                     handler = self.configure_handler(settings)
@@ -195,19 +200,9 @@ class _Configurator(logging.config.DictConfigurator):
             raise
         return made
 
-    def _make(self, section: str, make: Any, source: Source) -> None:
-        for name in list(self.config[section]):
-            with _pointing_to(source, f"{section}.{name}"):
-                self.config[section][name] = make(self.config[section][name])
-
-
-def _targets_first(handlers: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The handlers, those that refer to another behind the rest."""
-    return sorted(((name, handlers[name]) for name in list(handlers)), key=lambda item: "target" in item[1])
-
 
 @contextlib.contextmanager
-def _pointing_to(source: Source, path: str) -> Iterator[None]:
+def _located_errors(source: Source, path: str) -> Iterator[None]:
     try:
         yield
     except ConfigError:
@@ -219,7 +214,7 @@ def _pointing_to(source: Source, path: str) -> Iterator[None]:
 
 
 def _others(named: Mapping[str, Any]) -> list[str]:
-    """The loggers that exist and are neither named nor below one that is."""
+    """Return the existing loggers that are neither named nor below a named one."""
     prefixes = tuple(f"{name}." for name in named)
     existing = [name for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger)]
     return [name for name in existing if name not in named and not f"{name}.".startswith(prefixes)]
@@ -231,12 +226,12 @@ _setup: Setup | None = None
 
 @functools.cache
 def _shut_down_at_exit() -> None:
-    """Shut down when the program ends; asked for by the first `initialize`, not by the import."""
+    """Shut down when the program exits; registered by the first `initialize`, not by the import."""
     atexit.register(shutdown)
 
 
 DEPTH = 2
-"""How many levels below a directory journals are looked for: a program's ``logs/`` and one below."""
+"""How many levels below a directory are searched for journals: a program's ``logs/`` and one below."""
 _JOURNALS = ".*.journal"
 _HANDLERS: dict[str, Callable[[Path, Any], OutboxHandler]] = {
     "csv": lambda path, settings: CSVHandler(path, settings["columns"]),
@@ -246,11 +241,11 @@ _HANDLERS: dict[str, Callable[[Path, Any], OutboxHandler]] = {
 
 @dataclass(frozen=True, slots=True)
 class UndeliveredJournal:
-    """A journal that a dead process left.
+    """A handler's journal that a dead process left.
 
     Args:
-        directory: The journal.
-        path: The file or directory that its handler writes.
+        directory: The journal's directory.
+        path: The file or directory that the handler writes.
     """
 
     directory: Path
@@ -259,10 +254,10 @@ class UndeliveredJournal:
     def deliver(
         self, seconds: float, progress: Callable[[list[SinkState]], object], *, trusted: bool = False
     ) -> list[SinkState]:
-        """Deliver it for so long at most; how its sink stands then.
+        """Deliver it, for at most this long; returns the state of its sink.
 
         Args:
-            trusted: Deliver also what was not left by one of this user's own processes.
+            trusted: Also deliver what was not left by a process of this user.
         """
         try:
             handler = self._handler(trusted=trusted)
@@ -288,18 +283,18 @@ class UndeliveredJournal:
             raise OptionError(f"{self.directory / SETTINGS} cannot be used: {type(error).__name__}: {error}") from error
 
 
-def find_undelivered(place: Path) -> list[UndeliveredJournal]:
-    """The journals left over at a place.
+def find_undelivered(path: Path) -> list[UndeliveredJournal]:
+    """Find journals that dead processes left.
 
     Args:
-        place: A file or directory that a handler writes, its journal, or a directory that such lie in or below.
+        path: A file or directory that a handler writes, its journal, or a directory above such files.
     """
-    place = place.resolve()
-    if place.match(_JOURNALS):
-        found = [place]
-    elif place.name and outbox_directory(place).is_dir():
-        found = [outbox_directory(place)]
+    path = path.resolve()
+    if path.match(_JOURNALS):
+        found = [path]
+    elif path.name and outbox_directory(path).is_dir():
+        found = [outbox_directory(path)]
     else:
-        found = [each for depth in range(DEPTH + 1) for each in sorted(place.glob("[!.]*/" * depth + _JOURNALS))]
+        found = [each for depth in range(DEPTH + 1) for each in sorted(path.glob("[!.]*/" * depth + _JOURNALS))]
     journals = [each for each in found if (each / SETTINGS).is_file() and not files.is_locked(each / TURN)]
     return [UndeliveredJournal(each, each.with_name(each.name[1:].removesuffix(".journal"))) for each in journals]
