@@ -1,9 +1,9 @@
 """Status reports as plain functions: a logger ``(report_data, step)`` and hooks ``(worker, report_data)``.
 
-Each call appends to the journal of an `Outbox` and returns; a thread delivers. None of them waits for the
-network but the hook at the end of training, for a few seconds at most, and not for an endpoint that is
-known to be down. Only rank zero reports. In validation batches are reported at most every few seconds, and
-while one batch takes minutes, heartbeats go on.
+Each call appends to the journal of a `StatusOutbox` and returns; a thread delivers. Only the hook at the end of
+training waits for the network, for a few seconds at most, and not for an endpoint that is known to be down. Only rank
+zero reports. Batches of a validation are reported at most every few seconds; while one batch takes minutes, heartbeats
+continue.
 """
 
 import os
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
 from hookline.sinks.status import StatusSink
@@ -39,15 +40,15 @@ def create_status_logger(
     headers: Mapping[str, str] | None = None,
     root: str | Path = "runs",
 ) -> LoggerFn:
-    """A logger function that sends what it is given to an HTTP endpoint.
+    """Return a logger function that sends metrics to an HTTP endpoint.
 
-    It is given metrics only, so what it sends says that the training is running. The end is told by the hooks.
+    It only gets metrics, so it reports a running training. The hooks report the end.
 
     Args:
-        endpoint: The address, e.g. ``http://localhost:8080/status``.
-        component_name: What reports.
-        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
-        root: What is not delivered yet is kept below it, in ``.outbox``.
+        endpoint: The URL, e.g. ``http://localhost:8080/status``.
+        component_name: The name of the reporting component.
+        headers: Sent with every message; ``${NAME}`` in a value is replaced from the environment.
+        root: Undelivered reports are kept below it, in ``.outbox``.
     """
     return StatusReport(_http_outbox(endpoint, "endpoint", headers, root), component_name).log_status
 
@@ -61,15 +62,15 @@ def create_training_hooks(
     root: str | Path = "runs",
     drain_seconds: float = DRAIN_SECONDS,
 ) -> dict[str, HookFn]:
-    """Hook functions that report a training: its beginning, a heartbeat every few steps, its end.
+    """Return hook functions that report a training: its start, a heartbeat every few steps, its end.
 
     Args:
-        status_endpoint: The address.
-        heartbeat_interval: After how many steps each a heartbeat with the step's metrics is sent.
-        component_name: What reports.
-        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
-        root: What is not delivered yet is kept below it, in ``.outbox``.
-        drain_seconds: How long the end of training waits at most for what is left to be delivered.
+        status_endpoint: The URL.
+        heartbeat_interval: Every how many steps a heartbeat with the step's metrics is sent.
+        component_name: The name of the reporting component.
+        headers: Sent with every message; ``${NAME}`` in a value is replaced from the environment.
+        root: Undelivered reports are kept below it, in ``.outbox``.
+        drain_seconds: How long the end of training waits at most for the delivery of what is left.
     """
     outbox = _http_outbox(status_endpoint, "status_endpoint", headers, root)
     return StatusReport(outbox, component_name, heartbeat_interval, drain_seconds=drain_seconds).training_hooks()
@@ -83,36 +84,36 @@ def create_validation_hooks(
     headers: Mapping[str, str] | None = None,
     root: str | Path = "runs",
 ) -> dict[str, HookFn]:
-    """Hook functions that report validations, so that a long one does not look like a hang.
+    """Return hook functions that report validations, so that a long one does not look like a hang.
 
     Args:
-        status_endpoint: The address.
-        component_name: What reports.
-        heartbeat_seconds: How often at most batches are reported, and how often a heartbeat is sent while nothing
-            else is.
-        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
-        root: What is not delivered yet is kept below it, in ``.outbox``.
+        status_endpoint: The URL.
+        component_name: The name of the reporting component.
+        heartbeat_seconds: The shortest time between reports of batches, and the time after which a heartbeat is sent if
+            nothing else is.
+        headers: Sent with every message; ``${NAME}`` in a value is replaced from the environment.
+        root: Undelivered reports are kept below it, in ``.outbox``.
     """
     outbox = _http_outbox(status_endpoint, "status_endpoint", headers, root, heartbeat_seconds)
     return StatusReport(outbox, component_name, heartbeat_seconds=heartbeat_seconds).validation_hooks()
 
 
 class TAOStatusLogger:
-    """Reports a training in the format of NVIDIA TAO's ``status.json``, to an endpoint, to a file, or to both.
+    """Reports a training in the format of NVIDIA TAO's ``status.json``, to an endpoint, a file, or both.
 
-    Where neither is given, the file is the one that TAO names: ``TAO_STATUS_FILE``, or ``status.json`` of the
-    job ``TAO_API_JOB_ID`` in ``TAO_API_RESULTS_DIR``.
+    If neither is given, the file is TAO's: ``TAO_STATUS_FILE``, or ``status.json`` of the job ``TAO_API_JOB_ID`` in
+    ``TAO_API_RESULTS_DIR``.
 
     Args:
-        status_endpoint: The address.
-        experiment_name: What reports.
+        status_endpoint: The URL.
+        experiment_name: The name of the reporting component.
         status_file: The file that lines are appended to.
-        heartbeat_interval: After how many steps each a heartbeat with the step's metrics is sent.
-        heartbeat_seconds: How often at most batches of a validation are reported, and how often a heartbeat is sent
-            while nothing else is.
-        headers: Sent with every message; ``${NAME}`` in a value is taken from the environment.
-        root: What is not delivered yet is kept below it, in ``.outbox``.
-        drain_seconds: How long the end of training waits at most for what is left to be delivered.
+        heartbeat_interval: Every how many steps a heartbeat with the step's metrics is sent.
+        heartbeat_seconds: The shortest time between reports of a validation's batches, and the time after which a
+            heartbeat is sent if nothing else is.
+        headers: Sent with every message; ``${NAME}`` in a value is replaced from the environment.
+        root: Undelivered reports are kept below it, in ``.outbox``.
+        drain_seconds: How long the end of training waits at most for the delivery of what is left.
     """
 
     def __init__(
@@ -132,10 +133,15 @@ class TAOStatusLogger:
         sinks: dict[str, StatusSink] = {}
         if status_endpoint is not None:
             sinks["endpoint"] = StatusSink(
-                status_endpoint, format="tao", headers=dict(headers or {}), heartbeat_seconds=_pulse(heartbeat_seconds)
+                status_endpoint,
+                format="tao",
+                headers=dict(headers or {}),
+                heartbeat_seconds=_sink_heartbeat(heartbeat_seconds),
             )
         if path is not None:
-            sinks["file"] = StatusSink(path=Path(path), format="tao", heartbeat_seconds=_pulse(heartbeat_seconds))
+            sinks["file"] = StatusSink(
+                path=Path(path), format="tao", heartbeat_seconds=_sink_heartbeat(heartbeat_seconds)
+            )
         if not sinks:
             raise OptionError(
                 "TAOStatusLogger() has nowhere to report to: give status_endpoint='http://...' or "
@@ -143,7 +149,7 @@ class TAOStatusLogger:
             )
         for sink in sinks.values():
             sink.check()
-        self._report = StatusReport(
+        self._reports = StatusReport(
             outbox_for(sinks, root),
             experiment_name,
             heartbeat_interval,
@@ -152,22 +158,22 @@ class TAOStatusLogger:
         )
 
     def log_status(self, report_data: dict[str, Any], step: int) -> None:
-        """A logger function: reports metrics at a step."""
-        self._report.log_status(report_data, step)
+        """Report metrics at a step; a logger function."""
+        self._reports.log_status(report_data, step)
 
     def get_hooks(self) -> dict[str, HookFn]:
-        """All eight hook functions."""
-        return {**self._report.training_hooks(), **self._report.validation_hooks()}
+        """Return all eight hook functions."""
+        return {**self._reports.training_hooks(), **self._reports.validation_hooks()}
 
 
 class StatusReport:
     """The functions themselves, for one outbox.
 
     Args:
-        outbox: Where they put what is to be told.
-        component: What reports.
-        heartbeat_interval: After how many steps each one is reported.
-        heartbeat_seconds: How often at most batches of a validation are reported.
+        outbox: Where they report to.
+        component: The name of the reporting component.
+        heartbeat_interval: Every how many steps a step is reported.
+        heartbeat_seconds: The shortest time between reports of a validation's batches.
         drain_seconds: How long the end of training waits at most.
     """
 
@@ -181,41 +187,39 @@ class StatusReport:
         drain_seconds: float = DRAIN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if isinstance(heartbeat_interval, bool) or not isinstance(heartbeat_interval, int) or heartbeat_interval < 1:
-            raise OptionError(f"heartbeat_interval={heartbeat_interval!r}: give a number of steps, 1 or more.")
-        if not heartbeat_seconds >= 0 or not drain_seconds >= 0:
-            given = f"heartbeat_seconds={heartbeat_seconds!r}, drain_seconds={drain_seconds!r}"
-            raise OptionError(f"{given}: give numbers of seconds.")
+        require_integer("heartbeat_interval", heartbeat_interval)
+        require_number("heartbeat_seconds", heartbeat_seconds, minimum=0)
+        require_number("drain_seconds", drain_seconds, minimum=0)
         self.outbox, self.component = outbox, component
         self._interval, self._seconds, self._drain_seconds = heartbeat_interval, heartbeat_seconds, drain_seconds
         self._clock = clock
         self._last_batch = 0.0
 
     def training_hooks(self) -> dict[str, HookFn]:
-        """The four around a training and its steps."""
+        """Return the four hooks of a training and its steps."""
         return {name: getattr(self, name) for name in _TRAINING}
 
     def validation_hooks(self) -> dict[str, HookFn]:
-        """The four around a validation and its batches."""
+        """Return the four hooks of a validation and its batches."""
         return {name: getattr(self, name) for name in _VALIDATION}
 
     def log_status(self, report_data: dict[str, Any], step: int) -> None:
         """Report metrics at a step."""
         if os.environ.get("RANK", "0") == "0":
             self.outbox.step = step
-            told = {"component": self.component, "phase": "metrics", "report": {}, "metrics": plain(report_data)}
-            self.outbox.report("running", f"Metrics at step {step}.", step=step, **told)
+            data = {"component": self.component, "phase": "metrics", "report": {}, "metrics": plain(report_data)}
+            self.outbox.report("running", f"Metrics at step {step}.", step=step, **data)
 
     def pre_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
-        """Report that a training begins, and how long it will be."""
+        """Report the start of a training and its length."""
         if _is_rank_zero(worker):
             self.outbox.step = report_data.get("start_step") or 0
             self.outbox.begin("training", worker)
             counts = {"num_steps": report_data.get("total_steps"), "num_epochs": report_data.get("total_epochs")}
-            self._tell("running", "training_starting", "Training starts.", report_data, **counts)
+            self._report("running", "training_starting", "Training starts.", report_data, **counts)
 
     def pre_training_step_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
-        """Note the step; nothing is reported."""
+        """Note the step, for heartbeats."""
         self.outbox.step = report_data["current_step"]
 
     def post_training_step_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
@@ -225,35 +229,35 @@ class StatusReport:
             metrics = {name: plain(value) for name, value in report_data.items() if name not in _COUNTS}
             message = f"Step {step} of {report_data.get('total_steps') or '?'}."
             counts = {name: value for name, value in report_data.items() if name in _COUNTS}
-            self._tell("running", "training_heartbeat", message, counts, metrics=metrics)
+            self._report("running", "training_heartbeat", message, counts, metrics=metrics)
 
     def post_training_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
-        """Report the end, and give what is left a moment to be delivered."""
+        """Report the end, and wait a moment for the delivery of what is left."""
         if _is_rank_zero(worker):
             self.outbox.step = report_data.get("final_step") or self.outbox.step
             self.outbox.end("training")
             reason = getattr(worker, "stop_reason", None)
             if reason:
-                self._tell("stopped", "training_stopped", str(reason), report_data)
+                self._report("stopped", "training_stopped", str(reason), report_data)
             else:
-                self._tell("finished", "training_complete", "Training is complete.", report_data)
+                self._report("finished", "training_complete", "Training is complete.", report_data)
             self.outbox.drain(self._drain_seconds)
 
     def pre_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
-        """Report that a validation begins."""
+        """Report the start of a validation."""
         if _is_rank_zero(worker):
             self.outbox.step = _evaluated_step(worker, otherwise=self.outbox.step)
             self.outbox.begin("validation", worker)
             self._last_batch = self._clock()
-            self._tell("running", "validation_starting", "Validation starts.", report_data)
+            self._report("running", "validation_starting", "Validation starts.", report_data)
 
     def pre_per_step_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
-        """Report a batch that begins, if none was reported for a while."""
-        self._tell_batch(worker, "validation_batch_start", report_data)
+        """Report the start of a batch, if none was reported for a while."""
+        self._report_batch(worker, "validation_batch_start", report_data)
 
     def post_per_step_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
-        """Report a batch that is done, if none was reported for a while."""
-        self._tell_batch(worker, "validation_batch_complete", report_data)
+        """Report the end of a batch, if none was reported for a while."""
+        self._report_batch(worker, "validation_batch_complete", report_data)
 
     def post_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
         """Report a validation's result."""
@@ -261,24 +265,24 @@ class StatusReport:
             self.outbox.end("validation")
             loss = report_data.get("val_avg_loss")
             metrics = {} if loss is None else {"val_avg_loss": plain(loss)}
-            self._tell("running", "validation_complete", "Validation is complete.", report_data, metrics=metrics)
+            self._report("running", "validation_complete", "Validation is complete.", report_data, metrics=metrics)
 
-    def _tell_batch(self, worker: Any, phase: str, report_data: dict[str, Any]) -> None:
+    def _report_batch(self, worker: Any, phase: str, report_data: dict[str, Any]) -> None:
         now = self._clock()
         if now - self._last_batch >= self._seconds and _is_rank_zero(worker):
             self._last_batch = now
-            self._tell("running", phase, f"Validation batch {report_data['batch_index'] + 1}.", report_data)
+            self._report("running", phase, f"Validation batch {report_data['batch_index'] + 1}.", report_data)
 
-    def _tell(self, status: str, phase: str, message: str, report_data: dict[str, Any], **data: Any) -> None:
+    def _report(self, status: str, phase: str, message: str, report_data: dict[str, Any], **data: Any) -> None:
         epoch = next(
             (report_data[k] for k in ("current_epoch", "final_epoch", "start_epoch") if k in report_data), None
         )
-        told = {"component": self.component, "phase": phase, "epoch": epoch, "report": plain(report_data), **data}
-        self.outbox.report(status, message, step=self.outbox.step, **told)
+        common = {"component": self.component, "phase": phase, "epoch": epoch, "report": plain(report_data)}
+        self.outbox.report(status, message, step=self.outbox.step, **common, **data)
 
 
-def _pulse(heartbeat_seconds: float) -> float:
-    """The sink's heartbeat: batches may be reported without any limit, heartbeats need one."""
+def _sink_heartbeat(heartbeat_seconds: float) -> float:
+    # 0 reports every batch; heartbeats need an interval.
     return heartbeat_seconds if heartbeat_seconds > 0 else HEARTBEAT_SECONDS
 
 
@@ -290,14 +294,14 @@ def _http_outbox(
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> StatusOutbox:
     if not isinstance(endpoint, str):
-        raise OptionError(f"{what}={endpoint!r}: give an address such as 'http://localhost:8080/status'.")
-    sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_pulse(heartbeat_seconds))
+        raise OptionError(f"{what}={endpoint!r}: give a URL such as 'http://localhost:8080/status'.")
+    sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_sink_heartbeat(heartbeat_seconds))
     sink.check()
     return outbox_for({"endpoint": sink}, root)
 
 
 def _evaluated_step(worker: Any, *, otherwise: int) -> int:
-    """The completed steps of what a validation measures: its report has none, and training hooks may not be used."""
+    """Return the step that a validation evaluates: its report has none, and training hooks may not be used."""
     loop = getattr(worker, "trainer", worker)
     evaluated = getattr(loop, "evaluated_step", None)
     step = evaluated() if callable(evaluated) else getattr(loop, "step", None)
@@ -310,6 +314,6 @@ def _is_rank_zero(worker: Any) -> bool:
 
 
 def _tao_file() -> str | None:
-    """The status file that TAO asks for in the environment."""
+    """Return the status file that TAO names in the environment."""
     named, job, results = (os.environ.get(f"TAO_{n}") for n in ("STATUS_FILE", "API_JOB_ID", "API_RESULTS_DIR"))
     return named or (str(Path(results, job, "status.json")) if job and results else None)
