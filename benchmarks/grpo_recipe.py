@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 import hookline as hl
 from hookline import rl
 from hookline.loops import sft
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rl.environments import Sorting
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 SHOWN_UNTIL = 0.3
 """The share of right answers from which on no more examples are shown."""

@@ -42,7 +42,7 @@ import hookline.logging
 from hookline import rewards
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback
 from hookline.logging.metrics import memory_metrics
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 CASES: dict[str, Callable[[], Any] | None] = {
     "base": None,

@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 import hookline.logging
 from hookline import rewards
 from hookline.integrations.transformers import OptimizedLoggingCallback
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 LOGGING = {
     "version": 1,

@@ -4,7 +4,7 @@ import torch
 
 from hookline import rl
 from hookline.hooks import EvaluationHook, Hook, HookContext, PeriodicHook
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 
 class LengthMonitor(PeriodicHook):

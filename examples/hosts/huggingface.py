@@ -7,7 +7,7 @@ from one_callback import GoodEnough  # hookline
 from transformers import Trainer, TrainingArguments
 
 from hookline.integrations.transformers import attach  # hookline
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:

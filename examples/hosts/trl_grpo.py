@@ -7,7 +7,7 @@ from datasets import Dataset  # type: ignore[import-untyped]
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from hookline.integrations.transformers import attach  # hookline
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 
 def evenness(completions: list[str], **columns: Any) -> list[float]:

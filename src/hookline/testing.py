@@ -1,4 +1,4 @@
-"""Test helpers for authors of callbacks and hooks: a recording callback, a fake loop, and a contract check.
+"""Test helpers for authors of callbacks and hooks: a recording callback, a fake loop, a contract check, a tiny language model.
 
 >>> class Greeter(Callback):
 ...     def on_train_start(self, loop): loop.log(greeted=1)
@@ -23,8 +23,17 @@ from hookline._engine.hooks import Hook
 from hookline._engine.moments import MOMENTS, Callback, Moment
 from hookline._engine.state import ArmResult, EvalResult, LoopArtifacts, ManifestRow, RunResult
 from hookline.loops.loop import Loop
+from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 
-__all__ = ["Event", "FakeLoop", "RecordingCallback", "check_callback", "fire_everything"]
+__all__ = [
+    "Event",
+    "FakeLoop",
+    "RecordingCallback",
+    "character_tokenizer",
+    "check_callback",
+    "fire_everything",
+    "tiny_causal_lm",
+]
 
 
 class Event(NamedTuple):

@@ -10,7 +10,7 @@ import hookline as hl
 import hookline.logging as log
 from hookline import rl
 from hookline._record.records import Metrics
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

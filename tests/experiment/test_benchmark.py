@@ -185,8 +185,8 @@ def test_evaluate_a_policy_asks_it_greedily_with_the_options_of_the_benchmark():
 def test_evaluate_a_tiny_model_is_the_same_each_time_and_for_every_batch_size():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
     from hookline.rl.policies.hf import HFPolicy
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     torch.set_num_threads(1)
     tokenizer = character_tokenizer("0123456789>+-=")

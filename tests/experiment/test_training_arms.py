@@ -8,8 +8,8 @@ from hookline import rl
 from hookline._record.reader import read
 from hookline._record.records import Metrics
 from hookline.experiment.builtin_benchmarks import SortingBenchmark
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.loops.worker_config import DataOptions, ModelOptions, TinyModel, WorkerConfig
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 X = torch.linspace(-1, 1, 16).unsqueeze(1)
 DATA = torch.utils.data.TensorDataset(X, 2 * X)

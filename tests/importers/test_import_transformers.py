@@ -30,7 +30,7 @@ def output_dir(tmp_path_factory):
     """What a trainer leaves after six steps with an evaluation and a checkpoint after every two, and its events."""
     from transformers import Trainer, TrainingArguments
 
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("hf") / "finetune"

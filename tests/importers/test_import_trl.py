@@ -38,7 +38,7 @@ def grpo(tmp_path_factory):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     torch.set_num_threads(1)
 

@@ -129,7 +129,7 @@ def test_lightning_logger_passes_options_to_its_run(tmp_path, check):
 def test_transformers_passes_options_to_its_run(torch, tmp_path, check, how):
     transformers = pytest.importorskip("transformers")
     from hookline.integrations.transformers import HooklineCallback, attach
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer()
     ids = torch.tensor(tokenizer("12+12=24")["input_ids"])

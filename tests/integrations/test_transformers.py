@@ -20,8 +20,7 @@ from hookline._engine.errors import DuplicateError, OptionError
 from hookline._record.records import Event, Metrics, Sample, Status
 from hookline.callbacks import CheckpointCallback, EarlyStoppingCallback, NaNGuard, SampleLogger, Timer
 from hookline.integrations.transformers import HooklineCallback, attach
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
-from hookline.testing import RecordingCallback
+from hookline.testing import RecordingCallback, character_tokenizer, tiny_causal_lm
 
 TOKENIZER = character_tokenizer()
 STEP = [

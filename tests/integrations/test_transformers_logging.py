@@ -23,8 +23,8 @@ from hookline import rewards
 from hookline._engine.errors import OptionError
 from hookline._record.records import Metrics, Rewards, Sample
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback, attach
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rl.rewards import recording
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 TOKENIZER = character_tokenizer()
 

@@ -33,7 +33,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import hookline as hl
 from hookline.integrations.transformers import attach
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 from hookline.testing import RecordingCallback
 
 TOKENIZER = character_tokenizer()

@@ -18,9 +18,8 @@ from hookline._record.records import Metrics, Sample
 from hookline.callbacks import SampleLogger
 from hookline.integrations import trl as hookline_trl
 from hookline.integrations.transformers import attach
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rl.types import Rollout
-from hookline.testing import Event, RecordingCallback
+from hookline.testing import Event, RecordingCallback, character_tokenizer, tiny_causal_lm
 
 TOKENIZER = character_tokenizer()
 SETTINGS = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}

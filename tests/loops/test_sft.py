@@ -26,7 +26,7 @@ from hookline.loops.sft import (  # noqa: E402
     token_counts,
     training_step,
 )
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
+from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '[' + m.role[0] + ']' + m.content + eos_token }}{% endfor %}"

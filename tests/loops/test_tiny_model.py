@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hookline._engine.errors import MissingExtraError, OptionError
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 pytest.importorskip("transformers")
 

@@ -527,7 +527,7 @@ def test_trainer_model_may_return_its_own_loss(wrap):
 
 def test_trainer_model_of_transformers_trains_and_validates():
     pytest.importorskip("transformers")
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer("ab")
     ids = torch.tensor([[1, 4, 5, 4, 5, 4], [1, 5, 4, 5, 4, 5]])
@@ -874,7 +874,7 @@ def test_trainer_test_takes_data_by_name_and_needs_some():
     trainer = make(val=samples(), epochs=1)
     assert list(trainer.test({"a": samples(), "b": samples()})) == ["test/a/loss", "test/b/loss"]
     assert list(trainer.test(samples())) == ["test/loss"]
-    with pytest.raises(OptionError, match=r"test\(\): there is nothing to test on. Give test\(data\)"):
+    with pytest.raises(OptionError, match=r"test\(\): there is no data to test on. Give test\(data\)"):
         trainer.test()
 
 
@@ -1328,7 +1328,7 @@ def test_trainer_fit_again_after_another_end_is_an_error(how):
             trainer.fit()
     else:
         trainer.fit()
-    with pytest.raises(OptionError, match=f"This training is {how}: take it up with resume"):
+    with pytest.raises(OptionError, match=f"This training is {how}: continue it with resume"):
         trainer.fit()
 
 
@@ -1347,7 +1347,7 @@ def test_trainer_interrupt_is_told_to_the_callbacks_and_goes_on_up():
 
 def test_trainer_accumulation_of_language_model_batches_weighs_by_tokens(tmp_path):
     from hookline.loops import sft
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     rows = [{"prompt": "a", "completion": "b"}] * 4 + [{"prompt": "a", "completion": "bcdefgh" * 4}] * 4
     tokenizer = character_tokenizer()

@@ -66,7 +66,7 @@ def test_trainer_of_a_frozen_model_is_an_error(settings):
 
 
 def test_trainer_of_a_loss_and_a_training_step_is_an_error():
-    with pytest.raises(OptionError, match="loss= and training_step= were given: one of them"):
+    with pytest.raises(OptionError, match="loss= and training_step= were both given: give one of them"):
         make(training_step=lambda model, batch: model(batch[0]).mean())
 
 
@@ -128,7 +128,7 @@ def test_trainer_optimizer_of_another_kind_is_an_error(optimizer):
 @pytest.mark.parametrize("settings", [{"learning_rate": 0.1}, {"weight_decay": 0.1}])
 def test_trainer_settings_of_an_optimizer_besides_one_are_an_error(settings):
     ((name, value),) = settings.items()
-    with pytest.raises(OptionError, match=f"{name}={value} is for an optimizer that is made here; one was given"):
+    with pytest.raises(OptionError, match=f"{name}={value} is for an optimizer that the Trainer makes; one was given"):
         make(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), **settings)
 
 
@@ -140,18 +140,18 @@ def test_trainer_scheduler_of_another_kind_is_an_error(scheduler):
 
 def test_trainer_scheduler_of_another_optimizer_is_an_error():
     other = StepLR(torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1), step_size=1)
-    with pytest.raises(OptionError, match="The scheduler is one of another optimizer"):
+    with pytest.raises(OptionError, match="The scheduler belongs to another optimizer"):
         make(scheduler=other)
 
 
 @pytest.mark.parametrize("settings", [{"schedule": "linear"}, {"warmup_steps": 3}])
 def test_trainer_settings_of_a_schedule_besides_one_are_an_error(settings):
-    with pytest.raises(OptionError, match="warmup_steps and schedule are for a scheduler that is made here"):
+    with pytest.raises(OptionError, match="warmup_steps and schedule are for a scheduler that the Trainer makes"):
         make(scheduler=lambda optimizer: StepLR(optimizer, 1), **settings)
 
 
 def test_trainer_scheduler_that_waits_for_validations_without_any_is_an_error():
-    with pytest.raises(OptionError, match="waits for a plateau is told the loss of validations: give val_data"):
+    with pytest.raises(OptionError, match="ReduceLROnPlateau needs the loss of validations: give val_data"):
         make(scheduler=ReduceLROnPlateau)
 
 
@@ -169,7 +169,7 @@ def test_trainer_scheduler_that_waits_for_a_loss_that_validations_lack_is_an_err
         loss=functional.mse_loss,
         scheduler=ReduceLROnPlateau,
     )
-    with pytest.raises(OptionError, match="which have val/accuracy: let validation_step return a 'loss'"):
+    with pytest.raises(OptionError, match="which have val/accuracy: return a 'loss' from validation_step"):
         trainer.fit()
 
 

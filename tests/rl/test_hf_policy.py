@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
 from hookline.rl.policies.hf import HFPolicy  # noqa: E402
+from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
 ALPHABET = "0123456789>=+ "

@@ -24,7 +24,7 @@ pytest.importorskip("transformers")
 from torch.utils.data import DataLoader  # noqa: E402 - torch may be missing
 
 from hookline.loops import sft  # noqa: E402
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
+from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
 TOKENIZER = character_tokenizer("0123456789>x")

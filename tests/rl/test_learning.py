@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 import hookline as hl  # noqa: E402
 from hookline import rl  # noqa: E402
 from hookline.loops import sft  # noqa: E402
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
 from hookline.rl.environments import Sorting  # noqa: E402
+from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 ENVIRONMENT = Sorting(length=3, held_out_share=0.3)
 TOKENIZER = character_tokenizer("0123456789>")

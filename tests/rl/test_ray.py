@@ -25,11 +25,11 @@ if importlib.util.find_spec("ray") is None:  # not imported here: that is done w
     pytest.skip("ray is not installed", allow_module_level=True)
 
 from hookline import rl  # noqa: E402
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
 from hookline.rl.learner.ray import LearnerLostError  # noqa: E402
 from hookline.rl.ray_cluster import RayCluster  # noqa: E402
 from hookline.rl.rollouts.fleet import MAX_DEATHS, SUPERVISION_GROUP, RolloutFleet, WorkerLostError  # noqa: E402
 from hookline.rl.rollouts.remote import RemoteRollouts  # noqa: E402
+from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
 ROUNDS = 500

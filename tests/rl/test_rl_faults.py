@@ -9,8 +9,8 @@ import torch
 import hookline as hl
 from hookline import rl
 from hookline._engine.errors import OptionError
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rl.learner.learner import RolloutStream
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 torch.set_num_threads(1)
 TOKENIZER = character_tokenizer("0123456789>")

@@ -8,10 +8,9 @@ from scripted_policy import ScriptedPolicy, curriculum, worker
 
 import hookline as hl
 from hookline import rl
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rewards import library, logged, wrap
 from hookline.rl.rollouts.actor import RolloutActor, WorkerSpec
-from hookline.testing import RecordingCallback
+from hookline.testing import RecordingCallback, character_tokenizer, tiny_causal_lm
 
 
 def advantages(**options):
@@ -144,7 +143,7 @@ def test_reward_expected_names_the_column_of_right_answers(make):
 def tiny_model():
     """A model that knows nothing, and its tokenizer."""
     pytest.importorskip("transformers")
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer("0123456789>x")
     return tiny_causal_lm(tokenizer, hidden_size=16, layers=1, heads=2), tokenizer

@@ -20,7 +20,7 @@ def model():
     """A model of almost no size with its tokenizer."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer("0123456789>x")
     return {"model": tiny_causal_lm(tokenizer, hidden_size=16, layers=1, heads=2), "tokenizer": tokenizer}

@@ -753,7 +753,7 @@ def test_trajectory_with_evaluation_hooks_is_the_one_without(tmp_path):
 
 
 def test_trajectory_with_a_model_is_the_same_with_and_without_evaluations(tmp_path, torch):
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     def policy():
         tokenizer = character_tokenizer("0123456789>")

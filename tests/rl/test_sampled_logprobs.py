@@ -13,13 +13,13 @@ from hookline import rl
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm  # noqa: E402
 from hookline.rl.learner.learner import RolloutStream  # noqa: E402
 from hookline.rl.learner.loss import (  # noqa: E402
     grpo_loss,
     rollout_batch,
     token_logprobs,
 )
+from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
 TOKENIZER = character_tokenizer("0123456789>")

@@ -31,7 +31,7 @@ worker.register_hook(logging_hook)
 
 
 def test_basic_usage_block_as_it_stands_registers_its_hooks_behind_the_defaults(tmp_path):
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     tokenizer = character_tokenizer("0123456789>")
     config = rl.RolloutWorkerConfig(

@@ -39,7 +39,7 @@ from hookline.rl.environments import RewardDataset, Sorting
 def policy():
     import torch
 
-    from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+    from hookline.testing import character_tokenizer, tiny_causal_lm
 
     torch.set_num_threads(1)
     tokenizer = character_tokenizer("0123456789>")

@@ -30,8 +30,8 @@ import hookline.logging as hookline_logging
 from hookline import rewards
 from hookline._record.records import Sample
 from hookline.integrations.transformers import EnhancedLoggingCallback, OptimizedLoggingCallback, attach
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
 from hookline.rewards import library
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TOKENIZER = character_tokenizer(chat_template=TEMPLATE)

@@ -140,7 +140,7 @@ if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
     from hookline._engine.state import ArmResult, EvalResult, LogContext, LoopArtifacts, ManifestRow, RunResult
 
     # An override may narrow the loop's type, `trainer: "Trainer"`; that module explains how checkers accept it.
-    from hookline.loops.every_loop import EveryLoop as LoopState
+    from hookline.loops import EveryLoop as LoopState
 
     # The class that users import is a subclass in a layer above, which this one cannot name. Any lets overrides use
     # it: a checker would refuse an argument type that is narrower than the declared one.

@@ -41,7 +41,6 @@ from hookline.loops.sharded import require_supported
 from hookline.loops.signals import is_signal
 from hookline.loops.trainer_config import Plan, TrainerConfig, warn_of_changes
 from hookline.loops.trainer_setup import (
-    ProcessShares,
     batch_size_for,
     checked_config,
     checked_model,
@@ -55,6 +54,7 @@ from hookline.loops.training_state import TrainerState
 from hookline.loops.training_step import (
     COUNTS,
     FiniteLoss,
+    ProcessShares,
     StepFunction,
     combined,
     predictions_of,
@@ -68,9 +68,9 @@ from hookline.loops.validation import Validation
 logger = logging.getLogger("hookline")
 
 VALIDATION = "val"
-"""What the Trainer's own validations are called."""
+"""The name of the Trainer's own validations."""
 TEST = "test"
-"""What `Trainer.test` is called."""
+"""The name of the evaluation of `Trainer.test`."""
 Window = list[tuple[int, Any]]
 """The batches of one step, each with its index in the epoch."""
 
@@ -88,8 +88,8 @@ class Trainer(Session):
         training_step: A function ``(model, batch)`` that returns ``{"loss": ..., ...}``: the loss to train on, and
             numbers to record with it. Or override the method. Without either, the model returns its own loss.
         optimizer: A torch optimizer, or a function of the parameters; made from the settings by default.
-        scheduler: A torch scheduler, or a function of the optimizer; made from the settings by default. It moves
-            once a step; one that waits for a plateau once a validation, with the loss of that (of the first of
+        scheduler: A torch scheduler, or a function of the optimizer; made from the settings by default. It steps
+            once per optimizer step; `ReduceLROnPlateau` once per validation, with its loss (that of the first of
             several validation sets).
         test_data: What `test` evaluates by default, as for ``val_data``.
         callbacks: Callbacks besides those of the settings.
@@ -101,7 +101,7 @@ class Trainer(Session):
     saves_together = True
     config: TrainerConfig
     worker: Any
-    """What hook functions are given instead of the Trainer, once it is set."""
+    """Passed to hook functions in place of the Trainer, once it is set."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Trainer(Session):
         self.train_batches = Batches(train_data, what="train_data", shuffle=config.shuffle, **shared)
         self._batch_options = shared
         self.val_sets = self._sets(val_data, "val_data")
-        """The batches of each validation set by its name; that of the only one is empty."""
+        """The batches of each validation set by name; a single set has the empty name."""
         self.test_sets = self._sets(test_data, "test_data")
         self.plan = Plan(config, self.train_batches.length, validates=val_data is not None)
         self.num_steps, self.num_epochs = self.plan.num_steps, self.plan.num_epochs
@@ -150,12 +150,12 @@ class Trainer(Session):
         self.optimizer = make_optimizer(optimizer, model, config)
         self.scheduler = make_scheduler(scheduler, self.optimizer, config, self.num_steps)
         if val_data is None and is_plateau(self.scheduler):
-            raise OptionError("A scheduler that waits for a plateau is told the loss of validations: give val_data.")
+            raise OptionError("ReduceLROnPlateau needs the loss of validations: give val_data.")
         self.model = model
         self.backend = choose_backend(config.precision, config.device, model)
         self._training: TrainerState | None = None  # once the backend has prepared the model
-        shares = {"rank": self.rank, "world_size": self.world_size}
-        self._order = SharedOrder(self.train_batches, seed=config.seed or 0, **shares)
+        seed = config.seed or 0
+        self._order = SharedOrder(self.train_batches, seed=seed, rank=self.rank, world_size=self.world_size)
         self._position = DataPosition()
         self._finite_loss: FiniteLoss | None = None
         self._process_shares: ProcessShares | None = None
@@ -170,7 +170,7 @@ class Trainer(Session):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next step: behind one that is complete, the one after it."""
+        """The epoch of the next step; after a complete epoch, the one behind it."""
         return self.epoch + (self._position.epoch_complete and not self._is_done())
 
     @property
@@ -189,27 +189,27 @@ class Trainer(Session):
         return self._step_function(model, batch)
 
     def validation_step(self, model: Any, batch: Any) -> Any:
-        """The same for a validation batch. Numbers are recorded; all of it is ``outputs`` in `on_validation_batch_end`.
+        """Do the same for a validation batch. Numbers are recorded; `on_validation_batch_end` gets all outputs.
 
-        By default it is the training step. Where that is the Trainer's own, the outputs have the predictions too.
+        By default it is the training step. The outputs of the Trainer's own step include the predictions.
         """
         return self.training_step(model, batch)
 
     def prediction_step(self, model: Any, batch: Any) -> Any:
-        """What `predict` returns for a batch: what the model returns; of ``(inputs, targets)`` it gets the inputs."""
+        """Return the model's output for a batch, for `predict`; of ``(inputs, targets)`` it gets the inputs."""
         return predictions_of(model, batch)
 
     def fit(self) -> LoopArtifacts:
-        """Train to the end, and say what came of it."""
+        """Train to the end, and return what training leaves behind."""
         if self.state == "completed":
-            logger.warning("%s is trained to the end: fit() has nothing to do.", self.name)
+            logger.warning("%s is already trained to the end: fit() has nothing to do.", self.name)
             return self.artifacts()
         if self.state != "created":
-            raise OptionError(f"This training is {self.state}: take it up with resume(), or make another Trainer.")
+            raise OptionError(f"This training is {self.state}: continue it with resume(), or make another Trainer.")
         return self._run()
 
     def resume(self, path: str | Path = "last") -> LoopArtifacts:
-        """Go on from a checkpoint, and train to the end.
+        """Resume from a checkpoint, and train to the end.
 
         Args:
             path: A checkpoint's directory, a run's directory or id, or ``"last"`` for the latest checkpoint of the
@@ -219,7 +219,7 @@ class Trainer(Session):
             raise OptionError("resume(): this training is running.")
         check_resume(path)
         if self.root is None:
-            raise OptionError("resume() with output_dir=None: what was not recorded cannot be taken up.")
+            raise OptionError("resume() with output_dir=None: a run that was not recorded cannot be resumed.")
         self.resume_from = path
         try:
             return self._run()
@@ -227,7 +227,7 @@ class Trainer(Session):
             self.resume_from = self.config.resume
 
     def validate(self, name: str = VALIDATION) -> dict[str, Any]:
-        """Validate now, and return the metrics of all sets; they are recorded while training and after it."""
+        """Validate now, record the metrics of all sets, and return them."""
         if not self.val_sets:
             raise OptionError("validate(): this Trainer has no val_data.")
         decides = self.state == "running" and name == VALIDATION
@@ -238,7 +238,7 @@ class Trainer(Session):
         return metrics
 
     def test(self, data: Any = None) -> dict[str, Any]:
-        """Evaluate data that is kept for the end, and return the metrics: ``test/loss``.
+        """Evaluate held-out data, and return the metrics: ``test/loss``.
 
         It takes the path of every evaluation: `validation_step`, the moments of a validation, and `on_eval` with the
         name "test". After a training, the metrics are recorded in its run.
@@ -248,15 +248,15 @@ class Trainer(Session):
         """
         sets = self.test_sets if data is None else self._sets(data, "data")
         if not sets:
-            raise OptionError("test(): there is nothing to test on. Give test(data), or Trainer(..., test_data=...).")
+            raise OptionError("test(): there is no data to test on. Give test(data), or Trainer(..., test_data=...).")
         metrics = self._evaluated(TEST, sets)
         self._save_if_asked()
         return metrics
 
     def predict(self, data: Any) -> list[Any]:
-        """Return what `prediction_step` gives for each batch, on the CPU; nothing fires, and nothing is recorded.
+        """Return what `prediction_step` returns for each batch, on the CPU; nothing fires, and nothing is recorded.
 
-        Of several processes, each predicts its share of the batches and returns that.
+        Of several processes, each returns the predictions for its share of the batches.
 
         Args:
             data: A data set, a loader, or an iterable of batches.
@@ -269,17 +269,17 @@ class Trainer(Session):
                 given = self.backend.predict(self.prediction_step, batch)
                 if batches.counts:
                     predictions.append(moved(given, "cpu"))
-        if self.device.type != "cpu":  # the copies are asynchronous, so that none of them delays the next batch
+        if self.device.type != "cpu":  # the copies are asynchronous: none delays the next batch
             getattr(torch, self.device.type).synchronize()
         return predictions
 
     def _sets(self, data: Any, what: str) -> dict[str, Batches]:
-        """The batches of data that is evaluated, by the names of its sets."""
+        """Return the batches of evaluation data by the names of its sets."""
         named = {"": data} if not isinstance(data, Mapping) else data
         if data is None:
             return {}
         if not named:
-            raise OptionError(f"{what}={data!r} has no set in it: give data, or a dict of data by name.")
+            raise OptionError(f"{what}={data!r} is empty: give data, or a dict of data by name.")
         for name in named if isinstance(data, Mapping) else ():
             if not isinstance(name, str) or not name or name != name.strip("/"):
                 raise OptionError(f"{what}: {name!r} is not a name for a set. Give a text such as 'easy'.")
@@ -297,7 +297,7 @@ class Trainer(Session):
 
         Args:
             limit: Stop after so many batches of each.
-            decides: Whether it is the validation that is due at this step.
+            decides: Whether this is the regular validation of this step.
         """
         self._prepared()
         metrics: dict[str, Any] = {}
@@ -318,15 +318,15 @@ class Trainer(Session):
             outputs = self.backend.evaluate(self.validation_step, batch)
             metrics = scalars(outputs)
             validation.add(metrics, weight_of(metrics, batch) if batches.counts else 0.0, outputs=outputs)
-            del outputs  # its predictions are not kept while the next batch is computed
+            del outputs  # free its predictions before the next batch is computed
         if empty:
             raise OptionError(f"{batches.what} gave no batch.{batches.advice}")
 
     def save_checkpoint(self, path: str | Path | None = None, *, kind: str = "step") -> ManifestRow:
-        """Save everything that training goes on from, and return the manifest row.
+        """Save everything that training continues from, and return the manifest row.
 
         In the middle of a step or of a validation it is saved when that is complete. Where several processes train
-        together, all of them have to call it; `request_checkpoint()` need only be called by one.
+        together, all of them have to call it; a `request_checkpoint()` by one is enough.
         """
         if self._must_wait():
             self._saves_waiting.append((None if path is None else Path(path), kind))
@@ -370,12 +370,12 @@ class Trainer(Session):
         self._position.epoch_open = self._position.epoch_complete = False
         self._saves_waiting, self.checkpoint_requested, self.validation_requested = [], False, False
         guarded = self.config.nan_loss == "pass" or any(
-            isinstance(one, NaNGuard) for one in all_callbacks(self.callbacks)
+            isinstance(each, NaNGuard) for each in all_callbacks(self.callbacks)
         )
         self._finite_loss = None if guarded else FiniteLoss()
         self._process_shares = None if self.world_size == 1 else ProcessShares(self.processes, self.backend.device)
-        self.optimizer.zero_grad()  # a step that failed left gradients behind
-        if self.config.seed is not None:  # what is taken up brings its own random states
+        self.optimizer.zero_grad()  # a failed step left gradients behind
+        if self.config.seed is not None:  # before begin(): a resumed checkpoint brings its own random states
             rng.seed(self.config.seed)
 
     def _train(self) -> None:
@@ -425,7 +425,7 @@ class Trainer(Session):
         self.callbacks.on_train_epoch_end(self)
 
     def _windows(self, source: Iterator[Any], done: int) -> Iterator[Window]:
-        """The batches of each step; those of the last may be fewer."""
+        """Yield the batches of each step; the last step of an epoch may have fewer."""
         numbered = zip(itertools.count(done), source, strict=False)
         accumulation = self.config.accumulation
         if accumulation == 1:
@@ -436,36 +436,33 @@ class Trainer(Session):
                 yield window
 
     def _train_step(self, window: Window) -> None:
+        # This is the hot path: after the work of a step the caches are cold, and each Python call costs a multiple of
+        # what it costs in a loop of its own. So it has few calls, and uses dict's own methods on rows.
         parts = len(window)
         shares = [1.0] if parts == 1 else shares_of([batch for _, batch in window])
         weights = shares
         if self._process_shares is not None:
             weights = self._process_shares.weighed(shares, [batch for _, batch in window])
+        callbacks, backend = self.callbacks, self.backend
         row = self.lifecycle.begin()
         recorded: list[dict[str, Any]] = []
-        for batch_idx, batch in window:
-            batch = self.backend.place(batch)
-            part = len(recorded)
-            recorded.append(self._train_batch(batch_idx, batch, weights[part], last=part == parts - 1))
-        row.update(recorded[0] if parts == 1 else combined(recorded, shares))
+        for part, (batch_idx, batch) in enumerate(window):
+            batch = backend.place(batch)
+            callbacks.on_train_batch_start(self, batch, batch_idx)
+            outputs = backend.learn(self.training_step, batch, weights[part], last=part == parts - 1)
+            outputs["loss"] = outputs["loss"].detach()
+            recorded.append(scalars(outputs))
+            callbacks.on_train_batch_end(self, outputs, batch, batch_idx)
+        dict.update(row, dict.items(recorded[0] if parts == 1 else combined(recorded, shares)))
         if self._finite_loss is not None:
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
         self._update(row)
-        self.metrics.update(row)
+        dict.update(self.metrics, dict.items(row))  # subscribers of on_step_end find them
         self._position.batches = batch_idx + 1
-        self.lifecycle.end(batch, commit=self._share_step())
-
-    def _train_batch(self, batch_idx: int, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
-        """Forward and backward; returns what is to be recorded of it."""
-        self.callbacks.on_train_batch_start(self, batch, batch_idx)
-        outputs = self.backend.learn(self.training_step, batch, share, last=last)
-        outputs["loss"] = outputs["loss"].detach()
-        recorded = scalars(outputs)
-        self.callbacks.on_train_batch_end(self, outputs, batch, batch_idx)
-        return recorded
+        self.lifecycle.end(batch, commit=None if self.world_size == 1 else self._share_step())
 
     def _update(self, row: MetricsRow) -> None:
-        """Move the weights, and note what belongs to that."""
+        """Update the weights, and log the learning rate and the gradient norm."""
         optimizer = self.optimizer
         row["learning_rate"] = float(optimizer.param_groups[0]["lr"])
         self.callbacks.on_before_optimizer_step(self, optimizer)
@@ -476,22 +473,22 @@ class Trainer(Session):
             self.scheduler.step()
 
     def _boundary(self) -> None:
-        """What happens between two steps."""
+        """Agree with the other processes, and validate or save between two steps."""
         self.commit_held_back()
         save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
         validate = validate and self.val_batches is not None
-        self.validation_requested = validate and self._is_preempted()  # whoever takes it up begins with it
+        self.validation_requested = validate and self._is_preempted()  # a resume begins with it
         if (validate or self._is_validation_due()) and not self._is_preempted():
-            self.validate()  # and then save what waits
+            self.validate()  # saves what waits, too
         elif save:
             self._save_waiting()
 
     def _is_preempted(self) -> bool:
-        """Whether all stop because of a signal, after which there may be little time left."""
+        """Whether a signal stops all processes: little time may be left."""
         return self._agreed_to_stop and is_signal(self.stop_reason or "")
 
     def _must_wait(self) -> bool:
-        """Whether what would be saved now is not what training goes on from."""
+        """Whether a checkpoint has to wait: training does not continue from the present state."""
         return self.lifecycle.row is not None or self._validating
 
     def _save_if_asked(self) -> None:
@@ -501,7 +498,7 @@ class Trainer(Session):
                 self._save_waiting()
 
     def _save_waiting(self) -> None:
-        """Save where somebody asked for it, on whichever rank that was."""
+        """Save what was requested, on any rank."""
         self.checkpointing.share_requests(self.step)
         waiting, self._saves_waiting = self._saves_waiting, []
         if self.checkpoint_requested:
@@ -513,15 +510,15 @@ class Trainer(Session):
                 kinds.setdefault(path, kind)
         for path, kind in kinds.items():
             self.save_checkpoint(path, kind=kind)
-        self._agree()  # somebody may ask for a stop once it is saved
+        self._agree()  # a subscriber of on_checkpoint may request a stop
 
     def answer_requests(self) -> None:
-        """Save a checkpoint that was asked for; several processes do that together, at the step boundary."""
+        """Save a requested checkpoint; several processes do that together, at the step boundary."""
         if self.world_size == 1 and not self._must_wait() and self._is_under_way():
             super().answer_requests()
 
     def _is_under_way(self) -> bool:
-        """Whether there is a training that checkpoints belong to."""
+        """Whether a training is live that checkpoints belong to."""
         return self.has_started and not self.has_ended
 
     def _is_validation_due(self, *, epoch_ends: bool = False) -> bool:
@@ -530,14 +527,14 @@ class Trainer(Session):
         return self.plan.is_validated_after_epoch(self.epoch) if epoch_ends else self.plan.is_validated_at(self.step)
 
     def _finalize(self) -> None:
-        """Validate and save at the end, as far as it was an orderly one."""
+        """Validate and save at an orderly end."""
         if self.step == 0:
             return
         stopped, validated = self._must_stop(), self.val_batches is None or self._validated_at == self.step
         if self.config.validate_at_end and not stopped and not validated:
             self._order.proceed(keep=True)
             self.validate()
-        self._agree()  # one rank may have had a signal
+        self._agree()  # one rank may have received a signal
         if (self.config.save_at_end or self._is_preempted()) and self.output_dir is not None and not self._is_saved():
             self.save_checkpoint(kind="stop" if stopped else "end")
 
@@ -548,8 +545,8 @@ class Trainer(Session):
 
     @contextmanager
     def _evaluating(self, batches: Batches) -> Iterator[None]:
-        """The model set to evaluate; what is drawn at random meanwhile does not change the training."""
-        drawn = batches.state()  # the training may draw from the same
+        """Set the model to evaluation mode; random draws inside do not change the training."""
+        drawn = batches.state()  # the training may draw from the same generators
         with rng.kept(), torch.no_grad(), set_to_evaluate(self.model):
             self._validating = True
             try:
@@ -571,7 +568,7 @@ class Trainer(Session):
         }
 
     def _shape(self) -> dict[str, Any]:
-        """What the meaning of a position in the data depends on."""
+        """Return what the meaning of a position in the data depends on."""
         return {
             "batch_size": getattr(self.train_batches.data, "batch_size", None),
             "accumulation": self.config.accumulation,
@@ -579,7 +576,7 @@ class Trainer(Session):
         }
 
     def _settings(self) -> dict[str, Any]:
-        """What a resume takes from the checkpoint, or makes anew from the settings."""
+        """Return the settings that a resume takes from the checkpoint, or replaces."""
         return {"learning_rate": self.config.learning_rate, "num_steps": self.num_steps}
 
     def _restore_position(self, state: dict[str, Any]) -> None:
@@ -588,7 +585,7 @@ class Trainer(Session):
         self._position.epoch_open = False
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
-        warn_of_changes(state["plan"], self._shape(), "the place in the epoch is not the same")
+        warn_of_changes(state["plan"], self._shape(), "the position in the epoch is not the same")
         then, now = state["settings"], self._settings()
         warn_of_changes({"learning_rate": then["learning_rate"]}, now, "that of the checkpoint is used")
         if self.config.schedule != "constant":
@@ -616,15 +613,14 @@ class Trainer(Session):
 
 
 def _joined(name: str, own: str) -> str:
-    """The name of an evaluation: with that of its set, where there are several."""
+    """Return the name of an evaluation, with that of its set where there are several."""
     return f"{name}/{own}" if own else name
 
 
 def _loss_of(metrics: Mapping[str, Any], name: str) -> Any:
-    """What a scheduler that waits for a plateau is told."""
     if name not in metrics:
         raise OptionError(
-            f"The scheduler waits for the loss of validations, which have {', '.join(metrics) or 'no metrics'}: "
-            "let validation_step return a 'loss'."
+            f"ReduceLROnPlateau needs the loss of validations, which have {', '.join(metrics) or 'no metrics'}: "
+            "return a 'loss' from validation_step."
         )
     return metrics[name]

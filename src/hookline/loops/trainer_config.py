@@ -1,8 +1,6 @@
 """`TrainerConfig`: the settings of a `Trainer`, from Python or from a YAML, TOML or JSON file.
 
-`Plan`: how many steps and epochs a training has, and when it validates.
-
-Settings that are not those with which a checkpoint was saved: each is said, with what comes of it.
+`Plan` derives from them how many steps and epochs a training has, and when it validates. No torch is loaded here.
 """
 
 import logging
@@ -16,6 +14,8 @@ from hookline._record.run_directory import checked_tags
 from hookline.config.structs import CheckedStruct
 from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode
 
+logger = logging.getLogger("hookline")
+
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
@@ -24,7 +24,7 @@ BATCH_SIZE = 8
 
 
 class CheckpointRules(CheckedStruct, kw_only=True):
-    """When a `Trainer` saves, and what it keeps: the arguments of `CheckpointCallback`."""
+    """When a `Trainer` saves checkpoints, and which it keeps: the arguments of `CheckpointCallback`."""
 
     monitor: str | None = None
     mode: Literal["min", "max"] | None = None
@@ -38,12 +38,12 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     """The settings of a `Trainer`.
 
     Args:
-        name: What the run is called; ``resume="auto"`` and ``resume="last"`` find it by this.
-        project: The folder of ``output_dir`` that the run's directory lies in.
+        name: The name of the run; ``resume="auto"`` and ``resume="last"`` find it by this.
+        project: The folder of ``output_dir`` that contains the run's directory.
         tags: Short words that the run is found by in lists, on the page and in SQL.
-        notes: What the run is about, in a few sentences.
+        notes: A description of the run in a few sentences.
         output_dir: Where runs are recorded, each in a directory of its own; None records and saves nothing.
-        epochs: How often to go over the data. This or ``max_steps`` is needed; with both, what comes first.
+        epochs: How many passes over the data to make. This or ``max_steps`` is needed; with both, the first ends it.
         max_steps: How many optimizer updates to make.
         batch_size: Samples in a batch, for data sets; 8 by default. Loaders bring their own.
         shuffle: Draw a new order for each epoch, for data sets.
@@ -51,30 +51,30 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         accumulation: Batches whose gradients make up one step.
         precision: "fp32", or mixed precision by Accelerate: "bf16" or "fp16".
         device: Where to compute; the first GPU by default, or the CPU.
-        optimizer: What to make where none is given to the Trainer: "adamw" (the default), "adam" or "sgd".
+        optimizer: The optimizer to make where the Trainer is given none: "adamw" (the default), "adam" or "sgd".
         learning_rate: Of that optimizer; 0.001 by default.
         weight_decay: Of that optimizer; 0 by default.
-        warmup_steps: Steps over which the learning rate rises from nothing.
-        schedule: What it does after that: stays "constant", or falls to nothing, "linear" or as a "cosine".
+        warmup_steps: Steps over which the learning rate rises from 0.
+        schedule: After that, the learning rate stays "constant", or falls to 0, "linear" or as a "cosine".
         gradient_clip_norm: The norm that gradients are scaled down to.
         validate_every_steps: Validate after every so many steps.
         validate_every_epochs: Validate at the end of every so many epochs; of each, where neither is given.
         validate_at_start: Validate before the first step too.
-        validate_at_end: Validate when training is complete, unless that was just done.
+        validate_at_end: Validate when training is complete, unless a validation just ended.
         validation_batches: Stop each validation after so many batches.
-        checkpoint: When to save and what to keep.
+        checkpoint: When to save checkpoints and which to keep.
         save_at_end: Save a checkpoint when training ends in an orderly way.
-        nan_loss: A loss that is not finite is an "error", unless a `NaNGuard` looks after it, or it is to "pass".
-        seed: Seeds every library when training starts; None leaves them as they are.
-        resume: Take up an earlier run: "auto", "last", an id, a run's or a checkpoint's directory. "auto" also saves
-            after each epoch, or each tenth of ``max_steps`` where no ``epochs`` are given, if no other rule says when.
+        nan_loss: A loss that is not finite is an "error", unless a `NaNGuard` handles it; "pass" accepts it.
+        seed: Seeds every library when training starts; None seeds nothing.
+        resume: Resume an earlier run: "auto", "last", an id, a run's or a checkpoint's directory. "auto" also saves
+            after each epoch, or each tenth of ``max_steps`` where no ``epochs`` are given, unless a callback saves.
         callbacks: Callbacks, or their names and arguments.
-        sinks: Where the record is delivered to.
+        sinks: Where the record is delivered.
         delivery: "thread" delivers from this process, "process" from one that survives it.
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
         durability: What survives a power cut, besides checkpoints: everything recorded before the last "checkpoint";
             with "power", until about a second before; with "process", what the system had written by itself.
-        strict: Let exceptions of observers propagate.
+        strict: Let exceptions of subscribers propagate.
         summary: Print how the run ended.
     """
 
@@ -137,7 +137,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """The settings in a YAML, TOML or JSON file, with overrides such as ``"epochs=3"`` on top."""
+        """Load the settings from a YAML, TOML or JSON file, with overrides such as ``"epochs=3"``."""
         from hookline.config.structs import load_config
 
         return load_config(path, cls, overrides)
@@ -146,11 +146,11 @@ class TrainerConfig(CheckedStruct, kw_only=True):
 
 
 class Plan:
-    """What follows from the settings and the length of the data.
+    """How long a training is and when it validates, from the settings and the length of the data.
 
     Args:
-        batches: How many batches an epoch has, where that is known.
-        validates: Whether there is something to validate on.
+        batches: The number of batches in an epoch, where it is known.
+        validates: Whether there is validation data.
     """
 
     def __init__(self, config: TrainerConfig, batches: int | None, *, validates: bool) -> None:
@@ -163,7 +163,7 @@ class Plan:
             self.num_epochs = -(-self.num_steps // per_epoch)
 
     def has_all_steps(self, step: int) -> bool:
-        """Whether as many steps are done as were asked for."""
+        """Whether ``max_steps`` steps are complete."""
         return self._config.max_steps is not None and step >= self._config.max_steps
 
     def is_done(self, step: int, epoch: int, *, epoch_complete: bool) -> bool:
@@ -177,16 +177,13 @@ class Plan:
         return self._validates and every is not None and step > 0 and step % every == 0
 
     def is_validated_after_epoch(self, epoch: int) -> bool:
-        """Whether a validation ends an epoch: each of them, where nothing else was asked for."""
+        """Whether a validation ends an epoch; by default each epoch."""
         every = self._config.validate_every_epochs or (None if self._config.validate_every_steps else 1)
         return self._validates and every is not None and (epoch + 1) % every == 0
 
 
-logger = logging.getLogger("hookline")
-
-
 def warn_of_changes(then: Mapping[str, Any], now: Mapping[str, Any], consequence: str) -> None:
-    """Warn about each of the settings of then that is another one now."""
+    """Warn about each setting that differs from the one a checkpoint was saved with."""
     for name, before in then.items():
         if before != now[name]:
             logger.warning(

@@ -1,16 +1,16 @@
-"""What a step computes: functions ``(model, batch) -> {"loss": ..., ...}``, and the ones that need not be written.
+"""What a step computes: functions ``(model, batch) -> {"loss": ..., ...}``, and what becomes of their outputs.
 
-A loss function makes one for batches of inputs and targets; a model that returns its own loss, as Hugging
-Face's do, needs none at all.
+A loss function makes a step for batches of inputs and targets; a model that returns its own loss, as Hugging Face's
+do, needs none. The numbers among the outputs become metrics; those of several batches are combined by their shares.
 
-A model set to evaluate for a while.
+`FiniteLoss` finds a loss that is not finite, before the weights are updated with it where the loss is known by then. A
+loss that is still on its way from a device is checked when it has arrived, some steps later, and always before a
+checkpoint is saved, so that spoilt weights never replace good ones.
 
-Finds a loss that is not finite: before the weights are moved by it, where it is known by then.
-
-A loss that is still on its way from a device is not waited for, but looked at when it has arrived, some steps
-later; and always before a checkpoint is written, so that a model that is lost never takes a good one's place.
-
-What a step computed, as metrics: the numbers among its outputs, those of several batches combined, their weight.
+`ProcessShares` weighs the batches of a step that several processes make together. Averaging gradients gives each
+process the same weight. Where batches bring the number of tokens that they are trained on, a process weighs by that
+instead, as a batch does among those of one process. It takes one all-reduce of two numbers per step, on the device,
+which nothing waits for. Data without such numbers costs one question at the first step.
 """
 
 import math
@@ -20,18 +20,19 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from hookline._engine.errors import NonFiniteError, OptionError
-from hookline._engine.metrics import Deferred, MetricsRow, collect, plain
+from hookline._engine.metrics import PLAIN, Deferred, MetricsRow, collect, plain
 from hookline._record.device import defer
 from hookline.callbacks.throughput_monitor import samples_of
+from hookline.loops.distributed import ProcessGroup
 from hookline.loops.validation import mean
 
 StepFunction: TypeAlias = Callable[[Any, Any], Any]
 COUNTS = ("samples", "tokens")
-"""Outputs that count something: they are added up where all others are averaged, and weigh a validation's batches."""
+"""Outputs that are counts: they are added up instead of averaged, and weigh the batches of a validation."""
 
 
 def step_with(loss: Callable[[Any, Any], Any]) -> StepFunction:
-    """A step that gives the model the inputs of a batch and the loss its prediction and the targets."""
+    """Return a step that calls the model with the inputs, and the loss with its prediction and the targets."""
 
     def step(model: Any, batch: Any) -> dict[str, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -47,9 +48,9 @@ def step_with(loss: Callable[[Any, Any], Any]) -> StepFunction:
 
 
 def with_predictions(loss: Any, predictions: Any) -> dict[str, Any]:
-    """The outputs of a step: in a validation with the predictions.
+    """Return the outputs of a step; in a validation with the predictions.
 
-    A training step lets go of them before it goes backward: those of a language model are larger than the model.
+    A training step frees them before the backward pass: those of a language model are larger than the model.
     """
     import torch
 
@@ -61,7 +62,7 @@ def with_predictions(loss: Any, predictions: Any) -> dict[str, Any]:
 
 
 def predictions_of(model: Any, batch: Any) -> Any:
-    """What a model gives for a batch; of a pair of inputs and targets it is given the inputs."""
+    """Return a model's output for a batch; of a pair of inputs and targets it gets the inputs."""
     if isinstance(batch, Mapping):
         return model(**batch)
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2
@@ -69,7 +70,7 @@ def predictions_of(model: Any, batch: Any) -> Any:
 
 
 def step_of_model(model: Any, batch: Any) -> dict[str, Any]:
-    """A step of a model that returns its own loss."""
+    """Compute a step of a model that returns its own loss."""
     try:
         outputs = model(**batch) if isinstance(batch, Mapping) else model(batch)
     except TypeError as error:
@@ -91,12 +92,13 @@ def step_of_model(model: Any, batch: Any) -> dict[str, Any]:
 
 
 def checked_outputs(returned: Any, *, trains: bool = True) -> dict[str, Any]:
-    """What a step returned, as a dict with a loss that can be trained on; a validation's may have none.
+    """Return the outputs of a step as a dict with a loss that can be trained on; a validation's may have none.
 
     Raises:
-        OptionError: It is something else.
+        OptionError: They have no such loss.
     """
-    outputs: dict[str, Any] = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
+    is_mapping = type(returned) is dict or isinstance(returned, Mapping)
+    outputs: dict[str, Any] = dict(returned) if is_mapping else {"loss": returned}
     loss = outputs.get("loss")
     if not trains and (isinstance(loss, int | float) or (loss is None and isinstance(returned, Mapping))):
         return outputs
@@ -132,9 +134,9 @@ def _described(value: Any) -> str:
 
 @contextmanager
 def set_to_evaluate(model: Any) -> Iterator[None]:
-    """Every module of the model evaluates, and is afterwards in the mode that it was in: some evaluate for good.
+    """Set every module to evaluation mode, and afterwards back to its own mode: some always evaluate.
 
-    A model's own `train` is called too: some do more in it.
+    The model's own `train` is called too: some models do more in it.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -147,13 +149,13 @@ def set_to_evaluate(model: Any) -> Iterator[None]:
 
 
 class FiniteLoss:
-    """The losses that have not been looked at yet."""
+    """The losses that have not been checked yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Deferred]] = deque()
 
     def check(self, step: int, loss: Any) -> None:
-        """Look at a step's loss, and at earlier ones that have arrived meanwhile.
+        """Check a step's loss, and earlier ones that have arrived in the meantime.
 
         Raises:
             NonFiniteError: One is NaN or infinite.
@@ -164,14 +166,14 @@ class FiniteLoss:
         elif isinstance(loss, Deferred):
             self._waiting.append((step, loss))
             while self._waiting and self._waiting[0][1].source.ready():
-                self._look()
+                self._check_oldest()
 
     def settle(self) -> None:
-        """Wait for all of them and look."""
+        """Wait for all of them and check them."""
         while self._waiting:
-            self._look()
+            self._check_oldest()
 
-    def _look(self) -> None:
+    def _check_oldest(self) -> None:
         step, deferred = self._waiting.popleft()
         loss = deferred.get()
         if isinstance(loss, float) and not math.isfinite(loss):
@@ -180,18 +182,19 @@ class FiniteLoss:
 
 def _error(step: int, loss: float) -> NonFiniteError:
     return NonFiniteError(
-        f"The loss of step {step} is {loss}. Training on would spoil the model; checkpoints saved before are good. "
-        "Look at the data and the learning rate, set gradient_clip_norm, or add the callback 'nan_guard' with "
+        f"The loss of step {step} is {loss}. Training on would spoil the model; earlier checkpoints are good. "
+        "Check the data and the learning rate, set gradient_clip_norm, or add the callback 'nan_guard' with "
         "action 'skip' to leave out such steps."
     )
 
 
 def scalars(outputs: dict[str, Any]) -> dict[str, Any]:
-    """Those of a step's outputs that can be recorded; the others are for the callbacks only."""
+    """Return those of a step's outputs that can be recorded; callbacks get the others only."""
     loss: Any = outputs.get("loss")
     is_there = getattr(loss, "is_cpu", False)
-    values = outputs | {"loss": loss.item()} if is_there else outputs  # plain numbers need no second look
-    if len(values) > 1:  # arrays are no metrics, even those with one element: such are the predictions of one sample
+    values = outputs | {"loss": loss.item()} if is_there else outputs
+    if len(values) > 1 and not PLAIN.issuperset(map(type, values.values())):
+        # Arrays are no metrics, even with one element: the predictions of one sample are such.
         values = {name: value for name, value in values.items() if not getattr(value, "ndim", 0)}
     try:
         return collect((values,), {}, defer)
@@ -208,7 +211,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def shares_of(batches: list[Any]) -> list[float]:
-    """The share of each batch in a step: that of its tokens that are trained on where it brings their number."""
+    """Return the share of each batch in a step, by its trained tokens where it brings their number."""
     counts = tokens_of(batches)
     total = sum(counts or ())
     if counts is None or not total:
@@ -217,15 +220,46 @@ def shares_of(batches: list[Any]) -> list[float]:
 
 
 def tokens_of(batches: list[Any]) -> list[int] | None:
-    """How many tokens each batch is trained on; None where one of them does not bring the number."""
+    """Return how many tokens each batch is trained on; None where one of them does not say."""
     held = [batch.get("counts") if isinstance(batch, dict) else None for batch in batches]
     counts = [getattr(each, "trained", None) for each in held]
     known = [count for count in counts if count is not None]
     return known if len(known) == len(counts) else None
 
 
+class ProcessShares:
+    """Weighs the batches of this process in the steps of all.
+
+    Args:
+        processes: The processes of the training.
+        device: Where the model is trained.
+    """
+
+    def __init__(self, processes: ProcessGroup, device: Any) -> None:
+        self._processes, self._device = processes, device
+        self._counts: bool | None = None
+
+    def weighed(self, shares: list[float], batches: list[Any]) -> list[Any]:
+        """Turn shares among this process's batches into shares among all; a collective."""
+        counts = tokens_of(batches)
+        if self._counts is None:  # agreed on once: a rank that left out an all-reduce would block the others
+            self._counts = any(self._processes.gather(counts is not None))
+        if not self._counts:
+            return list(shares)
+        import torch
+        from torch import distributed
+
+        own = sum(counts or ())
+        total = torch.tensor([own, counts is None]).to(self._device, non_blocking=True)
+        distributed.all_reduce(total)
+        tokens, unknown = total
+        weighs = (unknown == 0) & (tokens > 0)
+        factor = torch.where(weighs, distributed.get_world_size() * own / tokens, 1.0)
+        return [factor * share for share in shares]
+
+
 def combined(parts: list[dict[str, Any]], shares: list[float]) -> MetricsRow:
-    """What the batches of a step gave, averaged by their shares; counts are added up."""
+    """Combine the metrics of a step's batches: averages by their shares, and sums of counts."""
     names = dict.fromkeys(name for part in parts for name in part)
     row = MetricsRow()
     for name in names:
@@ -238,7 +272,7 @@ def combined(parts: list[dict[str, Any]], shares: list[float]) -> MetricsRow:
 
 
 def weight_of(metrics: dict[str, Any], batch: Any) -> float:
-    """How much a batch weighs in a validation: its tokens or samples, as far as it tells."""
+    """Return the weight of a batch in a validation: its tokens or samples, where they are known."""
     for name in ("tokens", "samples"):
         count = plain(dict.get(metrics, name))
         if isinstance(count, int | float):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 TOKENIZER = character_tokenizer("0123456789+=")
 SETTINGS: dict[str, Any] = {

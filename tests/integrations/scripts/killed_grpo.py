@@ -11,7 +11,7 @@ import hookline as hl
 import hookline.logging as hookline_logging
 from hookline import rewards
 from hookline.integrations.transformers import OptimizedLoggingCallback
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.testing import character_tokenizer, tiny_causal_lm
 
 torch.set_num_threads(1)
 TOKENIZER = character_tokenizer()
