@@ -1,4 +1,4 @@
-"""Test helpers for authors of callbacks and hooks: a recording callback, a fake loop, a contract check, a tiny language model.
+"""Test helpers for callbacks and hooks: a recording callback, a fake loop, a contract check, a tiny language model.
 
 >>> class Greeter(Callback):
 ...     def on_train_start(self, loop): loop.log(greeted=1)
