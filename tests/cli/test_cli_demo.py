@@ -34,7 +34,7 @@ def twice(tmp_path_factory):
 def test_demo_completed_says_what_came_of_it_and_where_it_lies(twice):
     directory, shown, _ = twice
     assert "demo-1: 2 arms, 4 runs, stage grpo" in shown
-    assert re.search(r"\w+ less \w+, repeat by repeat: .*95% bootstrap interval [+-]\d", shown)
+    assert re.search(r"\w+ minus \w+, repeat by repeat: .*95% bootstrap interval [+-]\d", shown)
     assert re.search(r"exact  reward [▁-█]{4}  \d.\d\d to \d.\d\d    right [▁-█]{4}  \d.\d\d to \d.\d\d", shown)
     assert re.search(r"close  \d.\d\d after sft, \d.\d\d after grpo", shown)
     costs = re.findall(r"^ *(\w+) +[\d,]+ +[\d.]+ (?:s|ms|µs|ns) ", shown, flags=re.MULTILINE)
@@ -102,7 +102,7 @@ def test_quick_demo_stops_early_disables_the_broken_observer_and_accounts_for_al
     assert result.returncode == 0
     assert "bare-loop stopped (early stopping: val/loss has not improved" in result.stderr
     assert "broken_pager is DISABLED from here on: it failed 3 times in a row." in result.stderr
-    assert "broken_pager (3 errors, DISABLED) hurt nobody" in result.stdout
+    assert "broken_pager (3 errors, DISABLED) did no harm" in result.stdout
     assert "Traceback" not in result.stderr
     assert {"overfitting/gap", "weight_norm/l2", "val/loss"} <= set(result.stderr.split())
     costs = re.findall(r"^ *(\w+) +[\d,]+ +[\d.]+ (?:s|ms|µs|ns) ", result.stderr, flags=re.MULTILINE)

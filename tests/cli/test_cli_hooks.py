@@ -68,7 +68,7 @@ def test_list_json_has_every_registered_name_once(cli):
         "name": "timer",
         "kind": "callback",
         "source": "hookline",
-        "summary": "Asks for a stop once the budget less the margin is used up.",
+        "summary": "Requests a stop when the budget less the margin is used up.",
         "error": None,
     } in listed
 
@@ -76,7 +76,7 @@ def test_list_json_has_every_registered_name_once(cli):
 def test_list_text_has_a_row_for_each_name(cli):
     lines = cli("hooks", "list").stdout.splitlines()
     row = next(line for line in lines if "early_stopping" in line)
-    assert row.split()[:4] == ["early_stopping", "callback", "hookline", "Asks"]
+    assert row.split()[:4] == ["early_stopping", "callback", "hookline", "Requests"]
 
 
 def test_list_packages_that_cannot_be_imported_are_listed_with_their_errors(program, tmp_path):
@@ -95,7 +95,7 @@ def test_list_packages_that_cannot_be_imported_are_listed_with_their_errors(prog
 def test_list_text_package_that_cannot_be_imported_breaks_nothing(program, tmp_path):
     install(tmp_path / "site", "gone", "nowhere_to_be_found:Hook")
     result = program("hooks", "list", imports=[tmp_path / "site"])
-    assert (result.returncode, result.stderr) == (0, "More about one: hookline hooks show NAME\n")
+    assert (result.returncode, result.stderr) == (0, "For details: hookline hooks show NAME\n")
     assert "ERROR: 'gone' is offered by gone" in result.stdout
     assert "progress_bar" in result.stdout
 
@@ -132,7 +132,7 @@ def test_show_callback_json_has_arguments_moments_and_options(cli):
             "required": False,
             "default": "None",
             "meaning": 'Whether smaller ("min") or larger ("max") is better; '
-            "by default as the metric's name suggests.",
+            "by default guessed from the metric's name.",
         },
     ]
     assert set(shown["options"]) == OPTION_NAMES
@@ -146,7 +146,7 @@ def test_show_callback_text_has_docstring_and_moments(cli):
     assert row[:3] == ["monitor", "str", "'val/loss'"]
     assert " ".join(row[3:]) == "The metric; val_loss and val/loss are the same."
     assert ("`" in shown, "Args:" in shown) == (False, False)
-    assert "\nAsks for a stop after patience " in shown
+    assert "\nRequests a stop after patience " in shown
     assert "on_log(loop, step, metrics)\n      After a row of metrics was written" in shown
     assert "Optional[Literal['min', 'max']]   None" in shown
     assert "priority=0" in shown
@@ -156,7 +156,7 @@ def test_show_hook_class_path_in_the_current_directory_is_found(program, here):
     result = program("hooks", "show", "my_module:Alarm")
     assert (result.returncode, result.stderr) == (0, "a module that prints\n")
     assert "hook from my_module: my_module:Alarm" in result.stdout
-    assert "asked after each step" in result.stdout
+    assert "after each step (on_step_end), if should_run() returns True" in result.stdout
     assert ["threshold", "float", "required"] in [line.split() for line in result.stdout.splitlines()]
 
 
@@ -246,7 +246,7 @@ def test_check_malformed_yaml_names_file_and_line(cli, here):
 def test_check_and_plan_of_a_python_file_say_what_is_wanted_and_how_a_class_is_tested(command, cli, here):
     result = cli("hooks", command, "my_module.py")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "my_module.py: this is Python, and a YAML or JSON file" in result.stderr
+    assert "my_module.py: this is Python; give a YAML or JSON file" in result.stderr
     assert "hookline.testing.check_callback" in result.stderr
 
 
@@ -334,4 +334,4 @@ def test_plan_text_has_a_row_for_each_moment_and_subscriber(program, here):
 
 def test_plan_file_without_callbacks_says_that_nobody_listens(cli, here):
     here("empty.yaml", "callbacks: []\n")
-    assert cli("hooks", "plan", "empty.yaml").stdout == "empty.yaml: nobody listens to any moment.\n"
+    assert cli("hooks", "plan", "empty.yaml").stdout == "empty.yaml: there are no subscribers.\n"

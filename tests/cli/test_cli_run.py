@@ -202,11 +202,11 @@ def test_dry_run_shows_who_listens_in_the_stages_that_differ(files, cli):
     staged(files)
     stopping = "base.sft.train.callbacks=[early_stopping]"
     done = cli("run", "staged.yaml", stopping, "--dry-run")
-    said = [line.strip() for line in done.stdout.splitlines() if line.startswith(("Arms", "Nobody"))]
+    said = [line.strip() for line in done.stdout.splitlines() if line.startswith(("Arms", "There are no"))]
     assert said == [
         "Arms: plain (sft), monitored (sft), shown",
         "Arms: plain (grpo)",
-        "Nobody listens to any moment.",
+        "There are no subscribers.",
         "Arms: monitored (grpo)",
     ]
     document = json.loads(cli("run", "staged.yaml", stopping, "--dry-run", "--json").stdout)
@@ -248,16 +248,16 @@ def test_run_of_a_file_that_is_not_there_and_has_no_others_beside_it_says_where_
         ),
         (
             ["exp.yaml", "--executor", "ray", "--processes", "2"],
-            "--processes 2: it is for experiments with the executor local, not for runs on Ray.",
+            "--processes 2 is for experiments with the local executor, not for runs on Ray.",
         ),
         (
             ["sft.yaml", "--processes", "2"],
-            "--processes 2: it is for experiments with the executor local, not for a single training.",
+            "--processes 2 is for experiments with the local executor, not for a single training.",
         ),
         (["sft.yaml", "train.max_stepps=2"], "command line: train.max_stepps: unknown key. Did you mean 'max_steps'?"),
         (
             ["odd.yaml"],
-            "odd.yaml: it is not known what to run: x was given. An experiment has arms, base or grid; a config",
+            "odd.yaml: nothing to run was recognized in its keys: x. An experiment has arms, base or grid; a config",
         ),
     ],
 )
@@ -325,7 +325,7 @@ def test_run_that_was_ended_goes_on_with_the_same_command_and_gives_the_same_rep
     assert (files / "struck").exists()
     assert "started low-r1" in again.stderr
     if code > 0:
-        assert f"Stopped by {signal.Signals(code - 128).name}. What is complete is kept. Go on with" in ended.stderr
+        assert f"Stopped by {signal.Signals(code - 128).name}. Complete runs are kept. Resume with" in ended.stderr
     if "--processes" not in arguments:
         assert "started low-r0" not in again.stderr
     assert report(files / "runs" / "exp") == report(undisturbed)

@@ -1,8 +1,7 @@
-"""The program ``hookline``: its groups of commands, and how it ends.
+"""The ``hookline`` program: its commands and exit statuses.
 
-Results go to standard output. An error that hookline raises on purpose is one message on standard
-error without a traceback, and exit status 2, as for a command line that cannot be understood; status 1
-is for what a command finds out, and for packages that are missing.
+Results go to standard output. An error that hookline raises on purpose is one message on standard error, without a
+traceback. Exit status 2 means wrong input; status 1 is a command's negative result, or a missing package.
 """
 
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from hookline.cli.output import CommandGroup, PlainGroup, end_with
 
 
 class _ErrorsAsMessages(PlainGroup):
-    """Commands whose intended errors end the program with a message."""
+    """Ends the program with a message for a `HooklineError`."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -1,12 +1,12 @@
-"""``hookline bench``: what hookline costs on this machine, now, measured with nothing but hookline.
+"""``hookline bench``: measures hookline's costs on this machine.
 
-- ``dispatch``: firing a moment, as a ratio to a direct method call of the same kind.
-- ``recording``: microseconds that a call takes of the training thread, each call timed by itself.
-- ``journal``: rows a second from the first call until the journal is closed, and back from its files.
+- ``dispatch``: firing a moment, as a ratio to a direct method call.
+- ``recording``: microseconds of the training thread per call, each call timed separately.
+- ``journal``: rows per second from the first call until the journal is closed, and when reading them back.
 
-Cases are timed in turns, so that a machine that is slow for a while is slow for all of them, and figures are medians.
-Beside the time by the clock stands the CPU time of the calling thread: on a busy machine it says more.
-How hookline compares to others is measured by ``benchmarks/`` in the repository, which installs those.
+Cases are timed in turns, so that a slow phase of the machine affects all of them, and figures are medians. The CPU
+time of the calling thread is shown too: on a busy machine it is more reliable. ``benchmarks/`` in the repository
+compares hookline with other libraries.
 """
 
 import gc
@@ -31,17 +31,17 @@ from hookline._engine.moments import Callback
 from hookline.cli.output import AsJson, console, print_json, table, wrong_input
 
 _NEVER = 10**9
-"""A cadence that nothing here lives to see."""
+"""A cadence that is never due."""
 _SAMPLE = {"prompt": "p" * 1000, "completion": "c" * 1000, "rewards": {"exact": 1.0}, "total": 1.0}
 _ROW = {f"metric_{i}": 0.5 * i for i in range(10)}
 
 Loop = Callable[[int], object]
-"""Makes as many calls as it is told to."""
+"""Makes the given number of calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The amount of work to measure."""
 
     rounds: int = 15
     calls: int = 20_000
@@ -51,7 +51,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured."""
+    """A measurement."""
 
     benchmark: str
     what: str
@@ -59,7 +59,7 @@ class Figure:
     unit: str
     note: str = ""
     cpu: float | None = None
-    """The value in CPU time of the calling thread, which other processes on the machine hardly change."""
+    """The value in CPU time of the calling thread, which other processes hardly affect."""
 
 
 def bench_command(
@@ -69,21 +69,21 @@ def bench_command(
     ] = None,
     *,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to write, which matters: the system's temporary folder.")
+        Path | None, typer.Option("--dir", help="Where to write; the disk matters. By default the temporary directory.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less, in about a second: less exact.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less, in about a second; less exact.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what hookline costs on this machine: dispatch, recording, the journal. Takes a few seconds."""
+    """Measure hookline's costs on this machine: dispatch, recording, journal. Takes a few seconds."""
     with wrong_input(as_json=as_json):
         wanted = _known(names or list(BENCHMARKS))
         if directory is not None and not directory.is_dir():
             raise ConfigError(f"--dir {directory}: there is no such directory.")
     sizes = Sizes(rounds=3, calls=2_000, records=200, rows=5_000) if quick else Sizes()
     figures = []
-    with tempfile.TemporaryDirectory(prefix="hookline-bench-", dir=directory) as place:
+    with tempfile.TemporaryDirectory(prefix="hookline-bench-", dir=directory) as scratch:
         for name in wanted:
-            figures += BENCHMARKS[name](sizes, Path(place) / name)
+            figures += BENCHMARKS[name](sizes, Path(scratch) / name)
     if as_json:
         print_json({"environment": _environment(), "figures": [asdict(figure) for figure in figures]})
     else:
@@ -91,7 +91,7 @@ def bench_command(
 
 
 def measure_dispatch(sizes: Sizes, place: Path) -> list[Figure]:
-    """Fire ``on_step_end`` for nobody, one, ten, and ten that are not due."""
+    """Fire ``on_step_end`` for no callback, one, ten, and ten that are not due."""
     loops: dict[str, Loop] = {"direct": _firing(_observer())}
     loops["nobody listens"] = _firing(CallbackCollection([]))
     loops["one callback"] = _firing(CallbackCollection([_observer()]))
@@ -108,7 +108,7 @@ def measure_dispatch(sizes: Sizes, place: Path) -> list[Figure]:
 
 
 def measure_recording(sizes: Sizes, place: Path) -> list[Figure]:
-    """Time every call of `Recorder.log` and `log_samples` by itself."""
+    """Time each call of `Recorder.log` and `Recorder.samples`."""
     from hookline._record.recorder import Recorder
 
     recorder = Recorder(place)
@@ -173,7 +173,7 @@ def _fire(target: Any, metrics: dict[str, Any], calls: int) -> None:
 
 
 def _observer() -> Any:
-    """A callback of a class of its own, as they are in life."""
+    """A callback of its own class, as in real use."""
     return type("Observer", (Callback,), {"on_step_end": _fresh(_listen)})()
 
 
@@ -183,12 +183,12 @@ def _firing(target: Any) -> Loop:
 
 
 def _fresh(function: Any) -> Any:
-    """The same function with code of its own: the interpreter adapts code to what it meets there."""
+    """A copy with its own code object: the interpreter specializes code for the types it sees."""
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 def _in_turns(loops: Mapping[str, Loop], sizes: Sizes) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Nanoseconds a call, of each loop in each round, by the clock and of the thread's CPU time."""
+    """Nanoseconds per call of each loop in each round, in wall and CPU time."""
     taken: dict[str, list[float]] = {name: [] for name in loops}
     used: dict[str, list[float]] = {name: [] for name in loops}
     for loop in loops.values():
@@ -204,9 +204,9 @@ def _in_turns(loops: Mapping[str, Loop], sizes: Sizes) -> tuple[dict[str, list[f
 
 
 def _timed_calls(call: Callable[[int], object], count: int) -> tuple[list[float], float]:
-    """Microseconds of each call, but for the first ones, and the mean of their CPU time.
+    """Microseconds of each call after a warm-up, and the mean CPU time.
 
-    CPU time is read once around all of them: reading it takes a system call, which would show in each.
+    CPU time is read once around all calls: reading it is a system call, which would distort each of them.
     """
     taken = []
     for step in range(20):
@@ -251,8 +251,8 @@ def _environment() -> dict[str, Any]:
 
 def _print(figures: list[Figure]) -> None:
     facts = _environment()
-    said = f"hookline {facts['hookline']}, Python {facts['python']}, {facts['cpus']} CPUs, load {facts['load']:.1f}"
-    console().print(said, style="dim", soft_wrap=True)
+    line = f"hookline {facts['hookline']}, Python {facts['python']}, {facts['cpus']} CPUs, load {facts['load']:.1f}"
+    console().print(line, style="dim", soft_wrap=True)
     listing = table("benchmark", "what", "value", "CPU time", "unit", "remark", numbers=("value", "CPU time"))
     for figure in figures:
         value, cpu = (
@@ -262,4 +262,4 @@ def _print(figures: list[Figure]) -> None:
         listing.add_row(figure.benchmark, figure.what, value, cpu, figure.unit, figure.note)
     console().print(listing)
     if facts["load"] > (facts["cpus"] or 1):
-        console().print("Others keep this machine busy: hookline costs less on an idle one.", style="yellow")
+        console().print("This machine is busy: hookline costs less on an idle one.", style="yellow")

@@ -1,10 +1,7 @@
-"""``hookline hooks``: what is registered, what a class offers, and what a configuration file amounts to.
+"""``hookline hooks``: lists, explains, checks and creates callbacks and hooks.
 
-Only `new` writes anything. The others import and build what they are asked about, and run none of it.
-
-What is registered, and what can be said of a class of subscribers without building one.
-
-A package's callback that cannot be imported is part of the list, with its error; it breaks nothing.
+Only `new` writes anything. The others import and build subscribers, and run none of them. A package's callback that
+cannot be imported is listed with its error.
 """
 
 import inspect
@@ -28,20 +25,20 @@ from hookline._engine.registry import REGISTRY
 from hookline._engine.subscriber import OPTION_NAMES, Subscriber
 from hookline.cli.new import new
 from hookline.cli.output import AsJson, CommandGroup, console, foreign_code, indented, print_footer, print_json, table
-from hookline.cli.plan import places, plan_table
+from hookline.cli.plan import plan_entries, plan_table
 from hookline.config.subscribers import load_callbacks
 
 Factory = Callable[..., Any]
 
 _ARGS = re.compile(r"^Args:\n((?:(?:[ \t]+.*)?(?:\n|\Z))+)", re.MULTILINE)
-"""The part of a docstring that is about arguments, up to the next line that is not indented."""
+"""The ``Args`` section of a docstring, up to the next line that is not indented."""
 _ENTRY = re.compile(r"^(\**\w+)(?: *\([^)\n]*\))?:[ \t]*(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
-"""One argument in it: its name, and its text with the lines below it that are indented."""
+"""One argument: its name and its text, with indented continuation lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One registered name: what it stands for, and the package that it comes from."""
+    """A registered name."""
 
     name: str
     kind: str
@@ -52,7 +49,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a constructor; type and default are source text, the meaning is what its docstring says."""
+    """An argument of a constructor; type and default are source text, the meaning is from the docstring."""
 
     name: str
     type: str
@@ -63,7 +60,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a class says of itself; the options with their defaults as source text."""
+    """The description of a subscriber class; option defaults are source text."""
 
     name: str
     kind: str
@@ -76,13 +73,13 @@ class Description:
 
 
 def offers() -> list[Offer]:
-    """Everything that goes by a name, sorted; what cannot be imported with its error."""
+    """All registered names, sorted."""
     installed = REGISTRY.installed()
     return [_offer(name, installed.get(name, "hookline")) for name in REGISTRY.names()]
 
 
 def plain(docstring: str) -> str:
-    r"""A docstring for people: without backticks, each paragraph on one line, and without what is said of arguments.
+    r"""A docstring without backticks and ``Args``, each paragraph on one line.
 
     >>> plain("Counts to\n``n``.\n\nArgs:\n    n: How far.")
     'Counts to n.'
@@ -93,7 +90,7 @@ def plain(docstring: str) -> str:
 
 
 def meanings(docstring: str) -> dict[str, str]:
-    r"""What a docstring says of each argument, in its part ``Args``.
+    r"""The descriptions of arguments in a docstring.
 
     >>> meanings("Counts.\n\nArgs:\n    n: How far ``n``\n        goes.\n    *more: Others.")
     {'n': 'How far n goes.', '*more': 'Others.'}
@@ -106,10 +103,10 @@ def meanings(docstring: str) -> dict[str, str]:
 
 
 def describe(name: str) -> Description:
-    """Describe what goes by a registered name or stands at ``package.module:Class``.
+    """Describe a registered name or a ``package.module:Class``.
 
     Raises:
-        UnknownNameError: Nothing goes by that name, or what does is no callback or hook.
+        UnknownNameError: There is no such name, or it is not a callback or hook.
     """
     factory = import_subscriber(name) if ":" in name else REGISTRY.find(name)
     product = _product(factory)
@@ -147,7 +144,7 @@ def _offer(name: str, package: str) -> Offer:
 
 
 def _product(factory: Factory) -> type[Callback] | type[Hook] | None:
-    """The class of what a factory makes, if it is one or a function that says what it returns."""
+    """The class that a factory makes; None for a function without a return annotation."""
     made: Any = factory if isinstance(factory, type) else returned_type(factory)
     if isinstance(made, type) and issubclass(made, Callback | Hook):
         return made
@@ -165,7 +162,7 @@ def _kind(product: type[Subscriber] | None) -> str:
 
 
 def _source(factory: Factory, package: str | None) -> str:
-    """The package that offers it, or the one it is defined in; hookline's own names win over other packages'."""
+    """The package that registers it, or the one that defines it."""
     module = factory.__module__.partition(".")[0]
     return module if package is None or module == "hookline" else package
 
@@ -175,11 +172,11 @@ def _arguments(factory: Factory) -> list[Argument]:
         parameters = inspect.signature(factory).parameters
     except ValueError:  # some built-ins have no signature
         return []
-    said = meanings(factory.__doc__ or "") or meanings(inspect.getdoc(factory.__init__) or "")
-    return [_argument(parameter, said) for parameter in parameters.values()]
+    texts = meanings(factory.__doc__ or "") or meanings(inspect.getdoc(factory.__init__) or "")
+    return [_argument(parameter, texts) for parameter in parameters.values()]
 
 
-def _argument(parameter: inspect.Parameter, said: Mapping[str, str]) -> Argument:
+def _argument(parameter: inspect.Parameter, texts: Mapping[str, str]) -> Argument:
     stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" * (parameter.kind is parameter.VAR_KEYWORD)
     has_default = parameter.default is not parameter.empty
     return Argument(
@@ -187,7 +184,7 @@ def _argument(parameter: inspect.Parameter, said: Mapping[str, str]) -> Argument
         type=_annotation(parameter.annotation),
         required=not has_default and not stars,
         default=repr(parameter.default) if has_default else None,
-        meaning=said.get(f"{stars}{parameter.name}") or said.get(parameter.name, ""),
+        meaning=texts.get(f"{stars}{parameter.name}") or texts.get(parameter.name, ""),
     )
 
 
@@ -198,7 +195,7 @@ def _annotation(annotation: Any) -> str:
 
 
 def _moments(product: type[Subscriber] | None) -> list[str]:
-    """The moments that a callback overrides; a hook is asked after each step."""
+    """The moments that a callback overrides; hooks run after steps."""
     if product is None:
         return []
     if issubclass(product, Hook):
@@ -213,7 +210,7 @@ app = CommandGroup(help="List, explain, check and create callbacks and hooks.")
 
 @app.command("list")
 def list_(*, as_json: AsJson = False) -> None:
-    """List all callbacks and hooks that go by a name: built in, or installed by other packages."""
+    """List all registered callbacks and hooks: built in, or installed by other packages."""
     with foreign_code():
         found = offers()
     if as_json:
@@ -223,7 +220,7 @@ def list_(*, as_json: AsJson = False) -> None:
     for offer in found:
         listing.add_row(offer.name, offer.kind, offer.source, _remark(offer), style="red" if offer.error else "")
     console().print(listing)
-    print_footer("More about one: hookline hooks show NAME")
+    print_footer("For details: hookline hooks show NAME")
 
 
 @app.command()
@@ -232,7 +229,7 @@ def show(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Explain one callback or hook: arguments, moments, and the options it can be added with."""
+    """Explain a callback or hook: its arguments, moments and options."""
     _make_current_directory_importable()
     with foreign_code():
         description = describe(name)
@@ -244,7 +241,7 @@ def show(
 
 @app.command()
 def check(file: File, *, as_json: AsJson = False) -> None:
-    """Check a configuration file: every name, argument, option and order in it."""
+    """Check a configuration file: all names, arguments, options and orders."""
     try:
         with _loaded(file) as collection:
             names = collection.names()
@@ -262,16 +259,16 @@ def check(file: File, *, as_json: AsJson = False) -> None:
 
 @app.command()
 def plan(file: File, *, as_json: AsJson = False) -> None:
-    """Show who runs at each moment, in which order, how often and with which priority."""
+    """Show the subscribers of each moment with their order, cadence and priority."""
     with _loaded(file) as collection:
-        moments, placed = collection.plan(), {place.name: place for place in places(collection)}
+        moments, entries = collection.plan(), plan_entries(collection)
     if as_json:
-        print_json({"file": str(file), "moments": moments, "subscribers": list(placed.values())})
+        print_json({"file": str(file), "moments": moments, "subscribers": list(entries.values())})
         return
     if not moments:
-        console().print(f"{file}: nobody listens to any moment.", soft_wrap=True)
+        console().print(f"{file}: there are no subscribers.", soft_wrap=True)
         return
-    console().print(plan_table(moments, placed))
+    console().print(plan_table(moments, entries))
 
 
 app.command("new")(new)
@@ -279,11 +276,11 @@ app.command("new")(new)
 
 @contextmanager
 def _loaded(file: Path) -> Iterator[CallbackCollection]:
-    """The collection that a file describes, built from modules beside us too, and closed afterwards."""
+    """Load a file's collection, and close it afterwards."""
     if file.suffix == ".py":
         raise ConfigError(
-            f"{file}: this is Python, and a YAML or JSON file with a list of callbacks is wanted. "
-            "A class is tested with hookline.testing.check_callback."
+            f"{file}: this is Python; give a YAML or JSON file with a list of callbacks. "
+            "To test a class, use hookline.testing.check_callback."
         )
     _make_current_directory_importable()
     with foreign_code():
@@ -295,7 +292,7 @@ def _loaded(file: Path) -> Iterator[CallbackCollection]:
 
 
 def _make_current_directory_importable() -> None:
-    """As ``python -m`` does, so that ``use: my_module:MyHook`` finds a module in the current directory."""
+    """Find modules in the current directory, as ``python -m`` does, for ``use: my_module:MyHook``."""
     here = str(Path.cwd())
     if sys.path[0] != here:
         sys.path.insert(0, here)
@@ -308,12 +305,12 @@ def _remark(offer: Offer) -> str:
 def _print_description(out: Console, description: Description) -> None:
     out.print(description.name, style="bold")
     out.print(f"{description.kind} from {description.source}: {description.path}", soft_wrap=True)
-    if said := plain(description.docstring):
-        out.print(f"\n{said}")
+    if text := plain(description.docstring):
+        out.print(f"\n{text}")
     _print_arguments(out, description)
     _print_moments(out, description)
     options = ", ".join(f"{name}={default}" for name, default in description.options.items())
-    out.print("\nOptions it can be added with, and their defaults", style="bold")
+    out.print("\nOptions and their defaults", style="bold")
     out.print(indented(options))
 
 
@@ -322,20 +319,20 @@ def _print_arguments(out: Console, description: Description) -> None:
         out.print("\nNo arguments\n", style="bold")
         return
     out.print("\nArguments", style="bold")
-    said = ("meaning",) if any(argument.meaning for argument in description.arguments) else ()
-    listing = table("name", "type", "default", *said, whole=("name",))
+    meaning = ("meaning",) if any(argument.meaning for argument in description.arguments) else ()
+    listing = table("name", "type", "default", *meaning, whole=("name",))
     for argument in description.arguments:
         default = "required" if argument.required else argument.default or ""
-        listing.add_row(argument.name, argument.type, default, *([argument.meaning] if said else []))
+        listing.add_row(argument.name, argument.type, default, *([argument.meaning] if meaning else []))
     out.print(listing)
 
 
 def _print_moments(out: Console, description: Description) -> None:
     out.print("Moments", style="bold")
     if description.kind == "hook":
-        out.print("  asked after each step (on_step_end)")
+        out.print("  after each step (on_step_end), if should_run() returns True")
     elif not description.moments:
-        out.print("  known once it is built")
+        out.print("  unknown until it is built")
     for name in description.moments if description.kind == "callback" else ():
         out.print(f"  {MOMENTS[name].signature()}", style="cyan")
         out.print(indented(first_sentence(MOMENTS[name].doc).replace("`", ""), 6))

@@ -1,7 +1,6 @@
-"""``hookline hooks new``: a small package with a hook of one's own, installable and tested from the first minute.
+"""``hookline hooks new``: creates a small package with a hook, installable and tested.
 
-Nothing that exists is overwritten, and a name that could not be imported or found later is refused
-before anything is written.
+Nothing is overwritten. A name that could not be imported or registered is refused before anything is written.
 """
 
 import importlib.util
@@ -64,7 +63,7 @@ class $class_name(hooks.PeriodicHook):
     Args:
         threshold: Warn when the metric is above this, or not a number.
         monitor: The metric's name.
-        frequency: Look every so many steps.
+        frequency: Check every so many steps.
     """
 
     name = "$package"
@@ -78,7 +77,7 @@ class $class_name(hooks.PeriodicHook):
         self.alarms = 0
 
     def run(self, context: hooks.HookContext) -> dict[str, int] | None:
-        """Look at the metric; what is returned is recorded under this hook's name."""
+        """Check the metric; the returned values are recorded under this hook's name."""
         value = context.metadata.get(self.monitor)
         if not isinstance(value, int | float):
             return None
@@ -88,11 +87,11 @@ class $class_name(hooks.PeriodicHook):
         return {"alarms": self.alarms}
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps, so that counting goes on after a resume."""
+        """The state for a checkpoint, so that counting continues after a resume."""
         return {"alarms": self.alarms}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Take back what a checkpoint kept."""
+        """Restore the state of a checkpoint."""
         self.alarms = state["alarms"]
 '''
 
@@ -144,7 +143,7 @@ pytest
 hookline hooks show $package
 ```
 
-Once installed it goes by its name in every loop:
+Once installed, every loop finds it by its name:
 
 ```python
 import hookline as hl
@@ -165,7 +164,7 @@ callbacks:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """One name as distributions, packages and classes spell it."""
+    """A name as spelled by distributions, packages and classes."""
 
     distribution: str
     package: str
@@ -176,8 +175,8 @@ class Names:
         """The spellings of a name such as ``gradient-alarm``, ``gradient_alarm`` or ``GradientAlarm``.
 
         Raises:
-            OptionError: The name has other characters, or means something in Python.
-            DuplicateError: A module or a registered callback has it already.
+            OptionError: The name has other characters, or is a Python keyword.
+            DuplicateError: A module or a registered callback has the name.
         """
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
             raise OptionError(f"{name!r} is not a name: give letters, digits, '-' and '_', beginning with a letter.")
@@ -189,16 +188,16 @@ class Names:
     def _refuse_taken(self) -> None:
         if keyword.iskeyword(self.package) or keyword.iskeyword(self.class_name):
             raise OptionError(
-                f"{self.package!r} is a word of Python: give another name, e.g. 'my-{self.distribution}'."
+                f"{self.package!r} is a Python keyword: give another name, e.g. 'my-{self.distribution}'."
             )
         if self.package in REGISTRY.names():
             raise DuplicateError(f"{self.package!r} is registered already: see 'hookline hooks show {self.package}'.")
         spec = importlib.util.find_spec(self.package)
         if spec is not None and spec.origin is not None:
-            raise DuplicateError(f"A module {self.package!r} is there already ({spec.origin}): give another name.")
+            raise DuplicateError(f"A module {self.package!r} exists already ({spec.origin}): give another name.")
 
     def files(self) -> dict[str, str]:
-        """The package's files: their paths and what they hold."""
+        """The package's files: contents by path."""
         templates = {
             "pyproject.toml": PYPROJECT,
             "README.md": README,
@@ -211,8 +210,8 @@ class Names:
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="What it is called, e.g. gradient-alarm.", show_default=False)],
-    directory: Annotated[Path, typer.Option(help="Where the package's own directory is made.")] = Path(),
+    name: Annotated[str, typer.Argument(help="The package's name, e.g. gradient-alarm.", show_default=False)],
+    directory: Annotated[Path, typer.Option(help="Where to create the package's directory.")] = Path(),
 ) -> None:
     """Create a small package with a hook of your own: installable, typed and tested."""
     names, root = Names.of(name), directory / name
@@ -239,6 +238,6 @@ def _write(root: Path, files: dict[str, str]) -> None:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, encoding="utf-8")
     except FileExistsError:
-        raise DuplicateError(f"{root} exists already, and nothing in it was changed: give another name.") from None
+        raise DuplicateError(f"{root} exists already and was not changed: give another name.") from None
     except OSError as error:
-        raise OptionError(f"{root} cannot be written: {error.strerror}. Choose a place with --directory.") from error
+        raise OptionError(f"{root} cannot be written: {error.strerror}. Choose another --directory.") from error

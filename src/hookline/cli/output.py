@@ -1,19 +1,14 @@
-"""What the commands print on standard output: text and tables for people, or one JSON document.
+"""Output of the commands: text and tables, JSON documents, errors with exit statuses, and help.
 
-Names, docstrings and paths are printed as they are; brackets in them are no markup, and control characters in them are
-shown, not obeyed.
-
-How commands end that cannot do what was asked: one message on standard error, and one exit status for each cause.
-
-How the commands show themselves in their help: flags take no value, and arguments are written in capitals.
-
-Typer may show a flag as ``--json <bool>`` and an argument as ``{run}``. Here it is ``--json`` and ``RUN``, or ``[RUN]``
-where it may be left off, in the usage line, in the list below it and in messages.
+Names, docstrings and paths are printed literally: brackets in them are not markup, and control characters are escaped.
+In help texts, flags have no value and arguments are written in capitals: typer may show ``--json <bool>`` and
+``{run}``, here it is ``--json`` and ``RUN``, or ``[RUN]`` if it is optional.
 """
 
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
@@ -35,12 +30,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def console(*, width: int | None = None) -> Console:
-    """Standard output, as it is now, for people; as wide as the terminal by default."""
+    """A console on the current standard output; as wide as the terminal by default."""
     return terminal_console(width=width)
 
 
 def print_footer(text: str) -> None:
-    """Print a remark about a listing on standard error: what is piped has the listing alone."""
+    """Print a remark about a listing on standard error, so that a pipe gets only the listing."""
     terminal_console(stderr=True).print(text, style="dim", soft_wrap=True)
 
 
@@ -50,7 +45,7 @@ def print_json(document: Any) -> None:
 
 
 def indented(text: str, columns: int = 2) -> Padding:
-    """A paragraph with all of its lines indented, also those that a narrow terminal makes of it."""
+    """A paragraph with all lines indented, also wrapped ones."""
     return Padding(text, (0, 0, 0, columns), expand=False)
 
 
@@ -58,8 +53,8 @@ def table(*columns: str, whole: Collection[str] = (), numbers: Collection[str] =
     """An empty table.
 
     Args:
-        whole: The columns whose cells are kept on one line, because people copy from them.
-        numbers: The columns that are aligned to the right.
+        whole: Columns whose cells are never wrapped, because people copy them.
+        numbers: Right-aligned columns.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -69,12 +64,12 @@ def table(*columns: str, whole: Collection[str] = (), numbers: Collection[str] =
 
 
 def width_of(out: Console, listing: Table) -> int:
-    """How many columns of a terminal a table takes where there is room."""
+    """The natural width of a table."""
     return Measurement.get(out, out.options.update(max_width=_UNLIMITED), listing).maximum
 
 
 def cut_front(out: Console, text: str, width: int) -> str:
-    """A text with an ellipsis for its beginning where it is too long: names differ mostly in their ends."""
+    """Shorten text from the front, with an ellipsis: names differ mostly at their ends."""
     if cell_len(text) <= width:
         return text
     mark = ".." if out.options.ascii_only else "…"
@@ -85,18 +80,18 @@ def cut_front(out: Console, text: str, width: int) -> str:
 
 
 def cut_end(out: Console, text: str, width: int) -> str:
-    """A text with an ellipsis for its end where it is too long."""
-    if cell_len(text) <= width:
-        return text
-    mark = ".." if out.options.ascii_only else "…"
-    kept = text
-    while kept and cell_len(kept) > width - len(mark):
-        kept = kept[:-1]
-    return kept + mark
+    """Shorten text from the end, with an ellipsis."""
+    return cut_front(out, text[::-1], width)[::-1] if cell_len(text) > width else text
+
+
+def relative_path(path: Path) -> Path:
+    """A path relative to the current directory, if it is inside."""
+    path = path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def foreign_code() -> contextlib.AbstractContextManager[Any]:
-    """Where code of others is imported or run: what it prints goes to standard error, not into our output."""
+    """Redirect the output of imported user code to standard error."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -105,11 +100,10 @@ USAGE_ERROR = 2
 
 
 def end_with(error: HooklineError, *, as_json: bool = False, status: int | None = None) -> NoReturn:
-    """Report an error that hookline raised on purpose, and end the program.
+    """Print an error, and end the program.
 
     Args:
-        status: The exit status. By default 2, because something given cannot be used; 1 where a package is missing,
-            which no other argument would change.
+        status: The exit status; by default 2, or 1 for a missing package, which no other argument would change.
     """
     if status is None:
         status = FAILED if isinstance(error, MissingExtraError) else USAGE_ERROR
@@ -122,7 +116,7 @@ def end_with(error: HooklineError, *, as_json: bool = False, status: int | None 
 
 @contextlib.contextmanager
 def wrong_input(*, as_json: bool = False) -> Iterator[None]:
-    """Report what hookline refuses here, also as a JSON document."""
+    """End the program on a `HooklineError`, with a JSON document if wanted."""
     try:
         yield
     except HooklineError as error:
@@ -133,7 +127,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _PlainHelp:
-    """What a command and a group do alike; what typer itself adds, as ``--help``, is among the parameters here."""
+    """The help of commands and groups; their parameters here include those that typer adds, such as ``--help``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -141,18 +135,14 @@ class _PlainHelp:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
             elif param.param_type_name == "argument" and param.metavar is None:
-                param.metavar = _spelling(param)
+                name = param.name.upper()
+                param.metavar = name if param.required else f"[{name}]"
         return params
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param.metavar for param in self.get_params(ctx) if param.param_type_name == "argument"]
         others = [] if arguments else super().collect_usage_pieces(ctx)[1:]  # type: ignore[misc]
         return ["[OPTIONS]", *arguments, *others]
-
-
-def _spelling(argument: Any) -> str:
-    name = argument.name.upper()
-    return name if argument.required else f"[{name}]"
 
 
 class PlainCommand(_PlainHelp, TyperCommand):
@@ -164,7 +154,7 @@ class PlainGroup(_PlainHelp, TyperGroup):
 
 
 class CommandGroup(typer.Typer):
-    """A group whose commands have plain help, as it has itself; without a command it shows that."""
+    """A group of commands with plain help; without a command it prints its help."""
 
     def __init__(self, *, cls: type[PlainGroup] = PlainGroup, **options: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, **options)

@@ -1,7 +1,4 @@
-"""Who runs at which moment, in which order and how often: a collection's plan in words.
-
-A dry run for people, and as one JSON document.
-"""
+"""The plan of a callback collection, and the dry run of an experiment, as tables and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,8 +23,8 @@ ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One subscriber and what it was settled with; the cadence holds for moments that repeat."""
+class PlanEntry:
+    """A subscriber with its options; the cadence applies to repeating moments."""
 
     name: str
     path: str
@@ -41,7 +38,7 @@ class Place:
 
     @property
     def notes(self) -> str:
-        """What is not as usual."""
+        """The options that differ from the defaults."""
         facts = {
             "critical": self.critical,
             "background": self.background,
@@ -52,30 +49,30 @@ class Place:
         return "; ".join(fact for fact, holds in facts.items() if holds)
 
     def cadence_at(self, moment: str) -> str:
-        """How often it runs at a moment."""
+        """The cadence at a moment."""
         return self.cadence if MOMENTS[moment].repeating else ALWAYS
 
 
-def places(collection: CallbackCollection) -> list[Place]:
-    """Every subscriber, in the order in which they run."""
-    return [_place(flat) for flat in collection.flatten()]
+def plan_entries(collection: CallbackCollection) -> dict[str, PlanEntry]:
+    """Every subscriber by name, in the order in which they run."""
+    return {entry.name: entry for entry in map(_plan_entry, collection.flatten())}
 
 
-def plan_table(moments: Mapping[str, Sequence[str]], placed: Mapping[str, Place]) -> Table:
-    """A row for each subscriber of each moment, by the names of their places."""
+def plan_table(moments: Mapping[str, Sequence[str]], entries: Mapping[str, PlanEntry]) -> Table:
+    """A row for each subscriber of each moment."""
     columns = ("moment", "#", "subscriber", "cadence", "priority", "")
     listing = table(*columns, whole=("moment", "subscriber"), numbers=("#", "priority"))
     for moment, names in moments.items():
-        for order, place in enumerate((placed[name] for name in names), start=1):
-            label, cadence = moment if order == 1 else "", place.cadence_at(moment)
-            listing.add_row(label, str(order), place.name, cadence, f"{place.priority:g}", place.notes)
+        for order, entry in enumerate((entries[name] for name in names), start=1):
+            label, cadence = moment if order == 1 else "", entry.cadence_at(moment)
+            listing.add_row(label, str(order), entry.name, cadence, f"{entry.priority:g}", entry.notes)
         listing.add_section()
     return listing
 
 
-def _place(flat: FlatRegistration) -> Place:
+def _plan_entry(flat: FlatRegistration) -> PlanEntry:
     options, kind = flat.registration.options, type(flat.registration.subscriber)
-    return Place(
+    return PlanEntry(
         name=flat.path,
         path=f"{kind.__module__}:{kind.__qualname__}",
         cadence=" and ".join(part for each in flat.chain for part in _cadences(each)) or ALWAYS,
@@ -88,23 +85,23 @@ def _place(flat: FlatRegistration) -> Place:
     )
 
 
-def _cadences(entry: Registration) -> list[str]:
-    """How often its options let it run, and for a hook how often it wants to."""
-    given = Options.settle(entry.subscriber, entry.given).schedule
-    parts = [_words(given)] if given is not None else []
-    return [*parts, _decision(entry.target.hook)] if isinstance(entry.target, HookTarget) else parts
+def _cadences(registration: Registration) -> list[str]:
+    """The cadence of its options and, for a hook, its own."""
+    given = Options.settle(registration.subscriber, registration.given).schedule
+    parts = [_schedule_text(given)] if given is not None else []
+    return [*parts, _hook_cadence(registration.target.hook)] if isinstance(registration.target, HookTarget) else parts
 
 
-def _decision(hook: Hook) -> str:
+def _hook_cadence(hook: Hook) -> str:
     if isinstance(hook, PeriodicHook) and type(hook).should_run is PeriodicHook.should_run:
-        return _words(Every(hook.frequency, hook.start_step))
+        return _schedule_text(Every(hook.frequency, hook.start_step))
     return "should_run()"
 
 
-def _words(schedule: Schedule) -> str:
-    """A schedule as people say it.
+def _schedule_text(schedule: Schedule) -> str:
+    """A schedule in words.
 
-    >>> _words(Every(10, start=20)), _words(Every(1, start=20))
+    >>> _schedule_text(Every(10, start=20)), _schedule_text(Every(1, start=20))
     ('every 10 after 20', 'after 20')
     """
     if not isinstance(schedule, Every):
@@ -124,7 +121,7 @@ NAMED_ARMS = 5
 
 
 def print_dry_run(planned: "DryRun") -> None:
-    """Print the runs, and who listens to them."""
+    """Print the runs and their subscribers."""
     out = console()
     out.print(f"{planned.name}: {len(planned.runs):,} runs in {planned.output_dir}", style="bold", soft_wrap=True)
     out.print(_runs(planned))
@@ -132,17 +129,17 @@ def print_dry_run(planned: "DryRun") -> None:
         if len(planned.subscribers) > 1:
             out.print(f"Arms: {_names(group, planned)}", style="bold", soft_wrap=True)
         print_moments(group.collection)
-    out.print("Nothing was run, and nothing was written.", style="dim")
+    out.print("Nothing was run or written.", style="dim")
 
 
 def print_moments(collection: CallbackCollection) -> None:
-    """Print the moments that somebody listens to, in the order in which they fire."""
-    moments, placed = _in_order(collection), {place.name: place for place in places(collection)}
-    console().print(plan_table(moments, placed) if moments else "Nobody listens to any moment.")
+    """Print the subscribers of each moment, in the order in which moments fire."""
+    moments = _in_order(collection)
+    console().print(plan_table(moments, plan_entries(collection)) if moments else "There are no subscribers.")
 
 
 def dry_run_document(planned: "DryRun") -> dict[str, Any]:
-    """The same as JSON can hold it."""
+    """A dry run as JSON-compatible values."""
     groups = [
         {"arms": each.arms, "stages": each.stages, "moments": _in_order(each.collection)}
         for each in planned.subscribers
@@ -162,13 +159,13 @@ def _runs(planned: "DryRun") -> Table:
 
 
 def _in_order(collection: CallbackCollection) -> dict[str, list[str]]:
-    """The plan in the order in which moments first fire: the catalogue has those of an experiment together."""
+    """The plan in the order in which moments first fire; the catalogue lists the experiment's moments together."""
     plan = collection.plan()
     return {moment: plan[moment] for moment in sorted(plan, key=lambda moment: moment in AFTER_TRAINING)}
 
 
 def _names(group: "SubscriberGroup", planned: "DryRun") -> str:
-    """The arms, with their stages where the others of an arm have other subscribers."""
+    """The arms, with their stages if the group has only some of them."""
     every = {run.stage for run in planned.runs}
     names = [
         f"{arm} ({', '.join(stages)})" if stages and len(stages) < len(every) else arm

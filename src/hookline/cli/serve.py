@@ -1,12 +1,8 @@
-"""``hookline serve``: takes the runs of other machines, and shows them.
+"""``hookline serve`` receives and shows runs of other machines; ``hookline ui`` shows recorded runs.
 
-Keeps tokens out of the list of processes: a command that was given one begins anew without it.
-
-The command line of a process can be read by everybody on the machine for as long as it runs. So the program is started
-again in its place, with the same process id, and gets its tokens by a pipe that only it has. Until then, for a part of
-a second, they could be seen: where that is too long, give them by the environment or a file.
-
-``hookline ui``: recorded runs in a browser.
+Every user of a machine can read the command lines of its processes. So a server that was given a token on its command
+line replaces itself, with the same process id, by one without it, and passes the token through a pipe. For a fraction
+of a second the token is visible: to avoid that, pass it by the environment or a file.
 """
 
 import contextlib
@@ -41,24 +37,24 @@ WRITE_OPTION, READ_OPTION = "--token", "--read-token"
 _PIPE = "_HOOKLINE_TOKEN_PIPE"
 
 
-def handed_over(given: OptionalTokens) -> OptionalTokens:
-    """The tokens that a command was given, once its command line has none; may not return, but begin anew.
+def hide_tokens(given: OptionalTokens) -> OptionalTokens:
+    """Return the given tokens; first replace this process if they are on its command line.
 
     Raises:
-        OptionError: One is no token.
+        OptionError: One of them is not a valid token.
     """
     if _PIPE in os.environ:
-        return _received().or_else(given)
+        return _read_pipe().or_else(given)
     for what, token in (("The write token", given.write), ("The read token", given.read)):
         if token is not None:
             check_token(what, token)
     if any(token and token in argument for token in (given.write, given.read) for argument in sys.orig_argv):
-        _begin_anew(given)
+        _restart_without_tokens(given)
     return given
 
 
 def without_tokens(arguments: Sequence[str]) -> Iterator[str]:
-    """A command line without the options that hold tokens."""
+    """A command line without the token options."""
     rest = iter(arguments)
     for argument in rest:
         if argument in (WRITE_OPTION, READ_OPTION):
@@ -67,16 +63,16 @@ def without_tokens(arguments: Sequence[str]) -> Iterator[str]:
             yield argument
 
 
-def _begin_anew(given: OptionalTokens) -> None:
+def _restart_without_tokens(given: OptionalTokens) -> None:
     reading, writing = os.pipe()
-    os.write(writing, msgspec.json.encode([given.write, given.read]))  # two short texts: a pipe holds them
+    os.write(writing, msgspec.json.encode([given.write, given.read]))  # short enough for the pipe's buffer
     os.close(writing)
     os.set_inheritable(reading, True)
     os.environ[_PIPE] = str(reading)
     os.execv(sys.executable, list(without_tokens(sys.orig_argv)))  # noqa: S606 - this program
 
 
-def _received() -> OptionalTokens:
+def _read_pipe() -> OptionalTokens:
     text = os.environ.pop(_PIPE)
     with contextlib.suppress(OSError, ValueError, msgspec.DecodeError), os.fdopen(int(text), "rb") as pipe:
         return OptionalTokens(*msgspec.json.decode(pipe.read(), type=tuple[str | None, str | None]))
@@ -85,11 +81,11 @@ def _received() -> OptionalTokens:
 
 PORT = 8765
 
-UiRoot = Annotated[Path, typer.Option(help="Where runs are recorded.")]
-UiPort = Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0 takes any that is free.")]
-UiHost = Annotated[str, typer.Option(help="The loopback address to serve on.")]
+UiRoot = Annotated[Path, typer.Option(help="The directory of the runs.")]
+UiPort = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
+UiHost = Annotated[str, typer.Option(help="The loopback address.")]
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")]
-Stall = Annotated[float, typer.Option(min=0.1, help="After how long without progress a run counts as stalled.")]
+Stall = Annotated[float, typer.Option(min=0.1, help="How long without progress until a run counts as stalled.")]
 
 
 def ui(
@@ -100,40 +96,40 @@ def ui(
     open_page: Open = True,
     stall_seconds: Stall = STALL_SECONDS,
 ) -> None:
-    """Show recorded runs, live, in a browser on this machine. Ctrl-C ends it."""
+    """Show recorded runs live in a browser on this machine. Ctrl-C ends it."""
     raise_descriptor_limit()
     server = WebServer(root, host=host, port=port, stall_seconds=stall_seconds)
     with server.stopped_by_interrupt():
-        _say_ui(server)
+        _print_ui(server)
         if open_page:
             webbrowser.open(server.url)
         server.serve()
 
 
-def _say_ui(server: WebServer) -> None:
+def _print_ui(server: WebServer) -> None:
     out, count = console(), len(server.runs)
     out.print(f"{count} {'run' if count == 1 else 'runs'} in {server.runs.root} at {server.url}", soft_wrap=True)
     if server.runs.note:
         out.print(server.runs.note)
 
 
-Root = Annotated[Path, typer.Argument(help="Where the runs are kept; made if need be.")]
-Host = Annotated[str, typer.Option(help="The address to serve on; 0.0.0.0 is every address of this machine.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on; 0 takes any that is free.")]
+Root = Annotated[Path, typer.Argument(help="The directory of the runs; created if necessary.")]
+Host = Annotated[str, typer.Option(help="The address; 0.0.0.0 means every address of this machine.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
 Token = Annotated[
     str | None,
-    typer.Option(WRITE_OPTION, help="What machines that send runs must show. Better: HOOKLINE_WRITE_TOKEN, or a file."),
+    typer.Option(WRITE_OPTION, help="The token for sending runs. Better: HOOKLINE_WRITE_TOKEN, or a file."),
 ]
 ReadToken = Annotated[
     str | None,
-    typer.Option(READ_OPTION, help="What people who look must show. Better: HOOKLINE_READ_TOKEN, or a file."),
+    typer.Option(READ_OPTION, help="The token for viewing runs. Better: HOOKLINE_READ_TOKEN, or a file."),
 ]
 TokenFile = Annotated[
     Path | None, typer.Option(help='A file with {"write": "...", "read": "..."}, or with the write token alone.')
 ]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(help="A name that a proxy is reached by, with its port if need be. May be given again."),
+    typer.Option(help="A host name of a proxy, with its port if necessary. May be repeated."),
 ]
 
 
@@ -149,18 +145,18 @@ def serve(
     stall_seconds: Stall = STALL_SECONDS,
     as_json: AsJson = False,
 ) -> None:
-    """Take runs that other machines send, and show them, live, in a browser. Ctrl-C ends it.
+    """Receive runs from other machines, and show them live in a browser. Ctrl-C ends it.
 
-    Sending needs the write token. Viewing needs the read token, unless only this machine reaches the server and
-    nobody gave one. Tokens that nobody gives are made, shown once, and kept in the directory for the next start.
+    Sending needs the write token. Viewing needs the read token, unless only this machine can reach the server and no
+    read token was given. Missing tokens are created, shown once, and kept in the directory for the next start.
     """
-    given = handed_over(OptionalTokens(token, read_token)).or_else(tokens_from_environment(os.environ))
+    given = hide_tokens(OptionalTokens(token, read_token)).or_else(tokens_from_environment(os.environ))
     given = given.or_else(tokens_from_file(token_file)) if token_file is not None else given
     names = allow_host or []
     check_host(host)
     for name in names:
         allowed_name(name)
-    _make(root)
+    _make_writable(root)
     settled = resolve_tokens(root, given, needs_read=bool(names) or not is_loopback(host))
     raise_descriptor_limit()
     server = WebServer(
@@ -171,22 +167,22 @@ def serve(
         if as_json:
             typer.echo(msgspec.json.encode(facts).decode())
         else:
-            _say(facts)
+            _print_facts(facts)
         server.serve()
 
 
-def _make(root: Path) -> None:
+def _make_writable(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{root} cannot be made: {error.strerror}. Give another directory.") from error
+        raise ConfigError(f"{root} cannot be created: {error.strerror}. Give another directory.") from error
     try:
         tempfile.TemporaryFile(dir=root).close()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # there may be room later
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # there may be space later
             raise ConfigError(
-                f"{root} cannot be written: {error.strerror}. Give a directory that you may write to; to look at runs "
-                "only, use: hookline ui"
+                f"{root} cannot be written: {error.strerror}. Give a writable directory; to only view "
+                "runs, use: hookline ui"
             ) from error
 
 
@@ -205,17 +201,17 @@ def _facts(server: WebServer, settled: ResolvedTokens, address: str) -> dict[str
 
 
 def sinks_line(address: str) -> str:
-    """What a machine that trains writes into its configuration."""
+    """The configuration line for a machine that trains."""
     return f'sinks: [{{hookline: {{url: "{address}", token: "${{HOOKLINE_TOKEN}}"}}}}]'
 
 
-def _say(facts: dict[str, Any]) -> None:
+def _print_facts(facts: dict[str, Any]) -> None:
     out = console()
     count = facts["runs"]
     out.print(f"{count} {'run' if count == 1 else 'runs'} in {facts['root']} at {facts['url']}", soft_wrap=True)
     out.print(f"Viewing needs {'the read token' if facts['reading_needs_token'] else 'no token on this machine'}.")
     if facts["made"]:
-        out.print(f"These tokens are new, and kept in {facts['token_file']}:", soft_wrap=True)
+        out.print(f"These tokens are new and saved in {facts['token_file']}:", soft_wrap=True)
         for name, token in facts["made"].items():
             out.print(f"  {name:<5}  {token}", soft_wrap=True)
     for name in facts["kept"]:
@@ -226,7 +222,7 @@ def _say(facts: dict[str, Any]) -> None:
 
 
 def _address(url: str, names: list[str]) -> str:
-    """Where others reach the server: by a proxy's name, which speaks TLS, or by this machine's."""
+    """The server's address for others: a proxy's name, over TLS, or this machine's."""
     if names:
         is_bare = names[0].count(":") > 1 and not names[0].startswith("[")
         return f"https://[{names[0]}]" if is_bare else f"https://{names[0]}"

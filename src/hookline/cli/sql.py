@@ -1,4 +1,4 @@
-"""``hookline sql``: one SELECT over what the runs below a root recorded. Nothing can be changed by it."""
+"""``hookline sql``: runs one read-only SELECT over the records of all runs below a root."""
 
 import csv
 import json
@@ -19,24 +19,25 @@ from hookline.store.query_limits import QueryError
 from hookline.store.runs import SQL_SECONDS, Runs, runs
 
 TABLES = {
-    "runs": "a row a run: what was run, how far it is, how it ended",
-    "metrics": "a row a value that was logged; text holds what is no number",
-    "samples": "a row a completion, with its rewards",
-    "rewards": "a row a value that a reward function gave",
-    "events": "a row an event or status",
-    "hooks": "a row a report of what a hook cost",
-    "logs": "a row a log line",
+    "runs": "one row per run: its settings, progress and end",
+    "metrics": "one row per logged value; text holds values that are not numbers",
+    "samples": "one row per completion, with its rewards",
+    "rewards": "one row per value of a reward function",
+    "events": "one row per event or status",
+    "hooks": "one row per cost report of a hook",
+    "logs": "one row per log line",
 }
 _ROWS = 50
-"""How many rows a table shows unless told otherwise."""
+"""How many rows a table shows by default."""
 _CELL = 80
 
 Query = Annotated[str | None, typer.Argument(help="One SELECT; - reads it from standard input.", show_default=False)]
-Format = Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How rows are printed.")]
+Format = Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="The output format.")]
 Limit = Annotated[
-    int | None, typer.Option(min=0, help=f"At most so many rows; 0 for all. A table shows {_ROWS}, the others all.")
+    int | None,
+    typer.Option(min=0, help=f"The most rows; 0 for all. By default {_ROWS} in a table, else all."),
 ]
-Timeout = Annotated[float, typer.Option(help="End the query after so many seconds.", min=0.001)]
+Timeout = Annotated[float, typer.Option(help="End the query after this many seconds.", min=0.001)]
 
 
 def sql_command(
@@ -53,7 +54,7 @@ def sql_command(
     kind = "json" if as_json else format
     with wrong_input(as_json=as_json):
         if schema == (query is not None):
-            raise OptionError("Give a query, or --schema for the tables and columns; not both.")
+            raise OptionError("Give either a query, or --schema for the tables and columns.")
         found = runs(root)
         if schema:
             _print_schema(_schema(found), kind)
@@ -67,10 +68,11 @@ def sql_command(
 
 
 def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None:
-    result = found.sql(
-        text, limit=most + 1 if most else None, timeout_seconds=seconds
-    )  # refuses before anything is read
-    _take_in(found)
+    from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
+
+    result = found.sql(text, limit=most + 1 if most else None, timeout_seconds=seconds)  # checks the query first
+    with transient_bar("reading", total=len(found)) as show:  # the first time may take a while
+        found.ingest(show)
     columns = result.columns()
     rows = list(zip(*columns.values(), strict=True))
     shown = rows[:most] if most else rows
@@ -85,14 +87,6 @@ def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None
         _print_table(list(columns), shown)
     if len(rows) > len(shown):
         print_footer(f"{result.total() - len(shown):,} more rows; --limit 0 prints all.")
-
-
-def _take_in(found: Runs) -> None:
-    """Read what is new, with a bar for people: the first time that may take a while."""
-    from hookline.callbacks.progress_display import transient_bar  # here, to keep other commands fast
-
-    with transient_bar("reading", total=len(found)) as show:
-        found.ingest(show)
 
 
 def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
@@ -116,7 +110,7 @@ def _cell(value: Any) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """A cell whose control characters are shown, but for line breaks; ``--format json`` has every text exactly."""
+    """A cell with control characters escaped, except line breaks; ``--format json`` keeps text exactly."""
     flat = _flat(value)
     return printable(flat) if isinstance(flat, str) else flat
 
@@ -128,7 +122,7 @@ def _flat(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it; dates, decimals and the like as text, points in time as ISO 8601 has them."""
+    """A JSON-compatible value: times in ISO 8601, dates, decimals and the like as text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -139,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 def _schema(found: Runs) -> dict[str, dict[str, str]]:
-    """The columns of each table with their types, as the database has them."""
+    """The columns and types of each table."""
     nothing = found.filter(lambda info: False)
     described = {name: nothing.sql(f"DESCRIBE {name}").rows() for name in TABLES}
     return {name: {row["column_name"]: row["column_type"] for row in rows} for name, rows in described.items()}

@@ -1,9 +1,7 @@
-"""``hookline demo``: SFT, then GRPO, on sums, as an experiment of two arms; and ``--quick``, a bare loop without torch.
+"""``hookline demo``: SFT, then GRPO, on sums, as an experiment of two arms; ``--quick`` is a bare loop without torch.
 
-Exit status 0: everything completed; 1: a run failed, or a package is missing; 2: what was given is wrong, such as a
-directory that cannot be written; 128 and a signal's number: that signal stopped it, and the same command goes on.
-
-What ``hookline demo`` prints: what is about to happen, and what came of it.
+Exit status 0: everything completed; 1: a run failed, or a package is missing; 2: wrong input, such as a directory that
+cannot be written; 128 plus a signal's number: that signal stopped it, and the same command resumes it.
 """
 
 import contextlib
@@ -12,7 +10,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,7 +19,7 @@ from hookline._engine.errors import MissingExtraError
 from hookline._record.terminal import terminal_console
 from hookline.cli.demo.quick import quick_demo
 from hookline.cli.demo.study import STANDARD, Size
-from hookline.cli.output import AsJson, console, indented, print_json, wrong_input
+from hookline.cli.output import AsJson, console, indented, print_json, relative_path, wrong_input
 from hookline.cli.runs.text import marks_for, sparkline
 from hookline.cli.serve import PORT, UiPort
 from hookline.loops.summary import cost_table
@@ -32,37 +30,37 @@ if TYPE_CHECKING:
 
 
 def introduce(out: Console, experiment: "Experiment", url: str, *, is_served: bool) -> None:
-    """Say what is trained, where it is recorded, and where it can be watched."""
+    """Print what is trained, where it is recorded, and how to watch it."""
     from hookline.cli.demo.study import complete_runs
 
     complete = complete_runs(experiment)
     out.print("A tiny model learns to add: from examples (SFT), then from rewards (GRPO).", style="bold")
     for line in (
-        "exact   is rewarded for the right sum",
-        "close   is rewarded for any answer that is at most 2 off",
+        "exact   is rewarded for the correct sum",
+        "close   is rewarded for any answer within 2 of it",
     ):
         out.print(indented(line))
-    where = _shown(experiment.store.directory)
-    taken_up = f", taken up with {complete} of {len(experiment.plan())} runs complete" if complete else ""
-    out.print(f"Recorded in {where}{taken_up}.", soft_wrap=True)
+    where = relative_path(experiment.store.directory)
+    resumed = f", resumed with {complete} of {len(experiment.plan())} runs complete" if complete else ""
+    out.print(f"Recorded in {where}{resumed}.", soft_wrap=True)
     page = f"{url}#/experiment?project={experiment.store.directory.name}"
     command = "" if is_served else f"hookline ui --root {where.parent}, then "
     out.print(f"To watch: {command}{page}\n", soft_wrap=True)
 
 
 def print_summary(out: Console, summary: "Summary") -> None:
-    """Print the table of arms, how rewards rose, what hooks cost, and where the record lies."""
+    """Print the table of arms, the curves of rewards, the costs of hooks, and where the record is."""
     out.print()
     summary.result.print(out)
     if summary.gap is not None:
         out.print(indented(_gap_text(summary.gap)))
-    out.print("\nSampled answers over the steps of GRPO: the reward, and how many are right", style="bold")
+    out.print("\nSampled answers over the steps of GRPO: the reward, and the share that is correct", style="bold")
     for line in _curve_lines(summary.arms):
         out.print(line, soft_wrap=True)
-    out.print("\nGreedy answers to sums that none was trained on: how many are right", style="bold")
+    out.print("\nGreedy answers to held-out sums: the share that is correct", style="bold")
     for arm in summary.arms:
         out.print(f"  {arm.arm}  {_stages_text(arm)}", soft_wrap=True)
-    out.print("\nWhat hooks cost, all runs together", style="bold")
+    out.print("\nCosts of hooks, all runs together", style="bold")
     out.print(cost_table(summary.costs))
     out.print(f"  together {summary.hook_share:.1%} of the runs' time\n")
     _print_places(out, summary)
@@ -72,13 +70,13 @@ def _gap_text(gap: "Gap") -> str:
     repeats = ", ".join(f"{difference:+.2f}" for difference in gap.by_repeat)
     low, high = gap.interval
     return (
-        f"{gap.better} less {gap.worse}, repeat by repeat: {repeats}. Over {gap.tasks} sums that none was trained on: "
+        f"{gap.better} minus {gap.worse}, repeat by repeat: {repeats}. Over {gap.tasks} held-out sums: "
         f"{gap.difference:+.2f}, 95% bootstrap interval {low:+.2f} to {high:+.2f}."
     )
 
 
 def _curve_lines(arms: "Sequence[ArmSummary]") -> list[str]:
-    """For each arm both curves, all of them on one scale, with where each began and ended."""
+    """Both curves of each arm, all on one scale, with their first and last values."""
     curves = [curve for arm in arms for curve in (arm.reward, arm.right)]
     drawn, marks = [], sparkline([value for curve in curves for value in curve], marks_for())
     for curve in curves:
@@ -93,7 +91,7 @@ def _stages_text(arm: "ArmSummary") -> str:
 
 
 def _print_places(out: Console, summary: "Summary") -> None:
-    directory = _shown(Path(summary.result.output_dir or "."))
+    directory = relative_path(Path(summary.result.output_dir or "."))
     for name, what in (
         ("Record", f"{directory}, a directory for each run"),
         ("Report", f"{directory / 'report.html'}"),
@@ -103,22 +101,16 @@ def _print_places(out: Console, summary: "Summary") -> None:
         out.print(f"{name:<7} {what}", soft_wrap=True)
 
 
-def _shown(path: Path) -> Path:
-    """A path as somebody in the current directory would write it."""
-    path = path.resolve()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 RUN_FAILED = 1
 PACKAGES = ("torch", "transformers", "duckdb", "starlette", "uvicorn", "cloudpickle")
 
-Root = Annotated[Path, typer.Option(help="Where it is recorded.")]
-Serve = Annotated[bool, typer.Option("--serve", help="Serve the page from the start, and until Ctrl-C.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A bare loop instead, in seconds and without torch.")]
-Repeats = Annotated[int, typer.Option(min=1, help="How often each arm is trained.")]
-SFTSteps = Annotated[int, typer.Option(min=1, help="Steps of SFT.")]
-GRPOSteps = Annotated[int, typer.Option(min=1, help="Steps of GRPO.")]
-Processes = Annotated[int, typer.Option(min=1, help="How many runs are made at a time, each in a process.")]
+Root = Annotated[Path, typer.Option(help="The directory of the runs.")]
+Serve = Annotated[bool, typer.Option("--serve", help="Also serve the page, until Ctrl-C.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Run a bare loop instead, in seconds and without torch.")]
+Repeats = Annotated[int, typer.Option(min=1, help="The number of repeats of each arm.")]
+SFTSteps = Annotated[int, typer.Option(min=1, help="The number of SFT steps.")]
+GRPOSteps = Annotated[int, typer.Option(min=1, help="The number of GRPO steps.")]
+Processes = Annotated[int, typer.Option(min=1, help="How many runs at a time, each in its own process.")]
 
 
 def demo(
@@ -133,29 +125,31 @@ def demo(
     processes: Processes = STANDARD.processes,
     as_json: AsJson = False,
 ) -> None:
-    """Train a tiny model on sums by SFT, then GRPO: two arms, two repeats, two minutes. Interrupted, run it again."""
+    """Train a tiny model on sums with SFT, then GRPO, in about two minutes. If it is interrupted, run it again."""
     if quick:
         with wrong_input(as_json=as_json):
             quick_demo(root, as_json=as_json)
         return
     _require_packages()
     from hookline.cli.demo.study import next_experiment
+    from hookline.experiment import ProgressView
 
     out = terminal_console(stderr=True) if as_json else console()
     with contextlib.ExitStack() as around:
-        around.enter_context(_interrupts(out))
+        around.enter_context(_exit_on_interrupt(out))
         with wrong_input(as_json=as_json):
             size = Size(repeats=repeats, sft_steps=sft_steps, grpo_steps=grpo_steps, processes=processes)
             experiment = next_experiment(root, size)
             experiment.check().close()
             url = around.enter_context(_served(root, port)) if serve else None
         introduce(out, experiment, url or f"http://127.0.0.1:{PORT}/", is_served=serve)
-        with wrong_input(as_json=as_json):
-            result = _made(experiment)
-        _tell(out, experiment, result, as_json=as_json)
+        with wrong_input(as_json=as_json), ProgressView(experiment) as view:
+            result = experiment.run(watch=view)
+        _report(out, experiment, result, as_json=as_json)
         if serve:
             out.print(f"\nThe page stays at {url} until Ctrl-C.", soft_wrap=True)
-            _wait_for_interrupt()
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
 
 def _require_packages() -> None:
@@ -171,15 +165,8 @@ def _served(root: Path, port: int) -> Any:
         yield server.url
 
 
-def _made(experiment: "Experiment") -> "ExperimentResult":
-    from hookline.experiment import ProgressView
-
-    with ProgressView(experiment) as view:
-        return experiment.run(watch=view)
-
-
-def _tell(out: Console, experiment: "Experiment", result: "ExperimentResult", *, as_json: bool) -> None:
-    """Say what came of it, or how to go on where a signal stopped it."""
+def _report(out: Console, experiment: "Experiment", result: "ExperimentResult", *, as_json: bool) -> None:
+    """Print the summary, or how to resume after a signal."""
     from hookline.cli.demo.study import complete_runs
     from hookline.cli.demo.summary import Summary
 
@@ -188,7 +175,9 @@ def _tell(out: Console, experiment: "Experiment", result: "ExperimentResult", *,
         if as_json:
             facts = {"output_dir": str(experiment.store.directory), "complete": complete, "runs": runs}
             print_json({"status": result.status, **facts})
-        _stopped(out, experiment.stop_reason.partition(" ")[0], f"{complete} of {runs} runs are complete and kept. ")
+        _exit_stopped(
+            out, experiment.stop_reason.partition(" ")[0], f"{complete} of {runs} runs are complete and kept. "
+        )
     summary = Summary.of(result)
     if as_json:
         print_json(summary.to_dict())
@@ -199,19 +188,14 @@ def _tell(out: Console, experiment: "Experiment", result: "ExperimentResult", *,
 
 
 @contextlib.contextmanager
-def _interrupts(out: Console) -> Any:
-    """End as programs do that Ctrl-C ended, also where nothing runs yet or it is pressed twice."""
+def _exit_on_interrupt(out: Console) -> Any:
+    """Exit with SIGINT's status on Ctrl-C, also before anything runs or when it is pressed twice."""
     try:
         yield
     except KeyboardInterrupt:
-        _stopped(out, "SIGINT", "")
+        _exit_stopped(out, "SIGINT", "")
 
 
-def _stopped(out: Console, name: str, kept: str) -> None:
+def _exit_stopped(out: Console, name: str, kept: str) -> NoReturn:
     out.print(f"Stopped by {name}. {kept}Run the same command again to resume.", soft_wrap=True)
     raise typer.Exit(128 + signal.Signals[name].value)
-
-
-def _wait_for_interrupt() -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()

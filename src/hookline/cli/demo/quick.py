@@ -1,10 +1,8 @@
-"""``hookline demo --quick``: a bare loop with callbacks, hooks and one broken observer, and what came of it.
+"""``hookline demo --quick``: a bare loop with callbacks, a hook and a broken observer; needs no extra packages.
 
-A loop of one's own, and what hookline adds to it: ``hookline demo --quick``, which needs nothing installed besides.
-
-The loop is plain Python and trains a logistic regression by gradient descent. Most of the made-up
-measurements mean nothing, so the model at first learns and then begins to learn the noise by heart:
-the validation loss rises again and early stopping ends the run. The same numbers come out every time.
+The loop is plain Python and trains a logistic regression by gradient descent. Most features are noise, so after a
+while the model overfits: the validation loss rises again, and early stopping ends the run. The numbers are the same
+each time.
 """
 
 import logging
@@ -44,7 +42,7 @@ class Model:
     weights: list[float] = field(default_factory=lambda: [0.0] * FEATURES)
 
     def probability(self, features: list[float]) -> float:
-        """How likely the answer is yes."""
+        """The probability of a positive answer."""
         return 1 / (1 + math.exp(-sum(map(mul, self.weights, features))))
 
     def loss(self, examples: Sequence[Example]) -> float:
@@ -64,12 +62,12 @@ class Model:
 
 
 def train(callbacks: Sequence[Any] = (), *, root: Path = Path("runs"), epochs: int = 400) -> hl.Run:
-    """The loop: ``run`` and ``val`` are hookline's, the rest is what anybody would write.
+    """The loop: ``run`` and ``val`` are hookline's, the rest is ordinary Python.
 
     Args:
-        callbacks: Those besides its own: early stopping, a function, a hook, and an observer that is broken.
-        root: Where it is recorded.
-        epochs: How long it trains at most.
+        callbacks: Callbacks besides early stopping, a function, a hook, and a broken observer.
+        root: The directory of the runs.
+        epochs: The most epochs.
     """
     generator = random.Random(7)  # noqa: S311 - made-up data, the same each time
     training, validation = _examples(TRAINING, generator), _examples(VALIDATION, generator)
@@ -92,19 +90,19 @@ def train(callbacks: Sequence[Any] = (), *, root: Path = Path("runs"), epochs: i
 
 
 def overfitting(loop: hl.LoopState) -> dict[str, float]:
-    """A function for one moment; the dict that it returns lands in the step's row."""
+    """A function for one moment; the dict it returns is added to the step's row."""
     return {"gap": loop.get_metric("val/loss") - loop.get_metric("loss")}
 
 
 class WeightNorm(PeriodicHook):
-    """A hook, as a rollout worker would have it: it decides when to run, and runs on a context."""
+    """A hook: decides when to run, and runs on a context."""
 
     def run(self, context: HookContext) -> dict[str, float]:
         return {"l2": math.hypot(*context.worker.model.weights)}
 
 
 class BrokenPager(hl.Callback):
-    """An observer that is broken: each time it is to report, it fails."""
+    """A broken observer: it fails each time."""
 
     every = 200
 
@@ -113,7 +111,7 @@ class BrokenPager(hl.Callback):
 
 
 def _examples(number: int, generator: random.Random) -> list[Example]:
-    """Measurements of which only the first few, and chance, decide the answer."""
+    """Examples whose answer depends only on the first few features, and on chance."""
     measured = [[generator.gauss() for _ in range(FEATURES)] for _ in range(number)]
     return [(x, 0.8 * sum(x[:INFORMATIVE]) + generator.gauss() > 0) for x in measured]
 
@@ -123,11 +121,11 @@ def _cross_entropy(probability: float, answer: bool) -> float:
 
 
 def quick_demo(root: Path, *, as_json: bool = False) -> None:
-    """Train, and say what happened: in words, or as one JSON document."""
+    """Train, and explain the run in text or as one JSON document."""
     terminal = terminal_console(stderr=True, markup=True)
     if not as_json:
         _introduce(console())
-    with _one_line_logs(terminal), _told_of_the_root(root):
+    with _one_line_logs(terminal), _root_errors(root):
         run = train([ProgressBar(console=terminal)], root=root)
     if as_json:
         print_json(_document(run))
@@ -148,10 +146,10 @@ def _document(run: hl.Run) -> dict[str, Any]:
 def _introduce(out: Console) -> None:
     out.print("A plain Python loop trains a logistic regression. Beside it run", style="bold")
     for line in (
-        "progress_bar     a callback that shows how far it is",
+        "progress_bar     a callback that shows the progress",
         "early_stopping   a callback that ends the run when val/loss no longer improves",
         f"overfitting      a function, called every {VALIDATE_EVERY} steps, that adds a metric",
-        "weight_norm      a hook, asked after each step, that runs at every 50th",
+        "weight_norm      a hook that runs at every 50th step",
         "broken_pager     an observer that is broken on purpose, to show isolation",
     ):
         out.print(indented(line))
@@ -163,21 +161,21 @@ def _explain(out: Console, run: hl.Run) -> None:
     share = sum(cost.total_seconds for cost in costs) / run.seconds
     lines = [f"The run {run.state} at step {run.step} of {run.num_steps}: {run.stop_reason or 'all steps are done'}."]
     lines += [
-        f"{cost.name} ({cost.note}) hurt nobody: errors are counted, not passed on." for cost in costs if cost.errors
+        f"{cost.name} ({cost.note}) did no harm: errors are counted, not raised." for cost in costs if cost.errors
     ]
     lines += [f"All {len(costs)} subscribers together took {share:.1%} of the run's time."]
     out.print("What happened", style="bold")
     for line in lines:
         out.print(indented(line))
     out.print("\nNext", style="bold")
-    out.print("  hookline hooks list            what there is to add to a loop")
-    out.print("  hookline hooks new my-hook     a hook of your own, as a package with tests")
+    out.print("  hookline hooks list            all callbacks and hooks")
+    out.print("  hookline hooks new my-hook     create your own hook, as a package with tests")
     out.print("  hookline demo                  SFT and GRPO as an experiment of two arms")
 
 
 @contextmanager
-def _told_of_the_root(root: Path) -> Iterator[None]:
-    """Say where a directory cannot be written what helps on a command line, which always records."""
+def _root_errors(root: Path) -> Iterator[None]:
+    """Suggest --root if the directory cannot be written."""
     try:
         yield
     except hl.ConfigError as error:
@@ -190,7 +188,7 @@ def _told_of_the_root(root: Path) -> Iterator[None]:
 
 @contextmanager
 def _one_line_logs(terminal: Console) -> Iterator[None]:
-    """Show what hookline logs above the progress bar, a line each; in a real run tracebacks are part of it."""
+    """Show log messages above the progress bar, one line each, without tracebacks."""
     logger, handler = logging.getLogger("hookline"), _OneLine(terminal)
     logger.addHandler(handler)
     try:

@@ -1,14 +1,8 @@
-"""`demo_experiment`: SFT, then GRPO, on sums; two arms that differ in what an answer is rewarded for.
+"""`demo_experiment`: SFT, then GRPO, on sums, with two arms that reward different answers.
 
-Both arms are shown the same examples first, as long as it takes to write numbers and to get some of them right. Then
-they answer, and learn from the rewards: ``exact`` gets one for the right sum, ``close`` for whatever is near it, which
-is easier to come by, and teaches less. Nothing is downloaded, and everything is recorded in the experiment's directory.
-
-`Size`: how much the demo trains.
-
-The demo's own callbacks: what anybody would write beside a training.
-
-`Sums`: what the demo's model learns, ``17+25=`` with ``42``; and `SumsBenchmark`, sums it has never seen.
+Both arms first see the same examples, enough to write numbers and get some sums right. Then they learn from rewards:
+``exact`` rewards the correct sum, ``close`` any answer near it, which is easier to get and teaches less. Nothing is
+downloaded, and everything is recorded in the experiment's directory.
 """
 
 import json
@@ -31,12 +25,12 @@ from hookline.rl.types import Rollout, Task
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is trained; as it is, it takes about two minutes on two cores.
+    """The size of the demo; by default about two minutes on two cores.
 
     Attributes:
-        prompts: How many sums are asked in a step of GRPO, each eight times.
-        held_out: How many sums that were never trained on the benchmark asks.
-        processes: How many runs are made at a time; one makes them in this process.
+        prompts: The number of sums in a step of GRPO, each answered eight times.
+        held_out: The number of held-out sums in the benchmark.
+        processes: How many runs at a time; one executes them in this process.
     """
 
     repeats: int = 2
@@ -51,7 +45,7 @@ STANDARD = Size()
 
 
 class OneThread(hl.Callback):
-    """Keeps a run to one core: there are as many runs at a time as cores, and the model is too small for more."""
+    """Limits a run to one core: runs execute in parallel, and the model is too small for more."""
 
     def on_run_start(self, ctx: hl.LogContext) -> None:
         import torch
@@ -60,7 +54,7 @@ class OneThread(hl.Callback):
 
 
 class NearMisses(hl.Callback):
-    """The share of answers that are wrong in one digit only; it stands in the record as ``near_misses/share``."""
+    """The share of answers that are wrong in only one digit, recorded as ``near_misses/share``."""
 
     def on_rollout_end(self, loop: Any, step_idx: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         near = [_is_near_miss(each.completion.text, each.task.expected or "") for each in rollouts]
@@ -72,15 +66,15 @@ def _is_near_miss(answer: str, expected: str) -> bool:
 
 
 BELOW = 50
-"""The numbers that are added are below this."""
+"""The upper limit of the summands."""
 CLOSE = 2
-"""How far off an answer may be to be close."""
+"""The largest error of a close answer."""
 ANSWER_TOKENS = 4
-"""Two digits, the end of the text, and one to be wrong with."""
+"""Two digits, the end of the text, and a spare."""
 
 
 class Sums(TaskSpace):
-    """Sums of two numbers; a completion gets two rewards: whether it is right, and whether it is close to that."""
+    """Sums of two numbers, ``17+25=``; a completion gets two rewards: for being correct and for being close."""
 
     name = "sums"
 
@@ -100,7 +94,7 @@ class Sums(TaskSpace):
 
 
 class SumsBenchmark(EnvironmentBenchmark):
-    """Sums that are held out, broken down by whether there is something to carry."""
+    """Held-out sums, tagged by whether there is a carry."""
 
     def tags(self, task: Task) -> Mapping[str, Any]:
         first, second = (int(number) for number in task.prompt.rstrip("=").split("+"))
@@ -108,13 +102,13 @@ class SumsBenchmark(EnvironmentBenchmark):
 
 
 ARMS = {"exact": {"close": 0.0}, "close": {"correct": 0.0}}
-"""The rewards that do not count in each arm."""
+"""The reward weights of each arm."""
 EXAMPLES = "examples.jsonl"
 EXAMPLE_COUNT = 2000
 
 
 def demo_experiment(directory: Path, size: Size) -> hl.Experiment:
-    """The experiment of a directory, which is made and gets the examples, unless it has them.
+    """Make the experiment of a directory; creates the directory and its examples if necessary.
 
     Raises:
         ConfigError: The directory cannot be written.
@@ -174,7 +168,7 @@ def _examples(directory: Path) -> Path:
 
 
 def next_experiment(root: Path, size: Size) -> hl.Experiment:
-    """The latest one below a directory, where it is of this size and not complete; else a new one, ``demo-<number>``.
+    """The latest experiment below a directory, if it has this size and is incomplete; or a new ``demo-<number>``.
 
     Raises:
         ConfigError: The directory cannot be written.
@@ -188,7 +182,7 @@ def next_experiment(root: Path, size: Size) -> hl.Experiment:
 
 
 def complete_runs(experiment: hl.Experiment) -> int:
-    """How many of its runs are complete already."""
+    """The number of complete runs."""
     results = [experiment.store.result(planned.key) for planned in experiment.plan()]
     return sum(result is not None and result.status == "completed" for result in results)
 
@@ -196,7 +190,7 @@ def complete_runs(experiment: hl.Experiment) -> int:
 def _is_unfinished(experiment: hl.Experiment) -> bool:
     try:
         experiment.store.check(experiment.name, experiment.describe())
-    except ConfigError:  # it is of another size
+    except ConfigError:  # it has another size
         return False
     return complete_runs(experiment) < len(experiment.plan())
 
@@ -204,6 +198,6 @@ def _is_unfinished(experiment: hl.Experiment) -> bool:
 def _numbers(root: Path) -> list[int]:
     try:
         names = [re.fullmatch(r"demo-(\d+)", path.name) for path in root.iterdir()]
-    except OSError:  # there is none yet, or it is not one: the error comes with the attempt to write
+    except OSError:  # no directory yet; writing to it reports other errors
         return []
     return [int(name[1]) for name in names if name]

@@ -1,4 +1,4 @@
-"""`Summary`: what the demo's experiment came to, read from its result and from the record."""
+"""`Summary`: the results of the demo's experiment, from its result and from the record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,16 +14,16 @@ from hookline.experiment.results.statistics import completed, value
 from hookline.store.runs import Runs
 
 REWARD = "reward/mean"
-"""What an arm is rewarded for."""
+"""The reward that an arm optimizes."""
 RIGHT = "rewards/correct/mean"
-"""The share of sampled answers that are right, which is recorded in all arms, whether or not it counts."""
+"""The share of correct answers, recorded in all arms, whether or not it is rewarded."""
 POINTS = 16
-"""How many values a curve is summed up in."""
+"""The number of points of a curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """An arm: the benchmark after each stage, and over the steps of GRPO its own reward and what was right."""
+    """An arm: the benchmark after each stage, and the reward and accuracy over the steps of GRPO."""
 
     arm: str
     after_stages: Mapping[str, float]
@@ -33,13 +33,13 @@ class ArmSummary:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """By how much the better arm is better.
+    """The difference between the two best arms.
 
     Attributes:
-        by_repeat: In each repeat: both arms begin it with the same seed, and so with the same weights after SFT.
+        by_repeat: In each repeat: both arms use the same seed, and so have the same weights after SFT.
         difference: The mean over repeats and tasks.
-        interval: The bootstrap's 95% interval over the benchmark's tasks: how far other sums might move it. How far
-            other seeds might is another matter, and stands in the table of arms.
+        interval: The 95% bootstrap interval over tasks: how far other sums might move it. The table of arms shows
+            how far other seeds might.
     """
 
     better: str
@@ -52,7 +52,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came of an experiment of the demo."""
+    """The results of a demo experiment."""
 
     result: ExperimentResult
     arms: Sequence[ArmSummary]
@@ -61,7 +61,7 @@ class Summary:
 
     @classmethod
     def of(cls, result: ExperimentResult) -> "Summary":
-        """The summary of a result, whose record is read.
+        """Summarize a result, reading its record.
 
         Raises:
             OptionError: The experiment has no directory.
@@ -74,12 +74,12 @@ class Summary:
 
     @property
     def hook_share(self) -> float:
-        """The share of the runs' time that hooks took."""
+        """The share of the runs' time spent in hooks."""
         seconds = sum(run.seconds for run in self.result.runs)
         return sum(cost.total_seconds for cost in self.costs) / seconds if seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
+        """The summary as JSON-compatible values."""
         return {
             "status": self.result.status,
             **self.result.to_dict(),
@@ -101,17 +101,17 @@ def _arms(result: ExperimentResult) -> list[ArmSummary]:
 
 
 def _curves(result: ExperimentResult, metric: str) -> dict[str, list[float]]:
-    return {curve.arm: _summed_up(curve.mean) for curve in result.curves(metric)}
+    return {curve.arm: _means(curve.mean) for curve in result.curves(metric)}
 
 
-def _summed_up(values: Sequence[float]) -> list[float]:
-    """As few means of neighbours, so that the first and the last are of several steps."""
+def _means(values: Sequence[float]) -> list[float]:
+    """The means of `POINTS` segments."""
     size = max(1, -(-len(values) // POINTS))
     return [fmean(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def _gap(result: ExperimentResult, found: Runs) -> Gap | None:
-    """How far the best two arms lie apart, task by task: repeats of an arm are averaged first."""
+    """The difference of the best two arms, task by task, with the repeats of each averaged first."""
     best = result.best_arms(2)
     if len(best) < 2:
         return None
@@ -141,7 +141,7 @@ def _task_scores(arm: str, found: Runs) -> dict[str, float]:
 
 
 def _costs(found: Runs) -> Costs:
-    """What each hook that was called cost in all runs together."""
+    """The total costs of each hook over all runs."""
     of_hook: dict[str, list[Any]] = {}
     for row in found.hooks():
         if row["calls"]:
