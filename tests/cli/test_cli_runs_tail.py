@@ -134,7 +134,7 @@ def test_following_a_run_that_was_taken_up_again_does_not_end_where_it_ended_bef
         for _ in run.steps(3):
             run.log(loss=9.0)
     after = list(news)
-    rows = [parcel.record.values for parcel in after if not isinstance(parcel, str) and parcel.kind == "metrics"]
+    rows = [entry.record.values for entry in after if not isinstance(entry, str) and entry.kind == "metrics"]
     assert (before, after[-1], rows) == ("running", "finished", [{"loss": 9.0}] * 3)
 
 

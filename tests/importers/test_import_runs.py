@@ -58,9 +58,9 @@ def test_run_json_describes_the_origin(source):
 
 def test_imported_run_is_delivered_to_sinks(source):
     (run,) = import_runs(source)
-    courier = DeliveryManager(run.directory, {"csv": hl.sinks.CsvSink()})
-    courier.start()
-    courier.close()
+    manager = DeliveryManager(run.directory, {"csv": hl.sinks.CsvSink()})
+    manager.start()
+    manager.close()
     assert (run.directory / "metrics.csv").read_text().splitlines() == [
         "step,axis,time,loss",
         "1,train,1000.0,0.5",

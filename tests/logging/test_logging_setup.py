@@ -176,7 +176,7 @@ def test_shutdown_may_be_called_again_and_before():
 
 def test_shutdown_with_a_sink_that_is_stuck_is_bounded(tmp_path, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr("hookline.logging.handlers.RowsSink.write", lambda self, parcels: gate.wait(30))
+    monkeypatch.setattr("hookline.logging.handlers.RowsSink.write", lambda self, entries: gate.wait(30))
     hookline_logging.initialize(to_csv("a.csv"))
     ask("one")
     stopper = threading.Thread(target=hookline_logging.shutdown, args=(0.1,))
@@ -261,7 +261,7 @@ class TalkativeSink(Sink):
 
     open = beat = close = _say
 
-    def write(self, parcels):
+    def write(self, entries):
         self._say()
         raise OSError("full")
 

@@ -30,12 +30,12 @@ class Recording(Sink):
             raise hl.RefusedError("the key is wrong: set KEY")
         return state
 
-    def write(self, parcels):
+    def write(self, entries):
         if self.gate is not None:
             self.gate.wait(60)
         if self.fails:
             raise ConnectionError("nobody there")
-        self.records += [parcel.record for parcel in parcels]
+        self.records += [entry.record for entry in entries]
 
 
 def train(run, steps=5):
@@ -124,9 +124,9 @@ def test_run_with_a_sink_that_hangs_ends_in_time(capsys):
 def test_run_gives_its_sinks_as_long_to_deliver_as_it_is_told(monkeypatch):
     given, close = [], DeliveryManager.close
 
-    def noted(courier, seconds):
+    def noted(manager, seconds):
         given.append(seconds)
-        close(courier, seconds)
+        close(manager, seconds)
 
     monkeypatch.setattr(DeliveryManager, "close", noted)
     with hl.run("x", sinks=[Recording()], drain_seconds=7, summary=False) as run:

@@ -110,8 +110,8 @@ def recorded(together):
     """The records of one training by the name of their writer."""
     (directory,) = {rank["directory"] for rank in together["record"]}
     by_writer = {}
-    for parcel in Reader(journal_directory(directory)).new():
-        by_writer.setdefault(parcel.file.name, []).append(parcel.record)
+    for entry in Reader(journal_directory(directory)).new():
+        by_writer.setdefault(entry.file.name, []).append(entry.record)
     return by_writer
 
 
@@ -173,7 +173,7 @@ def test_test_and_predictions_of_two_processes_are_those_of_all_data(together):
     tested = {"test/all/loss": 4.0, "test/all/samples": 9, "test/few/loss": 1.0, "test/few/samples": 3}
     assert zero["tested"] == one["tested"] == tested
     assert (zero["predicted"], one["predicted"]) == ([2, 1], [2])
-    records = [parcel.record for parcel in Reader(journal_directory(zero["directory"])).new()]
+    records = [entry.record for entry in Reader(journal_directory(zero["directory"])).new()]
     rows = [record.values for record in records if isinstance(record, Metrics) and record.axis == "eval"]
     assert {name: value for row in rows[-2:] for name, value in row.items()} == tested
 

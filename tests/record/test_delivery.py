@@ -39,8 +39,8 @@ class KeptSink(Sink):
         self.told.append(("open", state))
         return state or 0
 
-    def write(self, parcels):
-        steps = [getattr(parcel.record, "step", None) for parcel in parcels]
+    def write(self, entries):
+        steps = [getattr(entry.record, "step", None) for entry in entries]
         self.told.append(("write", steps))
         if self.errors and (error := self.errors.pop(0)) is not None:
             raise error
@@ -294,7 +294,7 @@ def test_delivery_state_that_json_cannot_hold_does_not_end_it(recorder, tmp_path
     log(recorder, [1])
     sink = KeptSink()
     sink.open = lambda run_dir, saved: None
-    sink.write = lambda parcels: state
+    sink.write = lambda entries: state
     delivery = Delivery(tmp_path, "kept", sink, PACE)
     delivery.round()
     delivery.round()
@@ -523,7 +523,7 @@ def everything(tmp_path):
     from hookline._record.reader import Reader
     from hookline._record.records import Metrics
 
-    return [parcel.record for parcel in Reader(tmp_path / "journal").new() if isinstance(parcel.record, Metrics)]
+    return [entry.record for entry in Reader(tmp_path / "journal").new() if isinstance(entry.record, Metrics)]
 
 
 def test_progress_that_was_saved_is_loaded_as_it_was(tmp_path):
@@ -541,7 +541,7 @@ def test_delivery_of_not_a_number_reaches_the_sink_as_a_float(recorder, tmp_path
     recorder.log(loss=math.nan, step=1)
     values = []
     sink = KeptSink()
-    sink.write = lambda parcels: values.extend(parcel.record.values["loss"] for parcel in parcels)
+    sink.write = lambda entries: values.extend(entry.record.values["loss"] for entry in entries)
     Delivery(tmp_path, "kept", sink, PACE).round()
     assert math.isnan(values[0])
 

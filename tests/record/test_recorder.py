@@ -263,8 +263,8 @@ def test_reader_goes_on_from_a_cursor_and_reads_only_what_is_new(tmp_path):
     recorder.log(loss=100, step=100)
     rest = list(Reader(tmp_path / "journal", saved).new())
     recorder.close()
-    assert [parcel.record.step for parcel in first] == list(range(30))
-    assert [parcel.record.step for parcel in rest] == list(range(30, 101))
+    assert [entry.record.step for entry in first] == list(range(30))
+    assert [entry.record.step for entry in rest] == list(range(30, 101))
 
 
 def test_reader_skips_what_is_no_record_and_counts_it(tmp_path):
@@ -274,7 +274,7 @@ def test_reader_skips_what_is_no_record_and_counts_it(tmp_path):
     recorder.log(loss=1, step=1)
     recorder.close()
     reader = Reader(tmp_path / "journal")
-    assert ([parcel.record.step for parcel in reader.new()], reader.skipped) == ([1], 2)
+    assert ([entry.record.step for entry in reader.new()], reader.skipped) == ([1], 2)
     assert len(list(hl.read(tmp_path))) == 1
 
 
@@ -330,7 +330,7 @@ def test_read_leaves_out_a_line_whose_bytes_changed_and_reports_its_place(tmp_pa
 def test_read_gives_lines_that_are_there_twice_once(tmp_path, caplog):
     edited(tmp_path, lambda lines: lines.extend(lines[1:3]))
     reader = Reader(tmp_path / "journal")
-    steps = [parcel.record.step for parcel in reader.new()]
+    steps = [entry.record.step for entry in reader.new()]
     assert ([record.step for record in hl.read(tmp_path)], steps, reader.skipped) == ([*range(5)], [*range(5)], 2)
     assert "is there a second time" in caplog.text
 

@@ -19,7 +19,7 @@ class KeptSink(Sink):
     ratio: float = 0.5
     name: str | None = None
 
-    def write(self, parcels):
+    def write(self, entries):
         return None
 
 

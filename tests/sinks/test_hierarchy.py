@@ -278,7 +278,7 @@ def test_ids_are_known_once_the_sinks_are_open_also_from_another_process(tmp_pat
 
 
 class Confused(Sink):
-    def write(self, parcels):
+    def write(self, entries):
         return "state"
 
     def ids(self, state):

@@ -69,7 +69,7 @@ def test_run_killed_while_the_server_is_down_is_delivered_by_sync(server, tmp_pa
     assert list(hl.read(only_run(server.root))) == list(hl.read(only_run(tmp_path / "runs")))
 
 
-def test_courier_in_a_process_of_its_own_delivers_what_the_dead_left_and_tells_of_the_death(server, tmp_path):
+def test_delivery_process_delivers_what_a_dead_run_left_and_reports_the_death(server, tmp_path):
     assert train(server, "process", 40) == -signal.SIGKILL
     wait_until(lambda: any(server.root.glob("sums/*/journal/courier-*")))
     there = only_run(server.root)

@@ -200,7 +200,7 @@ def test_import_loads_no_http_client():
 @pytest.mark.parametrize("make", [create_status_logger, create_training_hooks, create_validation_hooks])
 def test_bad_address_is_an_error_when_they_are_made(make):
     for bad in (None, "", "localhost:8080", "ftp://host", 8080):
-        with pytest.raises(OptionError, match="give a URL such as 'http://localhost:8080/status'"):
+        with pytest.raises(OptionError, match="give an address such as 'http://localhost:8080/status'"):
             make(bad)
 
 

@@ -228,14 +228,14 @@ def test_disabled_wandb_takes_everything_and_writes_nothing(record, tmp_path):
     assert not (tmp_path / "wandb").exists()
 
 
-def parcel(writer, end, record=None):
+def entry(writer, end, record=None):
     return JournalEntry(record or Metrics(step=end, values={}), JournalFile(None, writer, 1, f"{writer}-1", 1), end, 1)
 
 
 def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path):
-    first = [parcel("main", 1), parcel("main", 2), parcel("rank1", 1), parcel("rank1", 2)]
+    first = [entry("main", 1), entry("main", 2), entry("rank1", 1), entry("rank1", 2)]
     RowNumbers(tmp_path / "rows", 7).assign(first)
-    again = [parcel("main", 1), parcel("main", 2), parcel("main", 3), parcel("rank1", 1), parcel("rank1", 2)]
+    again = [entry("main", 1), entry("main", 2), entry("main", 3), entry("rank1", 1), entry("rank1", 2)]
     numbered = RowNumbers(tmp_path / "rows", 7).assign(again)
     assert [(number, each.id) for number, (each,) in numbered] == [
         *((7 + place, each.id) for place, each in enumerate(first)),
@@ -244,10 +244,10 @@ def test_batch_that_comes_again_in_another_order_gets_the_same_numbers(tmp_path)
 
 
 def test_numbers_only_rise_even_if_a_part_of_a_batch_comes_late(tmp_path):
-    RowNumbers(tmp_path / "rows", 0).assign([parcel("main", 1), parcel("rank1", 1)])
+    RowNumbers(tmp_path / "rows", 0).assign([entry("main", 1), entry("rank1", 1)])
     numbers = RowNumbers(tmp_path / "rows", 0)
     given = []
-    for batch in ([parcel("main", 1), parcel("main", 2)], [parcel("rank1", 1)]):
+    for batch in ([entry("main", 1), entry("main", 2)], [entry("rank1", 1)]):
         given += numbers.assign(batch)
         numbers.next = given[-1][0] + 1
     assert [(number, each.id) for number, (each,) in given] == [
@@ -258,7 +258,7 @@ def test_numbers_only_rise_even_if_a_part_of_a_batch_comes_late(tmp_path):
 
 
 def test_table_that_comes_again_with_more_samples_keeps_its_number(tmp_path):
-    samples = [parcel("main", end, Sample(step=1)) for end in (1, 2, 3)]
+    samples = [entry("main", end, Sample(step=1)) for end in (1, 2, 3)]
     RowNumbers(tmp_path / "rows", 0).assign(samples[:2])
     numbered = RowNumbers(tmp_path / "rows", 0).assign(samples)
     assert [(number, len(row)) for number, row in numbered] == [(0, 2), (1, 1)]

@@ -40,11 +40,11 @@ class Arena:
     bits: FlippedBits | None = None
     """Of the quiet run, once that has ended."""
 
-    def kill(self, *, with_courier: bool = False) -> None:
+    def kill(self, *, with_delivery: bool = False) -> None:
         """Kill the training, perhaps with the process that delivers for it, and leave it down."""
-        couriers = self.supervisor.children(b"courier_process") if with_courier else []
+        deliveries = self.supervisor.children(b"_record.delivery_manager") if with_delivery else []
         self.supervisor.signal(signal.SIGKILL)
-        for pid in couriers:
+        for pid in deliveries:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.supervisor.wait_for_end()
@@ -194,11 +194,11 @@ class WandbKilled(Fault):
         return f"kill -9 of {len(pids)} of them"
 
 
-class CourierKilled(Fault):
-    name = "courier's process"
+class DeliveryProcessKilled(Fault):
+    name = "delivery process"
 
     def begin(self, arena):
-        pids = arena.supervisor.children(b"courier_process")
+        pids = arena.supervisor.children(b"_record.delivery_manager")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -274,7 +274,7 @@ class FilesTorn(Fault):
     def begin(self, arena):
         arena.supervisor.is_paused = True
         try:
-            arena.kill(with_courier=True)
+            arena.kill(with_delivery=True)
             torn = [path for path in _written(arena.layout.run_dir) if _is_idle(path)]
             for path in torn:
                 _tear(path)
@@ -290,7 +290,7 @@ class CursorLost(Fault):
         name = arena.rng.choice([name for name in FORGETFUL if name in arena.layout.sinks])
         arena.supervisor.is_paused = True
         try:
-            arena.kill(with_courier=True)
+            arena.kill(with_delivery=True)
             path = arena.layout.run_dir / "sinks" / f"{name}.json"
             if not path.exists():
                 return f"kill -9; {name} has none yet"
@@ -381,7 +381,7 @@ def _written(run_dir: Path) -> list[Path]:
 
 
 def _is_idle(path: Path) -> bool:
-    """Whether nobody is delivering any more: a courier's process of an earlier session may be."""
+    """Whether nobody is delivering any more: a delivery process of an earlier session may be."""
     import fcntl
 
     with path.open("r+b") as file:

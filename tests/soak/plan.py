@@ -54,7 +54,7 @@ class Plan:
 def deck(layout: Layout, *, has_small_disk: bool, has_loop_devices: bool) -> list[Fault]:
     """Every fault that is possible here, the commonest more than once."""
     made: list[Fault] = [faults.Kill(), faults.Kill(), faults.Kill(), faults.KillAtStart()]
-    made += [faults.Terminate(), faults.Freeze(), faults.CourierKilled()]
+    made += [faults.Terminate(), faults.Freeze(), faults.DeliveryProcessKilled()]
     made += [faults.IndexCorrupted(), faults.IndexRemoved()]
     made += [faults.FilesTorn(), faults.CursorLost(), faults.CheckpointDamaged()]
     made += [faults.BitFlipped(), faults.BitFlipped()]

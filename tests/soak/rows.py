@@ -40,8 +40,8 @@ def cells(records: Records, time: Callable[[Metrics], Any]) -> Iterator[tuple[An
 
 def history(run_dir: Path) -> Records:
     """All rows that were ever recorded, also those that were done again."""
-    parcels = Reader(run_dir / "journal").new()
-    return [parcel.record for parcel in parcels if isinstance(parcel.record, Metrics) and parcel.file.name == MAIN]
+    entries = Reader(run_dir / "journal").new()
+    return [entry.record for entry in entries if isinstance(entry.record, Metrics) and entry.file.name == MAIN]
 
 
 def view(run_dir: Path) -> Records:

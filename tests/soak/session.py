@@ -175,7 +175,7 @@ class Soak:
             time.sleep(0.2)
 
     def _sync(self) -> None:
-        """Deliver what is left, as a user does; a courier's process that outlived its training may still be at it."""
+        """Deliver what is left, as a user does; a delivery process that outlived its training may still be at it."""
         command = [hookline_command(), "runs", "sync", str(self.layout.run_dir), "--seconds", str(SYNC_SECONDS)]
         logs = self.layout.logs
         with (logs / "console-9999.txt").open("ab") as out, (logs / "sync.log").open("ab") as log:

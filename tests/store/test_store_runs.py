@@ -218,7 +218,7 @@ def test_run_of_another_machine_is_judged_by_when_it_was_last_heard_of(tmp_path)
     assert [status_at(tmp_path, now) for now in (1100.0, 1500.0, 5000.0)] == ["running", "stalled", "killed"]
 
 
-def test_run_that_the_courier_reports_dead_is_failed_until_it_is_taken_up(tmp_path):
+def test_run_reported_dead_by_its_delivery_is_failed_until_resumed(tmp_path):
     directory = make_run(tmp_path)
     append(directory, begun(), row(4, time=10.0, loss=1.0))
     append(directory, ended(4, "failed", "killed", 20.0), name="courier")

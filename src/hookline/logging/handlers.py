@@ -284,18 +284,18 @@ class RowsSink(CsvSink):
         """Return the file alone: with other columns it is the same destination."""
         return {"use": f"{__name__}:{type(self).__qualname__}", "with": {"path": str(self.path)}}
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._table is not None
-        return self._table.append([_row(parcel) for parcel in parcels if parcel.kind == "metrics"])
+        return self._table.append([_row(entry) for entry in entries if entry.kind == "metrics"])
 
 
-def _row(parcel: JournalEntry) -> dict[str, Any]:
+def _row(entry: JournalEntry) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for key, value in parcel.record.values.items():  # type: ignore[union-attr]  # only metrics come here
+    for key, value in entry.record.values.items():  # type: ignore[union-attr]  # only metrics come here
         _add(row, "extra_" if key == EXTRA else key, value)
     if isinstance(row.get("timestamp"), float):
         row["timestamp"] = datetime.fromtimestamp(row["timestamp"]).astimezone().isoformat(timespec="milliseconds")
-    writer = by_rank(parcel).file.name
+    writer = by_rank(entry).file.name
     return row if writer == MAIN else {**row, "writer": writer}
 
 
@@ -369,8 +369,8 @@ class LogDirectorySink(TensorboardSink):
     def _file_name(self, run_dir: Path) -> str:
         return super()._file_name(run_dir / life_of(run_dir))
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
-        return super().write([by_rank(parcel) for parcel in parcels])
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
+        return super().write([by_rank(entry) for entry in entries])
 
 
 def _require_directory(log_dir: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""A run's sinks and the courier that feeds them; nothing of it is loaded where there are none."""
+"""A run's sinks and the delivery that feeds them; nothing is loaded for a run without sinks."""
 
 import logging
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class RunSinks:
             sink.check()  # before anything is made
         self._delivery, self._drain_seconds = delivery, drain_seconds
         self.pace: Pace | None = None
-        self._courier: DeliveryManager | DeliveryProcess | None = None
+        self._manager: DeliveryManager | DeliveryProcess | None = None
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -52,32 +52,32 @@ class RunSinks:
         if self._delivery == "thread":
             from hookline._record.delivery_manager import DeliveryManager
 
-            self._courier = DeliveryManager(run_dir, self._sinks, pace=self.pace)
+            self._manager = DeliveryManager(run_dir, self._sinks, pace=self.pace)
         else:
             from hookline._record.delivery_manager import DeliveryProcess
 
-            self._courier = DeliveryProcess(run_dir, self._sinks, pace=self.pace)
-        self._courier.start()
+            self._manager = DeliveryProcess(run_dir, self._sinks, pace=self.pace)
+        self._manager.start()
 
     def close(self) -> None:
         """Deliver what is left, within the time for it."""
-        if self._courier is not None:
-            self._courier.close(self._drain_seconds)
+        if self._manager is not None:
+            self._manager.close(self._drain_seconds)
 
     def states(self) -> list["SinkState"]:
         """How each sink stands."""
-        return [] if self._courier is None else self._courier.states()
+        return [] if self._manager is None else self._manager.states()
 
     def ids(self) -> dict[str, str]:
         """What the destinations call the run, as ``<sink>_<id>``, say ``wandb_run_id``: of the sinks opened so far."""
-        if self._courier is None:
+        if self._manager is None:
             return {}
         from hookline._record.delivery import SINKS_FOLDER, Progress
         from hookline._record.records import clean
 
         found: dict[str, str] = {}
         for name, sink in self._sinks.items():
-            saved = Progress.load(self._courier.run_dir / SINKS_FOLDER / f"{name}.json", clean(sink.spec()))
+            saved = Progress.load(self._manager.run_dir / SINKS_FOLDER / f"{name}.json", clean(sink.spec()))
             found |= {f"{name}_{key}": value for key, value in _ids(name, sink, saved.state).items()}
         return found
 

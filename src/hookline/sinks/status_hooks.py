@@ -15,6 +15,7 @@ from typing import Any
 from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
+from hookline.sinks.http import require_url
 from hookline.sinks.status import StatusSink
 from hookline.sinks.status_outbox import StatusOutbox, outbox_for
 
@@ -293,8 +294,7 @@ def _http_outbox(
     root: str | Path,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> StatusOutbox:
-    if not isinstance(endpoint, str):
-        raise OptionError(f"{what}={endpoint!r}: give a URL such as 'http://localhost:8080/status'.")
+    require_url(endpoint, what)  # here as well: None is valid for a StatusSink
     sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_sink_heartbeat(heartbeat_seconds))
     sink.check()
     return outbox_for({"endpoint": sink}, root)

@@ -44,7 +44,7 @@ _COST_PREFIX = "hooks/"
 
 
 class RunSummary(msgspec.Struct):
-    """A run's progress, from the last records of its main writer or of the courier."""
+    """A run's progress, from the last records of its main writer or of the delivery."""
 
     status: str = ""
     message: str = ""
@@ -82,8 +82,8 @@ def summarize(files: list[JournalFile]) -> RunSummary:
     session_start = records[0].record.time
     _apply(records, progress, summary)
     if not progress.has_ended:
-        courier = [file for file in files if file.name == DELIVERY_WRITER]
-        ends = _ends(courier[0], courier[-1]) if courier else ()
+        delivery = [file for file in files if file.name == DELIVERY_WRITER]
+        ends = _ends(delivery[0], delivery[-1]) if delivery else ()
         _apply([each for each in ends if each.record.time >= session_start], progress, summary)
     train = progress.metrics.get("train", {})
     values = {name: value for axis in progress.metrics.values() for name, value in axis.items()}

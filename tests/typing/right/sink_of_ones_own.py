@@ -23,8 +23,8 @@ class CountSink(Sink):
         self.count = 0 if state is None else int(state)
         return self.count
 
-    def write(self, parcels: Sequence[Any]) -> int:
-        self.count += sum(parcel.kind == "metrics" for parcel in parcels)
+    def write(self, entries: Sequence[Any]) -> int:
+        self.count += sum(entry.kind == "metrics" for entry in entries)
         self.path.write_text(str(self.count))
         return self.count
 

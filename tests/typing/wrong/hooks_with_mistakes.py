@@ -20,7 +20,7 @@ class WrongHook(hl.Hook):
 
 
 class WrongSink(Sink):
-    def write(self, parcels: int) -> Any: ...  # error
+    def write(self, entries: int) -> Any: ...  # error
 
 
 NoRun()  # error

@@ -46,10 +46,10 @@ class MarkdownSink(Sink):
             file.truncate(state)
         return int(state)
 
-    def write(self, parcels: Sequence[Any]) -> int:
+    def write(self, entries: Sequence[Any]) -> int:
         """Append a batch, and return the size of the file."""
         assert self._file is not None
-        records = [parcel.record for parcel in parcels if parcel.kind == "metrics"]
+        records = [entry.record for entry in entries if entry.kind == "metrics"]
         lines = [self._line(record) for record in records if any(name in record.values for name in self.columns)]
         with self._file.open("a", encoding="utf-8") as file:
             file.writelines(lines)

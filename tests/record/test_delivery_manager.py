@@ -1,4 +1,4 @@
-"""Courier: sinks beside each other, a start that fails early, an end that does not hang, and later deliveries."""
+"""DeliveryManager: several sinks, a start that fails early, an end that does not hang, and `sync`."""
 
 import json
 import logging
@@ -37,9 +37,9 @@ class GatedSink(Sink):
         self._pass("open")
         return state
 
-    def write(self, parcels):
+    def write(self, entries):
         self._pass("write")
-        self.steps += [getattr(parcel.record, "step", None) for parcel in parcels]
+        self.steps += [getattr(entry.record, "step", None) for entry in entries]
 
     def beat(self):
         self.beats += 1
@@ -63,7 +63,7 @@ class SlowlyClosedSink(Sink):
         self._run_dir, self._was_opened = run_dir, True
         return state
 
-    def write(self, parcels):
+    def write(self, entries):
         return None
 
     def close(self):
@@ -86,7 +86,7 @@ class RefusingSink(Sink):
     def open(self, run_dir, state):
         raise hl.RefusedError("Set API_KEY.")
 
-    def write(self, parcels):
+    def write(self, entries):
         return None
 
 
@@ -99,15 +99,15 @@ def recorder(tmp_path):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a courier, and ends it with the test."""
+    """Starts a delivery manager, and closes it with the test."""
     started = []
 
-    def courier(**sinks):
+    def manager(**sinks):
         started.append(DeliveryManager(tmp_path, sinks, pace=PACE))
         started[-1].start(0.2)
         return started[-1]
 
-    yield courier
+    yield manager
     for each in started:
         for delivery in each.deliveries:
             if isinstance(delivery.sink, GatedSink):
@@ -116,7 +116,7 @@ def start(tmp_path):
 
 
 def statuses(run_dir):
-    records = (parcel.record for parcel in Reader(Path(run_dir) / "journal").new())
+    records = (entry.record for entry in Reader(Path(run_dir) / "journal").new())
     return [(record.status, record.step) for record in records if isinstance(record, Status)]
 
 
@@ -125,39 +125,39 @@ def sink_threads():
 
 
 @pytest.mark.parametrize("where", ["open", "write", "close"])
-def test_courier_sink_that_hangs_holds_up_neither_the_others_nor_the_end(recorder, start, tmp_path, where):
+def test_manager_with_a_hanging_sink_delivers_to_others_and_ends_in_time(recorder, start, tmp_path, where):
     hanging = GatedSink(where)
-    courier = start(hanging=hanging, jsonl=JsonlSink())
+    manager = start(hanging=hanging, jsonl=JsonlSink())
     recorder.log(loss=1.0, step=1)
-    wait_until(lambda: courier.states()[1].delivered == 1)
-    courier.close(0.3)
+    wait_until(lambda: manager.states()[1].delivered == 1)
+    manager.close(0.3)
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
 
 
-def test_courier_start_waits_for_a_sink_that_hangs_only_so_long(start):
+def test_manager_start_with_a_hanging_sink_returns_in_time(start):
     began = time.monotonic()
     start(hanging=GatedSink("open"))
     assert time.monotonic() - began > 0.15
 
 
-def test_courier_close_delivers_what_is_left(recorder, start):
+def test_manager_close_delivers_what_is_left(recorder, start):
     sink = GatedSink()
-    courier = start(kept=sink)
+    manager = start(kept=sink)
     for step in range(2000):
         recorder.log(loss=1.0, step=step)
-    courier.close(20.0)
+    manager.close(20.0)
     assert sink.steps == list(range(2000))
     assert sink.closed.is_set()
 
 
-def test_courier_close_again_is_fine(start):
-    courier = start(kept=GatedSink())
-    courier.close(0.1)
-    courier.close(0.1)
+def test_manager_close_again_is_fine(start):
+    manager = start(kept=GatedSink())
+    manager.close(0.1)
+    manager.close(0.1)
     assert sink_threads() == []
 
 
-def test_courier_refused_at_the_start_is_an_error_and_nothing_goes_on(recorder, start):
+def test_manager_start_with_a_refusing_sink_raises_and_stops(recorder, start):
     other = GatedSink()
     with pytest.raises(hl.RefusedError, match="^mine: Set API_KEY.$"):
         start(other=other, mine=RefusingSink())
@@ -166,13 +166,13 @@ def test_courier_refused_at_the_start_is_an_error_and_nothing_goes_on(recorder, 
     assert other.steps == []
 
 
-def test_courier_checks_all_sinks_before_it_begins(tmp_path):
+def test_manager_checks_all_sinks_before_it_starts(tmp_path):
     with pytest.raises(hl.ConfigError, match="no such setting"):
         DeliveryManager(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink("check")})
     assert not (tmp_path / "sinks").exists()
 
 
-def test_courier_sink_that_is_unreachable_at_the_start_is_no_error(recorder, start):
+def test_manager_start_with_an_unreachable_sink_is_no_error(recorder, start):
     sink = GatedSink()
     faults = [OSError("unreachable")] * 3
     sink.open = lambda run_dir, state: (_ for _ in ()).throw(faults.pop()) if faults else state
@@ -181,12 +181,12 @@ def test_courier_sink_that_is_unreachable_at_the_start_is_no_error(recorder, sta
     wait_until(lambda: sink.steps == [1])
 
 
-def test_courier_beats_until_it_is_told_that_the_training_is_dead(start):
+def test_manager_sends_heartbeats_until_stop_beating(start):
     sink = GatedSink()
-    courier = start(mine=sink)
+    manager = start(mine=sink)
     wait_until(lambda: sink.beats > 3)
-    courier.stop_beating()
-    wait_until(lambda: not courier.deliveries[0].beats)
+    manager.stop_beating()
+    wait_until(lambda: not manager.deliveries[0].beats)
     threading.Event().wait(0.05)
     before = sink.beats
     threading.Event().wait(0.1)
@@ -291,9 +291,9 @@ def test_note_death_before_the_first_step_is_recorded_too(tmp_path):
     assert record_death(directory)
 
 
-def test_courier_says_nothing_of_a_run_that_goes_well(recorder, start, caplog):
+def test_manager_logs_nothing_if_all_goes_well(recorder, start, caplog):
     caplog.set_level(logging.INFO, "hookline")
-    courier = start(kept=GatedSink())
+    manager = start(kept=GatedSink())
     recorder.log(loss=1.0, step=1)
-    courier.close(5.0)
+    manager.close(5.0)
     assert caplog.records == []

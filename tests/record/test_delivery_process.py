@@ -1,4 +1,4 @@
-"""ProcessCourier: a process that sees the death of the training, tells of it, delivers, and goes."""
+"""DeliveryProcess: notices the death of the training, records it, delivers the rest, and exits."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from hookline._record.recorder import Recorder
 from hookline.sinks import FunctionSink, JsonlSink
 
 SINKS = '''
-    """Sinks that both the test and the courier's process can import."""
+    """Sinks that both the test and the delivery process can import."""
     import os
     import threading
     from dataclasses import dataclass
@@ -52,10 +52,10 @@ SINKS = '''
                 wait_for(self.gate)
             return super().open(run_dir, state)
 
-        def write(self, parcels):
+        def write(self, entries):
             if self.stands_at == "write":
                 wait_for(self.gate)
-            return super().write(parcels)
+            return super().write(entries)
 
     @dataclass(eq=False)
     class RefusingSink(Sink):
@@ -64,7 +64,7 @@ SINKS = '''
         def open(self, run_dir, state):
             raise hl.RefusedError("Set API_KEY.")
 
-        def write(self, parcels):
+        def write(self, entries):
             return None
 
     @dataclass(eq=False)
@@ -74,10 +74,10 @@ SINKS = '''
         def beat(self):
             self._note("beat")
 
-        def write(self, parcels):
-            for status in [parcel.record.status for parcel in parcels if isinstance(parcel.record, Status)]:
+        def write(self, entries):
+            for status in [entry.record.status for entry in entries if isinstance(entry.record, Status)]:
                 self._note(status)
-            return super().write(parcels)
+            return super().write(entries)
 
         def _note(self, word):
             with (Path(self.path).parent / "notes").open("a") as file:
@@ -88,7 +88,7 @@ TRAINING = """
     import os, sys, threading
     import hookline as hl
     from hookline._record.delivery import Pace
-    from courier_test_sinks import *
+    from delivery_test_sinks import *
 
     root = Path(sys.argv[1])
     run = hl.run("r", root=root, sinks=[{sinks}], delivery="process", summary=False)
@@ -98,7 +98,7 @@ TRAINING = """
         for step in run.steps(10_000):
             run.log(loss=float(step))
             if step == 99:
-                print(run.recording.sinks._courier.pid, run.dir, flush=True)
+                print(run.recording.sinks._manager.pid, run.dir, flush=True)
                 {inside}
                 sys.stdin.readline()
                 {after}
@@ -110,11 +110,11 @@ def _sinks(tmp_path, monkeypatch):
     """A module of sinks on the path of this process and of all it starts."""
     folder = tmp_path / "modules"
     folder.mkdir()
-    (folder / "courier_test_sinks.py").write_text(textwrap.dedent(SINKS))
+    (folder / "delivery_test_sinks.py").write_text(textwrap.dedent(SINKS))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     yield
-    sys.modules.pop("courier_test_sinks", None)
+    sys.modules.pop("delivery_test_sinks", None)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def train(tmp_path):
 
 
 def told(process):
-    """The courier's process and the run's directory, once a hundred steps are done."""
+    """The delivery process and the run's directory, once a hundred steps are done."""
     pid, directory = process.stdout.readline().split()
     return int(pid), Path(directory)
 
@@ -160,12 +160,12 @@ def steps(directory):
     return [record["step"] for record in records(directory) if record["kind"] == "metrics"]
 
 
-def test_process_courier_sees_a_killed_training_records_it_delivers_and_goes(train):
+def test_delivery_process_of_a_killed_training_records_the_death_delivers_and_exits(train):
     process = train("'jsonl', 'csv'")
-    courier, directory = told(process)
+    delivery, directory = told(process)
     process.kill()
     process.wait()
-    wait_until(lambda: is_gone(courier), seconds=10)
+    wait_until(lambda: is_gone(delivery), seconds=10)
     assert steps(directory) == list(range(1, 100))
     (failed,) = [record for record in records(directory) if record.get("status") == "failed"]
     assert (failed["step"], failed["message"]) == (99, "The training process died without saying why.")
@@ -173,73 +173,73 @@ def test_process_courier_sees_a_killed_training_records_it_delivers_and_goes(tra
     assert list((directory / "journal").glob("courier-*.jsonl"))
 
 
-def test_process_courier_tells_of_the_death_behind_all_the_rows(train, tmp_path):
+def test_delivery_process_records_the_death_after_all_rows(train, tmp_path):
     gate = tmp_path / "gate"
     process = train(f"GatedSink(gate={str(gate)!r})")
-    courier, directory = told(process)
+    delivery, directory = told(process)
     process.kill()
     process.wait()
     wait_until(lambda: list((directory / "journal").glob("courier-*.jsonl")))
     gate.touch()
-    wait_until(lambda: is_gone(courier))
+    wait_until(lambda: is_gone(delivery))
     assert records(directory)[-1]["status"] == "failed"
     assert steps(directory) == list(range(1, 100))
 
 
-def test_process_courier_sees_the_death_although_a_forked_child_lives(train):
+def test_delivery_process_notices_the_death_although_a_forked_child_lives(train):
     process = train(inside="print(fork(lambda: threading.Event().wait(60)), flush=True)")
-    courier, directory = told(process)
+    delivery, directory = told(process)
     child = int(process.stdout.readline())
     process.kill()
     process.wait()
-    wait_until(lambda: is_gone(courier), seconds=10)
+    wait_until(lambda: is_gone(delivery), seconds=10)
     assert not is_gone(child)
     os.kill(child, signal.SIGKILL)
     assert any(record.get("status") == "failed" for record in records(directory))
 
 
-def test_process_courier_forked_child_that_leaves_the_run_does_not_end_the_courier(train):
+def test_delivery_process_outlives_a_forked_child_that_leaves_the_run(train):
     process = train(inside="print(os.waitpid(fork(run.recording.sinks.close), 0)[1], flush=True)")
-    courier, directory = told(process)
+    delivery, directory = told(process)
     assert process.stdout.readline() == "0\n"
-    assert not is_gone(courier)
+    assert not is_gone(delivery)
     process.communicate("\n")
     assert steps(directory) == list(range(1, 10_001))
 
 
-def test_process_courier_of_a_training_that_ends_delivers_all_and_goes(train):
+def test_delivery_process_of_a_training_that_ends_delivers_all_and_exits(train):
     process = train()
-    courier, directory = told(process)
+    delivery, directory = told(process)
     process.communicate("\n")
     assert process.returncode == 0
-    assert is_gone(courier)
+    assert is_gone(delivery)
     assert steps(directory) == list(range(1, 10_001))
     assert records(directory)[-1]["status"] == "finished"
 
 
-def test_process_courier_leaves_interrupts_to_the_training(train):
+def test_delivery_process_ignores_interrupts(train):
     process = train()
-    courier, directory = told(process)
+    delivery, directory = told(process)
     for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(courier, number)
+        os.kill(delivery, number)
     process.send_signal(signal.SIGTERM)
     process.communicate("\n")
-    wait_until(lambda: is_gone(courier))
+    wait_until(lambda: is_gone(delivery))
     assert records(directory)[-1]["status"] == "stopped"
 
 
-def test_process_courier_sends_no_heartbeat_for_the_dead(train, tmp_path):
+def test_delivery_process_sends_no_heartbeat_for_a_dead_training(train, tmp_path):
     process = train(f"BeatingSink({str(tmp_path / 'x.jsonl')!r})")
-    courier, _ = told(process)
+    delivery, _ = told(process)
     wait_until(lambda: "beat" in (tmp_path / "notes").read_text().split())
     process.kill()
     process.wait()
-    wait_until(lambda: is_gone(courier))
+    wait_until(lambda: is_gone(delivery))
     notes = (tmp_path / "notes").read_text().split()
     assert notes[notes.index("failed") :] == ["failed"]
 
 
-def test_process_courier_training_killed_while_the_sinks_are_opened_is_told_of_too(train, tmp_path):
+def test_delivery_process_of_a_training_killed_while_sinks_open_records_the_death(train, tmp_path):
     gate = tmp_path / "gate"
     process = train(f"GatedSink(gate={str(gate)!r}, stands_at='open')")
     wait_until(lambda: list((tmp_path / "runs").glob("default/*/opening")))
@@ -254,27 +254,27 @@ def test_process_courier_training_killed_while_the_sinks_are_opened_is_told_of_t
     wait_until(lambda: any(record.get("status") == "failed" for record in records(directory)), seconds=15)
 
 
-def test_process_courier_refused_at_the_start_is_an_error_and_leaves_nothing(tmp_path):
-    from courier_test_sinks import RefusingSink
+def test_delivery_process_start_with_a_refusing_sink_raises_and_leaves_nothing(tmp_path):
+    from delivery_test_sinks import RefusingSink
 
-    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
+    delivery = DeliveryProcess(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
     with pytest.raises(hl.RefusedError, match="^mine: Set API_KEY.$"):
-        courier.start()
-    assert is_gone(courier.pid)
+        delivery.start()
+    assert is_gone(delivery.pid)
 
 
 @pytest.mark.parametrize("function", [lambda report_data, step: None, "local"])
-def test_process_courier_function_that_cannot_be_sent_is_an_error(tmp_path, function):
+def test_delivery_process_with_a_function_that_cannot_be_sent_is_an_error(tmp_path, function):
     def local(report_data, step):
         pass
 
-    courier = DeliveryProcess(tmp_path, {"f": FunctionSink(local if function == "local" else function)})
+    delivery = DeliveryProcess(tmp_path, {"f": FunctionSink(local if function == "local" else function)})
     with pytest.raises(hl.ConfigError, match="'f' cannot be sent to another process .* delivery='thread'"):
-        courier.start()
-    assert courier.pid is None
+        delivery.start()
+    assert delivery.pid is None
 
 
-def test_process_courier_function_of_the_script_itself_is_an_error_that_says_what_to_do(tmp_path):
+def test_delivery_process_with_a_function_of_the_script_is_an_error_with_advice(tmp_path):
     code = """
         import hookline as hl
         def log(report_data, step): pass
@@ -286,53 +286,53 @@ def test_process_courier_function_of_the_script_itself_is_an_error_that_says_wha
     assert "delivery='thread'" in said.splitlines()[-1]
 
 
-def test_process_courier_sink_that_hangs_does_not_hold_up_the_end(tmp_path):
-    from courier_test_sinks import GatedSink
+def test_delivery_process_with_a_hanging_sink_ends_in_time(tmp_path):
+    from delivery_test_sinks import GatedSink
 
-    courier = DeliveryProcess(
+    delivery = DeliveryProcess(
         tmp_path, {"hanging": GatedSink(gate=str(tmp_path / "never")), "jsonl": JsonlSink(tmp_path / "x")}
     )
-    courier.start(0.5)
+    delivery.start(0.5)
     recorder = Recorder(tmp_path)
     recorder.log(loss=1.0, step=1)
     recorder.close()
-    courier.close(0.5)
-    assert is_gone(courier.pid)
+    delivery.close(0.5)
+    assert is_gone(delivery.pid)
     assert [record["step"] for record in records(tmp_path, "x")] == [1]
 
 
-def test_process_courier_that_was_killed_is_said_at_the_end_and_leaves_the_rest_to_sync(tmp_path, caplog):
-    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
-    courier.start()
-    os.kill(courier.pid, signal.SIGKILL)
-    wait_until(lambda: is_gone(courier.pid))
+def test_delivery_process_that_was_killed_is_reported_and_leaves_the_rest_to_sync(tmp_path, caplog):
+    delivery = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
+    delivery.start()
+    os.kill(delivery.pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(delivery.pid))
     recorder = Recorder(tmp_path)
     recorder.log(loss=1.0, step=1)
     recorder.close()
-    courier.close(1.0)
-    assert courier.states()[0].behind_bytes > 0
+    delivery.close(1.0)
+    assert delivery.states()[0].behind_bytes > 0
     assert "hookline runs sync" in caplog.text
 
 
-def test_process_courier_close_again_and_without_a_start_is_fine(tmp_path):
-    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
-    courier.close()
-    courier.start()
-    courier.close(1.0)
-    courier.close(1.0)
-    assert is_gone(courier.pid)
+def test_delivery_process_close_again_and_without_a_start_is_fine(tmp_path):
+    delivery = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
+    delivery.close()
+    delivery.start()
+    delivery.close(1.0)
+    delivery.close(1.0)
+    assert is_gone(delivery.pid)
 
 
-def test_process_courier_sinks_are_listed_before_it_is_started(tmp_path):
-    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
-    assert [state.name for state in courier.states()] == ["jsonl"]
+def test_delivery_process_sinks_are_listed_before_it_is_started(tmp_path):
+    delivery = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
+    assert [state.name for state in delivery.states()] == ["jsonl"]
 
 
-def test_process_courier_leaves_no_descriptor_open(tmp_path):
-    courier = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
+def test_delivery_process_leaves_no_descriptor_open(tmp_path):
+    delivery = DeliveryProcess(tmp_path, {"jsonl": JsonlSink()})
     before = descriptors()
-    courier.start()
-    courier.close(1.0)
+    delivery.start()
+    delivery.close(1.0)
     assert descriptors() == before
 
 
