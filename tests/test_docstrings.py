@@ -1,7 +1,8 @@
-"""Every public name says what it is for: modules, functions, classes, and their methods and properties.
+"""Every module, function and class has a docstring, and so has every method and property that users can reach.
 
-A method that overrides another is documented where that one is declared, in a base class of ours or of the framework
-that the class belongs to. The source is read and nothing is imported, so every module counts, whatever it needs.
+Users reach the methods of the classes that a namespace offers, inherited ones included. A method that overrides another
+is documented where that one is declared, in a base class of ours or of the framework that the class belongs to. The
+source is read and nothing is imported, so every module counts, whatever it needs.
 """
 
 import ast
@@ -20,11 +21,20 @@ def undocumented(root: Path) -> list[str]:
     package = Package(root)
     silent = [name for name, module in package.modules.items() if not ast.get_docstring(module.tree)]
     silent += [name for name, node in package.functions.items() if _public(node) and not _documented(node)]
+    reachable = _reachable(package)
     for place, owner in package.classes.items():
         if _public(owner.node) and place not in ELSEWHERE:
             silent += [] if _documented(owner.node) else [place]
-            silent += _silent_methods(owner, package)
+            silent += _silent_methods(owner, package) if place in reachable else []
     return sorted(silent)
+
+
+def _reachable(package: Package) -> set[str]:
+    """The classes that namespaces offer, and their bases."""
+    namespaces = [module for name, module in package.modules.items() if not any(p[0] == "_" for p in name.split("."))]
+    offered = {module.home(name) for module in namespaces for name in module.offered()}
+    owners = [package.classes[place] for place in offered if place in package.classes]
+    return {each.place for owner in owners for each in package.lineage(owner)}
 
 
 def _silent_methods(owner: Class, package: Package) -> Iterator[str]:
@@ -57,7 +67,7 @@ def test_names_without_docstrings_are_noticed(tmp_path):
         '"""Said."""\nclass Base:\n    """Said."""\n    def act(self):\n        """Said."""\n    def rest(self): ...\n'
     )
     (tmp_path / "made.py").write_text(
-        "from base import Base\nfrom keras import Callback\n"
+        "from base import Base\nfrom keras import Callback\n__all__ = ['Own', 'Foreign', 'function']\n"
         "def function(): ...\ndef _private(): ...\n"
         "class Own(Base):\n    def act(self): ...\n    async def more(self): ...\n    def _private(self): ...\n"
         "class Foreign(Callback):\n    '''Said.'''\n    def on_train_begin(self): ...\n"

@@ -27,7 +27,8 @@ TYPER_S_OWN = ("--help", "--install-completion", "--show-completion")
 
 MADE = (
     *("Band", "Bands", "Cost", "DetectedRun", "Failure", "ImportedRun", "ManifestRow", "PlannedRun", "Result"),
-    *("Rollout", "Row", "RunInfo", "RunResult", "Series", "Taken"),
+    *("Rollout", "Row", "RunInfo", "RunResult", "Series", "Ingested"),
+    *("JournalEntry", "Event", "LogLine", "Metrics", "Rewards", "Sample", "Status"),
 )
 """Data that hookline makes and users only read."""
 
@@ -45,7 +46,7 @@ MADE_BY = {
 }
 """Classes that users have without building them: what they give is given to something else, which is looked at."""
 
-BEHIND = {"WorkerConfig": {"SFTPolicyWorker", "main"}, "Reward": {"library"}}
+BEHIND = {"WorkerConfig": {"SFTPolicyWorker", "main"}, "Reward": {"library"}, "TextReward": {"library"}}
 """What tests use instead of the name of a class that only files name, or only subclasses are built of."""
 
 

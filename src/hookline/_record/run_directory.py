@@ -145,6 +145,7 @@ def require_resumable(directory: Path) -> Path:
 
 
 def still_running_error(directory: Path) -> ConfigError:
+    """Make the error for resuming a run that another process still runs."""
     return ConfigError(f"resume={str(directory)!r}: that run is still running, in another process.")
 
 

@@ -145,7 +145,9 @@ class RolloutStream:
         saved_round = state["round"]
         self._begin_round()
         if saved_round["accumulation"] == self._accumulation:  # otherwise the round is repeated with new rollouts
-            self._round, self._served = [dict(each) for each in saved_round["batches"]], saved_round["given"]
+            # The index of a batch is its position; version 0.1 saved it under another name.
+            self._round = [{**each, "index": index} for index, each in enumerate(saved_round["batches"])]
+            self._served = saved_round["given"]
         self.is_open = False
 
     def _round_is_over(self) -> bool:
