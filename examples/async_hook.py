@@ -1,4 +1,4 @@
-"""An asynchronous hook waits for something slow beside the training; its result is recorded at its own step.
+"""An asynchronous hook waits for a slow service while training continues; its result is recorded at its own step.
 
 Prints that all steps finished before the first answer arrived, and the answer for each step.
 """

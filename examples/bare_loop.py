@@ -1,4 +1,4 @@
-"""A bare loop with hookline around it: fits a line by gradient descent, in plain Python."""
+"""A bare loop with hookline: fits a line by gradient descent, in plain Python."""
 
 import random
 

@@ -9,7 +9,7 @@ from hookline.hooks import Hook, HookContext
 
 
 class BestLoss(hl.Callback):
-    """Keeps the best loss, also across restarts."""
+    """Tracks the best loss, also across restarts."""
 
     def __init__(self) -> None:
         self.best = math.inf
@@ -29,7 +29,7 @@ class BestLoss(hl.Callback):
 
 
 class Plateau(Hook):
-    """Runs when the loss has hardly changed since the last step."""
+    """Stops training when the loss has hardly changed since the last step."""
 
     def __init__(self, tolerance: float = 1e-3) -> None:
         self.tolerance = tolerance
@@ -48,7 +48,7 @@ class Plateau(Hook):
 
 
 class Uploader(hl.Callback):
-    """Sends rows to a slow destination, beside the training."""
+    """Sends rows to a slow destination while training continues."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

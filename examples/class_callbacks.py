@@ -1,4 +1,4 @@
-"""Callbacks as classes: several moments, a metric in the step's row, a checkpoint of their state, and their order.
+"""Callbacks as classes: several moments, a metric in the step's row, state in checkpoints, and order.
 
 Prints the order in which they run, a warning when the loss jumps, and the state of a resumed run.
 """
@@ -35,13 +35,13 @@ class Smooth(hl.Callback):
 
 
 class Spikes(hl.Callback):
-    """Warns when the loss is far above its average, and prints at the end how often it was."""
+    """Warns when the loss is far above its average, and prints the number of warnings at the end."""
 
     def __init__(self, factor: float = 2.0) -> None:
         self.factor, self.seen = factor, 0
 
     def on_step_end(self, loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]) -> None:
-        """Compare with what `Smooth` has just logged."""
+        """Compare with the average that `Smooth` has just logged."""
         if metrics["loss"] > self.factor * (loop.get_metric("smooth_loss") or 0):
             self.seen += 1
             print(f"step {loop.step}: the loss jumped to {metrics['loss']}")
@@ -52,7 +52,7 @@ class Spikes(hl.Callback):
 
 
 def train(losses: list[float], *, resume: Path | None = None) -> hl.Run:
-    """Make a step for each loss after the checkpoint, and a checkpoint at the end."""
+    """Run a step for each loss after the checkpoint, and save a checkpoint at the end."""
     callbacks = hl.CallbackCollection([Spikes(), Smooth()])
     with hl.run("classes", callbacks=callbacks, summary=False) as run:
         if resume is not None:

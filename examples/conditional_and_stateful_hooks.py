@@ -1,4 +1,4 @@
-"""Hooks that decide: one by a condition on the context, one with state, both in one composite with their own cadences.
+"""A conditional hook and a stateful hook in one composite, each with its own cadence.
 
 Prints when the condition held, and the average reward over the steps at which the stateful hook ran.
 """

@@ -1,4 +1,4 @@
-"""Custom loggers and hooks in supervised fine-tuning, beside those that report to a monitor.
+"""Custom loggers and hooks in supervised fine-tuning, in addition to those that report to a monitor.
 
     python examples/custom_loggers_and_hooks.py --config examples/sft.yaml
 
@@ -24,7 +24,7 @@ def print_losses(report_data: dict[str, Any], step: int) -> None:
 
 
 def describe(worker: hookline.SFTPolicyWorker, report_data: dict[str, Any]) -> None:
-    """A hook before training: prints what is trained."""
+    """A hook before training: prints the name, the parameter count and the number of steps."""
     parameters = sum(parameter.numel() for parameter in worker.trainer.model.parameters())
     print(f"{worker.config.train.name}: {parameters} parameters, {report_data['total_steps']} steps")
 
@@ -36,7 +36,7 @@ def stop_when_learned(worker: hookline.SFTPolicyWorker, report_data: dict[str, A
 
 
 def main() -> None:
-    """Train with the given configuration and all of them."""
+    """Train with the given configuration and all loggers and hooks."""
     logger_fn = create_status_logger(endpoint=ENDPOINT, component_name="Training Monitor")
     training_hooks = create_training_hooks(status_endpoint=ENDPOINT, heartbeat_interval=5)
     validation_hooks = create_validation_hooks(status_endpoint=ENDPOINT)

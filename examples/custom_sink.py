@@ -1,6 +1,6 @@
 """A custom sink: writes each row of the record once to an SQLite table, off the training thread.
 
-Prints how many rows arrived, and the result of an SQL query.
+Prints the number of rows of each metric, from an SQL query.
 """
 
 import sqlite3

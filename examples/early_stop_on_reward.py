@@ -1,4 +1,4 @@
-"""Reinforcement learning that stops when the reward is good enough: a policy over ten digits, in plain Python.
+"""Reinforcement learning that stops at a target reward: a policy over ten digits, in plain Python.
 
 Prints the mean reward from time to time, and why the training ended. Every rollout is recorded as a sample.
 """

@@ -1,4 +1,4 @@
-"""An experiment in Python: two arms with three repeats each, a benchmark, and a logger of all of it.
+"""An experiment in Python: two arms with three repeats each, a benchmark, and a logger.
 
 Prints a line for each run and the table of arms. A second start runs only what is missing.
 """

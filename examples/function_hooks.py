@@ -1,4 +1,4 @@
-"""Plain functions as hooks: under a moment's name, as a logger of rows, and as a dict of hook functions.
+"""Plain functions as hooks: for a moment, as a row logger, and as a dict of hook functions.
 
 Prints a line every twentieth step, the largest loss that the logger saw, and where training started and ended.
 """
@@ -11,7 +11,7 @@ import hookline as hl
 
 @hl.on("step_end", every=20)
 def report(loop: hl.LoopState, step_idx: int, batch: Any, metrics: dict[str, Any]) -> dict[str, float]:
-    """A function hook; what it returns is recorded as ``report/...``."""
+    """A function hook; its return value is recorded as ``report/...``."""
     print(f"step {loop.step}: loss {metrics['loss']:.3f}")
     return {"perplexity": math.exp(metrics["loss"])}
 

@@ -1,7 +1,7 @@
 """GRPO with TRL and logged rewards: a table of every output, TensorBoard and a log file, off the training thread.
 
-`hookline.logging` is configured with a dict, which may also be a YAML file. The reward functions are wrapped, so that
-each reward is logged with its sample; a callback logs the rest. Prints the accuracy, which counts correct answers, and
+A dict configures `hookline.logging`; a YAML file works too. The wrapped reward functions log each reward with its
+sample; a callback logs the rest. Prints the accuracy, which counts correct answers, and
 the number of outputs in the table. For a recorded run and its page in the browser, see hosts/trl_grpo.py.
 """
 
@@ -41,7 +41,7 @@ LOGGING = {
 
 
 def correctness(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    """Reward the right digit with 2, and a wrong one with a small cost: the mean is not a count."""
+    """Reward the right digit with 2 and a wrong one with -0.5."""
     return [2.0 if right in text else -0.5 for right, text in zip(answer, completions, strict=True)]
 
 
@@ -77,7 +77,7 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[callback],
     )
-    trainer.remove_callback(PrinterCallback)  # it prints what is logged here
+    trainer.remove_callback(PrinterCallback)  # it prints the same metrics
     trainer.train()
     hookline.logging.shutdown()
     print(f"{callback.correct_answers} of {callback.total_answers} answers were right: {callback.accuracy:.1f}%")

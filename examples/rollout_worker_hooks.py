@@ -8,7 +8,7 @@ from hookline.testing import character_tokenizer, tiny_causal_lm
 
 
 class LengthMonitor(PeriodicHook):
-    """Records how long completions are, every second step."""
+    """Records the length of completions, every second step."""
 
     def __init__(self) -> None:
         super().__init__(frequency=2)
@@ -19,10 +19,10 @@ class LengthMonitor(PeriodicHook):
 
 
 class LowReward(Hook):
-    """Warns when nothing is solved."""
+    """Warns when fewer than half of the tasks are solved."""
 
     def should_run(self, context: HookContext) -> bool:
-        """Check whether any task is solved."""
+        """Check the success rate."""
         return bool(context.metadata["performance"] < 0.5)
 
     def run(self, context: HookContext) -> None:
@@ -31,7 +31,7 @@ class LowReward(Hook):
 
 
 def main() -> None:
-    """Make four rollout steps with an untrained model."""
+    """Run four rollout steps with an untrained model."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer("0123456789>")
     config = rl.RolloutWorkerConfig(
