@@ -164,7 +164,7 @@ def _split_run_owners(shared: CallbackCollection, *, strict: bool) -> CallbackCo
         for name in shared.names():
             (shared if name in names else owners).remove(name)
         for collection in (shared, owners):
-            collection.forget_left()  # the other one closes them
+            collection.forget_removed()  # the other one closes them
     return owners
 
 
