@@ -34,6 +34,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(MAKE) --no-print-directory lint-js
 
 # Without Node.js it is skipped, unless REQUIRE_ALL is set.

@@ -35,7 +35,7 @@ NAMESPACES = (
 HOSTS = ("accelerate", "jax", "keras", "lightning", "ray", "torch", "transformers")
 """Modules of `hookline.integrations` that users import from, each where its framework is installed."""
 SEED_PATHS = ("hookline.launcher.worker_entry", "hookline.tools.custom_hooks", "hookline.rl.hooks")
-SEED_PATHS += ("hookline.rl.rollout_worker",)
+SEED_PATHS += ("hookline.rl.rollout_worker",)  # type: ignore[assignment]
 """Import paths of the systems that hookline follows; they offer public names once more."""
 IMPORTABLE = {*NAMESPACES, *SEED_PATHS, "hookline.integrations", *(f"hookline.integrations.{host}" for host in HOSTS)}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

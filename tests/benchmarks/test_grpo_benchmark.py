@@ -90,7 +90,7 @@ def test_grpo_shows_every_seed_the_cost_and_the_bars(grpo):
 
     grpo.show(report, console)
 
-    shown = console.file.getvalue()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert report.bars == {"sampled": True, "greedy": False, "seconds": False, "share": True}
     assert good.bars == {"sampled": True, "greedy": True, "seconds": True}
     for text in ("0.300 -> 0.950", "0.760 -> 0.929", "35 + 300", "3.0 + 25.0", "27.5", "512 held-out tasks"):

@@ -87,7 +87,7 @@ def test_integrations_shows_what_each_adds_and_the_bars_of_the_ordinary_model(be
 
     benchmark.show(report, console)
 
-    shown = console.file.getvalue()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
     (bars,) = (line for line in shown.splitlines() if " bar " in line)
     assert [cell.strip() for cell in bars.split("│")[1:4]] == ["bar", "+2% NOT MET", "< +1,200 met"]
     assert report.bars == {"Lightning": {"share": False, "tensorboard": True, "wandb": True}}
@@ -102,7 +102,7 @@ def test_integrations_with_nothing_beside_hookline_has_only_the_bar_of_its_share
     benchmark.show(benchmark.Report(2, 11, {}, ["tensorboard", "wandb"], [figures]), console)
 
     assert figures.bars == {"share": True}
-    assert "+2% met" in console.file.getvalue()
+    assert "+2% met" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_integrations_with_a_host_that_is_not_installed_names_it(benchmark, monkeypatch):

@@ -68,7 +68,7 @@ def test_recording_shows_what_was_measured_a_dash_for_the_rest_and_the_bars(monk
 
     recording.show(recording.Report({"Python": "3.11"}, ["wandb"], {"hookline": figures}), console)
 
-    shown = console.file.getvalue()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
     for text in (
         "2.0  3.0  40; 1.9",
         " - ",

@@ -75,7 +75,7 @@ def test_trainer_shows_the_medians_the_bars_and_who_is_not_installed(trainer):
 
     trainer.show(report, console)
 
-    shown = console.file.getvalue()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
     (bars,) = (line for line in shown.splitlines() if "bar " in line)
     assert [cell.strip() for cell in bars.split("│")[1:4]] == ["bar", "+60 met", "+75 NOT MET"]
     for text in ("290.0 µs", "+40.0 (+39.0 .. +41.5)", "record nothing", "2e-09 off", "not installed: Ignite"):

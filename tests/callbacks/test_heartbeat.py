@@ -58,7 +58,7 @@ def test_heartbeat_beats_on_a_thread_of_its_own_during_a_long_validation(tmp_pat
     heartbeat, told = Heartbeat(every_seconds=0.001), threading.Semaphore(0)
     with hl.run(root=tmp_path, callbacks=[heartbeat], strict=True, summary=False) as run:
         record = run.recorder.status
-        run.recorder.status = lambda *args, **data: (record(*args, **data), told.release())
+        run.recorder.status = lambda *args, **data: (record(*args, **data), told.release())  # type: ignore[func-returns-value]
         with run.validate():
             assert [told.acquire(timeout=10) for _ in range(3)] == [True, True, True]
     assert statuses(run)[-1].status == "finished"

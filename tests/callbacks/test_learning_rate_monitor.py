@@ -9,7 +9,7 @@ from hookline.testing import FakeLoop
 
 def optimizer_of(torch, *groups, kind="SGD", **arguments):
     groups = groups or ({},)
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(2))], **group} for group in groups]
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(2))], **group} for group in groups]  # type: ignore[assignment]
     return getattr(torch.optim, kind)(groups, lr=0.1, **arguments)
 
 

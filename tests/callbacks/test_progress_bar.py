@@ -453,10 +453,10 @@ class Notebook:
     def __init__(self, monkeypatch):
         self.output, self.beside, self.inside = [], [], False
         display = types.ModuleType("IPython.display")
-        display.display = self.display
+        display.display = self.display  # type: ignore[attr-defined]
         widgets = types.ModuleType("ipywidgets")
-        widgets.__spec__ = types.SimpleNamespace(name="ipywidgets")
-        widgets.Output = lambda: self
+        widgets.__spec__ = types.SimpleNamespace(name="ipywidgets")  # type: ignore[assignment]
+        widgets.Output = lambda: self  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
         monkeypatch.setitem(sys.modules, "IPython.display", display)
         monkeypatch.setitem(sys.modules, "ipywidgets", widgets)

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import SCRIPT
+from conftest import SCRIPT  # type: ignore[attr-defined]
 from finished_runs import record
 
 

@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from conftest import SCRIPT
+from conftest import SCRIPT  # type: ignore[attr-defined]
 from finished_runs import record
 
 import hookline as hl

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     keras = pytest.importorskip("keras")
 
 
-class Recording(transformers.TrainerCallback):
+class Recording(transformers.TrainerCallback):  # type: ignore[name-defined]
     def __init__(self):
         self.seen = []
 

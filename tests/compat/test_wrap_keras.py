@@ -84,7 +84,7 @@ def test_events_have_keras_order():
 
 def test_batch_that_completes_a_step_ends_after_the_step():
     seen = []
-    notes = lambda event, args: (event, args[0], trainer.step)  # noqa: E731
+    notes = lambda event, args: (event, args[0], trainer.step)  # type: ignore[has-type]  # noqa: E731
     trainer = make(recording(seen, notes), accumulation=2, epochs=1)
     trainer.fit()
     assert [note for note in seen if note[0].startswith("on_train_batch_end")] == [

@@ -62,7 +62,7 @@ def make(*callbacks, **settings):
     return hl.Trainer(torch.nn.Linear(3, 1), samples(), samples(4, 2), **parts)
 
 
-class Regression(lightning.LightningModule):
+class Regression(lightning.LightningModule):  # type: ignore[name-defined]
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
@@ -354,7 +354,7 @@ def test_strategy_communicates_with_other_processes():
     found = []
     loop = FakeLoop(callbacks=[wrap(theirs.LambdaCallback(on_train_start=lambda trainer, _: found.append(trainer)))])
     loop.world_size, loop.rank = 2, 1
-    loop.processes = SimpleNamespace(share=lambda mine: "of rank zero", gather=lambda mine: [False, mine])
+    loop.processes = SimpleNamespace(share=lambda mine: "of rank zero", gather=lambda mine: [False, mine])  # type: ignore[attr-defined]
     loop.callbacks.on_train_start(loop)
     strategy = found[0].strategy
     assert strategy.broadcast("mine") == "of rank zero"

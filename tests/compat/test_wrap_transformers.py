@@ -28,7 +28,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-class Recording(transformers.TrainerCallback):
+class Recording(transformers.TrainerCallback):  # type: ignore[name-defined]
     """Notes each event and, if told how, something about it; asks for what it is told to ask for."""
 
     def __init__(self, *, notes=lambda event, args, state, kwargs: event, asks=()):
@@ -64,7 +64,7 @@ def make(*callbacks, args=None, **settings):
     return hl.Trainer(torch.nn.Linear(3, 1), samples(), val, **parts, **own)
 
 
-class Model(torch.nn.Module):
+class Model(torch.nn.Module):  # type: ignore[name-defined]
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
@@ -132,7 +132,7 @@ def test_arguments_reflect_the_loop():
 
 
 def test_unknown_arguments_raise():
-    class Pushing(transformers.TrainerCallback):
+    class Pushing(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_train_begin(self, args, state, control, **kwargs):
             return args.hub_model_id
 
@@ -266,7 +266,7 @@ def test_printer_and_progress_callbacks_print(capsys):
 def test_optimizer_step_event_comes_before_gradients_are_cleared():
     norms = []
 
-    class Gradients(transformers.TrainerCallback):
+    class Gradients(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_optimizer_step(self, args, state, control, model, **kwargs):
             norms.append((state.global_step, model.weight.grad.norm().item()))
 
@@ -281,7 +281,7 @@ def test_optimizer_step_event_comes_before_gradients_are_cleared():
 
 
 def test_error_in_the_optimizer_step_is_isolated():
-    class Failing(transformers.TrainerCallback):
+    class Failing(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_optimizer_step(self, args, state, control, **kwargs):
             raise ValueError("no")
 
@@ -311,7 +311,7 @@ def test_bare_loop_fires_the_events_it_knows(caplog):
     ],
 )
 def test_error_without_message_names_the_callback_and_the_event(error, told):
-    class Asserts(transformers.TrainerCallback):
+    class Asserts(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_step_end(self, args, state, control, **kwargs):
             raise error
 

@@ -11,7 +11,7 @@ import pytest
 import hookline as hl
 
 if TYPE_CHECKING:
-    from no_such_package import Model
+    from no_such_package import Model  # type: ignore[import-not-found]
 
 HERE = __name__
 

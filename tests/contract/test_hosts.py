@@ -86,7 +86,7 @@ def test_host_records_the_losses_of_the_reference(name, facts_of):
 def test_tables_and_matrix_list_the_existing_hosts():
     there = {*hosts.HOSTS, ray_train.NAME}
     listed = [*differences.DIFFERENCES, *differences.STEERING_DIFFERENCES]
-    assert {each.host for each in listed} <= there == set(differences.HOSTS)
+    assert {each.host for each in listed} <= there == set(differences.HOSTS)  # type: ignore[attr-defined]
     assert {section: set(found) for section, found in matrix.read().items()} == dict.fromkeys(
         ("moments", "predictions", "steering", "builtins"), there
     )
@@ -117,7 +117,7 @@ class Curious(hl.Callback):
 def test_huggingface_epoch_ends_after_the_evaluations_of_all_data_sets(tmp_path):
     seen = RecordingCallback()
     host = hosts.make("huggingface", tmp_path)
-    host.several_data_sets = True
+    host.several_data_sets = True  # type: ignore[attr-defined]
     host.train(seen)
     told = [name for name in seen.names() if name in ("on_step_end", "on_eval", "on_train_epoch_end")]
     assert told == EPOCHS * [*BATCHES * ["on_step_end"], "on_eval", "on_eval", "on_train_epoch_end"]

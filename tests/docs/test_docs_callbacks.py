@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from test_docs import BLOCK, PAGES
+from test_docs import BLOCK, PAGES  # type: ignore[import-not-found]
 
 import hookline as hl
 from hookline._engine.moments import MOMENTS

@@ -61,7 +61,7 @@ def test_demo_interrupted_goes_on_where_it_was_and_serves_the_page_meanwhile(tmp
 
     with started("--processes", "1", "--serve", "--port", "0") as process:
         beginning = lines_until(process, "To watch:")
-        url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?project=demo-1", beginning)[1]
+        url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?project=demo-1", beginning)[1]  # type: ignore[index]
         assert ":8765/" not in url
         assert f"resumed with {len(kept)} of 4 runs complete" in beginning
         with urllib.request.urlopen(url) as page:

@@ -197,7 +197,7 @@ def test_bind_misspelt_static_or_class_method_is_refused(wrap):
 
 def test_bind_misspelt_moment_on_the_instance_is_refused():
     subscriber = hl.Callback()
-    subscriber.on_step_ends = lambda loop: None
+    subscriber.on_step_ends = lambda loop: None  # type: ignore[attr-defined]
     assert "on_step_ends is not a moment. Did you mean 'on_step_end'?" in refusal(subscriber)
 
 
@@ -224,7 +224,7 @@ def test_bind_attribute_that_is_not_callable_is_left_alone():
 
 def test_bind_moment_that_is_not_a_method_is_refused():
     class Flagged(hl.Callback):
-        on_step_end = True
+        on_step_end = True  # type: ignore[assignment]
 
     message = refusal(Flagged())
     assert message == "Flagged.on_step_end is True; a moment is a method: on_step_end(loop, step_idx, batch, metrics)"

@@ -143,7 +143,7 @@ def test_cadence_row_of_the_current_step_decides_for_the_step():
 
 def test_cadence_is_asked_again_in_a_second_training():
     asked, seen = [], []
-    look = hl.on("step_end", lambda loop: seen.append(loop.step), when=lambda loop: asked.append(1) or len(asked) == 2)
+    look = hl.on("step_end", lambda loop: seen.append(loop.step), when=lambda loop: asked.append(1) or len(asked) == 2)  # type: ignore[func-returns-value]
     callbacks = hl.CallbackCollection([look], strict=True)
     for _ in range(2):
         with hl.run(callbacks=callbacks, root=None, summary=False) as run:

@@ -33,7 +33,7 @@ def test_collection_moment_reaches_every_subscriber_in_order():
 
 def test_collection_moment_without_subscribers_does_nothing():
     callbacks = hl.CallbackCollection([Named("a", [])])
-    assert callbacks.on_train_start(FakeLoop()) is None
+    assert callbacks.on_train_start(FakeLoop()) is None  # type: ignore[func-returns-value]
     assert callbacks.plan() == {"on_step_end": ["named"]}
 
 
@@ -56,7 +56,7 @@ def test_collection_trailing_arguments_left_off_are_not_passed():
 def test_collection_moment_called_with_keywords_works():
     recording = RecordingCallback()
     callbacks = hl.CallbackCollection([recording], strict=True)
-    callbacks.on_train_batch_end(FakeLoop(), outputs={"loss": 1.0}, batch="b", batch_idx=4)
+    callbacks.on_train_batch_end(FakeLoop(), outputs={"loss": 1.0}, batch="b", batch_idx=4)  # type: ignore[call-arg]
     callbacks.on_benchmark_eval(hl.LogContext(), "result", [], step=7)
     assert [tuple(event) for event in recording.events] == [
         ("on_train_batch_end", ({"loss": 1.0}, "b", 4)),

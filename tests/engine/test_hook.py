@@ -154,7 +154,7 @@ def test_manager_state_round_trips_by_name():
     manager, other = HookManager([Stateful(5)]), HookManager([Stateful(5)])
     run_manager(manager, 10)
     other.load_state_dict(manager.state_dict())
-    assert other.get_hooks()[0].steps == [5, 10]
+    assert other.get_hooks()[0].steps == [5, 10]  # type: ignore[attr-defined]
 
 
 def test_composite_children_keep_their_own_cadence_in_a_manager():
@@ -300,7 +300,7 @@ def test_hook_with_other_arguments_that_have_defaults_is_accepted(members):
 
 @pytest.mark.parametrize(("base", "missing"), [(PeriodicHook, "frequency"), (CompositeHook, "manager")])
 def test_hook_that_does_not_set_up_its_base_is_refused_and_nothing_changes(base, missing):
-    class Hasty(base):
+    class Hasty(base):  # type: ignore[valid-type]
         def __init__(self):
             self.own = 1
 

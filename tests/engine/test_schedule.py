@@ -287,7 +287,7 @@ def test_gate_on_validation_tells_two_validations_apart_by_the_step():
 
 def test_schedule_base_class_cannot_be_made():
     with pytest.raises(TypeError, match="abstract"):
-        hl.Schedule()
+        hl.Schedule()  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize(

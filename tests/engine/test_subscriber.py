@@ -71,7 +71,7 @@ def test_options_name_priority_critical_background_ranks_are_read_off_the_instan
 
 def test_options_every_start_when_before_after_budget_of_the_instance_are_its_own_business():
     subscriber = Plain()
-    subscriber.every, subscriber.start, subscriber.when = "epoch", 1731000000.5, "always"
+    subscriber.every, subscriber.start, subscriber.when = "epoch", 1731000000.5, "always"  # type: ignore[assignment]
     subscriber.before, subscriber.after, subscriber.budget = 1, 2, 1000
     assert settled(subscriber) == settled(Plain())
 
@@ -274,7 +274,7 @@ def test_name_assigned_to_the_class_is_numbered_rather_than_refused():
 def test_subscriber_defaults_hold_no_state():
     subscriber = Plain()
     subscriber.load_state_dict({"anything": 1})
-    assert (subscriber.state_dict(), subscriber.close()) == ({}, None)
+    assert (subscriber.state_dict(), subscriber.close()) == ({}, None)  # type: ignore[func-returns-value]
 
 
 def test_options_when_of_the_class_with_a_default_is_a_function():

@@ -51,7 +51,7 @@ def statuses(result):
 
 
 def test_process_that_dies_before_it_reads_a_large_run_fails_it(tmp_path, monkeypatch):
-    spawn = multiprocessing.popen_spawn_posix.util.spawnv_passfds
+    spawn = multiprocessing.popen_spawn_posix.util.spawnv_passfds  # type: ignore[attr-defined]
 
     def spawn_and_kill(path, args, passfds):
         pid = spawn(path, args, passfds)
@@ -59,7 +59,7 @@ def test_process_that_dies_before_it_reads_a_large_run_fails_it(tmp_path, monkey
             os.kill(pid, signal.SIGKILL)
         return pid
 
-    monkeypatch.setattr(multiprocessing.popen_spawn_posix.util, "spawnv_passfds", spawn_and_kill)
+    monkeypatch.setattr(multiprocessing.popen_spawn_posix.util, "spawnv_passfds", spawn_and_kill)  # type: ignore[attr-defined]
     large = hl.Arm("a", {"text": "x" * 3_000_000}, train=quick)
     assert runs(experiment(tmp_path, large, executor=PROCESSES).run())["a-r0"].error == (
         "Its process was killed by SIGKILL."
@@ -495,7 +495,7 @@ def test_experiment_callbacks_that_are_none_are_an_error_when_it_is_built(tmp_pa
 def test_experiment_makes_nothing_of_classes_and_functions_before_it_runs(tmp_path):
     class Opens(hl.Callback):
         def __init__(self):
-            self.path = made.append("class")
+            self.path = made.append("class")  # type: ignore[func-returns-value]
 
         @property
         def on_disk(self):

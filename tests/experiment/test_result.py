@@ -35,7 +35,7 @@ def result_of(**values):
 def printed(result, width=160, **options):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     result.print(console, **options)
-    return console.file.getvalue()
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_table_agrees_with_numpy():

@@ -101,7 +101,7 @@ def export_both(first, second, what, notation):
 @pytest.mark.parametrize("notation", NOTATIONS)
 def test_two_runs_in_one_file_become_two_runs_named_after_them(what, notation):
     directories = [record("low"), record("high")]
-    file = export_both(*directories, what, notation)
+    file = export_both(*directories, what, notation)  # type: ignore[call-arg]
     made = import_runs(file, root="again")
     assert [run.name for run in made] == [f"default/{directory.name}" for directory in directories]
     for run, directory in zip(made, directories, strict=True):

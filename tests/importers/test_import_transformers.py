@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 
 
-class Rows(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined]
     """Texts to train on, as token ids."""
 
     def __len__(self):

@@ -80,7 +80,7 @@ def test_grpo_training_becomes_one_run_of_state_events_and_completions(grpo):
     metrics = [record for record in hl.read(run.directory) if record.__class__.__name__ == "Metrics"]
     tables = [pandas.read_parquet(file) for file in sorted((grpo / "completions").iterdir())]
     assert run.format == "transformers+tensorboard+trl"
-    assert [{**row.values, "step": row.step} for row in metrics] == logged
+    assert [{**row.values, "step": row.step} for row in metrics] == logged  # type: ignore[dict-item]
     written = [row for table in tables for row in table.to_dict("records")]
     assert (run.samples, len(written)) == (12, 12)
     for sample, row in zip(samples(run), written, strict=True):

@@ -94,7 +94,7 @@ def test_lightning_callback_passes_options_to_its_run(torch, tmp_path, check):
         lightning = pytest.importorskip("lightning.pytorch")
         from hookline.integrations.lightning import HooklineCallback
 
-    class Layer(lightning.LightningModule):
+    class Layer(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(2, 1)
@@ -207,4 +207,4 @@ def test_trainer_config_accepts_the_options_of_every_run(torch, tmp_path, check)
 
 def test_unknown_run_option_is_refused_by_name():
     with pytest.raises(TypeError, match="tag"):
-        hl.run(tag=["nightly"])
+        hl.run(tag=["nightly"])  # type: ignore[call-arg]

@@ -22,7 +22,7 @@ from hookline.integrations.jax import run  # noqa: E402
 class State(NamedTuple):
     params: dict
     momentum: dict
-    count: jax.Array
+    count: jax.Array  # type: ignore[name-defined]
 
 
 def initial(seed=0, width=8):

@@ -88,7 +88,7 @@ class Counter(hl.Callback):
         self.steps = state["steps"]
 
 
-class Broken(keras.callbacks.Callback):
+class Broken(keras.callbacks.Callback):  # type: ignore[name-defined]
     """A Keras callback that fails."""
 
     def on_train_batch_end(self, batch, logs=None):
@@ -131,7 +131,7 @@ def test_keras_metrics_have_the_frameworks_names_and_values():
 
 
 def test_keras_logs_added_by_other_callbacks_are_recorded():
-    class Adds(keras.callbacks.Callback):
+    class Adds(keras.callbacks.Callback):  # type: ignore[name-defined]
         def on_epoch_end(self, epoch, logs=None):
             logs["rate"] = 0.1
 

@@ -42,7 +42,7 @@ def _one_thread():
 
 
 def regression_of(framework):
-    class Regression(framework.LightningModule):
+    class Regression(framework.LightningModule):  # type: ignore[name-defined]
         """Logs its loss with every batch and epoch; can fail at a batch."""
 
         def __init__(self, fails_at=None, learning_rate=0.1):
@@ -184,7 +184,7 @@ def test_lightning_metrics_have_the_frameworks_names_and_values():
 
 
 def test_lightning_evaluation_has_hookline_names_and_whole_outputs():
-    class Unprefixed(Regression):
+    class Unprefixed(Regression):  # type: ignore[valid-type]
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
             self.log("accuracy", 0.5)
             return {"predictions": self.layer(batch[0])}
@@ -207,7 +207,7 @@ def test_lightning_loss_of_a_step_is_the_mean_of_its_batches():
 
 
 def test_lightning_metric_of_steps_and_epochs_is_recorded_separately():
-    class Both(Regression):
+    class Both(Regression):  # type: ignore[valid-type]
         def training_step(self, batch, batch_idx):
             loss = self._loss(batch)
             self.losses.append(loss.item())
@@ -225,7 +225,7 @@ def test_lightning_metric_of_steps_and_epochs_is_recorded_separately():
 
 
 def test_lightning_metrics_logged_in_other_hooks_are_at_their_step():
-    class Late(Regression):
+    class Late(Regression):  # type: ignore[valid-type]
         def on_train_batch_end(self, outputs, batch, batch_idx):
             self.log("late", float(batch_idx))
 
@@ -384,7 +384,7 @@ def test_lightning_failure_is_reported_and_recorded():
 
 
 def test_lightning_failure_in_the_sanity_check_is_recorded():
-    class Broken(Regression):
+    class Broken(Regression):  # type: ignore[valid-type]
         def validation_step(self, batch, batch_idx):
             raise ValueError("no validation")
 
@@ -481,7 +481,7 @@ def test_lightning_resume_from_a_checkpoint_without_state_warns(tmp_path, caplog
 
 
 def test_lightning_checkpoint_between_the_batches_of_a_step_counts_completed_steps(tmp_path):
-    class SaveEach(lightning.Callback):
+    class SaveEach(lightning.Callback):  # type: ignore[name-defined]
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(tmp_path / f"{batch_idx}.ckpt", weights_only=False)
 
@@ -547,7 +547,7 @@ def test_lightning_evaluation_ends_after_a_signal():
 
 
 def test_lightning_epoch_that_a_module_skips_leaves_no_step_behind():
-    class Skips(Regression):
+    class Skips(Regression):  # type: ignore[valid-type]
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if batch_idx == 1 else None
 
@@ -573,13 +573,13 @@ def test_lightning_predictions_are_not_recorded():
     assert (hooks.loop.state, hooks.loop.dir) == ("created", None)
 
 
-class Predicting(Regression):
+class Predicting(Regression):  # type: ignore[valid-type]
     def predict_step(self, batch, batch_idx):
         return self.layer(batch[0])
 
 
 def test_lightning_manual_optimization_counts_batches_that_stepped():
-    class Manual(Regression):
+    class Manual(Regression):  # type: ignore[valid-type]
         automatic_optimization = False
 
         def training_step(self, batch, batch_idx):
@@ -638,7 +638,7 @@ def test_lightning_logger_alone_records_what_loggers_receive():
 def test_lightning_logger_alone_records_the_failure_and_handles_no_signals():
     found = []
 
-    class Look(Regression):
+    class Look(Regression):  # type: ignore[valid-type]
         def on_train_batch_end(self, outputs, batch, batch_idx):
             found.append(signal.getsignal(signal.SIGINT))
 
@@ -662,7 +662,7 @@ def test_lightning_logger_alone_has_one_run(tmp_path):
 
 
 def test_lightning_logger_beside_the_callback_adds_to_its_run_and_repeats_nothing():
-    class Direct(Regression):
+    class Direct(Regression):  # type: ignore[valid-type]
         def on_fit_start(self):
             self.logger.log_metrics({"early": 1.0}, step=0)
 
@@ -689,7 +689,7 @@ def test_lightning_logger_beside_the_callback_adds_to_its_run_and_repeats_nothin
 
 
 def test_lightning_logger_accepts_hyperparameters_at_any_time():
-    class Odd(Regression):
+    class Odd(Regression):  # type: ignore[valid-type]
         def on_train_epoch_end(self):
             self.logger.log_hyperparams({"found": 2})
 
@@ -727,7 +727,7 @@ def built_in():
     return sorted(name for name in REGISTRY.names() if REGISTRY.find(name).__module__.startswith("hookline."))
 
 
-class EverySecond(Regression):
+class EverySecond(Regression):  # type: ignore[valid-type]
     """Uses manual optimization: every second batch updates the weights."""
 
     def __init__(self):
@@ -762,7 +762,7 @@ def test_lightning_leftover_batches_of_an_epoch_belong_to_the_next_step(tmp_path
 
 
 def test_lightning_checkpoint_saved_by_an_earlier_callback_counts_the_current_step(tmp_path):
-    class Saves(lightning.Callback):
+    class Saves(lightning.Callback):  # type: ignore[name-defined]
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
 
@@ -781,7 +781,7 @@ def test_lightning_restores_a_save_method_set_before():
 
 
 def test_lightning_keeps_a_save_method_wrapped_since():
-    class Wraps(lightning.Callback):
+    class Wraps(lightning.Callback):  # type: ignore[name-defined]
         def on_train_start(self, trainer, pl_module):
             trainer.save_checkpoint = self.mine = functools.partial(trainer.save_checkpoint)
 

@@ -522,7 +522,7 @@ def test_accumulation_resumed_at_the_end_of_an_epoch_with_a_short_window_plans_n
     assert train(resume="last") == (6, 6)
 
 
-class Stream(torch.utils.data.IterableDataset):
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[name-defined]
     def __iter__(self):
         return iter(torch.arange(8.0).reshape(8, 1))
 

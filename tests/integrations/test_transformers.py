@@ -284,7 +284,7 @@ def test_evaluation_outputs_are_whole_without_compute_metrics(torch, tmp_path):
 def test_migration_page_example_works_in_a_real_training(torch, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "migrating" / "huggingface.md").read_text(encoding="utf-8")
     namespace = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)  # type: ignore[index]
     best, seen = namespace["SaveOnBest"](), RecordingCallback()
     trainer = make(torch, tmp_path, eval_strategy="steps", eval_steps=2)
     hooked(trainer, best, seen, strict=True)
@@ -732,7 +732,7 @@ def test_nothing_is_written_without_a_root(torch, tmp_path, monkeypatch, caplog)
 def streamed(torch, count):
     """Yields batches of two from a data set without a length."""
 
-    class Stream(torch.utils.data.IterableDataset):
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[name-defined]
         def __iter__(self):
             return iter(rows(2 * count))
 

@@ -264,10 +264,10 @@ def test_category_switched_off_is_not_recorded(listen, category, silent):
         "validation_metrics": [lambda: hookline_logging.log_validation_metrics(1, {"a": 1.0})],
         "resource_metrics": [lambda: hookline_logging.log_memory_usage()],
     }
-    for call in calls.pop(category):
+    for call in calls.pop(category):  # type: ignore[attr-defined]
         call()
     assert listing.records == []
-    for call in (call for others in calls.values() for call in others):
+    for call in (call for others in calls.values() for call in others):  # type: ignore[attr-defined]
         call()
     assert len(listing.records) == 5 - len(silent)
 

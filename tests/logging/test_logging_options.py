@@ -72,7 +72,7 @@ def test_handler_size_of_a_batch_is_how_many_records_are_written_at_once(plain_l
 
     def opened(self, run_dir, state):
         write = self.write
-        self.write = lambda entries: (sizes.append(len(entries)), write(entries))[1]
+        self.write = lambda entries: (sizes.append(len(entries)), write(entries))[1]  # type: ignore[func-returns-value]
         assert emitted.wait(60)
         return open_sink(self, run_dir, state)
 

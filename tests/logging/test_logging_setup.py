@@ -277,7 +277,7 @@ def test_initialize_with_a_run_leaves_out_what_sinks_log_while_they_deliver():
         logging.getLogger("mine").warning("after it")
         hookline_logging.shutdown()
     lines = [(each.logger, each.message) for each in read(run.dir) if isinstance(each, LogLine)]
-    assert delivery.sink.said >= 3
+    assert delivery.sink.said >= 3  # type: ignore[attr-defined]
     assert lines == [
         ("hookline", "talkative lags: OSError: full. Its records are kept and delivered later."),
         ("mine", "after it"),

@@ -385,7 +385,7 @@ def test_run_that_fails_keeps_what_background_subscribers_logged():
 
 def test_run_without_steps_starts_at_the_second_step_and_tells_rows_as_they_come():
     recording, told = RecordingCallback(), []
-    with run_with(recording, hl.on("log", lambda loop, step: told.append((step, loop.step)) or None)) as run:
+    with run_with(recording, hl.on("log", lambda loop, step: told.append((step, loop.step)) or None)) as run:  # type: ignore[func-returns-value]
         run.log(before=1)
         for i in range(1, 4):
             run.log({"loss": 1.0}, step=i)

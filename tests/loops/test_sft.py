@@ -93,7 +93,7 @@ def sliding_mistral():
 def tokens_and_trained(rows, tok, **options):
     """For each example, its tokens and those of them that are trained on."""
     examples = []
-    for item in SFTDataset(rows, tok, SFTOptions(**options)):
+    for item in SFTDataset(rows, tok, SFTOptions(**options)):  # type: ignore[attr-defined]
         assert all(label in (-100, token) for token, label in zip(item["input_ids"], item["labels"], strict=True))
         chosen = [label for label in item["labels"] if label != -100]
         examples.append(tuple(" ".join(tok.convert_ids_to_tokens(ids)) for ids in (item["input_ids"], chosen)))
@@ -493,7 +493,7 @@ def test_check_packing_leaves_training_modes_and_random_state_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-class FlashLike(torch.nn.Module):
+class FlashLike(torch.nn.Module):  # type: ignore[name-defined]
     """A model whose attention finds sequences in a single row only; any other shape of packed rows it refuses."""
 
     def __init__(self, inner):

@@ -498,7 +498,7 @@ def test_trainer_in_another_precision_than_one_before_in_the_process_is_an_error
 # What a step computes
 
 
-class OwnLoss(torch.nn.Module):
+class OwnLoss(torch.nn.Module):  # type: ignore[name-defined]
     """A model that returns its own loss, as Hugging Face's do."""
 
     def __init__(self, wrap):
@@ -1005,7 +1005,7 @@ def test_trainer_function_of_the_optimizer_gets_the_parameters_that_can_be_train
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
     given = []
-    trainer = make(model, epochs=1, optimizer=lambda p: given.append(len(p)) or torch.optim.SGD(p, lr=0.1))
+    trainer = make(model, epochs=1, optimizer=lambda p: given.append(len(p)) or torch.optim.SGD(p, lr=0.1))  # type: ignore[func-returns-value]
     trainer.fit()
     assert given == [3]
     assert torch.equal(model[0].weight, before)

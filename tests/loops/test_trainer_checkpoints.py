@@ -519,8 +519,8 @@ def test_state_with_tensors_comes_back_under_a_trainer_and_a_run(tmp_path):
     with hl.run(root=tmp_path, callbacks=[third], resume=run.dir, summary=False, strict=True):
         pass
     for state in (second.state, third.state):
-        assert (state["list"][0].tolist(), state["list"][1]["deep"].tolist()) == ([0.0, 1.0, 2.0], [7])
-        assert (state["list"][1]["deep"].dtype, state["word"], state["none"]) == (torch.int64, "yes", None)
+        assert (state["list"][0].tolist(), state["list"][1]["deep"].tolist()) == ([0.0, 1.0, 2.0], [7])  # type: ignore[index]
+        assert (state["list"][1]["deep"].dtype, state["word"], state["none"]) == (torch.int64, "yes", None)  # type: ignore[index]
 
 
 def test_state_of_an_average_comes_back_under_a_trainer_and_a_run(tmp_path):

@@ -122,7 +122,7 @@ def test_trainer_config_of_an_unknown_choice_is_an_error_that_lists_them(name, v
 
 def test_trainer_config_of_an_unknown_field_is_an_error_that_names_it():
     with pytest.raises(OptionError, match="TrainerConfig has no 'epoch'. Did you mean 'epochs'?"):
-        hl.TrainerConfig(epoch=3)
+        hl.TrainerConfig(epoch=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("name", "value"), [("save_top_k", "1"), ("mode", "lower"), ("every_n_steps", 0.5)])

@@ -54,7 +54,7 @@ def kill_one(run_dir: Path, told: mmap.mmap, start: int, rng: random.Random) -> 
 
 def check(run_dir: Path, last: int) -> dict[str, int]:
     rows = [record for record in hl.read(run_dir) if type(record).__name__ == "Metrics"]
-    steps = sorted(record.step for record in rows)
+    steps = sorted(record.step for record in rows)  # type: ignore[type-var]
     unreadable = 0
     for file in journal_files(run_dir / "journal"):
         for line, _ in read_lines(file.path):

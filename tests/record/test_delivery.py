@@ -107,7 +107,7 @@ def test_delivery_brings_what_is_new_each_round_in_order(recorder, tmp_path):
     delivery.round()
     log(recorder, [3])
     delivery.round()
-    assert delivery.sink.told == ["close", ("open", None), ("write", [1, 2]), ("write", [3])]
+    assert delivery.sink.told == ["close", ("open", None), ("write", [1, 2]), ("write", [3])]  # type: ignore[attr-defined]
     assert (delivery.progress.delivered, delivery.is_done()) == (3, True)
 
 
@@ -142,7 +142,7 @@ def test_delivery_next_process_goes_on_from_cursor_and_state(recorder, tmp_path)
     log(recorder, [3])
     second = Delivery(tmp_path, "kept", KeptSink(), PACE)
     second.round()
-    assert second.sink.told[1:] == [("open", 2), ("write", [3])]
+    assert second.sink.told[1:] == [("open", 2), ("write", [3])]  # type: ignore[attr-defined]
 
 
 def test_delivery_of_a_sink_with_other_settings_begins_anew(recorder, tmp_path):
@@ -150,7 +150,7 @@ def test_delivery_of_a_sink_with_other_settings_begins_anew(recorder, tmp_path):
     finish(Delivery(tmp_path, "kept", KeptSink(), PACE))
     other = Delivery(tmp_path, "kept", KeptSink(setting=1), PACE)
     other.round()
-    assert other.sink.told[1:] == [("open", None), ("write", [1, 2])]
+    assert other.sink.told[1:] == [("open", None), ("write", [1, 2])]  # type: ignore[attr-defined]
     assert sink_states(tmp_path)[0].spec["with"] == {"setting": 1}
 
 
@@ -162,14 +162,14 @@ def test_delivery_resume_mark_comes_alone(tmp_path):
         recorder.close()
     delivery = Delivery(tmp_path, "kept", KeptSink(), PACE)
     delivery.round()
-    assert [told[1] for told in delivery.sink.told[2:]] == [[None], [1, 2], [None], [4, 5]]
+    assert [told[1] for told in delivery.sink.told[2:]] == [[None], [1, 2], [None], [4, 5]]  # type: ignore[attr-defined]
 
 
 def test_delivery_batches_hold_so_many_records_at_most(recorder, tmp_path):
     log(recorder, range(1201))
     delivery = Delivery(tmp_path, "kept", KeptSink(), PACE)
     delivery.round()
-    assert [len(told[1]) for told in delivery.sink.told[2:]] == [500, 500, 201]
+    assert [len(told[1]) for told in delivery.sink.told[2:]] == [500, 500, 201]  # type: ignore[attr-defined]
 
 
 def test_delivery_of_large_samples_takes_little_memory(recorder, tmp_path):
@@ -180,7 +180,7 @@ def test_delivery_of_large_samples_takes_little_memory(recorder, tmp_path):
     delivery.round()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert delivery.sink.steps == list(range(400))
+    assert delivery.sink.steps == list(range(400))  # type: ignore[attr-defined]
     assert peak < 12 << 20  # of 48 MB
 
 
@@ -330,7 +330,7 @@ def test_delivery_passes_finished_segments_and_keeps_a_small_cursor(tmp_path):
     delivery.round()
     recorder.close()
     assert len(list((tmp_path / "journal").glob("*.jsonl"))) > 30
-    assert delivery.sink.steps == list(range(2100))
+    assert delivery.sink.steps == list(range(2100))  # type: ignore[attr-defined]
     assert delivery.progress.path.stat().st_size < 500
     assert len(delivery.progress.cursor.places) == 1
     assert delivery.is_done()
@@ -347,7 +347,7 @@ def test_delivery_full_disk_for_the_cursor_is_said_once_and_healed(recorder, tmp
     log(recorder, [4])
     for _ in range(2):
         delivery.round()
-    assert delivery.sink.steps == [1, 2, 3, 4]
+    assert delivery.sink.steps == [1, 2, 3, 4]  # type: ignore[attr-defined]
     assert json.loads(delivery.progress.path.read_text())["delivered"] == 4
     assert sum("No space left" in message for _, message in messages(caplog)) == 1
 
@@ -359,7 +359,7 @@ def test_delivery_full_disk_for_the_cursor_at_the_start_does_not_end_the_trainin
     delivery.round()
     (tmp_path / "sinks" / "ballast").unlink()
     delivery.round()
-    assert delivery.sink.steps == [1]
+    assert delivery.sink.steps == [1]  # type: ignore[attr-defined]
 
 
 def session(tmp_path, *, resume=None, rows=(), text=""):
@@ -394,7 +394,7 @@ def test_delivery_second_one_waits_for_the_first(recorder, tmp_path):
     second = Delivery(tmp_path, "kept", KeptSink(), PACE)
     log(recorder, [2])
     second.round()
-    assert (second.sink.steps, second.progress.status) == ([], "lagging")
+    assert (second.sink.steps, second.progress.status) == ([], "lagging")  # type: ignore[attr-defined]
     assert "another process" in second.progress.error
     first.round()
     finish(first)
@@ -424,7 +424,7 @@ def test_delivery_that_waited_for_another_goes_on_where_that_one_ended(recorder,
     finish(first)
     log(recorder, [4])
     second.round()
-    assert second.sink.steps == [4]
+    assert second.sink.steps == [4]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("length", range(20))

@@ -255,7 +255,7 @@ def test_delivery_process_of_a_training_killed_while_sinks_open_records_the_deat
 
 
 def test_delivery_process_start_with_a_refusing_sink_raises_and_leaves_nothing(tmp_path):
-    from delivery_test_sinks import RefusingSink
+    from delivery_test_sinks import RefusingSink  # type: ignore[import-not-found]
 
     delivery = DeliveryProcess(tmp_path, {"jsonl": JsonlSink(), "mine": RefusingSink()})
     with pytest.raises(hl.RefusedError, match="^mine: Set API_KEY.$"):

@@ -195,7 +195,7 @@ def test_forked_child_does_not_write_what_its_parent_waits_for(tmp_path):
 
 def test_array_of_several_numbers_on_a_device_is_an_error_that_names_it(recorder):
     array = Array(0.5, threading.Event())
-    array.size, array.ndim = 3, 1
+    array.size, array.ndim = 3, 1  # type: ignore[attr-defined]
     with pytest.raises(hl.OptionError, match="'loss' is a Array; give a number"):
         recorder.log(loss=array)
 
@@ -209,7 +209,7 @@ def test_jax_array_is_recorded(recorder, tmp_path):
 
 
 def test_tensors_of_a_device_without_asynchronous_copies_are_read_by_the_thread_that_writes(torch, recorder, tmp_path):
-    class Elsewhere(torch.Tensor):
+    class Elsewhere(torch.Tensor):  # type: ignore[name-defined]
         is_cpu = False
         readers: list = []  # noqa: RUF012 - one test
 
@@ -343,7 +343,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(self))
 
     def _tensor_types(self, torch):
-        class OnDevice(torch.Tensor):
+        class OnDevice(torch.Tensor):  # type: ignore[name-defined]
             is_cpu, is_cuda, index = False, True, 0
 
             def get_device(self):
@@ -351,7 +351,7 @@ class FakeCuda:
 
         fake = self
 
-        class Pinned(torch.Tensor):
+        class Pinned(torch.Tensor):  # type: ignore[name-defined]
             def copy_(self, source, non_blocking=False):
                 fake.queued.append((self.as_subclass(torch.Tensor), source))
 

@@ -85,7 +85,7 @@ def test_lock_of_a_killed_process_with_a_living_child_is_free(path):
     other = python(code, path)
     child = int(other.stdout.readline())
     other.wait()
-    assert os.kill(child, 0) is None
+    assert os.kill(child, 0) is None  # type: ignore[func-returns-value]
     assert files.acquire_lock(path)
     other.communicate("")
 

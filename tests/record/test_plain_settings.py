@@ -119,7 +119,7 @@ def test_long_lists_of_settings_and_large_arrays_are_recorded_by_their_size():
 
 def test_configuration_inside_itself_is_cut_off():
     endless = {"lr": 0.1}
-    endless["again"] = endless
+    endless["again"] = endless  # type: ignore[assignment]
     said = recorded(endless)
     assert (said["lr"], "(nested too deeply)" in json.dumps(said)) == (0.1, True)
 
@@ -134,7 +134,7 @@ def test_array_without_a_shape_is_recorded_with_its_values():
         (argparse.Namespace(lr=0.1, out=Path("a/b")), {"lr": 0.1, "out": "a/b"}),
         (SimpleNamespace(lr=0.1, nested=SimpleNamespace(k=3)), {"lr": 0.1, "nested": {"k": 3}}),
         (AttrsSettings(), {"lr": 0.1, "where": "data"}),
-        (PydanticSettings(more=1), {"lr": 0.1, "where": "data", "inner": {"lr": 0.1, "where": "data"}, "more": 1}),
+        (PydanticSettings(more=1), {"lr": 0.1, "where": "data", "inner": {"lr": 0.1, "where": "data"}, "more": 1}),  # type: ignore[call-arg]
         ({"a": Precision.BF16, "b": Precision.FULL}, {"a": "bf16", "b": "FULL"}),
         ({"size": Size.SMALL, "text": Text.PLAIN}, {"size": 8, "text": "plain"}),
         ({"loss": np.mean, "make": Model}, {"loss": "numpy:mean", "make": f"{__name__}:Model"}),
@@ -157,7 +157,7 @@ class DictConfig(MutableMapping):
     def __getitem__(self, key):
         raise LookupError(f"Missing mandatory value: {key}")
 
-    __setitem__ = __delitem__ = __getitem__
+    __setitem__ = __delitem__ = __getitem__  # type: ignore[assignment]
 
     def __iter__(self):
         return iter(self.content)
@@ -177,7 +177,7 @@ def test_omegaconf_configuration_is_recorded_resolved_where_that_is_possible(mon
         return config.resolved if resolve else config.content
 
     module = ModuleType("omegaconf")
-    module.OmegaConf = SimpleNamespace(to_container=to_container)
+    module.OmegaConf = SimpleNamespace(to_container=to_container)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "omegaconf", module)
     written = {"lr": "${base.lr}", "data": "???"}
     config = DictConfig(written, {"lr": 0.1, "data": "???"} if resolves else None)

@@ -132,7 +132,7 @@ def test_recorder_status_events_rewards_and_lines(tmp_path):
     status, event, rewards = hl.read(tmp_path)
     assert status == Status(time=1.0, status="running", message="step 3 of 10", step=3, data={"progress": 0.3})
     assert event == Event(time=1.0, name="checkpoint", step=3, data={"path": "step-3", "loss": math.inf})
-    assert (rewards.name, rewards.values[:2], rewards.samples) == ("exact", [1.0, None], ["a", "b", "c"])
+    assert (rewards.name, rewards.values[:2], rewards.samples) == ("exact", [1.0, None], ["a", "b", "c"])  # type: ignore[index]
 
 
 def test_read_after_resumes_has_no_duplicate_and_no_gap(tmp_path):

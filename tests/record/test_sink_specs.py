@@ -105,7 +105,7 @@ def test_spec_builds_the_same_sink_again(sink):
 def test_relative_path_is_kept_where_it_was_meant(tmp_path, monkeypatch):
     sink = CsvSink("x.csv")
     monkeypatch.chdir("/")
-    assert make_sink(sink.spec()).path == tmp_path / "x.csv"
+    assert make_sink(sink.spec()).path == tmp_path / "x.csv"  # type: ignore[attr-defined]
 
 
 def test_import_path_is_none_for_what_cannot_be_imported():

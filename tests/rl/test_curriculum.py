@@ -320,7 +320,7 @@ def test_lesson_with_invalid_settings_raises(arguments, message):
 
 def test_curriculum_config_takes_lessons_and_mappings_and_can_be_changed():
     mine = lesson("a")
-    config = CurriculumConfig(lessons=[mine, {"id": "b", "environment": "copying", "depends_on": ["a"]}])
+    config = CurriculumConfig(lessons=[mine, {"id": "b", "environment": "copying", "depends_on": ["a"]}])  # type: ignore[list-item]
     assert config.lessons[0] is mine
     assert (config.lessons[1].environment.name, config.lessons[1].depends_on) == ("copying", ("a",))
     assert (config.micro_eval_frequency, config.eval_frequency) == (10, 100)

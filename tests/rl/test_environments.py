@@ -47,7 +47,7 @@ def right(environment, task):
 )
 def test_make_environment_from_a_mapping_passes_the_settings_to_the_class(given):
     made = make_environment(given)
-    assert (type(made), made.difficulty) == (Arithmetic, "hard")
+    assert (type(made), made.difficulty) == (Arithmetic, "hard")  # type: ignore[attr-defined]
 
 
 def test_make_environment_from_a_name_takes_the_defaults():
@@ -307,7 +307,7 @@ def test_reasoning_passes_the_answer_and_the_inner_prompt_to_reward_functions():
     assert rewards == {"dataset/format": 1.0, "format": 0.5}
     assert seen == [(f"{int(task.expected) // 2}+{int(task.expected) // 2}=", task.expected, {"topic": ["sums"]})]
     assert environment.succeeded(task, rewards)
-    assert environment.faults is environment.environment.faults
+    assert environment.faults is environment.environment.faults  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_dataset_function_that_fails_costs_its_rewards_and_is_counted_and_logged
     environment = RewardDataset(ROWS, [correct, function])
     tasks = environment.sample(2, rng())
     for _ in range(3):
-        assert environment.score_many(tasks, [tasks[0].expected, ""]) == [{"correct": 1.0}, {"correct": 0.0}]
+        assert environment.score_many(tasks, [tasks[0].expected, ""]) == [{"correct": 1.0}, {"correct": 0.0}]  # type: ignore[list-item]
     assert environment.faults == {"judge": 3}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING

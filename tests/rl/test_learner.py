@@ -651,7 +651,7 @@ def test_train_calls_its_hooks_callbacks_and_functions():
         config(),
         model=tiny(),
         tokenizer=TOKENIZER,
-        hooks=[MetricsHook(1, lambda context: asked.append(context.step) or {})],
+        hooks=[MetricsHook(1, lambda context: asked.append(context.step) or {})],  # type: ignore[func-returns-value]
         callbacks=[seen],
         custom_logger_fns=[lambda report, step: reports.append((step, "reward/mean" in report))],
         hook_fns={"pre_training_hook": lambda worker, report: heard.append("pre_training_hook")},
@@ -681,7 +681,7 @@ def test_learner_hooks_on_another_thread_are_recorded_at_their_rollout_steps(tmp
             return {"waited": context.step}
 
     gate = threading.Event()
-    opens = MetricsHook(3, lambda context: {"opened": gate.set()})
+    opens = MetricsHook(3, lambda context: {"opened": gate.set()})  # type: ignore[func-returns-value]
     made = Setup(output_dir=str(tmp_path), hooks=[Waits(1), opens])
     made.fit()
     rows = sorted((step, values["waited"]) for step, values in made.rows("rollout") if "waited" in values)

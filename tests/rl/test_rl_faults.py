@@ -59,7 +59,7 @@ def test_rewards_that_are_too_large_are_faults_and_the_run_continues(scores):
 
 def test_faults_of_an_environment_with_a_dict_of_that_name_are_counted():
     environment = Scored(lambda call: {"a": math.nan})
-    environment.faults = {}
+    environment.faults = {}  # type: ignore[attr-defined]
     made = worker(environment)
     made.run(max_steps=2)
     assert made.metrics["faults/a"] == 8

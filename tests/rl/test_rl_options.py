@@ -104,7 +104,7 @@ def test_topic_relevance_min_letters_decides_which_words_are_key_words():
 
 def test_repetition_run_is_how_many_words_count_as_one():
     text = "one two one two"
-    assert (library.repetition(text, run=2), library.repetition(text, run=4)) == (pytest.approx(1 / 3), 0.0)
+    assert (library.repetition(text, run=2), library.repetition(text, run=4)) == (pytest.approx(1 / 3), 0.0)  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize(

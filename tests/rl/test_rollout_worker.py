@@ -358,7 +358,7 @@ def test_hooks_on_another_thread_give_their_results_before_the_run_ends():
             closed.append(True)
 
     gate, closed = threading.Event(), []
-    opens = MetricsHook(4, lambda context: {"opened": gate.set()})
+    opens = MetricsHook(4, lambda context: {"opened": gate.set()})  # type: ignore[func-returns-value]
     made = worker(hooks=[Slow(4), opens], strict=True)
     made.run(4)
     assert [(row.step, row.metrics["slow"]) for row in made.history if "slow" in row.metrics] == [(4, 4)]
@@ -393,7 +393,7 @@ class LateAsync(Late):
 @pytest.mark.parametrize("opened_at", [3, 6])
 def test_hooks_on_another_thread_each_result_is_recorded_at_its_own_step(tmp_path, kind, opened_at):
     gate = threading.Event()
-    opens = MetricsHook(opened_at, lambda context: {"opened": gate.set()})
+    opens = MetricsHook(opened_at, lambda context: {"opened": gate.set()})  # type: ignore[func-returns-value]
     made = worker(hooks=[kind(gate), opens], strict=True, output_dir=str(tmp_path))
     made.run(6)
     rows = sorted((step, values["late"]) for step, values in rows_of(made, "rollout") if "late" in values)
@@ -402,7 +402,7 @@ def test_hooks_on_another_thread_each_result_is_recorded_at_its_own_step(tmp_pat
 
 def test_hooks_on_another_thread_with_the_same_key_are_distinguished_at_each_step():
     gate = threading.Event()
-    opens = MetricsHook(2, lambda context: {"opened": gate.set()})
+    opens = MetricsHook(2, lambda context: {"opened": gate.set()})  # type: ignore[func-returns-value]
     same = MetricsHook(1, lambda context: {"late": 0.5}).configure(name="same")
     made = worker(hooks=[Late(gate), same, opens], strict=True)
     made.run(2)
@@ -421,7 +421,7 @@ def test_hooks_on_another_thread_that_log_what_they_return_are_recorded_once():
             return metrics
 
     gate = threading.Event()
-    opens = MetricsHook(3, lambda context: {"opened": gate.set()})
+    opens = MetricsHook(3, lambda context: {"opened": gate.set()})  # type: ignore[func-returns-value]
     made = worker(hooks=[TracksLater(1), opens], strict=True)
     made.run(3)
     rows = [(row.step, row.metrics["tracked"]) for row in made.history if "tracked" in row.metrics]
@@ -430,7 +430,7 @@ def test_hooks_on_another_thread_that_log_what_they_return_are_recorded_once():
 
 def test_hooks_on_another_thread_of_a_run_that_fails_have_their_results_recorded():
     gate = threading.Event()
-    opens = MetricsHook(2, lambda context: {"opened": gate.set()})
+    opens = MetricsHook(2, lambda context: {"opened": gate.set()})  # type: ignore[func-returns-value]
     made = worker(Unreachable(lambda call: call == 3), hooks=[Late(gate), opens], rollout={"failures": 1})
     with pytest.raises(rl.PolicyError):
         made.run(5)
@@ -492,7 +492,7 @@ def test_hooks_of_a_run_that_fails_are_closed():
 def test_default_hooks_are_a_micro_evaluation_and_a_full_one_as_the_curriculum_says():
     lessons = curriculum(micro_eval_frequency=5, micro_eval_n_examples=3, eval_frequency=50, eval_n_examples=7)
     hooks = worker(lessons=lessons).get_hooks()
-    assert [(each.frequency, each.n_examples, each.eval_type, each.evaluate_all_lessons) for each in hooks] == [
+    assert [(each.frequency, each.n_examples, each.eval_type, each.evaluate_all_lessons) for each in hooks] == [  # type: ignore[attr-defined]
         (5, 3, "micro_eval", False),
         (50, 7, "eval", True),
     ]
@@ -504,8 +504,8 @@ def test_default_hooks_are_a_micro_evaluation_and_a_full_one_as_the_curriculum_s
 )
 def test_default_hooks_a_frequency_of_zero_leaves_one_out(frequencies, kinds):
     lessons = curriculum(micro_eval_frequency=frequencies[0], eval_frequency=frequencies[1])
-    assert [hook.eval_type for hook in rl.create_default_evaluation_hooks(lessons)] == kinds
-    assert [hook.eval_type for hook in worker(lessons=lessons).get_hooks()] == kinds
+    assert [hook.eval_type for hook in rl.create_default_evaluation_hooks(lessons)] == kinds  # type: ignore[attr-defined]
+    assert [hook.eval_type for hook in worker(lessons=lessons).get_hooks()] == kinds  # type: ignore[attr-defined]
 
 
 def test_hooks_empty_list_means_no_hooks():

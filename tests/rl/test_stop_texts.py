@@ -50,7 +50,7 @@ def test_stop_texts_several_of_them_cut_at_the_first_one_in_the_text():
 def test_stop_text_after_a_long_completion_is_looked_for_in_the_last_tokens_only():
     seen = []
     pieces = Pieces("a", "<", ">")
-    stops = StopTexts(["<>"], lambda tokens: seen.append(len(tokens)) or pieces(tokens))
+    stops = StopTexts(["<>"], lambda tokens: seen.append(len(tokens)) or pieces(tokens))  # type: ignore[func-returns-value]
     tokens = [0] * 1000
     for count in range(1, 1001):
         assert not stops.reached(tokens[:count])

@@ -15,4 +15,4 @@ def test_imports_of_the_document_are_the_public_names():
 
     assert main is hookline.main
     imported = [TAOStatusLogger, create_status_logger, create_training_hooks, create_validation_hooks]
-    assert imported == [getattr(hookline.status, each.__name__) for each in imported]
+    assert imported == [getattr(hookline.status, each.__name__) for each in imported]  # type: ignore[attr-defined]

@@ -151,7 +151,7 @@ def test_hook_without_should_run_or_run_cannot_be_made():
 
     assert Hook.__abstractmethods__ == {"should_run", "run"}
     with pytest.raises(TypeError, match="abstract method '?run'?"):
-        OnlyDecides()
+        OnlyDecides()  # type: ignore[abstract]
 
 
 def test_hook_context_fields_and_defaults_are_those_of_the_seed():
@@ -429,13 +429,13 @@ def test_custom_monitoring_hook_logs_to_the_workers_tracker_and_returns_the_metr
 def test_custom_monitoring_hook_in_a_run_is_recorded_under_its_name():
     hook = CustomMonitoringHook()
     with hl.run(callbacks=[hook], strict=True, summary=False) as run:
-        run.tracker, run.lesson_id = Tracker(), "basic"
+        run.tracker, run.lesson_id = Tracker(), "basic"  # type: ignore[attr-defined]
         for _ in run.steps(50):
             pass
     recorded = [(row.step, row.metrics) for row in run.history if row.metrics]
     assert recorded == [
         (step, {f"custom_monitoring_hook/{key}": value for key, value in metrics.items()})
-        for step, metrics in run.tracker.rows
+        for step, metrics in run.tracker.rows  # type: ignore[attr-defined]
     ]
     assert [step for step, _ in recorded] == [25, 50]
 
@@ -595,7 +595,7 @@ def test_conditional_hook_asked_twice_at_one_step_decides_for_each_context():
 
 def test_conditional_hook_in_a_run_is_told_the_lesson_and_the_metrics():
     with hl.run(callbacks=[ConditionalHook()], strict=True, summary=False) as run:
-        run.lesson_id = "advanced_lesson"
+        run.lesson_id = "advanced_lesson"  # type: ignore[attr-defined]
         for step_idx in run.steps(1004):
             run.log(performance=0.9 if step_idx % 2 else 0.5)
     ran = [row.step for row in run.history if "conditional_hook/ran_at" in row.metrics]
@@ -792,7 +792,7 @@ def test_dependencies_in_a_circle_are_errors_that_change_nothing():
     manager = HookManager([Calls("a", [], name="a")])
     with pytest.raises(hl.OrderError, match="depend on one another: 'a' after 'c' after 'a'"):
         manager.register_hook(Calls("c", []), name="c", after="a", before="a")
-    assert [hook.label for hook in manager.get_hooks()] == ["a"]
+    assert [hook.label for hook in manager.get_hooks()] == ["a"]  # type: ignore[attr-defined]
 
 
 def step_and_lesson(context):
@@ -812,7 +812,7 @@ def test_configuration_file_has_metrics_and_composite_hooks(tmp_path):
         f"  - metrics_hook: {{frequency: 3, metrics_fn: '{__name__}:step_and_lesson'}}\n"
     )
     manager = load_hooks(path)
-    assert [type(hook) for hook in manager.get_hooks()[0].hooks] == [MetricsHook, LoggingHook]
+    assert [type(hook) for hook in manager.get_hooks()[0].hooks] == [MetricsHook, LoggingHook]  # type: ignore[attr-defined]
     results = [manager.run_hooks(HookContext("worker", step)) for step in (1, 2, 3, 6)]
     assert results == [{}, {"seen": 2}, {"seen": 3}, {"seen": 6, "metrics_hook/seen": 6}]
 

@@ -41,7 +41,7 @@ def test_basic_usage_block_as_it_stands_registers_its_hooks_behind_the_defaults(
     )
     names = {"config": config}
     exec(BASIC_USAGE, names)
-    micro, full, *own = names["worker"].get_hooks()
+    micro, full, *own = names["worker"].get_hooks()  # type: ignore[attr-defined]
     assert [(hook.eval_type, hook.frequency) for hook in (micro, full)] == [("micro_eval", 10), ("eval", 100)]
     assert own == [names["custom_eval"], names["logging_hook"]]
     assert (own[0].frequency, own[0].n_examples, own[0].eval_type) == (50, 32, "custom_eval")

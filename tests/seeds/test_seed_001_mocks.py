@@ -63,7 +63,7 @@ def test_default_hooks_of_a_mock_config_are_those_of_its_four_settings(frequenci
     micro, full = frequencies
     config = mock_config(micro_eval_frequency=micro, micro_eval_n_examples=4, eval_frequency=full, eval_n_examples=64)
     hooks = create_default_evaluation_hooks(config)
-    assert [(hook.eval_type, hook.frequency, hook.n_examples, hook.evaluate_all_lessons) for hook in hooks] == made
+    assert [(hook.eval_type, hook.frequency, hook.n_examples, hook.evaluate_all_lessons) for hook in hooks] == made  # type: ignore[attr-defined]
 
 
 def test_evaluation_hook_with_a_mock_worker_evaluates_the_lesson_once():

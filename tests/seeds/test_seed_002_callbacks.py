@@ -245,7 +245,7 @@ def test_progress_bar_last_line_shows_what_was_asked_for(shown, text):
     with run_of(ProgressBar(console=console, **shown)) as run:
         for _ in run.steps(2, epochs=2):
             run.log(loss=0.5)
-    assert console.file.getvalue().splitlines()[-1].rsplit("  ", 1)[0] == text
+    assert console.file.getvalue().splitlines()[-1].rsplit("  ", 1)[0] == text  # type: ignore[attr-defined]
 
 
 def test_early_stopping_waits_five_epochs_for_an_improvement_of_min_delta():
@@ -516,7 +516,7 @@ class MonitoringGroup(Callback):
 
     def on_train_batch_end(self, trainer, outputs, batch, batch_idx):
         for callback in self.callbacks:
-            callback.on_train_batch_end(trainer, outputs, batch, batch_idx)
+            callback.on_train_batch_end(trainer, outputs, batch, batch_idx)  # type: ignore[call-arg]
 
 
 def test_loss_monitor_with_a_single_responsibility_prints_at_a_high_loss(capsys):
@@ -542,7 +542,7 @@ def test_typed_callback_runs_with_its_annotations():
     class TypedCallback(Callback):
         def on_train_batch_end(
             self,
-            trainer: "DreamTrainer",  # noqa: F821 - a name that this module does not know, as in the seed
+            trainer: "DreamTrainer",  # type: ignore[name-defined]  # noqa: F821 - a name that this module does not know, as in the seed
             outputs: Dict[str, torch.Tensor],  # noqa: UP006
             batch: torch.Tensor,
             batch_idx: int,
@@ -628,7 +628,7 @@ def test_mock_trainer_firing_through_a_collection_takes_keywords_too():
     recording = RecordingCallback()
     trainer = FakeLoop(callbacks=[recording])
     batch = torch.randn(32, 10)
-    trainer.callbacks.on_train_batch_end(trainer, outputs={"loss": 5.0}, batch=batch, batch_idx=0)
+    trainer.callbacks.on_train_batch_end(trainer, outputs={"loss": 5.0}, batch=batch, batch_idx=0)  # type: ignore[call-arg]
     assert recording.events == [Event("on_train_batch_end", ({"loss": 5.0}, batch, 0))]
 
 

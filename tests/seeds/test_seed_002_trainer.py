@@ -148,7 +148,7 @@ def test_callback_order_is_the_order_of_adding_in_a_training():
 def noting_steps(kind: type[Callback], calls: list[tuple[str, int]]) -> type[Callback]:
     """The class, noting its name at the end of each step that it is called for."""
 
-    class Noting(kind):
+    class Noting(kind):  # type: ignore[valid-type]
         def on_step_end(self, loop, step_idx, batch, metrics):
             calls.append((kind.__name__, step_idx + 1))
             return super().on_step_end(loop, step_idx, batch, metrics)

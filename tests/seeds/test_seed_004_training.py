@@ -46,7 +46,8 @@ LIBRARY = [
     library.topic_relevance_reward_func,
 ]
 WRAPPED = {
-    f"wrapped_{function.__name__}": logged for function, logged in zip(LIBRARY, rewards.wrap(LIBRARY), strict=True)
+    f"wrapped_{function.__name__}": logged  # type: ignore[attr-defined]
+    for function, logged in zip(LIBRARY, rewards.wrap(LIBRARY), strict=True)
 }
 
 
@@ -238,7 +239,7 @@ def test_reward_functions_of_the_plan_score_together_and_stand_in_one_row(script
     script.names |= WRAPPED
     script.run(REWARD_FUNCTIONS)
     functions = script["REWARD_FUNCTIONS"]
-    assert [function.__name__ for function in functions] == [each.__name__ for each in LIBRARY]
+    assert [function.__name__ for function in functions] == [each.__name__ for each in LIBRARY]  # type: ignore[attr-defined]
     with hl.run("rewards", summary=False) as run, rewards.record_to(run):
         script.train(functions, EnhancedLoggingCallback())
     samples = [record for record in hl.read(run.dir) if isinstance(record, Sample)]

@@ -80,7 +80,7 @@ def many_runs(root, **projects):
 
 def chosen_count(page):
     """How many runs the link to their charts says are chosen."""
-    return int(re.search(r"\d+", page.get_by_role("link", name=re.compile("Charts of")).inner_text())[0])
+    return int(re.search(r"\d+", page.get_by_role("link", name=re.compile("Charts of")).inner_text())[0])  # type: ignore[index]
 
 
 def test_counts_and_selections_of_groups_cover_all_their_runs(root, show):

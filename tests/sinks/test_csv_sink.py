@@ -148,7 +148,7 @@ def test_csv_resume_of_several_writers_leaves_what_read_gives(tmp_path):
     for name, at in (("main", 4), ("rank1", 6)):
         record(tmp_path, name=name, resume=at, rows=range(at + 1, at + 3))
     deliver(tmp_path)
-    assert sorted(steps(tmp_path)) == sorted(row.step for row in hl.read(tmp_path) if hasattr(row, "values"))
+    assert sorted(steps(tmp_path)) == sorted(row.step for row in hl.read(tmp_path) if hasattr(row, "values"))  # type: ignore[type-var]
 
 
 def test_csv_resume_concerns_the_axes_it_names(tmp_path):

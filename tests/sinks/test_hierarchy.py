@@ -299,7 +299,7 @@ def test_ids_of_trackers_are_those_they_use(make_run, uri, wandb_alone):
     run = client_of(uri).get_run(ids["run_id"])
     assert ids["experiment_id"] == run.info.experiment_id
     assert ids["parent_run_id"] == run.data.tags[PARENT_TAG]
-    sink = WandbSink(mode="offline")
+    sink = WandbSink(mode="offline")  # type: ignore[assignment]
     assert sink.ids(deliver(run_dir, sink)) == {"run_id": wandb_run(run_dir)[0].run_id}
 
 

@@ -307,7 +307,7 @@ def test_relative_address_of_a_database_is_written_down_whole(tmp_path, monkeypa
 
 def test_sink_from_a_configuration_has_its_settings():
     sink = make_sink({"mlflow": {"tracking_uri": "http://127.0.0.1:5000", "tags": {"a": "b"}, "timeout_seconds": 3}})
-    assert (sink.tracking_uri, sink.tags, sink.timeout_seconds) == ("http://127.0.0.1:5000", {"a": "b"}, 3)
+    assert (sink.tracking_uri, sink.tags, sink.timeout_seconds) == ("http://127.0.0.1:5000", {"a": "b"}, 3)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -417,12 +417,12 @@ class Front(BaseHTTPRequestHandler):
 
     def forward(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        mode = self.server.mode
+        mode = self.server.mode  # type: ignore[attr-defined]
         if mode == "hanging":
-            self.server.done.wait()
+            self.server.done.wait()  # type: ignore[attr-defined]
         elif mode == "pass":
             self._answer(*self._asked(body))
-        elif mode == "half_closed" and self.server.to:
+        elif mode == "half_closed" and self.server.to:  # type: ignore[attr-defined]
             self._asked(body)  # it is done, and nobody hears of it
         elif mode in ("error", 401, 403, 404):
             self._answer(500 if mode == "error" else mode, b"no", "text/plain")
@@ -431,7 +431,7 @@ class Front(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = forward
 
     def _asked(self, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.to, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.to, timeout=30)  # type: ignore[attr-defined]
         try:
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()

@@ -381,7 +381,7 @@ def test_kubeflow_payload_is_the_trainer_status(server, tmp_path):
     recorder = Recorder(tmp_path / "run", clock=Clock())
     recorder.status("running", step=0, num_steps=8, num_epochs=2)
     recorder.event("checkpoint", step=1)
-    recorder._clock.now += 10
+    recorder._clock.now += 10  # type: ignore[attr-defined]
     recorder.log(loss=0.25, step=2)
     recorder.close()
     delivery = Delivery(tmp_path / "run", "status", StatusSink(server.url, format="kubeflow", metrics="all"), PACE)

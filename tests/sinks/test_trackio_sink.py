@@ -255,4 +255,4 @@ def test_missing_package_is_an_error_with_the_command(monkeypatch):
 
 def test_sink_from_a_configuration_has_its_settings(tmp_path):
     sink = make_sink({"trackio": {"project": "p", "directory": str(tmp_path), "samples": False}})
-    assert (sink.project, sink.directory, sink.samples) == ("p", tmp_path, False)
+    assert (sink.project, sink.directory, sink.samples) == ("p", tmp_path, False)  # type: ignore[attr-defined]

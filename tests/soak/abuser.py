@@ -42,7 +42,7 @@ class Abuser:
         for entry in [entry for entry in self._under_way if self._is_over(*entry, now)]:
             self._under_way.remove(entry)
             entry[1].end(self.arena)
-            self._due = max(self._due, now + self._next.pause_seconds) if entry[1].is_alone else self._due
+            self._due = max(self._due, now + self._next.pause_seconds) if entry[1].is_alone else self._due  # type: ignore[has-type]
         for _, fault in self._under_way:
             fault.hold(self.arena)
         if now >= self._due and not self._must_wait(now):

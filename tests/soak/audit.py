@@ -97,7 +97,7 @@ def _told(run: Recorded) -> Finding:
             there.setdefault(int(attempt), Counter())[record.step, tuple(sorted(record.values))] += 1
     expected = found = missing = doubled = 0
     for session, (rows, lost) in told(run.layout.told).items():
-        own = Counter({key: n for key, n in rows.items() if any(name.endswith("attempt") for name in key[1])})
+        own = Counter({key: n for key, n in rows.items() if any(name.endswith("attempt") for name in key[1])})  # type: ignore[attr-defined]
         arrived = there.get(session, Counter())
         expected, found = expected + own.total(), found + arrived.total()
         missing += max(0, (own - arrived).total() - lost)

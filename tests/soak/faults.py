@@ -304,7 +304,7 @@ class OutputLost(Fault):
     name = "output lost"
 
     def begin(self, arena):
-        path = arena.rng.choice(_outputs(arena.layout.run_dir) or [None])
+        path = arena.rng.choice(_outputs(arena.layout.run_dir) or [None])  # type: ignore[list-item]
         if path is None:
             return "there is none yet"
         how = arena.rng.choice(("deleted", "cut", "replaced"))

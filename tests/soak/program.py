@@ -139,7 +139,7 @@ def sinks(layout: Layout) -> list:
 def train(order: Order) -> int:
     """One session; 0 where the training is complete, 3 where it was stopped before."""
     layout = Layout.load(order.layout)
-    Journal.__init__.__kwdefaults__["segment_bytes"] = SEGMENT_BYTES
+    Journal.__init__.__kwdefaults__["segment_bytes"] = SEGMENT_BYTES  # type: ignore[index]
     learner = Learner(layout.seed)
     told = layout.told / ("quiet" if order.is_quiet else f"{order.session:04d}")
     run = hl.run(

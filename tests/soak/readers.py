@@ -126,7 +126,7 @@ def read_console(run: Recorded) -> Arrived:
         for line in map(CONSOLE.fullmatch, whole.split("\n")):
             values = dict(pair.split(" ") for pair in line[2].strip().split("  ")) if line else {}
             if values and values.keys() <= SHOWN_ON_CONSOLE:
-                found.append(row(int(line[1]), values))
+                found.append(row(int(line[1]), values))  # type: ignore[index]
     shown = [(record.step, without_costs(record.values)) for record in run.history]
     expected = [
         row(step, values, lambda value: ConsoleDestination.shown(None, value)) for step, values in shown if values

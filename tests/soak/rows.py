@@ -71,4 +71,4 @@ def told(directory: Path) -> dict[int, tuple[Counter[tuple[int, int]], int]]:
         lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
         rows = Counter((line["step"], tuple(line["names"])) for line in lines)
         sessions[int(path.name)] = (rows, max((line["lost"] for line in lines), default=0))
-    return sessions
+    return sessions  # type: ignore[return-value]

@@ -80,7 +80,7 @@ PAGES = [("runs", {}), ("run", ODD), ("experiments", {}), ("experiment", {"proje
 PAGES += [
     (name, BOTH) for name in ("metrics", "samples", "samples/choices", "events", "logs", "hooks", "order", "sinks")
 ]
-PAGES += [("samples/histogram", BOTH), ("series", BOTH | {"name": "loss"}), ("bands", BOTH | {"name": "loss"})]
+PAGES += [("samples/histogram", BOTH), ("series", BOTH | {"name": "loss"}), ("bands", BOTH | {"name": "loss"})]  # type: ignore[list-item]
 
 
 @pytest.fixture(scope="module")

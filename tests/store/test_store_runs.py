@@ -309,7 +309,7 @@ def test_run_by_an_id_that_does_not_exist_is_refused_with_the_closest(tmp_path):
         found["p/fast-r1"]
     with pytest.raises(hl.UnknownNameError, match="Several runs are called 'fast-r0'"):
         found["fast-r0"]
-    assert ("q/fast-r0" in found, found["q/fast-r0"] in found, "fast" in found) == (True, True, False)
+    assert ("q/fast-r0" in found, found["q/fast-r0"] in found, "fast" in found) == (True, True, False)  # type: ignore[comparison-overlap]
 
 
 def test_runs_of_a_directory_that_does_not_exist_say_so(tmp_path):
@@ -333,7 +333,7 @@ def test_listing_reads_only_the_ends_of_journals(tmp_path, monkeypatch):
     append(directory, begun(5000), *[row(step, loss=1.0) for step in range(5000)], ended(5000))
     read = []
     original = os.pread
-    monkeypatch.setattr(os, "pread", lambda *args: read.append(args[1]) or original(*args))
+    monkeypatch.setattr(os, "pread", lambda *args: read.append(args[1]) or original(*args))  # type: ignore[func-returns-value]
     found = runs(tmp_path)
     assert (found[0].step, found[0].num_steps, found[0].status) == (5000, 5000, "finished")
     assert sum(read) < 200_000 < journal(directory).stat().st_size

@@ -50,14 +50,14 @@ def test_smoothed_line_is_that_of_all_points_at_every_width_and_zoom(tmp_path, m
     for between in ((None, None), (15_000, 15_100), (19_990, None)):
         [line] = runs(tmp_path).series("loss", smoothing=0.9, max_points=max_points, between=between)
         assert len(line.smoothed_x) == len(line.smoothed_y) <= max_points
-        assert line.smoothed_y == pytest.approx([expected[x] for x in line.smoothed_x], rel=1e-9)
+        assert line.smoothed_y == pytest.approx([expected[x] for x in line.smoothed_x], rel=1e-9)  # type: ignore[index]
 
 
 def test_smoothed_line_keeps_its_own_highest_point(tmp_path):
     values = [0.0] * 5000 + [9.0] + [5.0] * 20 + [0.0] * 5000  # the smoothed line is highest where the plain one is not
     finished_run(tmp_path, losses=values)
     [line] = runs(tmp_path).series("loss", smoothing=0.9, max_points=20)
-    assert (max(line.y), max(line.smoothed_y)) == (9.0, pytest.approx(max(tensorboard(values, 0.9))))
+    assert (max(line.y), max(line.smoothed_y)) == (9.0, pytest.approx(max(tensorboard(values, 0.9))))  # type: ignore[comparison-overlap]
 
 
 def test_smoothing_passes_over_values_that_are_not_finite(tmp_path):

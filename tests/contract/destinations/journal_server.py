@@ -59,7 +59,7 @@ class _Passer(_Handler):
     def do_PUT(self) -> None:
         server, body = self.server.status, self.rfile.read(int(self.headers["Content-Length"]))
         fault, gate = server.fault, server.gate
-        server.passed.append(f"{self.command} {self.path}")
+        server.passed.append(f"{self.command} {self.path}")  # type: ignore[attr-defined]
         server.arrived.set()
         if fault == "hanging":
             gate.wait()
@@ -79,8 +79,8 @@ class _Passer(_Handler):
     do_POST = do_PUT
 
     def _place(self) -> tuple[str, int]:
-        parts = urlsplit(self.server.status.behind.url)
-        return parts.hostname, parts.port
+        parts = urlsplit(self.server.status.behind.url)  # type: ignore[attr-defined]
+        return parts.hostname, parts.port  # type: ignore[return-value]
 
     def _pass(self, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._place())

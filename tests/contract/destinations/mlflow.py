@@ -17,7 +17,7 @@ LARGEST = 1.7976931348623157e308
 class MlflowDestination(FileDestination):
     name = "mlflow"
     file_name = "store"
-    faults = ("disk_full", "unreachable")
+    faults = ("disk_full", "unreachable")  # type: ignore[assignment]
     keeps_samples = True
 
     def __init__(self, directory: Path) -> None:

@@ -13,7 +13,7 @@ PROJECT = "contract"
 class TrackioDestination(FileDestination):
     name = "trackio"
     file_name = "trackio"
-    faults = ("disk_full", "unreachable")
+    faults = ("disk_full", "unreachable")  # type: ignore[assignment]
     keeps_samples = True
 
     def sink(self):

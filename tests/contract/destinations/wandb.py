@@ -21,7 +21,7 @@ class WandbDestination(FileDestination):
     name = "wandb"
     file_name = "wandb"
     keeps_samples = True
-    faults = ("killed", "disk_full")
+    faults = ("killed", "disk_full")  # type: ignore[assignment]
 
     def __init__(self, directory):
         super().__init__(directory)

@@ -13,7 +13,7 @@ from hosts.base import EPOCHS, Host
 from hosts.regression import HELD_OUT, TRAIN, line, loader, loss_of, optimizer_of
 
 
-class Regression(LightningModule):  # type: ignore[misc]
+class Regression(LightningModule):
     """The regression as a module of Lightning."""
 
     def __init__(self) -> None:
