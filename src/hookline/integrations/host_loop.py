@@ -134,11 +134,11 @@ class HostLoop(Session):
     def begin(
         self, *, trains: bool = True, state: Mapping[str, Any] | None = None, row: ManifestRow | None = None
     ) -> None:
-        """Begin to record, in a new run or, with the state from a checkpoint, in the one that it was saved in.
+        """Start recording, in a new run or, given the state from a checkpoint, in the run that saved it.
 
         Args:
-            trains: Whether a training begins; otherwise only validations are told.
-            state: What `state_dict` gave for the checkpoint that the host goes on from.
+            trains: Whether a training starts; if not, only validation moments are fired.
+            state: The result of `state_dict` in the checkpoint that the host resumes from.
             row: That checkpoint, for `on_checkpoint_load`.
         """
         if state is None and not trains and self.output_dir is not None:

@@ -74,7 +74,7 @@ class Backend(Protocol):
 
 
 def is_sharding_asked_for() -> bool:
-    """Whether ``accelerate launch`` was told to shard the model."""
+    """Return whether ``accelerate launch`` is configured to shard the model."""
     return is_launched_with("FSDP") or is_launched_with("DEEPSPEED")
 
 

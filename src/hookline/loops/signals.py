@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM ask for a stop at the next step boundary; a second one is immediate.
+"""SIGINT and SIGTERM request a stop at the next step boundary; a second signal stops at once.
 
-Whoever listens in this process is asked: a run inside another one does not keep the signal to itself. A forked
-child has the handlers that stood before.
+Every run in the process is asked to stop: a nested run does not keep the signal to itself. A forked child gets the
+handlers that were installed before.
 """
 
 import functools
@@ -17,12 +17,12 @@ logger = logging.getLogger("hookline")
 
 
 def is_signal(reason: str) -> bool:
-    """Whether a stop was asked for by a signal."""
+    """Return whether a signal requested the stop."""
     return reason.partition(" ")[0] in {number.name for number in StopSignals.SIGNALS}
 
 
 def exit_status(reason: str | None) -> int | None:
-    """What a program ends with whose training was stopped for this reason: 128 and the number, if it was a signal."""
+    """Return the exit status for a stop reason: 128 plus the signal number, or None if it was not a signal."""
     if reason is None or not is_signal(reason):
         return None
     return 128 + signal.Signals[reason.partition(" ")[0]].value
@@ -36,7 +36,7 @@ class StopSignals:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
     are_announced = True
-    """Whether it is said that a stop was asked for; a process whose parent has said it need not say it again."""
+    """Whether to log that a stop was requested; a process whose parent has logged it sets this to False."""
 
     def __init__(self, request_stop: Callable[[str], None]) -> None:
         self._request_stop = request_stop
@@ -45,7 +45,7 @@ class StopSignals:
         self._process = 0
 
     def install(self) -> None:
-        """Take over the signals."""
+        """Install the handlers."""
         self._asked = False
         if threading.current_thread() is threading.main_thread():
             _let_go_in_children()
@@ -54,7 +54,7 @@ class StopSignals:
             self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
 
     def restore(self) -> None:
-        """Give the signals back to whoever had them; one that is inside this one keeps them, and does so later."""
+        """Restore the previous handlers. If a nested instance is still installed, it restores them when it is done."""
         inner = _LISTENING[_LISTENING.index(self) + 1 :] if self in _LISTENING else []
         for number, handler in self._previous.items():
             if not inner:
@@ -66,13 +66,13 @@ class StopSignals:
             _LISTENING.remove(self)
 
     def let_go(self) -> None:
-        """Give back, in a forked child, those signals that nobody else has taken over since."""
+        """Restore the previous handlers in a forked child, unless they have been replaced since."""
         for number, handler in self._previous.items():
             if handler is not None and signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked child in which another handler leads here
+        if os.getpid() != self._process:  # a forked child where another handler calls this one
             _act(self._previous.get(number), number, frame)
         elif _LISTENING and not any(each._asked for each in _LISTENING):
             self._ask_all(signal.Signals(number).name)
@@ -85,7 +85,7 @@ class StopSignals:
         for each in reversed(_LISTENING.copy()):
             each._request_stop(name)
         if all(each._asked for each in _LISTENING):
-            return  # one that the signal was not for has sent it again, and those that are left have heard it
+            return  # a request_stop sent the signal again, and the nested call has notified everyone
         for each in _LISTENING:
             each._asked = True
         if self.are_announced:
@@ -93,12 +93,12 @@ class StopSignals:
 
 
 _LISTENING: list[StopSignals] = []
-"""Those that have the signals, each inside the one before it."""
+"""The installed instances, outermost first."""
 _masks = threading.local()
 
 
 def _act(handler: Any, number: int, frame: FrameType | None) -> None:
-    """Do what a handler would have done."""
+    """Call a handler, or perform the default action."""
     if callable(handler):
         handler(number, frame)
     elif handler == signal.SIG_DFL:
@@ -108,13 +108,13 @@ def _act(handler: Any, number: int, frame: FrameType | None) -> None:
 
 @functools.cache
 def _let_go_in_children() -> None:
-    """Make forked children leave their parent's runs alone; once in a process, as it cannot be taken back."""
+    """Restore the handlers in forked children. Done once per process, because it cannot be undone."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_hold_off, after_in_parent=_let_through, after_in_child=_begin_anew)
 
 
 def _hold_off() -> None:
-    """A signal to a child that has not given the handlers back yet would be lost: let it wait."""
+    """Block the signals: one sent to a child that has not restored its handlers yet would be lost."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, StopSignals.SIGNALS)
 
 
@@ -123,7 +123,7 @@ def _let_through() -> None:
 
 
 def _begin_anew() -> None:
-    """In a child: the inner ones first, as the others stand behind them."""
+    """Restore the handlers in a child, innermost first: each restores those of the instance around it."""
     while _LISTENING:
         _LISTENING.pop().let_go()
     _let_through()

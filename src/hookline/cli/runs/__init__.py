@@ -38,7 +38,7 @@ app.command("import")(import_command)
 
 Seconds = Annotated[float, typer.Option(min=0.0, help="The longest time to try, for each run.")]
 
-Trust = Annotated[bool, typer.Option("--trust", help="Trust the sink settings of the run, whoever wrote them.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Trust the sink settings of the run, also if others wrote them.")]
 
 
 @app.command()

@@ -376,8 +376,7 @@ class CheckpointListener:
     """Reports every checkpoint that a trainer saves, with its path.
 
     Lightning reports to callbacks that a checkpoint is about to be made, but neither its path nor its completion. All
-    checkpoints, whoever requests them, go through the trainer's public ``save_checkpoint``, which is wrapped during a
-    fit.
+    checkpoints go through the trainer's public ``save_checkpoint``, which is wrapped during a fit.
 
     Args:
         on_saved: Called with the path of a saved checkpoint, on every process.

@@ -6,17 +6,17 @@
     for batch in loader:
         training_step(model, batch)["loss"].backward()
 
-The loss is the mean over the tokens that are trained on, and 0 with a graph where a batch has none. Labels are exact
-to the token (see `hookline.loops.sft.data`), and what was cut or left out is said.
+The loss is the mean over the trained tokens, or 0 (with a graph) if a batch has none. Labels are exact to the token
+(see `hookline.loops.sft.data`), and truncated or skipped examples are reported.
 
-**Packing changes the speed and nothing else**: the loss and the gradients of packed rows are those of the same
-examples padded. The examples of a row are told apart by ``position_ids`` that start anew, given without an attention
-mask and without a cache: transformers then makes the mask itself, and so it is right for each kind of attention
-(eager, SDPA, flex, flash), for sliding windows and chunks of each layer, in each data type, and for any number of
-rows. A ready block-diagonal mask of four dimensions would be taken as it is: without a layer's sliding window, not at
-all by flash attention, and with values that are added by one kind of attention and are conditions for another. A
-model that does not heed the positions (a recurrent one, or one with ALiBi) would mix examples: `check_packing`
-asks the model itself, and refuses it.
+**Packing changes only the speed**: the loss and the gradients of packed rows equal those of the same examples padded.
+``position_ids`` restart at zero for each example of a row and are passed without an attention mask and without a
+cache. Transformers then builds the mask itself, so it is correct for every attention implementation (eager, SDPA,
+flex, flash), for each layer's sliding windows and chunks, in every data type, and for any number of rows. A prepared
+four-dimensional block-diagonal mask would be used unchanged: it would lack a layer's sliding window, flash attention
+would ignore it, and its values are added by one implementation and used as conditions by another. A model that
+ignores positions (a recurrent one, or one with ALiBi) would mix examples: `check_packing` tests the model and refuses
+it.
 """
 
 from hookline.loops.sft.batches import (

@@ -276,7 +276,7 @@ class RowEncoder:
             if not (whole.startswith(before) and whole.startswith(after) and at <= len(before) <= len(after)):
                 raise OptionError(
                     f"row {index}: the chat template renders messages[{number}] differently once more follow, so its "
-                    "tokens cannot be told from the others. Mark what the assistant says in the template with "
+                    "tokens cannot be identified. Mark the assistant's part of the template with "
                     "{% generation %} ... {% endgeneration %}, or set train_on_prompt."
                 )
             pieces += [(whole[at : len(before)], False), (whole[len(before) : len(after)], True)]
