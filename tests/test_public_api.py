@@ -22,6 +22,7 @@ NAMESPACES = (
     "hookline.functions",
     "hookline.hooks",
     "hookline.importers",
+    "hookline.integrations",
     "hookline.logging",
     "hookline.loops.sft",
     "hookline.rewards",
@@ -37,7 +38,7 @@ HOSTS = ("accelerate", "jax", "keras", "lightning", "ray", "torch", "transformer
 SEED_PATHS = ("hookline.launcher.worker_entry", "hookline.tools.custom_hooks", "hookline.rl.hooks")
 SEED_PATHS += ("hookline.rl.rollout_worker",)  # type: ignore[assignment]
 """Import paths of the systems that hookline follows; they offer public names once more."""
-IMPORTABLE = {*NAMESPACES, *SEED_PATHS, "hookline.integrations", *(f"hookline.integrations.{host}" for host in HOSTS)}
+IMPORTABLE = {*NAMESPACES, *SEED_PATHS, *(f"hookline.integrations.{host}" for host in HOSTS)}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 

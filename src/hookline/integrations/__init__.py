@@ -4,7 +4,12 @@ hl.integrations.transformers.attach(trainer, callbacks=["early_stopping"])
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookline.integrations.host_loop import HostLoop
+
+__all__ = ["HostLoop"]
 
 _FRAMEWORKS = ("accelerate", "jax", "keras", "lightning", "ray", "torch", "transformers", "trl")
 
