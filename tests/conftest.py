@@ -56,7 +56,7 @@ NOT_MEASURED = (
 
 LONGEST = (
     *("rl/test_ray.py", "test_examples.py", "docs/test_docs.py", "contract/test_sinks.py", "contract/test_hosts.py"),
-    *("experiment/test_experiment_resume.py", "integrations/test_ray.py", "sinks/test_mlflow_sink.py"),
+    *("experiment/test_experiment_resume.py", "integrations/test_ray_integration.py", "sinks/test_mlflow_sink.py"),
     *("loops/test_processes.py", "server/test_page.py", "loops/test_resume.py", "experiment/test_ray_runs.py"),
     *("sinks/test_wandb_sink.py", "contract/test_steering.py", "experiment/test_executors.py"),
     *("benchmarks/test_integrations_benchmark.py", "record/test_journal.py", "integrations/test_transformers.py"),
