@@ -283,7 +283,7 @@ def test_sft_dataset_template_that_renders_earlier_turns_differently_is_an_error
 
 def test_sft_dataset_template_that_refuses_is_an_error_with_the_row():
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(OptionError, match="row 0: the chat template refuses its messages: .*roles must alternate"):
+    with pytest.raises(OptionError, match="row 0: the chat template rejects its messages: .*roles must alternate"):
         SFTDataset([{"messages": CHAT}], tokenizer(template))
 
 

@@ -253,13 +253,12 @@ run = AccelerateRun
 class HooklineTracker(GeneralTracker):  # type: ignore[misc]
     """A tracker of Accelerate that writes hookline's record: ``Accelerator(log_with=HooklineTracker("warmup"))``.
 
-    The run begins with the first thing to record, so that what ``init_trackers(config=...)`` is given is its
-    configuration, and ends with ``accelerator.end_training()``.
+    The run begins with the first record, so that ``init_trackers(config=...)`` gives its configuration, and ends with
+    ``accelerator.end_training()``.
 
     Args:
-        run_name: What the run is called.
-        callbacks: They are notified of the start and the end of the training and of what is logged: a tracker knows
-            no more.
+        run_name: The name of the run.
+        callbacks: Subscribers, which get the start and the end of the training and `on_log`: a tracker knows no more.
         options: As for every run of hookline.
     """
 
@@ -287,16 +286,16 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         return self._run
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Add to the run's configuration; once it has begun, an event says so too."""
+        """Add to the run's configuration; once the run has begun, also as an event."""
         if _is_main():
             self._run.update_config(values)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record metrics; without a step, at the last one that was given or, where none ever was, at the next."""
+        """Record metrics; without a step, at the last one that was given or, where there was none, at the next."""
         if not _is_main():
             return
         self._begin()
-        self._run.record(values, self._place(step))
+        self._run.record(values, self._step_for(step))
 
     def log_table(
         self,
@@ -315,7 +314,7 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         if columns is None or data is None:
             raise OptionError(f"log_table({table_name!r}): give columns= and data=, or dataframe=.")
         self._begin()
-        at = self._place(step)
+        at = self._step_for(step)
         rows = [dict(zip(columns, row, strict=True)) for row in data]
         self._run.log_samples([{**row, "table": table_name, "step": at} for row in rows])
 
@@ -327,13 +326,13 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
     def _begin(self) -> None:
         if self._run.is_running:
             return
-        if self._run.dir is not None:  # it was finished, and goes on
+        if self._run.dir is not None:  # it was finished, and continues
             self._run.begin(state=self._run.state_dict())
         else:
             self._run.begin()
         self._run.train_start(step=self._run.step)
 
-    def _place(self, step: int | None) -> int:
+    def _step_for(self, step: int | None) -> int:
         if step is not None:
             self._last_given = step
         return self._run.step + 1 if self._last_given is None else self._last_given

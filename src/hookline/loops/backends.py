@@ -1,18 +1,11 @@
-"""The seam between the `Trainer` and what computes: one process on one device, or Accelerate.
+"""The seam between the `Trainer` and what computes: plain torch, or Accelerate.
 
-A backend makes the model and optimizer ready, moves batches, does forward and backward, clips, and saves
-and restores what only it knows. The moments, the data, the counters and the checkpoints are the Trainer's,
-and the same under every backend.
+A backend prepares the model and optimizer, moves batches, runs forward and backward, and clips. Moments, data, counters
+and checkpoints are the Trainer's, and the same under every backend.
 
-Plain torch: nothing between the training loop and the model.
-
-One process on one device; or several processes whose model is sharded already (`fully_shard`), and communicates by
-itself.
-
-Several processes, sharded models and mixed precision: all of it Accelerate's.
-
-How many processes there are, and whether the model is sharded, is the launcher's business (``torchrun``,
-``accelerate launch``).
+`PlainBackend` puts nothing between the training loop and the model: one process on one device, or several processes
+whose model is sharded already (`fully_shard`) and communicates by itself. `AccelerateBackend` is for several processes,
+sharding and mixed precision. How many processes there are is up to the launcher (``torchrun``, ``accelerate launch``).
 """
 
 import logging
@@ -35,62 +28,62 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """What computes."""
+    """Computes the steps of a Trainer."""
 
     device: Any
     optimizer: Any
     model: Any
-    """The user's model, not wrapped."""
+    """The user's model, without wrappers."""
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
 
     def place(self, batch: Any) -> Any:
-        """The batch on the device."""
+        """Move a batch to the device."""
 
     def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
-        """Forward and backward for a batch with its share in a step; after the last, the gradients are complete.
+        """Run forward and backward for a batch with its share in a step; after the last, the gradients are complete.
 
         The share is a number, or a tensor of one where it comes from other processes.
         """
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
-        """Forward only."""
+        """Run forward only."""
 
     def predict(self, step: StepFunction, batch: Any) -> Any:
-        """Forward only, whatever it gives."""
+        """Run forward only, and return the result unchecked."""
 
     def clip(self, max_norm: float) -> Any:
-        """Scale the gradients down to a norm, and return what it was."""
+        """Scale the gradients down to a norm, and return the norm before."""
 
     def update(self) -> None:
-        """Move the weights and clear the gradients."""
+        """Update the weights and clear the gradients."""
 
     def release(self) -> None:
-        """Give the model back as it was given, at the end of a training."""
+        """Remove wrappers from the model, at the end of a training."""
 
     def parts(self) -> dict[str, Any]:
         """Return torch's optimizer and, in mixed precision, the gradient scaler, for checkpoints."""
 
 
 def is_sharding_asked_for() -> bool:
-    """Return whether ``accelerate launch`` is configured to shard the model."""
+    """Whether ``accelerate launch`` is set to shard the model."""
     return is_launched_with("FSDP") or is_launched_with("DEEPSPEED")
 
 
-def is_launched_with(way: str) -> bool:
+def is_launched_with(plugin: str) -> bool:
     """Whether ``accelerate launch`` turned on a plugin, such as ``"FSDP"``."""
-    return os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("1", "true")
+    return os.environ.get(f"ACCELERATE_USE_{plugin}", "").lower() in ("1", "true")
 
 
 def other_parameters(model: Any, moved: list[Any]) -> list[Any]:
-    """Those of the model that get gradients and are not moved: nobody else would clear them."""
+    """Return parameters that get gradients and are in no optimizer: nothing else would clear them."""
     known = set(map(id, moved))
     return [p for p in model.parameters() if p.requires_grad and id(p) not in known]
 
 
 def moved(batch: Any, device: Any) -> Any:
-    """The tensors of a batch on a device; everything else as it is."""
+    """Move the tensors of a batch to a device; other values stay."""
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -101,10 +94,10 @@ def moved(batch: Any, device: Any) -> Any:
 
 
 def check_device(device: str) -> Any:
-    """The device of a name.
+    """Return the device of a name.
 
     Raises:
-        OptionError: torch does not know it, or it is not here.
+        OptionError: torch does not know it, or it does not exist here.
     """
     import torch
 
@@ -116,12 +109,12 @@ def check_device(device: str) -> Any:
         raise OptionError(f"device={device!r}: torch finds no CUDA device here. Give 'cpu', or leave it out.")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise OptionError(f"device={device!r}: torch finds {torch.cuda.device_count()} CUDA devices here.")
-    if found.type != "cuda":  # trying out a GPU would take up memory on the first one in every process
+    if found.type != "cuda":  # a try on a GPU would take memory of the first one in every process
         try:
             torch.zeros(1, device=found).item()
         except Exception as error:
-            said = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-            raise OptionError(f"device={device!r} cannot be used: {said}. Give 'cpu', or leave it out.") from None
+            reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+            raise OptionError(f"device={device!r} cannot be used: {reason}. Give 'cpu', or leave it out.") from None
     return found
 
 
@@ -136,7 +129,7 @@ class PlainBackend:
         self._others: list[Any] = []
         self._is_sharded = False
         if self.device.type == "cpu":
-            self.place = _as_it_is  # type: ignore[method-assign]  # a call less for each batch
+            self.place = _unchanged  # type: ignore[method-assign]  # no walk through each batch
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
@@ -146,11 +139,11 @@ class PlainBackend:
         self._others = other_parameters(model, self._moved)
 
     def place(self, batch: Any) -> Any:
-        """The batch on the device."""
+        """Move a batch to the device."""
         return moved(batch, self.device)
 
     def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
-        """Forward and backward; gradients travel between processes with the last part only."""
+        """Run forward and backward; gradients are exchanged between processes with the last part only."""
         if self._is_sharded:
             self.model.set_requires_gradient_sync(last)
         outputs = checked_outputs(step(self.model, batch))
@@ -159,34 +152,34 @@ class PlainBackend:
         return outputs
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
-        """Forward only."""
+        """Run forward only."""
         return checked_outputs(self.predict(step, batch), trains=False)
 
     def predict(self, step: StepFunction, batch: Any) -> Any:
-        """Forward only, whatever it gives."""
+        """Run forward only, and return the result unchecked."""
         return step(self.model, batch)
 
     def clip(self, max_norm: float) -> Any:
-        """Scale the gradients down to a norm, and return what it was."""
+        """Scale the gradients down to a norm, and return the norm before."""
         norm: Any = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
         return norm.full_tensor() if self._is_sharded else norm
 
     def update(self) -> None:
-        """Move the weights and clear the gradients."""
+        """Update the weights and clear the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
         for parameter in self._others:
             parameter.grad = None
 
     def release(self) -> None:
-        """Nothing: the model is as it was given."""
+        """Do nothing: the model has no wrappers."""
 
     def parts(self) -> dict[str, Any]:
         """Return the optimizer."""
         return {"optimizer": self.optimizer}
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
@@ -221,12 +214,12 @@ class AccelerateBackend:
         self._others = other_parameters(self.model, self._moved)
 
     def place(self, batch: Any) -> Any:
-        """The batch on the device."""
+        """Move a batch to the device."""
         return moved(batch, self.device)
 
     def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
-        """Forward and backward; gradients travel between processes with the last part only."""
-        is_all = isinstance(share, float) and share == 1  # one on a device is not looked at, which would wait for it
+        """Run forward and backward; gradients are exchanged between processes with the last part only."""
+        is_all = isinstance(share, float) and share == 1  # a tensor is not compared, which would wait for its device
         with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
             with self._accelerator.autocast():
                 outputs = checked_outputs(step(self._wrapped, batch))
@@ -236,29 +229,29 @@ class AccelerateBackend:
         return outputs
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
-        """Forward only."""
+        """Run forward only."""
         return checked_outputs(self.predict(step, batch), trains=False)
 
     def predict(self, step: StepFunction, batch: Any) -> Any:
-        """Forward only; a model that is whole here is called without its wrapper, which would communicate."""
+        """Run forward only; a model that is whole here is called without its wrapper, which would communicate."""
         model = self._wrapped if self._is_sharded else self.model
         with self._accelerator.autocast():
             return step(model, batch)
 
     def clip(self, max_norm: float) -> Any:
-        """Scale the gradients down to a norm, and return what it was."""
+        """Scale the gradients down to a norm, and return the norm before."""
         norm = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def update(self) -> None:
-        """Move the weights and clear the gradients."""
+        """Update the weights and clear the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
         for parameter in self._others:
             parameter.grad = None
 
     def release(self) -> None:
-        """Take away what Accelerate put around the model's forward."""
+        """Remove Accelerate's wrapper of the model's forward."""
         self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
 
     def parts(self) -> dict[str, Any]:
@@ -292,7 +285,7 @@ def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
                 mixed_precision=precision,
                 cpu=on_cpu,
                 step_scheduler_with_optimizer=False,
-                # Given, so that none is taken from the environment: backward() would divide by its number once more.
+                # Given, so that the environment is not used: backward() would divide by its number once more.
                 gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             )
     except ValueError as error:
@@ -313,7 +306,7 @@ def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
 
 @contextmanager
 def _launched() -> Iterator[None]:
-    """Tell Accelerate who this process is, as a launcher does: it does not look at a group that is there already."""
+    """Set the environment that a launcher would set: Accelerate ignores a process group that exists already."""
     rank, count = distributed.rank(), distributed.world_size()
     local = rank % max(1, torch.cuda.device_count()) if torch.cuda.is_available() else rank
     facts = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count}
@@ -327,7 +320,7 @@ def _launched() -> Iterator[None]:
 
 
 def choose_backend(precision: Precision, device: str | None, model: Any) -> Backend:
-    """Plain torch for one process in full precision, and for a model that is sharded already; otherwise Accelerate."""
+    """Return plain torch for one process in full precision or a model that is sharded already, else Accelerate."""
     if is_sharded(model):
         return PlainBackend(_device_of_shards(model, precision, device))
     if distributed.world_size() == 1 and precision == "fp32" and not is_sharding_asked_for():
@@ -338,7 +331,7 @@ def choose_backend(precision: Precision, device: str | None, model: Any) -> Back
 
 
 def _device_of_shards(model: Any, precision: Precision, device: str | None) -> str:
-    """Where a sharded model computes."""
+    """Return the device of a sharded model."""
     kind = next(parameter.device_mesh.device_type for parameter in model.parameters() if hasattr(parameter, "to_local"))
     if not hasattr(model, "set_requires_gradient_sync"):
         raise OptionError(
@@ -360,7 +353,7 @@ def _device_of_shards(model: Any, precision: Precision, device: str | None) -> s
 
 
 def _require_known_sharding() -> None:
-    """Refuse what would train, and save a part of the weights as if it were all of them."""
+    """Refuse a kind of sharding that would save a part of the weights as if it were all of them."""
     if is_launched_with("DEEPSPEED"):
         raise OptionError("accelerate launch --use_deepspeed is not supported: give --use_fsdp --fsdp_version 2.")
     if is_launched_with("FSDP") and os.environ.get("FSDP_VERSION", "1") != "2":

@@ -1,7 +1,7 @@
-"""The random states of every library that a training draws from: Python, NumPy, torch, its devices.
+"""The random states of every library that a training draws from: Python, NumPy, torch and its devices.
 
-What is not loaded draws nothing and is left alone. A captured state consists of plain values and tensors
-of bytes, so that it can be saved and read back without running any code.
+A library that is not imported draws nothing and is left alone. A captured state consists of plain values and tensors of
+bytes, so it can be saved and read back without running any code.
 """
 
 import random
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def capture() -> dict[str, Any]:
-    """The states as they are now."""
+    """Return the present states."""
     state: dict[str, Any] = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -31,7 +31,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put the libraries into a state that was captured; what is not here is left out."""
+    """Set the libraries to captured states; libraries and devices that are missing here are skipped."""
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -50,7 +50,7 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed all of them."""
+    """Seed all libraries that are loaded."""
     random.seed(number)
     for name, seed_it in _SEEDS.items():
         if name in sys.modules:
@@ -65,9 +65,9 @@ _SEEDS: dict[str, Callable[[Any, int], object]] = {
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Seed all of them, and those that are loaded inside for the first time, too."""
+    """Seed all libraries, including those that are first imported inside."""
     seed(number)
-    finder = _SeedsWhatLoads(number)
+    finder = _SeedOnImport(number)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -76,8 +76,8 @@ def seeded(number: int) -> Iterator[None]:
             sys.meta_path.remove(finder)
 
 
-class _SeedsWhatLoads(MetaPathFinder):
-    """Has a library seeded when it has been loaded."""
+class _SeedOnImport(MetaPathFinder):
+    """Seeds a library when it has been imported."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -101,7 +101,7 @@ class _SeedsWhatLoads(MetaPathFinder):
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Whatever is drawn inside leaves no trace outside."""
+    """Restore the states afterwards: draws inside do not affect the program."""
     state = capture()
     try:
         yield

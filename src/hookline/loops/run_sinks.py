@@ -1,4 +1,4 @@
-"""A run's sinks and the delivery that feeds them; nothing is loaded for a run without sinks."""
+"""The sinks of a run, and the threads or the process that feed them from its record; loaded only with sinks."""
 
 import logging
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ DRAIN_SECONDS = 10.0
 
 
 class RunSinks:
-    """Where a run's record is delivered to.
+    """The sinks of a run.
 
     Args:
-        sinks: What `make_sinks` takes.
-        delivery: Whether from threads of this process or from a process of its own.
-        drain_seconds: How long `close` waits for what is left to be delivered.
+        sinks: Anything `make_sinks` accepts.
+        delivery: Whether to deliver from threads of this process or from a process of its own.
+        drain_seconds: How long `close` waits for the remaining records.
     """
 
     def __init__(self, sinks: Iterable[Any], *, delivery: DeliveryMode, drain_seconds: float) -> None:
@@ -37,8 +37,8 @@ class RunSinks:
             raise OptionError(f"drain_seconds={drain_seconds!r}: give a number of seconds.")
         self._sinks = _made(sinks)
         for sink in self._sinks.values():
-            sink.check()  # before anything is made
-        self._delivery, self._drain_seconds = delivery, drain_seconds
+            sink.check()  # before anything is created
+        self._mode, self._drain_seconds = delivery, drain_seconds
         self.pace: Pace | None = None
         self._manager: DeliveryManager | DeliveryProcess | None = None
 
@@ -46,10 +46,10 @@ class RunSinks:
         return len(self._sinks)
 
     def open(self, run_dir: Path) -> None:
-        """Begin to deliver."""
+        """Start delivery."""
         if not self._sinks:
             return
-        if self._delivery == "thread":
+        if self._mode == "thread":
             from hookline._record.delivery_manager import DeliveryManager
 
             self._manager = DeliveryManager(run_dir, self._sinks, pace=self.pace)
@@ -60,16 +60,16 @@ class RunSinks:
         self._manager.start()
 
     def close(self) -> None:
-        """Deliver what is left, within the time for it."""
+        """Deliver the remaining records, within the time limit."""
         if self._manager is not None:
             self._manager.close(self._drain_seconds)
 
     def states(self) -> list["SinkState"]:
-        """How each sink stands."""
+        """Return the state of each sink."""
         return [] if self._manager is None else self._manager.states()
 
     def ids(self) -> dict[str, str]:
-        """What the destinations call the run, as ``<sink>_<id>``, say ``wandb_run_id``: of the sinks opened so far."""
+        """Return the ids of the run at its destinations, as ``<sink>_<id>``, e.g. ``wandb_run_id``."""
         if self._manager is None:
             return {}
         from hookline._record.delivery import SINKS_FOLDER, Progress
@@ -85,8 +85,8 @@ class RunSinks:
 def _ids(name: str, sink: "Sink", state: Any) -> dict[str, str]:
     try:
         return {} if state is None else sink.ids(state)
-    except Exception:  # a sink that is wrong stops nothing
-        logger.warning("%s cannot tell its ids.", name, exc_info=True)
+    except Exception:  # a broken sink stops nothing
+        logger.warning("%s failed to return its ids.", name, exc_info=True)
         return {}
 
 
@@ -99,7 +99,7 @@ def _made(sinks: Iterable[Any]) -> "dict[str, Sink]":
 
 
 def _found(entries: Entries, source: "Source") -> "list[Sink]":
-    """The sinks that entries of a file describe; errors say where in the file."""
+    """Create the sinks that a configuration file describes; errors name the place in the file."""
     from hookline._record.sink import make_sink
 
     found = []

@@ -1,10 +1,10 @@
 """Tensors sharded over processes (FSDP2, `fully_shard`) in checkpoints, through `torch.distributed.checkpoint`.
 
 Every process writes its own shards into one folder of the checkpoint; no process gathers a whole model. In the files
-beside it, a mark stands in the place of each sharded tensor. A process reads what its own layout needs, without the
-others, so a checkpoint also fits another number of processes, or one process that has the whole model.
+beside it, a mark stands in place of each sharded tensor. A process reads what its own layout needs, without the others,
+so a checkpoint also fits another number of processes, or one process that has the whole model.
 
-The index of such a folder is a pickle. Only the few classes of torch that it is made of are accepted when it is read,
+The index of such a folder is a pickle. Only the few classes of torch that it consists of are accepted when it is read,
 so reading a checkpoint runs no code.
 """
 
@@ -32,14 +32,14 @@ from hookline.loops.checkpoint import CALLBACK_SHARDS
 
 _MARK = "$sharded"
 Layouts = Callable[[str], Any]
-"""Returns the sharded tensor whose layout a tensor is read in, by its key; None reads the whole tensor."""
+"""Returns the sharded tensor whose layout a tensor is read in, by its key; None to read the whole tensor."""
 
 
 def require_supported(model: torch.nn.Module, optimizer: Any = None) -> None:
     """Refuse a model of FSDP1, and an optimizer that was made before its model was sharded.
 
     Raises:
-        OptionError: The training would hang at its first checkpoint, or move parameters that are not the model's.
+        OptionError: The training would hang at its first checkpoint, or update parameters that are not the model's.
     """
     if is_fsdp1(model):
         raise OptionError(
@@ -53,13 +53,13 @@ def require_supported(model: torch.nn.Module, optimizer: Any = None) -> None:
     known = set(map(id, model.parameters()))
     if any(id(parameter) not in known and not is_sharded(parameter) for parameter in moved_parameters(optimizer)):
         raise OptionError(
-            "The optimizer moves parameters that are not those of the sharded model: fully_shard() replaces a model's "
+            "The optimizer has parameters that are not those of the sharded model: fully_shard() replaces a model's "
             "parameters. Make the optimizer from model.parameters() after fully_shard(model)."
         )
 
 
 def taken_from(value: Any, key: str, taken: dict[str, Any]) -> Any:
-    """A state with a mark in the place of each sharded tensor; these are put into ``taken`` by their keys."""
+    """Return a state with a mark in place of each sharded tensor; the tensors go into ``taken`` by their keys."""
     if isinstance(value, torch.Tensor):
         if not is_sharded(value):
             return value
@@ -94,20 +94,20 @@ def write_sharded(tensors: dict[str, Any], folder: Path, group: Any) -> None:
 
     try:
         checkpoint.save(tensors, checkpoint_id=folder, process_group=group)
-    except checkpoint.CheckpointException as error:  # no Exception: it would pass those who catch one
+    except checkpoint.CheckpointException as error:  # a BaseException, which `except Exception` would miss
         why = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
         raise CheckpointError(f"{folder} cannot be written: {why}") from None
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor or of one that a mark stands for; None for anything else."""
+    """Return the shape of a tensor, or of one that a mark stands for; None for anything else."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     return tuple(value["shape"]) if _is_mark(value) else None
 
 
 def put_into(value: Any, folder: Path, layouts: Layouts) -> Any:
-    """A state with every sharded tensor back in its place, read from the folder that they were written into.
+    """Return a state with every sharded tensor back in place, read from the folder that has them.
 
     Raises:
         CheckpointError: Some are missing or cannot be read.
@@ -117,7 +117,7 @@ def put_into(value: Any, folder: Path, layouts: Layouts) -> Any:
 
 
 def _read(marks: Iterable[dict[str, Any]], folder: Path, layouts: Layouts) -> dict[str, Any]:
-    from torch.distributed import checkpoint  # takes a while to import, and few need it
+    from torch.distributed import checkpoint  # slow to import, and rarely needed
 
     class Reader(checkpoint.FileSystemReader):  # type: ignore[misc]
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def _read(marks: Iterable[dict[str, Any]], folder: Path, layouts: Layouts) -> di
     try:
         index = reader.read_metadata().state_dict_metadata
         tensors = {mark[_MARK]: _empty(index[mark[_MARK]], mark, layouts(mark[_MARK])) for mark in marks}
-        with warnings.catch_warnings():  # that the processes do not take part together
+        with warnings.catch_warnings():  # about loading without the other processes
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.load(tensors, storage_reader=reader, no_dist=True)
     except (checkpoint.CheckpointException, Exception) as error:
@@ -137,7 +137,7 @@ def _read(marks: Iterable[dict[str, Any]], folder: Path, layouts: Layouts) -> di
 
 
 def _empty(entry: Any, mark: dict[str, Any], like: Any) -> Any:
-    """A tensor to read into: sharded like another one, as it was saved where the shapes differ, or whole."""
+    """Return a tensor to read into: sharded like another one, as saved where the shapes differ, or whole."""
     dtype, dims = entry.properties.dtype, mark["placements"]
     if like is None or not is_sharded(like) or (like.shape != entry.size and len(dims) != like.device_mesh.ndim):
         return torch.empty(entry.size, dtype=dtype)
@@ -150,10 +150,10 @@ def _empty(entry: Any, mark: dict[str, Any], like: Any) -> Any:
 
 
 def whole_state(model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
-    """The weights of a model under plain names, gathered where they are sharded; all processes have to call it.
+    """Return the weights of a model under plain names, gathered where they are sharded; a collective.
 
     Args:
-        keep: Whether this process wants them; the others return nothing.
+        keep: Whether this process keeps them; the others return nothing.
     """
     found: dict[str, Any] = {}
     for name, value in plain_state(model).items():
@@ -186,12 +186,12 @@ def load_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
 
 
 def moved_parameters(optimizer: Any) -> list[Any]:
-    """The parameters that an optimizer moves."""
+    """Return the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def layouts_of(model: torch.nn.Module, optimizer: Any) -> Layouts:
-    """How tensors under ``model.<name>`` and ``optimizer.state.<index>.<name>`` are laid out in this process."""
+    """Return how tensors ``model.<name>`` and ``optimizer.state.<index>.<name>`` are laid out in this process."""
     weights, parameters = plain_state(model), moved_parameters(optimizer)
 
     def layout(key: str) -> Any:
@@ -218,7 +218,7 @@ def write_callback_shards(states: Mapping[str, Any], directory: Path, group: Any
 
 
 def read_callback_shards(states: Mapping[str, Any], directory: Path, model: Any) -> Any:
-    """The callbacks' states with their sharded tensors, laid out like parameters of the same shape."""
+    """Return the callbacks' states with their sharded tensors, laid out like parameters of the same shape."""
     by_shape = {tuple(parameter.shape): parameter for parameter in named_parameters(model).values()}
     index = {mark[_MARK]: tuple(mark["shape"]) for mark in _marks_in(states)}
     return put_into(states, directory / CALLBACK_SHARDS, lambda key: by_shape.get(index[key]))
@@ -247,10 +247,10 @@ def _replaced(value: Any, tensors: dict[str, Any]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads the index of shards, which is made of a few classes of torch."""
+    """Reads the index of shards, which consists of a few classes of torch."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class of a name, if it belongs into an index."""
+        """Return the class of a name, if an index may contain it."""
         is_torch = module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype))
         is_index = module == "torch.distributed.checkpoint.metadata" and name in _OF_INDEX
         if is_torch or is_index or (module, name) in _OTHERS:

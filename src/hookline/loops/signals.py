@@ -59,7 +59,7 @@ class StopSignals:
         for number, handler in self._previous.items():
             if not inner:
                 signal.signal(number, handler)
-            elif inner[0]._previous[number] == self._handle:
+            elif inner[0]._previous[number] == self._handle:  # the inner one must not restore this handler
                 inner[0]._previous[number] = handler
         self._previous = {}
         if self in _LISTENING:
@@ -110,20 +110,20 @@ def _act(handler: Any, number: int, frame: FrameType | None) -> None:
 def _let_go_in_children() -> None:
     """Restore the handlers in forked children. Done once per process, because it cannot be undone."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_hold_off, after_in_parent=_let_through, after_in_child=_begin_anew)
+        os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_restore_in_child)
 
 
-def _hold_off() -> None:
+def _block_signals() -> None:
     """Block the signals: one sent to a child that has not restored its handlers yet would be lost."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, StopSignals.SIGNALS)
 
 
-def _let_through() -> None:
+def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
-def _begin_anew() -> None:
+def _restore_in_child() -> None:
     """Restore the handlers in a child, innermost first: each restores those of the instance around it."""
     while _LISTENING:
         _LISTENING.pop().let_go()
-    _let_through()
+    _unblock_signals()

@@ -1,4 +1,4 @@
-"""What is printed when a run ends: how it went, its last metrics, and what each subscriber cost."""
+"""Prints the summary of a run that ended: how it went, its last metrics, and the cost of each subscriber."""
 
 import contextlib
 import sys
@@ -18,7 +18,7 @@ LOG_FILE_WIDTH = 120
 def print_summary(run: "Session") -> None:
     """Print a run's summary to standard error, so that a script's own output stays clean.
 
-    Where that cannot be written to any more (``| head``), nothing is printed: the run is over, and well.
+    Where that is closed (``| head``), nothing is printed: the run itself went well.
     """
     from hookline._record.terminal import terminal_console
 
@@ -65,7 +65,7 @@ def _print_sinks(console: "Console", run: "Session") -> None:
 
 
 def cost_table(costs: Costs) -> "Table":
-    """The costs as a table for a terminal."""
+    """Return the costs as a table for a terminal."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

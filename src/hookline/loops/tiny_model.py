@@ -1,12 +1,13 @@
 """A real tokenizer and a real causal language model, small enough for a CPU and made without any download.
 
-For demonstrations, tests and a first try of a recipe. Both are those of transformers, so what works with them works
-with any other: they are saved, loaded, generate and train.
+For demonstrations, tests and a first try of a recipe; public as ``hookline.testing``. Both are those of transformers,
+so what works with them works with any other: they can be saved and loaded, generate and train.
 """
 
 import string
 from typing import Any
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import MissingExtraError, OptionError
 
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -14,9 +15,9 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "un
 
 
 def character_tokenizer(alphabet: str = PRINTABLE, *, chat_template: str | None = None) -> Any:
-    """A `PreTrainedTokenizerFast` with a token for each character, and PAD, BOS, EOS and UNK as tokens 0 to 3.
+    """Return a `PreTrainedTokenizerFast` with a token for each character, and PAD, BOS, EOS and UNK as tokens 0 to 3.
 
-    It puts BOS before a text, as many tokenizers do. Decoding gives back the text, character by character.
+    It puts BOS before a text, as many tokenizers do. Decoding returns the text, character by character.
 
     Args:
         alphabet: The characters; any other is UNK.
@@ -43,11 +44,12 @@ def character_tokenizer(alphabet: str = PRINTABLE, *, chat_template: str | None 
 
 
 def tiny_causal_lm(tokenizer: Any, *, hidden_size: int = 64, layers: int = 2, heads: int = 4, seed: int = 0) -> Any:
-    """A `LlamaForCausalLM` with random weights for a tokenizer; by default about 100,000 parameters.
+    """Return a `LlamaForCausalLM` with random weights for a tokenizer; by default about 100,000 parameters.
 
-    The same seed gives the same weights, and the global random state is left as it was.
+    The same seed gives the same weights, and the global random state does not change.
     """
-    _require_sizes(hidden_size=hidden_size, layers=layers, heads=heads)
+    for name, size in (("hidden_size", hidden_size), ("layers", layers), ("heads", heads)):
+        require_integer(name, size)
     if hidden_size % (2 * heads):
         raise OptionError(f"hidden_size={hidden_size}: give a multiple of 2 * heads, which is {2 * heads}.")
     try:
@@ -67,12 +69,6 @@ def tiny_causal_lm(tokenizer: Any, *, hidden_size: int = 64, layers: int = 2, he
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    with torch.random.fork_rng(devices=[]):  # weights are made on the CPU, so its state is the only one that is used
+    with torch.random.fork_rng(devices=[]):  # the weights are drawn on the CPU
         torch.default_generator.manual_seed(seed)
         return LlamaForCausalLM(config)
-
-
-def _require_sizes(**sizes: object) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise OptionError(f"{name}={size!r}: give a whole number of at least 1.")

@@ -1,6 +1,6 @@
-"""A validation of a session, as a context.
+"""`Validation`: averages the metrics of validation batches, and fires the moments of a validation around them.
 
-The mean of metrics, of which some may still be on their way from a device.
+Values may still be on their way from a device; then the mean is, too.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def mean(values: list[Any], weights: Sequence[float] | None = None) -> Any:
-    """The mean of numbers, once all of them are there; of anything else the last."""
+    """Return the mean of numbers, deferred while some are on their way; of anything else the last."""
     if any(isinstance(value, Deferred) for value in values):
         return Deferred(_MeanLater(values, weights))
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
@@ -28,7 +28,7 @@ def mean(values: list[Any], weights: Sequence[float] | None = None) -> Any:
 
 
 class _MeanLater:
-    """The mean of values of which some are still on their way."""
+    """The mean of values of which some are still on their way from a device."""
 
     def __init__(self, values: list[Any], weights: Sequence[float] | None) -> None:
         self._values, self._weights = values, weights
@@ -36,11 +36,11 @@ class _MeanLater:
         self.arrives = all(source.arrives for source in self._sources)
 
     def ready(self) -> bool:
-        """Whether all are there."""
+        """Whether all have arrived."""
         return all(source.ready() for source in self._sources)
 
     def number(self, index: int) -> Any:
-        """The mean, waiting if need be."""
+        """Return the mean, waiting if necessary."""
         return mean(plain(self._values), self._weights)
 
 
@@ -51,10 +51,10 @@ class Validation:
     """One validation of a run: averages what is logged for each batch and fires the validation moments.
 
     Args:
-        name: What its metrics begin with.
+        name: The prefix of its metrics.
         counts: Metrics that are added up instead.
         everywhere: Average over all processes, which then have to validate together.
-        before_update: Whether it is made before the update of the step under way, where the loop cannot tell.
+        before_update: Whether the update of the step in progress is still to come, where the loop cannot tell.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Validation:
         self.run = run
         self._before_update = before_update
         self._step = 0
-        self._is_repeated = False  # it was recorded before the checkpoint that the run was resumed from
+        self._is_repeated = False  # recorded already, before the resumed checkpoint
         self.name = name
         self.metrics = MetricsRow()
         self._counts = frozenset(counts)
         self._everywhere = everywhere
         self._batch = MetricsRow()
-        self._outputs: Any = None  # what a validation step returned, where the loop itself calls one
+        self._outputs: Any = None  # what the Trainer's validation step returned
         self._in_batch = False
         self._values: defaultdict[str, list[Any]] = defaultdict(list)
         self._weights: defaultdict[str, list[float]] = defaultdict(list)
@@ -122,10 +122,10 @@ class Validation:
             self.run.callbacks.on_validation_batch_end(self.run, outputs, batch, batch_idx)
 
     def outputs(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Hand the predictions of this batch, or anything else, to the subscribers of `on_validation_batch_end`.
+        """Pass the predictions of this batch, or anything else, to the subscribers of `on_validation_batch_end`.
 
-        They get it in ``outputs``, together with the metrics of the batch, and as it is: tensors are neither copied
-        nor waited for, and nothing is recorded::
+        They get it in ``outputs``, together with the metrics of the batch. Tensors are neither copied nor waited for,
+        and nothing is recorded::
 
             for inputs, targets in val.batches(loader):
                 predictions = model(inputs)
@@ -147,14 +147,14 @@ class Validation:
         self.add(collect(args, values, defer))
 
     def add(self, metrics: dict[str, Any], weight: float = 1.0, *, outputs: Any = None) -> None:
-        """Record metrics of a batch that weighs so much in the average; one that weighs nothing is only shown.
+        """Record metrics of a batch with its weight in the average; one without weight is only shown.
 
         Args:
             outputs: All that the validation step returned, for `on_validation_batch_end`; the metrics by default.
         """
         self._batch.update(metrics)
         self._outputs = outputs
-        for key, value in dict.items(metrics) if weight else ():  # those on their way from a device stay so
+        for key, value in dict.items(metrics) if weight else ():  # values on their way from a device stay deferred
             self._values[key].append(value)
             self._weights[key].append(weight)
 
@@ -163,7 +163,7 @@ class Validation:
         return sum(plain(values)) if key in self._counts else mean(values, self._weights[key])
 
     def _gather(self) -> None:
-        """Take over what all processes have; some may have names that others have not."""
+        """Collect the values of all processes; some may have names that others lack."""
         own = {key: (plain(values), self._weights[key]) for key, values in self._values.items()}
         self._values.clear()
         self._weights.clear()

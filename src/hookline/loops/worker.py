@@ -1,8 +1,7 @@
-"""`SFTPolicyWorker`: supervised fine-tuning of a causal language model, put together from a configuration.
+"""`SFTPolicyWorker` fine-tunes a causal language model from a configuration; `main` is the entry of a training script.
 
-This is the worker that hook functions ``(worker, report_data)`` are given.
-
-`main`: the entry of a training script. It reads the command line, trains, and returns the result.
+The worker is what hook functions ``(worker, report_data)`` get. `main` reads the command line, trains, and returns the
+result:
 
     python train.py --config sft.yaml train.epochs=3 --train.learning_rate 1e-4
 
@@ -32,11 +31,11 @@ from hookline.loops.trainer_config import BATCH_SIZE
 from hookline.loops.worker_config import ModelOptions, Rows, WorkerConfig
 
 DEFAULT_CALLBACKS = ("progress_bar",)
-"""What a configuration that names no callbacks gets."""
+"""The callbacks of a configuration that names none."""
 
 
 class SFTPolicyWorker:
-    """Holds everything of one training: ``trainer``, ``model``, ``tokenizer`` and the loaders.
+    """Holds the parts of one training: ``trainer``, ``model``, ``tokenizer`` and the loaders.
 
     Args:
         config: The settings.
@@ -55,12 +54,12 @@ class SFTPolicyWorker:
     ) -> None:
         self.config = config
         self.model, self.tokenizer = model_and_tokenizer(config.model)
-        if config.sft.chat_template is not None:  # so that it is saved with the model
+        if config.sft.chat_template is not None:  # saved with the model
             self.tokenizer.chat_template = template_text(config.sft.chat_template)
         self.train_data_loader = self._loader(config.data.train, shuffle=config.train.shuffle)
         validation = config.data.validation
         self.val_data_loader = None if validation is None else self._loader(validation, shuffle=False)
-        shown = CallbackCollection(DEFAULT_CALLBACKS if config.train.callbacks == () else ())  # [] asks for none
+        shown = CallbackCollection(DEFAULT_CALLBACKS if config.train.callbacks == () else ())  # [] means none
         shown.extend(callbacks or ())
         self.trainer = Trainer(
             self.model,
@@ -77,28 +76,28 @@ class SFTPolicyWorker:
 
     @property
     def rank(self) -> int:
-        """Which of the processes this is."""
+        """This process's index."""
         return self.trainer.rank
 
     @property
     def state(self) -> str:
-        """Where the training is: ``created``, ``running``, ``completed``, ``stopped`` or ``failed``."""
+        """The state of the training: ``created``, ``running``, ``completed``, ``stopped`` or ``failed``."""
         return self.trainer.state
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the training was stopped, if it was."""
+        """The reason for a stop, if there was one."""
         return self.trainer.stop_reason
 
     @property
     def ctx(self) -> LogContext:
-        """Names and ids of the run, and why it failed."""
+        """Names and ids of the run, and its error."""
         return self.trainer.ctx
 
     def run(self) -> LoopArtifacts:
-        """Train to the end, save the model, and say what came of it.
+        """Train to the end, save the model, and return what training leaves behind.
 
-        One that somebody stopped, such as early stopping, is at its end; one that a signal stopped goes on later.
+        A stop by a callback, such as early stopping, is an end; a training that a signal stopped continues later.
         """
         artifacts = self.trainer.fit()
         interrupted = artifacts.stop_reason is not None and is_signal(artifacts.stop_reason)
@@ -118,7 +117,7 @@ class SFTPolicyWorker:
 
     def _save_model(self) -> None:
         directory = self.trainer.output_dir
-        weights = whole_state(self.trainer.model, keep=self.trainer.rank == 0)  # on all ranks, which gathers shards
+        weights = whole_state(self.trainer.model, keep=self.trainer.rank == 0)  # on all ranks: it gathers shards
         if directory is None or self.trainer.rank != 0:
             return
         aside, place = directory / ".model.partial", directory / "model"
@@ -130,7 +129,7 @@ class SFTPolicyWorker:
 
 
 def model_and_tokenizer(options: ModelOptions) -> tuple[Any, Any]:
-    """The model and tokenizer that the options mean."""
+    """Load or make the model and tokenizer of the options."""
     if options.tiny is not None:
         tokenizer, tiny = character_tokenizer(), options.tiny
         sizes = {name: getattr(tiny, name) for name in tiny.__struct_fields__}
@@ -161,25 +160,25 @@ def main(
 ) -> LoopArtifacts:
     """Train as a configuration file says, with loggers and hooks of your own.
 
-    What is wrong with the configuration is printed, and ends the program with code 2. A training that a signal
-    stopped is saved, and ends the program with 128 and the signal's number, as other programs do.
+    A mistake in the configuration is printed and ends the program with code 2. A training that a signal stopped is
+    saved and ends the program with 128 plus the signal's number, as other programs do.
 
     Args:
         custom_logger_fns: Functions ``(report_data, step)`` called after each step and validation, on rank zero.
         hook_fns: Functions ``(worker, report_data)`` by the name of a hook.
         callbacks: Callbacks besides those of the configuration.
-        argv: The arguments; those of the program by default.
+        argv: The command line; the program's by default.
     """
     arguments, overrides = _parser().parse_known_args(sys.argv[1:] if argv is None else list(argv))
     try:
         worker = _worker(arguments.config, overrides, custom_logger_fns, hook_fns, callbacks)
     except HooklineError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program's own words
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - output of the program
         raise SystemExit(USAGE_ERROR) from error
     try:
         result: LoopArtifacts = worker.run()
-    except (UnknownNameError, ConfigError) as error:  # of what is to be resumed
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program's own words
+    except (UnknownNameError, ConfigError) as error:  # the run to resume
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - output of the program
         raise SystemExit(USAGE_ERROR) from error
     finally:
         leave_process_group()
@@ -201,17 +200,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _worker(path: str, overrides: Sequence[str], logger_fns: Any, hook_fns: Any, callbacks: Any) -> Any:
     try:
-        import torch  # noqa: F401 - so that what is missing is named
+        import torch  # noqa: F401 - to name what is missing
     except ImportError as error:
         raise MissingExtraError("hookline.main", "hf") from error
-    from hookline.loops.worker_config import WorkerConfig
-
     config = load_config(path, WorkerConfig, overrides)
     return SFTPolicyWorker(config, custom_logger_fns=logger_fns, hook_fns=hook_fns, callbacks=callbacks)
 
 
 def leave_process_group() -> None:
-    """End what ranks have in common, where there are several."""
+    """Destroy the process group, where there is one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a configuration file for `hookline.main` holds: a model, data, how examples are made, how to train."""
+"""The configuration file of `hookline.main`: a model, data, how rows become examples, how to train."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Rows = str | list[dict[str, Any]]
 
 
 class TinyModel(CheckedStruct, kw_only=True):
-    """A small Llama over characters, made on the spot: for a first try, and for tests."""
+    """A small Llama over characters with random weights: for a first try, and for tests."""
 
     hidden_size: int = 64
     layers: int = 2
@@ -25,9 +25,9 @@ class ModelOptions(CheckedStruct, kw_only=True):
     """The model to tune.
 
     Args:
-        path: What ``from_pretrained`` takes: the directory of a model, or the name of one.
-        tokenizer: The same for its tokenizer, where that lies elsewhere.
-        tiny: A small one that is made instead.
+        path: The directory or name of a model, for ``from_pretrained``.
+        tokenizer: The same for its tokenizer, where that is elsewhere.
+        tiny: A small model that is made instead.
     """
 
     path: str | None = None
@@ -43,7 +43,7 @@ class ModelOptions(CheckedStruct, kw_only=True):
 
 
 class DataOptions(CheckedStruct, kw_only=True):
-    """What to train and validate on.
+    """The data to train and validate on.
 
     Args:
         train: A ``.jsonl`` or ``.json`` file of rows, or the rows: ``prompt`` and ``completion``, ``messages``, or
@@ -61,8 +61,8 @@ class WorkerConfig(CheckedStruct, kw_only=True):
     Args:
         sft: How rows become examples.
         train: How to train.
-        save_model: Write the trained model and its tokenizer to ``model/`` in the run's directory, as
-            ``save_pretrained`` does.
+        save_model: Save the trained model and its tokenizer to ``model/`` in the run's directory, with
+            ``save_pretrained``.
         custom: Anything, for hooks and callbacks of your own: ``worker.config.custom``.
     """
 

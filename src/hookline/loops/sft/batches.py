@@ -1,11 +1,7 @@
-"""Examples as padded tensors, and how many tokens are in them.
+"""Batches of examples as padded tensors, with their token counts and their loss, and a check of packing.
 
-Counts are taken where the batch is made, on the CPU, and travel with it as plain numbers under ``"counts"``: nobody
-has to ask a device for them. What moves tensors to a device leaves them alone.
-
-Whether a model keeps the examples of a packed row apart, found out by asking it.
-
-The loss of a batch of examples.
+Counts are taken where the batch is made, on the CPU, and travel with it as plain numbers under ``"counts"``: nothing
+has to read them from a device.
 """
 
 import inspect
@@ -28,7 +24,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """What is in a batch.
+    """The counts of a batch.
 
     Attributes:
         trained: Tokens with a label.
@@ -44,13 +40,13 @@ class TokenCounts:
 
 
 class PaddingCollator:
-    """Makes a batch of examples or of packed rows, padded on the right to the longest.
+    """Collates examples or packed rows into a batch, padded on the right to the longest.
 
     The batch has ``input_ids``, ``labels`` (-100 on padding) and ``counts``; with examples ``attention_mask``, with
     packed rows ``position_ids`` instead, in which the padding of a row is a sequence of its own.
 
     Args:
-        tokenizer: Its pad token is used; without one EOS, which is as good, as padding is never looked at.
+        tokenizer: Its pad token is used, or EOS where it has none: padding is never attended to.
         pad_to_multiple_of: Make the length a multiple of this.
     """
 
@@ -94,9 +90,9 @@ def _counts(items: Sequence[Item], width: int) -> TokenCounts:
 
 
 def token_counts(batch: Mapping[str, Any]) -> TokenCounts:
-    """What is in a batch: what its collator counted, or else what its tensors show.
+    """Return the counts of a batch: those of its collator, or else those of its tensors.
 
-    Looking at tensors waits for the device that they are on; batches of a `PaddingCollator` never need it.
+    Reading tensors waits for their device; batches of a `PaddingCollator` never need it.
     """
     if isinstance(counts := batch.get("counts"), TokenCounts):
         return counts
@@ -112,7 +108,7 @@ def token_counts(batch: Mapping[str, Any]) -> TokenCounts:
 def prepare(
     rows: Iterable[Row], tokenizer: Any, options: SFTOptions | None = None
 ) -> tuple[SFTDataset | PackedDataset, PaddingCollator]:
-    """A map-style dataset of the rows, packed where the options say so, and what makes batches of it."""
+    """Return a map-style dataset of the rows, packed where the options say so, and its collator."""
     options = SFTOptions() if options is None else options
     dataset = SFTDataset(rows, tokenizer, options)
     collator = PaddingCollator(tokenizer, pad_to_multiple_of=options.pad_to_multiple_of)
@@ -124,10 +120,10 @@ _PREFIX = 8
 
 
 def model_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a batch goes into the model.
+    """Return the model's inputs of a batch.
 
-    Flash attention finds the borders of sequences in a single row only, so packed rows are laid end to end for it;
-    this changes nothing else, as each row begins with an example and so at position 0.
+    Flash attention finds the borders of sequences in a single row only, so packed rows are joined for it. That changes
+    nothing else: each row begins with an example, and so at position 0.
     """
     names = ("input_ids", "attention_mask", "position_ids")
     inputs = {name: batch[name] for name in names if batch.get(name) is not None}
@@ -142,20 +138,20 @@ def is_packed(batch: Mapping[str, Any]) -> bool:
 
 
 def check_packing(model: torch.nn.Module) -> None:
-    """Make sure that no attention goes from one packed example to another in this model.
+    """Check that this model does not attend from one packed example to another.
 
-    Two rows are given that end with the same example after different ones; what the model says about it must be the
-    same. `training_step` does this once for each model, with its first packed batch, and waits for the device then.
+    It gets two rows that end with the same example after different ones; its logits for that example must be equal.
+    `training_step` does this once for each model, with its first packed batch, and waits for the device then.
 
     Raises:
-        OptionError: It is not: the model mixes packed examples.
+        OptionError: The model mixes packed examples.
     """
     if model in _KEPT_APART:
         return
     if not _takes_positions(model) or not _keeps_apart(model):
         raise OptionError(
             f"packing: {type(unwrapped(model)).__name__} (attention {_attention_of(model) or 'unknown'}) lets packed "
-            "examples see each other, as it does not heed position_ids: set packing to false, or load the model with "
+            "examples see each other, because it ignores position_ids: set packing to false, or load the model with "
             "attn_implementation='sdpa' or 'eager' where it has them."
         )
     _KEPT_APART.add(model)
@@ -184,13 +180,12 @@ def _attention_of(model: Any) -> str:
 
 
 def causal_lm_loss(logits: torch.Tensor, labels: torch.Tensor, *, tokens: int | None = None) -> torch.Tensor:
-    """The mean cross entropy of each label given what comes before it; labels of -100 are left out.
+    """Return the mean cross entropy of each label given the tokens before it; labels of -100 are left out.
 
-    Without any label it is 0 and still has a graph.
+    Without any label it is 0, and still has a graph.
 
     Args:
-        tokens: How many labels there are, where it is known; or what else to divide the sum by, e.g. the tokens of
-            all the batches of a step.
+        tokens: The number of labels, where it is known; or another divisor, e.g. the tokens of all batches of a step.
     """
     targets = labels[:, 1:].reshape(-1).to(logits.device)
     scores = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
@@ -199,7 +194,7 @@ def causal_lm_loss(logits: torch.Tensor, labels: torch.Tensor, *, tokens: int | 
 
 
 def training_step(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The loss of a batch, ``{"loss": tensor, "tokens": how many are trained on}``; for training and validation."""
+    """Return ``{"loss": tensor, "tokens": trained tokens}`` of a batch; for training and validation."""
     if is_packed(batch):
         check_packing(model)
     counts = token_counts(batch)

@@ -1,25 +1,21 @@
-"""How examples for supervised fine-tuning are cut, masked and put together.
+"""Rows of supervised fine-tuning, read from a file and turned into token ids and labels.
 
-Rows for supervised fine-tuning: read from a file, and taken apart into text that is trained on and text that is not.
-
-Three formats are accepted, looked for in this order; further keys of a row are left alone:
+Three formats are accepted, checked in this order; further keys of a row are ignored:
 
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
     {"prompt": "2+2=", "completion": "4"}
     {"text": "2+2=4"}
 
-Rows as token ids and labels.
+**Masking is exact.** The tokens of a prompt are those that the model sees when it gets the prompt alone: no token
+spans the border, and the label of every token before it is -100. A text is tokenized as a whole where that leaves the
+prompt's tokens unchanged, and in two pieces where it does not.
 
-**Masking is exact.** The tokens of a prompt are those that the model sees when it is asked that prompt alone: a
-token never lies across the border, and the label of every token before it is -100. A text is tokenized as a whole
-where that leaves the prompt's tokens as they are, and in two pieces where it does not.
+**Beginnings and ends.** An example begins with BOS where the tokenizer adds one; prompt and completion, and text, end
+with EOS, which is trained on, so that the model learns to stop. For messages, the chat template decides both. The label
+of an example's first token is always -100: nothing precedes it that could predict it.
 
-**Beginnings and ends.** An example begins with BOS where the tokenizer adds one; prompt and completion, and text,
-end with EOS, which is trained on, so that the model learns to stop. With messages the chat template has the word on
-both. The label of an example's first token is always -100, as nothing comes before it that could predict it.
-
-**Which turns of a conversation are the assistant's** is asked of the template: of its ``{% generation %}`` marks
-where it has them, otherwise by rendering the conversation up to each turn.
+**The assistant's turns** in a conversation come from the template's ``{% generation %}`` marks where it has them, and
+otherwise from rendering the conversation up to each turn.
 """
 
 import json
@@ -36,14 +32,14 @@ Truncate = Literal["right", "left", "drop", "error"]
 
 
 class SFTOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """The options of supervised fine-tuning, as they stand in a YAML file.
+    """The options of supervised fine-tuning.
 
     Args:
         max_length: The most tokens of an example, and of a packed row.
         packing: Put several short examples into one row, without attention between them.
         train_on_prompt: Train on every token, not only on completions and the assistant's turns.
         truncate: What happens to a longer example: its end (``right``) or its beginning (``left``) is cut off,
-            it is left out (``drop``), or it is an error. What is cut or left out is counted and said once.
+            it is left out (``drop``), or it is an error. One warning counts those that are cut or left out.
         pad_to_multiple_of: Pad batches to a multiple of this, e.g. 8 for tensor cores.
         chat_template: For rows with ``messages``: a Jinja template, or a file with one; the tokenizer's by default.
     """
@@ -197,13 +193,13 @@ Piece = tuple[str, bool]
 
 
 class Tokens(NamedTuple):
-    """An example before it is cut: ids, and for each whether it is trained on."""
+    """An example before truncation: ids, and for each whether it is trained on."""
 
     ids: list[int]
     trained: list[bool]
 
     def labels(self) -> list[int]:
-        """What to predict: the ids that are trained on, except the first."""
+        """Return the labels: the ids that are trained on, except the first."""
         chosen = [token if trained else IGNORED for token, trained in zip(self.ids, self.trained, strict=True)]
         return [IGNORED, *chosen[1:]] if chosen else []
 
@@ -219,7 +215,7 @@ class RowEncoder:
         self._adds_bos = tokenizer.bos_token_id is not None and _first(tokenizer("a")) == tokenizer.bos_token_id
 
     def encode(self, row: Row, index: int) -> Tokens:
-        """The tokens of a row; ``index`` is its number for errors."""
+        """Return the tokens of a row; ``index`` is its number, for errors."""
         match row_format(row, index):
             case "messages":
                 tokens = self._conversation(row, index)
@@ -230,7 +226,7 @@ class RowEncoder:
         return Tokens(tokens.ids, [True] * len(tokens.ids)) if self.train_on_prompt else tokens
 
     def _closed(self, pieces: Sequence[Piece]) -> Tokens:
-        """The pieces with BOS and EOS around them, unless the text has them already."""
+        """Join the pieces, with BOS and EOS around them unless the text has them already."""
         ids, trained = self._joined(pieces)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if eos is None:
@@ -267,7 +263,7 @@ class RowEncoder:
         return self._joined(self._turns(row, index))
 
     def _turns(self, row: Row, index: int) -> list[Piece]:
-        """The rendered conversation in pieces: what the assistant says, and what stands between."""
+        """Return the rendered conversation in pieces: the assistant's turns, and the text between them."""
         messages, whole = list(row["messages"]), self._rendered(row, index)
         pieces, at = list[Piece](), 0
         for number in (n for n, message in enumerate(messages) if message["role"] == "assistant"):
@@ -288,10 +284,10 @@ class RowEncoder:
         try:
             return self.tokenizer.apply_chat_template(chosen, tools=row.get("tools"), **{"tokenize": False, **how})
         except ImportError:
-            raise  # jinja2 is missing, which is no fault of the row
-        except Exception as error:  # templates refuse in ways of their own
+            raise  # jinja2 is missing: not the row's fault
+        except Exception as error:  # templates raise errors of their own
             raise OptionError(
-                f"row {index}: the chat template refuses its messages: {type(error).__name__}: {error}"
+                f"row {index}: the chat template rejects its messages: {type(error).__name__}: {error}"
             ) from error
 
 

@@ -19,9 +19,9 @@ Item = dict[str, list[int]]
 class SFTDataset:
     """Rows as ``{"input_ids": [...], "labels": [...]}``.
 
-    They are tokenized when the dataset is made: a row that does not fit is an error before training rather than
-    hours into it, examples without anything to train on are left out, which the length must reflect, and packing
-    needs to know lengths. The ids are kept as 32-bit numbers, eight bytes a token with its label.
+    They are tokenized when the dataset is made: a wrong row is an error before training rather than hours into it,
+    examples without trained tokens are left out, which the length must reflect, and packing needs the lengths. Ids are
+    32-bit numbers: eight bytes per token with its label.
 
     Attributes:
         cut: How many examples were longer than ``max_length`` and lost a part.
@@ -37,7 +37,7 @@ class SFTDataset:
         self._longest = self._empty = 0
         self._examples: list[tuple[array[int], array[int]]] = []
         if self.options.chat_template is not None:
-            tokenizer = copy.copy(tokenizer)  # the caller's keeps its own
+            tokenizer = copy.copy(tokenizer)  # the caller's is not changed
             tokenizer.chat_template = template_text(self.options.chat_template)
         encoder = RowEncoder(tokenizer, train_on_prompt=self.options.train_on_prompt)
         count = 0
@@ -54,7 +54,7 @@ class SFTDataset:
         return {"input_ids": ids.tolist(), "labels": labels.tolist()}
 
     def lengths(self) -> list[int]:
-        """How many tokens each example has."""
+        """Return the number of tokens of each example."""
         return [len(ids) for ids, _ in self._examples]
 
     def _add(self, tokens: Tokens, index: int) -> None:
@@ -102,8 +102,8 @@ class SFTDataset:
 class PackedDataset:
     """The examples of a dataset concatenated into rows of at most ``max_length`` tokens.
 
-    An item has ``position_ids`` besides, which start at 0 again with each example; this is what keeps examples
-    apart, see `hookline.loops.sft`. Rows are filled by best fit, longest examples first, so few tokens are padding;
+    An item also has ``position_ids``, which restart at 0 with each example; they keep examples apart, see
+    `hookline.loops.sft`. Rows are filled by best fit, longest examples first, so few tokens are padding;
     the same examples always give the same rows, in the order of each row's first example.
 
     Raises:
@@ -135,7 +135,7 @@ class PackedDataset:
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Indices of lengths in rows that each sum up to at most ``room``.
+    """Return the indices of lengths in rows that each sum up to at most ``room``.
 
     >>> pack([3, 5, 4, 2, 1], 6)
     [[0], [1, 4], [2, 3]]
