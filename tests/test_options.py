@@ -36,6 +36,7 @@ MADE_BY = {
     "AccelerateRun": "hookline.integrations.accelerate.run",
     "ExperimentStore": "hookline.experiment.Experiment",
     "FunctionCallback": "hookline.on",
+    "HostLoop": "the integrations, which pass its options on",
     "JaxRun": "hookline.integrations.jax.run",
     "LogContext": "the loops, or FakeLoop in a test",
     "LoggedReward": "hookline.rewards.logged and wrap",

@@ -13,6 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 import hookline as hl
 
+# Threads that earlier tests left behind may draw from the global generator, which strategies are warned not to do.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
 SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
 
 

@@ -55,7 +55,7 @@ def run_of(*callbacks: Any, **options: Any) -> hl.Run:
 
 @pytest.mark.parametrize("moment", SIGNATURES)
 def test_moment_arguments_and_types_are_those_of_the_seed(moment):
-    types = {name: value for name, value in vars(hl.core.state).items() if isinstance(value, type)}
+    types = {name: value for name, value in vars(hl._engine.state).items() if isinstance(value, type)}
     hints = typing.get_type_hints(getattr(Callback, moment), localns=types)
     hints.pop("return")
     assert list(hints.items()) == SIGNATURES[moment]

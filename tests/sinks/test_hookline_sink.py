@@ -418,7 +418,7 @@ def test_status_or_broken_line_that_is_too_large_is_left_out_but_the_word_is_kep
 
 
 def test_limits_are_those_of_the_server():
-    assert (MOST_PACKED_BYTES, MOST_FACTS_BYTES) == (limits.MOST_BYTES, receive_api.MOST_FACTS_BYTES)  # type: ignore[attr-defined]
+    assert (MOST_PACKED_BYTES, MOST_FACTS_BYTES) == (limits.MAX_BODY_BYTES, receive_api.MAX_FACTS_BYTES)
 
 
 def test_configuration_that_is_too_large_is_left_out_of_the_description(server, caplog):

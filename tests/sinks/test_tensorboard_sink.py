@@ -1,5 +1,6 @@
 """What TensorBoard shows of a run: by its own reader of event files, and by the program itself."""
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -241,6 +242,9 @@ def page(request, tmp_path):
         yield lambda path, **query: json.load(urlopen(f"{address}data/plugin/{path}?{urlencode(query)}"))
         process.terminate()
         process.stderr.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()  # TensorBoard may ignore the first signal while it reloads
 
 
 def wait_for(ask, holds, seconds=60):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
     """Copy a configuration with some settings changed, given by their dotted paths.
 
-    >>> changed({"train": {"lr": 1.0, "steps": 5}}, {"train.lr": 0.1})
+    >>> with_changes({"train": {"lr": 1.0, "steps": 5}}, {"train.lr": 0.1})
     {'train': {'lr': 0.1, 'steps': 5}}
 
     Raises:

@@ -31,7 +31,7 @@ NOTHING = "—"
 def number_text(value: float | None) -> str:
     """A number with four significant digits.
 
-    >>> shown(0.123456), shown(1234567.0), shown(None)
+    >>> number_text(0.123456), number_text(1234567.0), number_text(None)
     ('0.1235', '1.235e+06', '—')
     """
     return NOTHING if value is None else f"{value:.4g}"
@@ -54,7 +54,7 @@ def mean_text(mean: float | None, std: float | None) -> str:
 def signed_text(value: float) -> str:
     """A difference with its sign.
 
-    >>> signed(0.5), signed(-0.25)
+    >>> signed_text(0.5), signed_text(-0.25)
     ('+0.5', '-0.25')
     """
     return f"{value:+.3g}"
@@ -75,7 +75,7 @@ def time_text(seconds: float) -> str:
 def plural(number: int, noun: str) -> str:
     """A number with its noun.
 
-    >>> count(1, "run"), count(1200, "run")
+    >>> plural(1, "run"), plural(1200, "run")
     ('1 run', '1,200 runs')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
@@ -92,7 +92,7 @@ def _decimals(std: float) -> int | None:
 def difference_text(row: Difference, mode: Literal["min", "max"]) -> str:
     """Describe a difference: which arm is better and how surely, or how many repeats it would take to know.
 
-    >>> sentence(Difference("low", "high", "accuracy", 0.12, (0.03, 0.21), 3, 3, True, 3), "max")
+    >>> difference_text(Difference("low", "high", "accuracy", 0.12, (0.03, 0.21), 3, 3, True, 3), "max")
     'high beats low by 0.12 (95% interval 0.03 to 0.21).'
     """
     if row.difference is None:
