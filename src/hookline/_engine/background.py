@@ -44,6 +44,7 @@ class WorkerQueue(ABC):
 
     def submit(self, job: Callable[[], Any], *, droppable: bool) -> None:
         """Queue a job; if the queue is full and the job may be dropped, drop and count it."""
+        # The running job counts as well: it is what makes the queue full while a subscriber hangs.
         if not droppable or self.unfinished() < self._policy.queue_size:
             self._submitted += 1
             self._put(job)
@@ -106,8 +107,11 @@ class ThreadQueue(WorkerQueue):
                 self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
 
     def drain(self, seconds: float) -> None:
+        # A local name: the thread clears the attribute when it ends.
         thread = self._thread
         if thread is not None and thread.is_alive():
+            # Jobs run in order, so the thread ends behind all that were queued before. Waiting for its end needs no
+            # further lock, and a closed collection leaves no idle thread. The price is a new thread if calls follow.
             self._jobs.put(None)
             thread.join(seconds)
 
@@ -117,6 +121,8 @@ class ThreadQueue(WorkerQueue):
             while True:
                 job = self._jobs.get()
                 if job is not None:
+                    # A job does not raise: DeferredCall catches everything. Otherwise `_done` would fall behind for
+                    # good.
                     job()
                     self._done += 1
                     continue
@@ -170,8 +176,11 @@ class EventLoop:
         if self._loop is None or self._thread is None:
             return
         loop, thread = self._loop, self._thread
+        # Before the cancellation: a call that is cancelled now has not failed and must not be reported as failed.
         self.stopping = True
         loop.call_soon_threadsafe(lambda: loop.create_task(self._finish(loop)))
+        # A task that ignores its cancellation must not keep the program from ending. Its loop cannot be closed while it
+        # runs; it is abandoned with its daemon thread, and a later call starts another loop.
         thread.join(1.0)
         if not thread.is_alive():
             loop.close()
@@ -184,6 +193,7 @@ class EventLoop:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
+        # Exceptions are returned: the first one must not keep the loop from being stopped.
         await asyncio.gather(*tasks, return_exceptions=True)
         loop.stop()
 
@@ -212,6 +222,7 @@ class AsyncQueue(WorkerQueue):
         self._append(counted)
 
     def drain(self, seconds: float) -> None:
+        # Without work there is nothing to wait for, and appending would start the event loop.
         if self.unfinished():
             reached = threading.Event()
 
@@ -222,6 +233,7 @@ class AsyncQueue(WorkerQueue):
             reached.wait(seconds)
 
     def _append(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # No lock: appending to a deque is atomic, and `_working` is read and written on the event loop only.
         self._jobs.append(job)
         self._loop.call(self._wake)
 
@@ -235,6 +247,7 @@ class AsyncQueue(WorkerQueue):
             while self._jobs:
                 await self._jobs.popleft()()
         except BaseException:  # cancelled at the end of the run, after waiting jobs were reported as unfinished
+            # Reset, or a queue that is used again would look full.
             self._jobs.clear()
             self._submitted = self._done
             raise
@@ -248,6 +261,7 @@ class LoopSnapshot:
     _DATA = ("step", "current_step", "num_steps", "total_steps", "epoch", "current_epoch", "num_epochs", "in_step")
 
     def __init__(self, loop: Any) -> None:
+        # Through vars(): assignment goes to the loop, see `__setattr__`.
         vars(self).update({name: getattr(loop, name) for name in self._DATA if hasattr(loop, name)})
         for name in ("metrics", "validation_metrics"):
             vars(self)[name] = copied(getattr(loop, name, {}))
@@ -270,6 +284,7 @@ class LoopSnapshot:
         return int(self.step) + bool(vars(self).get("in_step", False))
 
     def __getattr__(self, name: str) -> Any:
+        # Not self._loop: on an object without it, such as one being unpickled, that would recurse without end.
         return getattr(vars(self)["_loop"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -284,6 +299,8 @@ def snapshot_subject(subject: Any) -> Any:
 
 def snapshot(value: Any) -> Any:
     """Copy plain dicts and lists; return anything else unchanged."""
+    # Exact types: a batch may be a subclass of dict with its own constructor, and copying its contents may be
+    # expensive.
     if type(value) is MetricsRow:
         return value.copy()
     if type(value) is dict:
@@ -322,6 +339,7 @@ class SlowCalls:
             owner: The called object; it has one call at a time.
             name, step, advice: For the warning.
         """
+        # No lock: single operations on a dict are atomic, and this is on the path of every logged step.
         self._calls[id(owner)] = _Call(name, step, advice)
         if self._thread is None or not self._thread.is_alive():  # a forked child has the object, not the thread
             self._wake.clear()
@@ -342,10 +360,12 @@ class SlowCalls:
             woken = self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
             now = time.monotonic()
+            # A copy: calls begin and end on other threads meanwhile.
             for call in list(self._calls.values()):
                 last_seen = now
                 seconds = now - call.began
                 if seconds >= call.warn_after:
+                    # Doubled, so that a call that hangs overnight is a dozen lines, not thousands.
                     call.warn_after = 2 * seconds
                     logger.warning(
                         "%s has been running for %.0f s at step %d. %s", call.name, seconds, call.step, call.advice
@@ -382,6 +402,7 @@ class Ticker:
     def close(self) -> None:
         """End the thread after a running call. May be called again, and by the function itself."""
         self._ended.set()
+        # A thread cannot join itself. The limit is for an action that hangs: it must not hold up the end of the run.
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 
@@ -390,6 +411,7 @@ class Ticker:
             try:
                 self._action()
             except Exception:
+                # Once: a failing action would otherwise log a traceback at every tick.
                 if not self._has_failed:
                     self._has_failed = True
                     logger.exception("%s failed on its thread; it continues.", self.name)

@@ -29,6 +29,7 @@ class Binding:
 
 def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Binding]:
     """Return the moments that ``subscriber`` overrides, each checked against the catalogue."""
+    # A misspelt moment would never be called, and nothing else would tell. Functions set on the instance count too.
     for name in dict.fromkeys([*dir(type(subscriber)), *vars(subscriber)]):
         if name.startswith("on_") and name not in moments and callable(getattr(subscriber, name)):
             raise MomentError(
@@ -70,8 +71,11 @@ def is_async(function: Callable[..., Any]) -> bool:
 def is_silent(function: Callable[..., Any]) -> bool:
     """Return whether the code can only return None; then the dispatcher skips the check of the result."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
+    # A call of these returns a generator or a coroutine, whatever the code returns.
     if code is None or code.co_flags & _NOT_PLAIN:
         return False
+    # Read from the code, once per addition: an annotation may be missing or wrong. A false "no" costs a comparison per
+    # call; a false "yes" would lose results, so everything unclear is "no".
     instructions = list(dis.get_instructions(code))
     returns = [i for i, instruction in enumerate(instructions) if instruction.opname.startswith("RETURN_")]
     return all(_returns_none(instructions, i) for i in returns)
@@ -82,8 +86,10 @@ _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENE
 
 def _returns_none(instructions: list[dis.Instruction], i: int) -> bool:
     here, before = instructions[i], instructions[i - 1]
+    # Exists in some versions of Python only; the others load the constant first.
     if here.opname == "RETURN_CONST":
         return here.argval is None
+    # If a jump leads to the return, the instruction before it is not the only source of the value.
     return not here.is_jump_target and before.opname == "LOAD_CONST" and before.argval is None
 
 
@@ -95,6 +101,7 @@ def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] |
     for parameter in signature.parameters.values():
         required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_POSITIONAL:
+            # Everything that is left, in order: *args stands for the trailing arguments.
             accepted, waiting = accepted + waiting, []
         elif parameter.kind is parameter.VAR_KEYWORD:
             by_keyword += moment.keywords
@@ -107,6 +114,7 @@ def _accepted(signature: inspect.Signature, moment: Moment) -> tuple[str, ...] |
             return None  # nothing to pass, or a right name at a wrong position
         else:
             waiting = []  # the author's own default, and so are all after it
+    # Once each: a named keyword is also among those that **kwargs asks for.
     return (*accepted, *(f"{name}={name}" for name in dict.fromkeys(by_keyword)))
 
 
@@ -114,6 +122,7 @@ def _fits(parameter: inspect.Parameter, argument: str, moment: Moment) -> bool:
     """Whether the parameter at the position of ``argument`` takes it: by that name, or by one of its own."""
     if parameter.kind is parameter.KEYWORD_ONLY:
         return False
+    # A name of the moment at another position is not one of the author's own: it would get the wrong value.
     own = parameter.name not in (*moment.arguments, *moment.keywords)
     return parameter.name == argument or (own and parameter.default is parameter.empty)
 
@@ -128,6 +137,7 @@ def _overrides(subscriber: Subscriber, name: str) -> bool:
     """Whether the method is the subscriber's own rather than the no-op of a class that declares moments."""
     if name in vars(subscriber):
         return True
+    # The nearest class decides: a base class further up that overrides the method is shadowed.
     for owner in type(subscriber).__mro__:
         if name in vars(owner):
             return not vars(owner).get("_declares_moments", False)

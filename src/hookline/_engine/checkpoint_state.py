@@ -49,12 +49,14 @@ class CheckpointState:
         """Return the state of every subscriber, without those that fail or that a checkpoint cannot hold."""
         states = {each.name: self._state(each, groups) for each in group.registrations}
         saved = {name: state for name, state in states.items() if state is not None}
+        # Only beside a state that holds something: an empty one matches nothing on loading.
         records = {each.name: each.identity.record(each.name) for each in group.registrations if saved.get(each.name)}
         identities = {name: record for name, record in records.items() if record is not None}
         return {**saved, IDENTITIES: identities} if identities else saved
 
     def check(self, group: RegistrationTree, state: Mapping[str, Any]) -> None:
         """Raise if the states cannot be matched; nothing is changed."""
+        # Matching happens while the generator runs; the steps it yields, warnings included, are not called.
         list(self._matched(group, state, ()))
 
     def load(self, group: RegistrationTree, state: Mapping[str, Any], groups: tuple[Registration, ...] = ()) -> None:
@@ -86,6 +88,7 @@ class CheckpointState:
                 yield partial(self._health.guarded, FlatRegistration(registration, groups), "load_state_dict", load)
 
     def _warn_without_state(self, registration: Registration, groups: tuple[Registration, ...]) -> None:
+        # Only if it has something to lose: most subscribers have no state, and a warning for each would be noise.
         if self._state(registration, groups):
             logger.warning("The checkpoint has no state for %r: it starts from scratch.", registration.name)
 
@@ -105,6 +108,8 @@ def _encodable_state(path: str, subscriber: Any) -> Any:
     from hookline._engine.encoding import encode  # only loops that save pay for the import
 
     state = subscriber.state_dict()
+    # The result is thrown away: a state that cannot be encoded must be noticed here, where one subscriber can be left
+    # out, and not in the middle of writing the checkpoint. It costs a second encoding; tensors are not copied.
     try:
         encode(state)
     except CheckpointError as error:
@@ -148,6 +153,7 @@ class _Matching:
         Raises:
             CheckpointError: A state fits several subscribers, or several states fit one.
         """
+        # From the most explicit to the least: a later rule sees only what the earlier ones left over.
         self._by_key()
         # Unnamed ones come first: a different given name suggests a different subscriber.
         self._by_arguments(lambda here, saved: not here.identity.is_given and not saved.identity.is_given)
@@ -167,6 +173,7 @@ class _Matching:
             key = registration.identity.state_key
             saved = None if key is None else by_state_key.get(key)
             if saved is None and registration.name in by_name:
+                # A generated name, such as <name>_2, depends on the order of adding and identifies nothing.
                 same = by_name[registration.name]
                 saved = same if registration.identity.is_given or same.by_name else None
             if saved is not None:
@@ -184,6 +191,8 @@ class _Matching:
                 for r in unpaired
                 if (r.identity.kind, r.identity.arguments) == like and any(fits(r, s) for s in fitting)
             ]
+            # Among equal states any pairing is right. Otherwise a guess could give one subscriber the best value of
+            # another.
             if fitting and (len(fitting) < len(twins) or not _all_equal(fitting)):
                 raise _ambiguous(twins, fitting)
             self._pairs |= dict(zip(twins, fitting, strict=False))
@@ -191,10 +200,13 @@ class _Matching:
     def _by_class(self) -> None:
         unpaired, saved = self._unpaired()
         for each in saved:
+            # All of the class are counted, paired ones too: a state left over from another one must not go to whoever
+            # is left.
             here = [r for r in self._registrations if r.identity.kind == each.identity.kind]
             there = [other for other in self._saved if other.identity.kind == each.identity.kind]
             candidates = [r for r in unpaired if r in here]
             if len(here) == len(there) == 1 and candidates:
+                # The values of another metric are worse than none: they could stop a training without a word.
                 if not each.identity.measures_another(candidates[0].identity):
                     self._pairs[candidates[0]] = each
             elif candidates and not each.identity.arguments and candidates[0].identity.arguments:
@@ -205,6 +217,8 @@ def _all_equal(saved: list[_Saved]) -> bool:
     """Whether it makes no difference which subscriber gets which of these states."""
     from hookline._engine.encoding import encode
 
+    # Tensors are compared by identity: by value they may have to be fetched from a device. Different ones are an error,
+    # which is the safe side.
     first, *others = (encode(each.state, tensor=id) for each in saved)
     return all(other == first for other in others)
 

@@ -39,6 +39,8 @@ class Tally:
         if self.samples == 1:  # sample the second call too: the first often pays for imports and caches
             self.issued += 1
             return 1
+        # A generator of its own: drawing from `random` would change the training's seeded numbers. The low bits of such
+        # a generator repeat quickly, hence the shift.
         self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
         distance = 8 + (self.seed >> 16 & 15) if self.samples < 32 else 192 + (self.seed >> 16 & 63)
         self.issued += distance
@@ -46,6 +48,7 @@ class Tally:
 
     def take(self) -> int:
         """Return the firings since the last call."""
+        # Derived from the countdown that the generated code keeps anyway; a second counter would cost each firing.
         fired = self.issued - self.left()
         new, self.credited = fired - self.credited, fired
         return new
@@ -84,10 +87,12 @@ class Meter:
 
     def sample(self, ns: int) -> None:
         """Add the time of a call that is counted elsewhere."""
+        # The first sample is not judged: it often pays for imports.
         if not self.samples:
             self.first_ns = ns
         elif ns > SLOW_NS:
             self._excess += 1
+        # Never below zero: a long fast past must not delay noticing that a subscriber became slow.
         elif self._excess:
             self._excess -= 1
         self.samples += 1
@@ -124,6 +129,7 @@ class Meter:
         """
         if not self.slow:
             if self._excess >= SLOW_SAMPLES:
+                # Only calls timed from now on are evidence for the way back; older entries of `recent` are samples.
                 self.slow, self._slow_since = True, self.metered
         elif self.metered - self._slow_since >= FAST_CALLS:
             latest = islice(reversed(self.recent), FAST_CALLS)
@@ -134,6 +140,8 @@ class Meter:
     @property
     def total_ns(self) -> float:
         """The time of all calls: the timed ones, and the counted ones at the usual time each."""
+        # Samples are added at once and counts are collected later, so for a while there may be more samples than
+        # counts.
         return self.metered_ns + self.sampled_ns + max(self.counted - self.samples, 0) * self.usual_ns
 
 
@@ -158,6 +166,7 @@ class Cost:
         used = list(meters)
         calls = sum(meter.calls for meter in used)
         total = sum(meter.total_ns for meter in used) / 1e9
+        # Recent calls only: a percentile over a whole run would need memory for each call.
         recent = sorted(chain.from_iterable(meter.recent for meter in used))
         return cls(
             name=name,

@@ -66,6 +66,7 @@ class CompiledMoment:
 
     def collect_counts(self) -> None:
         """Add the firings since the last time to the meters of the calls that are only counted."""
+        # Firings are counted once per moment: a counter for each call would cost each call.
         for tally, calls in self.tallies:
             fired = tally.take()
             for call in calls:
@@ -90,6 +91,7 @@ def compile_moment(
     """
     quiet = [call for call in calls if not call.slot.gated]
     gates = [call.gate for call in calls if call.gate is not None]
+    # Two countdowns: inside of the window only the quiet calls run, outside of it all do.
     tally, open_tally = Tally(), Tally()
     namespace: dict[str, Any] = {
         "clock": clock,
@@ -105,8 +107,10 @@ def compile_moment(
     # Slow calls are timed every time. Timed passes review whether they are still slow.
     slow = any(call.meter.slow for call in quiet)
     code = _template(moment, tuple(call.slot for call in calls), reviewed and bool(calls), slow)
+    # loads() gives the fresh copy of the code that the module speaks of, for a fraction of what compiling costs.
     exec(marshal.loads(code), namespace)  # noqa: S102, S302 - our own text, compiled by ourselves
     fire, tally.left, open_tally.left = namespace["make"]()
+    # A wrapper rather than generated code: only the few moments after which counts repeat pay for it.
     if first is not None:
         fire = _preceded(first, fire)
     counted, quiet_counted = ([call for call in group if not call.slot.metered] for group in (calls, quiet))
@@ -125,6 +129,7 @@ def _horizon(gates: Iterable[Gate], count: int) -> int:
     return min((gate.next(count) for gate in gates), default=NEVER)
 
 
+# Bounded: a program that keeps changing its subscribers keeps making new shapes.
 @lru_cache(maxsize=1024)
 def _template(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool) -> bytes:
     return marshal.dumps(compile(_source(moment, slots, reviewed, slow), f"<hookline {moment.name}>", "exec"))
@@ -134,6 +139,7 @@ def _source(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool)
     reviewed = reviewed or slow
     everyone = list(enumerate(slots))
     quiet = [(i, slot) for i, slot in everyone if not slot.gated]
+    # Without gates there is no window to compare with.
     if len(quiet) == len(everyone):
         functions = _sampling(moment, "fire", everyone, "left", "interval", reviewed=reviewed)
     else:
@@ -141,6 +147,7 @@ def _source(moment: Moment, slots: tuple[Slot, ...], reviewed: bool, slow: bool)
             *_sampling(moment, "fire_quiet", quiet, "left", "interval", reviewed=slow, window=True),
             *_sampling(moment, "fire_open", everyone, "open_left", "open_interval", reviewed=reviewed, moves=True),
         ]
+    # An empty window: the first firing after a compilation asks every gate.
     counters = ["left = open_left = low = high = 0"]
     result = [f"return {'fire' if len(quiet) == len(everyone) else 'fire_quiet'}, lambda: left, lambda: open_left"]
     return "\n".join(["def make():", *_indent([*counters, *functions, *result])])
@@ -167,6 +174,9 @@ def _sampling(
     keywords = ["*", *(f"{name}=None" for name in moment.keywords)] if moment.keywords else []
     header = ", ".join([*count, *moment.arguments, *keywords])
     passed = ", ".join([*count, *moment.everything])
+    # After the calls: schedules such as Once remember while they decide, and the next due count depends on that. If a
+    # call raises, the window stays, and the gates are asked again. A count that goes back, as in a resume, is outside
+    # of it.
     ending = ["low, high = count, horizon(count)"] if moves else []
     usual = [line for i, slot in slots for line in _call(moment, i, slot, chained=False)]
     timed: list[str] = []
@@ -174,6 +184,8 @@ def _sampling(
         calls = [line for i, slot in slots for line in _call(moment, i, slot, chained=True)]
         body = ["start = clock()", *calls, f"sampled({moment.subject})"]
         timed = [f"def {name}_timed({header}):", *_indent(body)]
+        # The countdown is set before the timed pass. If the pass raises, or fires the same moment again, the count is
+        # right.
         usual = [
             f"if {left} > 0:",
             *_indent([f"{left} -= 1", *usual]),
@@ -198,18 +210,25 @@ def _call(moment: Moment, i: int, slot: Slot, *, chained: bool) -> list[str]:
     subject, call = moment.subject, f"invoke{i}({', '.join(slot.arguments)})"
     timed = chained or slot.metered
     body = [call if slot.silent else f"value = {call}"]
+    # The clock is read before the result is handled: recording is not the subscriber's cost.
     if timed:
         body += ["now = clock()", f"time{i}(now - start)", "start = now"]
     if not slot.silent:
         body += ["if value is not None:", f"    on_result{i}({subject}, value)"]
+    # Inside of the try: a gate calls the user's `when` or `should_run`, which may raise like the subscriber itself. Its
+    # time is not charged to the call.
     if slot.gated:
         body = [f"if gate{i}(count, {subject}):", *_indent(["start = clock()", *body])]
+    # Outermost: on other ranks nothing of the subscriber runs, not even its `when`.
     if slot.rank_zero:
         body = [f"if getattr({subject}, 'rank', 0) == 0:", *_indent(body)]
+    # Also for gated calls: if the gate raises, the handler below needs a start.
     begin = ["start = clock()"] if slot.metered and not chained else []
     caught = [f"on_error{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
+    # Logging a traceback must not be charged to the next call.
     caught += ["start = clock()"] if chained else []
     caught += [] if slot.guarded else ["raise"]
+    # Not BaseException: an interrupt or an exit always leaves the firing at once.
     return [*begin, "try:", *_indent(body), "except Exception as error:", *_indent(caught)]
 
 

@@ -47,6 +47,7 @@ def encode(state: Any, tensor: Callable[[Any], Any] = lambda tensor: tensor) -> 
     """
     try:
         return _Encoder(tensor).encode(state, None)
+    # Instead of remembering every container on the way: ordinary states pay nothing for the rare one that is cyclic.
     except RecursionError:
         raise CheckpointError("it contains itself, or is nested too deeply") from None
 
@@ -61,8 +62,10 @@ def decode(value: Any, tensor: Callable[[Any], Any] = lambda tensor: tensor) -> 
         return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):
         return value
+    # Only a dict with one key can be a tag; the encoder wraps a user's dict that looks like one.
     if len(value) == 1:
         (tag, content), *_ = value.items()
+        # Not decoded first: the content is the caller's own stand-in.
         if tag == TENSOR:
             return tensor(content)
         if tag in _DECODERS:
@@ -73,9 +76,11 @@ def decode(value: Any, tensor: Callable[[Any], Any] = lambda tensor: tensor) -> 
 class _Encoder:
     def __init__(self, tensor: Callable[[Any], Any]) -> None:
         self._tensor = tensor
+        # Not imported: if nobody has imported torch, no value can be a tensor.
         self._torch, self._numpy = sys.modules.get("torch"), sys.modules.get("numpy")
 
     def encode(self, value: Any, path: _Path) -> Any:
+        # Exact types nearly everywhere: a subclass would come back as its base, which is a silent change.
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -117,6 +122,7 @@ class _Encoder:
         if isinstance(value, defaultdict) and kind is defaultdict:
             factory = value.default_factory
             name = None if factory is None else getattr(factory, "__name__", "")
+            # By identity: a function of the user's that happens to be called `list` is refused.
             if name is None or _FACTORIES.get(name) is factory:
                 return {"$defaultdict": [name, encoded]}
         raise _refused(value, path)
@@ -129,6 +135,7 @@ class _Encoder:
             return _tagged("$ndarray", _npy(numpy, value))
         if isinstance(value, numpy.generic):
             number = value.item()
+            # Some types, such as long double, have no Python number that holds them; they go through the array format.
             if type(number) in (bool, int, float) and value.dtype.kind in "biuf":
                 return {"$scalar": [value.dtype.str, number]}
             return _tagged("$scalar_array", _npy(numpy, numpy.asarray(value)))
@@ -144,14 +151,17 @@ class _Encoder:
             return {"$complex": [value.real, value.imag]}
         if kind is datetime or kind is time:
             zone = _zone(value.tzinfo)
+            # A zone that has neither an offset nor a name cannot be rebuilt; dropping it would shift the time.
             if zone is None and value.tzinfo is not None:
                 return None
+            # isoformat() leaves out `fold`, which tells the two equal hours of a clock change apart.
             return {f"${kind.__name__}": [value.replace(tzinfo=None).isoformat(), zone, value.fold]}
         if kind is date:
             return {"$date": value.isoformat()}
         if kind is timedelta:
             return {"$timedelta": [value.days, value.seconds, value.microseconds]}
         if kind.__module__.partition(".")[0] == "pathlib":  # by name: importing pathlib costs time
+            # A pure path may be of another system; decoded as a Path of this one it would be changed.
             return {"$path": str(value)} if hasattr(value, "exists") else None
         if isinstance(value, Enum):
             return {"$enum": [kind.__module__, kind.__qualname__, self.encode(value.value, (path, ".value"))]}
@@ -170,6 +180,7 @@ def _tagged(tag: str, content: Any) -> Any:
 
 def _npy(numpy: Any, array: Any) -> str | None:
     """Encode an array in NumPy's own format as text; None if the format cannot preserve its type."""
+    # Objects would be pickled. Types of other packages, such as bfloat16, are stored as bytes without their name.
     if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.names is None):
         return None
     file = io.BytesIO()
@@ -233,6 +244,7 @@ def _enum(content: list[Any]) -> Any:
     module, name, value = content
     found: Any = sys.modules.get(module)
     for part in name.split("."):
+        # Through __dict__, because getattr may run code: a module's __getattr__, a descriptor.
         found = found.__dict__.get(part) if hasattr(found, "__dict__") else None
     if not (isinstance(found, type) and issubclass(found, Enum)):
         raise CheckpointError(f"The state holds a member of the enum {module}.{name}: import it before resuming.")

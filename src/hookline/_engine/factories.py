@@ -45,6 +45,7 @@ class Source:
     def error(self, path: str, message: str) -> ConfigError:
         """Make an error about the value at a path such as ``callbacks[1].with.threshold``."""
         parts = split_path(path)
+        # The file's line would point to a value that is not the one in use.
         if any(parts[: len(names)] == names for names in map(split_path, self.overridden)):
             return COMMAND_LINE.error(path, message)
         # A list at the top of a file has no key. A path with no line of its own may be the start of a dotted key.
@@ -131,6 +132,7 @@ class SubscriberPlan:
         if not isinstance(subscriber, Subscriber):
             message = f"{self.name} returned {subscriber!r}, which is neither a Callback nor a Hook."
             raise self.source.error(self.path, message)
+        # Checked while the position in the file is known; add() would raise the same error without it.
         try:
             bind(subscriber, MOMENTS)
         except HooklineError as error:
@@ -172,6 +174,7 @@ def _split_subscriber(entry: Any, source: Source, path: str) -> tuple[str, dict[
         return entry, {}, {}, path, path
     if not isinstance(entry, Mapping):
         raise source.error(path, f"{entry!r} is not a callback: give a name, or a mapping with one.")
+    # Options are taken out first; what is left must be the one name, whatever it is called.
     options = {key: value for key, value in entry.items() if key in ENTRY_OPTIONS}
     rest = {key: value for key, value in entry.items() if key not in options}
     if "use" in rest:
@@ -231,6 +234,7 @@ def import_object(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
+    # Importing runs the module, which may raise anything.
     except Exception as error:
         raise UnknownNameError(f"{name!r} cannot be imported: {type(error).__name__}: {error}.") from error
     for part in attribute.split("."):
@@ -271,6 +275,7 @@ def checked_arguments(
             raise source.error(f"{path}.{key}", message)
         annotation = _annotation(factory, parameters.get(key))
         checked[key] = convert(value, annotation, partial(_error_below, source, f"{path}.{key}"))
+    # Last: unknown and wrong arguments have been reported at their own line; what remains is a missing one.
     try:
         signature.bind(**checked)
     except TypeError as error:
@@ -289,6 +294,7 @@ def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter | None
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     function: Any = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+    # One by one, not get_type_hints: an annotation for type checkers only must not cost the others their checks.
     try:
         return eval(parameter.annotation, getattr(function, "__globals__", {}))  # noqa: S307 - the class's own text
     except Exception:

@@ -26,10 +26,13 @@ class FunctionCallback(Callback):
 
     def __init__(self, moment: str, function: Function) -> None:
         name = _moment_name(moment)
+        # Checked here too, not only by add(): the error then points at the line with on().
         bind_function(function, MOMENTS[name], who=f"on({moment!r})")
         self.function = function
         self._default_name = function_name(function, otherwise=name)
+        # On the instance: the class subscribes to nothing, each object to one moment.
         vars(self)[name] = function
+        # Without __dict__: attributes of the function must not become attributes, and so options, of the subscriber.
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -39,6 +42,8 @@ class FunctionCallback(Callback):
         """Pickle one that replaces its function in a module, as a decorator does, by that name."""
         name = getattr(self.function, "__qualname__", "")
         module = sys.modules.get(getattr(self.function, "__module__", ""))
+        # Pickle finds the decorated object under the function's name and would refuse the function itself as another
+        # object.
         return name if getattr(module, name, None) is self else (_rebuild, (type(self), dict(vars(self))))
 
 
@@ -92,6 +97,7 @@ class LoggerFunction(Callback):
         require_two_arguments(function, "a logger function", "(report_data, step)")
         self.function = function
         self._default_name = function_name(function, otherwise="logger_function")
+        # Binding looks at the function to decide whether to await it, so an async logger needs async methods.
         if is_async(function):
             vars(self).update(on_step_end=self._log_async, on_eval=self._log_async)
 
@@ -112,11 +118,13 @@ class LoggerFunction(Callback):
             SLOW_CALLS.end(self)
 
     async def _log_async(self, loop: Any, step_idx: int, what: Any, values: Mapping[str, Any], /) -> None:
+        # Not watched for slowness: nothing waits for it.
         await self.function(report_of(values), step_idx + 1)
 
 
 def report_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as a dict of plain numbers; values on a device are read when the function reads them."""
+    # Values that have arrived become a plain dict, which a function may pass on to anything, e.g. json.
     if not isinstance(metrics, MetricsRow) or not metrics.is_waiting():
         return dict(plain(metrics))
     row = MetricsRow()
@@ -181,6 +189,7 @@ def _post_training(loop: Any, artifacts: Any) -> dict[str, Any]:
 
 
 def _pre_validation(loop: Any) -> dict[str, Any]:
+    # `step` counts completed steps; a validation inside of a step belongs to the one that is not complete yet.
     current = loop.step + bool(getattr(loop, "in_step", False))
     return {"current_epoch": loop.epoch, "is_last_step": loop.num_steps is not None and current >= loop.num_steps}
 
@@ -233,6 +242,7 @@ def function_name(function: Function, *, otherwise: str) -> str:
 
 def require_two_arguments(function: Any, what: str, wanted: str) -> None:
     """Refuse a function that cannot be called with two arguments."""
+    # A class can be called with two arguments as well, and would be: the instance would be made and thrown away.
     if isinstance(function, type) or not callable(function):
         raise MomentError(f"{function!r} is not {what}: give a function {wanted}.")
     try:

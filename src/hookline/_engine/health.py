@@ -35,6 +35,7 @@ class Health:
         self._allowed = policy.failures_allowed
         self._recent = RECENT_CALLS * self._allowed
         self._share = math.ceil(self._recent * FAILING_SHARE)
+        # Bounded: a long run with a flaky server must not collect tracebacks, which keep their frames alive.
         self.failures: deque[Failure] = deque(maxlen=100)
         self.on_failure: Callable[[Failure], None] | None = None
         self.log_failure: Callable[[Failure], None] = _log_failure
@@ -52,9 +53,11 @@ class Health:
         failed = registration.failed_calls.setdefault(moment.name, deque(maxlen=max(self._allowed, self._share)))
         failed.append(meter.calls)
         fatal = self.propagates(flat)
+        # A call that was already running may fail after the subscriber was disabled: that is not announced again.
         why = None if fatal or registration.disabled else self._reason_to_disable(failed)
         registration.disabled = registration.disabled or why is not None
         step = getattr(subject, "step", None)
+        # Before the message about disabling, so that the log shows the cause first.
         self._report(Failure(flat.path, moment.name, step, error, why is not None), fatal=fatal)
         if why is not None:
             logger.error("%s is DISABLED from here on: it failed %s.", flat.path, why)
@@ -63,6 +66,7 @@ class Health:
     def _reason_to_disable(self, failed: Sequence[int]) -> str | None:
         """Return how often a subscriber failed, if that is too often, from the numbers of its failed calls."""
         allowed, share = self._allowed, self._share
+        # The numbers of n failures in a row span less than n; the same comparison serves the wider window.
         if len(failed) >= allowed and failed[-1] - failed[-allowed] < allowed:
             return f"{allowed} times in a row"
         if len(failed) >= share and failed[-1] - failed[-share] < self._recent:
@@ -74,6 +78,7 @@ class Health:
         try:
             return function()
         except Exception as error:
+            # Never a reason to disable: it does not happen at every step, and close() must still be called.
             flat.registration.meters.setdefault(what, Meter()).errors += 1
             fatal = self.propagates(flat)
             self._report(Failure(flat.path, what, None, error, disabled=False), fatal=fatal)
@@ -84,6 +89,7 @@ class Health:
     def _report(self, failure: Failure, *, fatal: bool) -> None:
         self.failures.append(failure)
         if fatal:
+            # A note keeps the exception's type, which the program around the loop may catch.
             failure.error.add_note(f"hookline: raised by {failure.subscriber} at {failure.where}")
         else:
             self.log_failure(failure)
@@ -101,10 +107,12 @@ def call_all(calls: Iterable[Callable[[], Any]]) -> None:
     for call in calls:
         try:
             call()
+        # An interrupt during one close must not leave the others unclosed.
         except BaseException as error:
             errors.append(error)
     if not errors:
         return
+    # Only one can be raised. An exit or an interrupt is what the user wants now; the others are logged.
     raised = next((each for each in errors if not isinstance(each, Exception)), errors[0])
     for other in errors:
         if other is not raised:
@@ -130,7 +138,10 @@ class Budgets:
     def review(self, subscribers: Iterable[FlatRegistration], subject: Any) -> None:
         """Warn once about each subscriber over its budget, and log all costs if a report is due."""
         now = self._policy.clock()
+        # Gone through twice below.
         subscribers = list(subscribers)
+        # Time is counted from the first review: loading data before the loop is not step time and would hide an
+        # expense.
         if self._began_ns is None:
             self._began_ns = now
             self._report_at_ns = now + int(self._policy.report_seconds * 1e9)
@@ -143,6 +154,7 @@ class Budgets:
 
     def _check(self, flat: FlatRegistration, elapsed_ns: int) -> None:
         registration, budget = flat.registration, flat.registration.options.budget
+        # The loop does not wait for a background subscriber, so it takes no share of the step.
         if budget is None or registration.over_budget or flat.background:
             return
         # A subscriber added later must not be charged for what it took before its first review.

@@ -68,6 +68,7 @@ class HookResults:
     """The results of a manager's hooks until they are taken. They may be added on any thread."""
 
     def __init__(self) -> None:
+        # Held for list operations only: no user code runs under it.
         self._lock = threading.Lock()
         self._waiting: list[HookResult] = []
         self._owners: dict[str, HookResult] = {}  # by key, the first result with it; without its values
@@ -80,9 +81,12 @@ class HookResults:
     def take(self) -> list[HookValue]:
         """Return and forget the values since the last call: those of the calling thread first, then late ones."""
         with self._lock:
+            # Swapped: what other threads add from here on belongs to the next call.
             results, self._waiting = self._waiting, []
         taken: set[tuple[int, str]] = set()
         values = []
+        # Late results come last, so that names of the others do not depend on the timing of threads. The sort is
+        # stable.
         for result in sorted(results, key=lambda result: result.is_late):
             for key, value in dict.items(result.values):  # not .items(), which waits for values on a device
                 owner = self._owners.setdefault(key, result._replace(values={}))
@@ -97,10 +101,12 @@ class HookResults:
         """Return all values in one dict: the newest by name, earlier ones as ``<hook's name>/<key>@<step>``."""
         merged: dict[str, Any] = {}
         newest: set[tuple[str, str]] = set()
+        # Newest first: it gets the plain name, which is what a reader of the merged dict expects to be current.
         for each in sorted(self.take(), key=lambda each: each.step, reverse=True):
             name = each.name if (each.hook, each.key) not in newest else f"{each.hook}/{each.key}@{each.step}"
             newest.add((each.hook, each.key))
             number, base = 1, f"{each.hook}/{each.key}"
+            # A hook may itself return a key that looks like a qualified name; no value may overwrite another.
             while name in merged:
                 name = base if number == 1 else f"{base}_{number}"
                 number += 1
@@ -135,6 +141,7 @@ class HookManager:
 
     def unregister_hook(self, hook: Hook) -> bool:
         """Remove exactly this hook; return whether it was registered."""
+        # A name or a class would find, and remove, hooks that the caller did not give.
         if isinstance(hook, str | type) or not self.subscribers.find(hook):
             return False
         self.subscribers.unregister(hook)
@@ -173,11 +180,13 @@ class HookManager:
 
     def close(self) -> dict[str, Any]:
         """Finish background hooks, close all, and return the results since the last `run_hooks`."""
+        # Before taking: hooks that finish during the drain still deliver.
         self.subscribers.close()
         return self.subscribers.results.take_merged()
 
     def __reduce__(self) -> tuple[Callable[..., "HookManager"], tuple[Any, ...]]:
         """Copies and pickles hold the hooks and their options, not the compiled functions."""
+        # `strict` may have been changed since the policy was made.
         return _rebuild, (replace(self.subscribers.policy, strict=self.subscribers.strict), self.subscribers.members())
 
     def __len__(self) -> int:
@@ -246,6 +255,8 @@ def hook_target(hook: Hook, *, in_loop: bool = False) -> "HookTarget | Subscribe
         MomentError: It is not a hook, or not a valid one.
     """
     require_valid_hook(hook)
+    # Compiled flat only if nothing is overridden: the members are then called directly, and an own `run` would be
+    # bypassed.
     if isinstance(hook, CompositeHook) and all(
         getattr(type(hook), name) is getattr(CompositeHook, name) for name in _COMPOSITE_METHODS
     ):
@@ -273,9 +284,11 @@ class _HookList(SubscriberList):
             super().handle_result(flat, moment, subject, value)
             return
         values = self._record(flat, value, self.accept)
+        # Decided by the queue it has, not by its options: a group can put it in the background as well.
         self.results.add(HookResult(flat.path, subject.step, values, is_late=bool(flat.registration.queues)))
 
     def _compile(self, moment: Moment) -> CompiledMoment:
+        # Here and not at registration: a hook that is named may still come until hooks run.
         for problem in unresolved(self.registrations, self.registrations):
             if problem not in self._reported:  # once each: every change of the hooks compiles again
                 self._reported.add(problem)
@@ -289,6 +302,7 @@ class HookTarget(Subscriber):
     def __init__(self, hook: Hook, *, in_loop: bool = False) -> None:
         self.hook = hook
         self.schedule = _HookSchedule(hook)
+        # Chosen once: the dispatcher looks at the function it is given to decide whether to await it.
         waits = is_async(hook.run)
         self.run_hook = self._run_async if waits else self._run
         self.on_step_end = self._after_step_async if waits else self._after_step
@@ -350,6 +364,8 @@ class _HookSchedule(Schedule):
 
     def due(self, count: int, subject: Any = None) -> bool:
         hook = self.hook
+        # Without a context: making one at each step would cost more than the decision. A subclass with its own
+        # should_run is asked.
         if isinstance(hook, PeriodicHook) and getattr(hook.should_run, "__func__", None) is PeriodicHook.should_run:
             return hook.due(count)
         context = subject if isinstance(subject, HookContext) else step_context(subject, count)

@@ -43,6 +43,7 @@ class Deferred:
 
     def get(self) -> Any:
         """Return the number, waiting for it if necessary. If it cannot be fetched, warn and return None."""
+        # Whoever reads a metric did not cause the fault of its device: a logger must not fail for it.
         try:
             return self.source.number(self.index)
         except Exception as error:
@@ -61,6 +62,7 @@ def whole(value: Any) -> int | None:
 
 def is_on_device(value: Any) -> bool:
     """Return whether reading a value waits for a device: a tensor not on the CPU, or a JAX array."""
+    # CPU is the default: an object that does not know devices is in host memory.
     return not getattr(value, "is_cpu", True) or hasattr(value, "copy_to_host_async")
 
 
@@ -78,6 +80,7 @@ def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
 
 def plain(value: Any) -> Any:
     """Convert 0-d arrays and tensors, also inside mappings and sequences, to Python numbers."""
+    # By exact type and first: nearly all values end here.
     if type(value) in PLAIN:
         return value
     if isinstance(value, Mapping):
@@ -114,6 +117,7 @@ class MetricsRow(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
+        # Kept after the first read: it is waited for once, and the device's copy can be released.
         if type(value) is Deferred:
             value = value.get()
             super().__setitem__(key, value)
@@ -123,6 +127,8 @@ class MetricsRow(dict[str, Any]):
         raise KeyError(f"{key}: there is no such metric. {closest(str(key), map(str, dict.keys(self)))}")
 
     def __iter__(self) -> Iterator[str]:
+        # A copy, so that the row may grow meanwhile. Overriding this also makes dict(row) read through __getitem__:
+        # CPython copies a subclass directly, Deferred values included, only while it has dict's own iterator.
         return iter(list(super().__iter__()))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -161,6 +167,7 @@ class MetricsRow(dict[str, Any]):
             super().update(others[0])  # the usual case
             return
         for other in others:
+            # Not its own items(), which waits for each value.
             super().update(dict.items(other) if isinstance(other, MetricsRow) else other)
         super().update(values)
 
@@ -175,6 +182,7 @@ class MetricsRow(dict[str, Any]):
         return any(type(value) is Deferred for value in super().values())
 
     def __or__(self, other: Any) -> Any:
+        # dict's own operator would hand out Deferred values in a plain dict, where nothing converts them.
         return dict(self) | dict(other)
 
     def __ror__(self, other: Any) -> Any:
@@ -208,6 +216,7 @@ def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics that can be read without waiting for a device."""
     if not isinstance(metrics, MetricsRow):
         return dict(metrics)
+    # Through dict: the row's own items() would wait.
     there = [key for key, value in dict.items(metrics) if type(value) is not Deferred or value.source.ready()]
     return {key: metrics[key] for key in there}
 
@@ -241,6 +250,7 @@ def collect(
     else:
         given = copied(_positional(args))
         given.update(values)
+    # Two set operations in C instead of a loop over values: this runs at each log(). dict.values does not wait.
     if _PLAIN_TYPES(map(type, dict.values(given))) and (_ARE_NAMES(given) or _check_names(given)):
         return given  # the usual case
     if defer_alike is not None and type(given) is dict and (_ARE_NAMES(given) or _check_names(given)):
@@ -249,6 +259,7 @@ def collect(
             return row if as_dict else MetricsRow(row)
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
+    # All values on a device are gathered, then deferred together: one transfer instead of one for each.
     _flatten(flat, "", given, None if defer is None else on_device)
     if defer is None or not on_device:
         return flat
@@ -292,6 +303,7 @@ def _check_names(given: Mapping[Any, Any]) -> bool:
         return False
     if len(_names) > _MOST_NAMES:  # a program that generates names
         _names.clear()
+    # The set is changed in place, never rebound: `_ARE_NAMES` is a method of this very set.
     _names.update(given)
     return True
 

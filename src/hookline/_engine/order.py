@@ -63,9 +63,13 @@ def arrange(preferred: Sequence[E]) -> list[E]:
     after = _predecessors(preferred)
     keys = _keys(preferred, after)
     waiting = {name: set(names) for name, names in after.items()}
+    # The index breaks ties, so equals keep their order. The loop below is quadratic, which is cheap for the dozens of
+    # subscribers there are, and runs at a change only.
     ready = [(keys[each.name], index) for index, each in enumerate(preferred) if not waiting[each.name]]
     heapq.heapify(ready)
     arranged: list[E] = []
+    # One that waits for another keeps its own, smaller key. It becomes ready when the other is placed and is the next
+    # to be taken: `after` moves it to just behind.
     while ready:
         registration = preferred[heapq.heappop(ready)[1]]
         arranged.append(registration)
@@ -109,6 +113,7 @@ def _constrains(registration: Ordered, other: Ordered, reference: Reference) -> 
 
 def _keys(preferred: Sequence[Ordered], after: Mapping[str, set[str]]) -> dict[str, int]:
     """Return the sort key of each; one that must run before another gets that one's key if it is smaller."""
+    # First: `key` below would recurse without end on a cycle.
     _refuse_cycles(after)
     place = {registration.name: index for index, registration in enumerate(preferred)}
     targets = {
@@ -119,6 +124,7 @@ def _keys(preferred: Sequence[Ordered], after: Mapping[str, set[str]]) -> dict[s
 
     def key(name: str) -> int:
         if name not in keys:
+            # The smallest key along the chain: what must run before something that moved up moves up with it.
             keys[name] = min([place[name], *(key(target) for target in targets[name])])
         return keys[name]
 
@@ -135,6 +141,7 @@ def _refuse_cycles(after: Mapping[str, set[str]]) -> None:
             cycle = [*path[path.index(name) :], name]
             raise OrderError(f"These subscribers depend on one another: {' after '.join(map(repr, cycle))}.")
         if name not in done:
+            # Sorted, because the order of a set of strings differs between processes and the message should not.
             for other in sorted(after[name]):
                 visit(other, [*path, name])
             done.add(name)

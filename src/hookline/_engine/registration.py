@@ -57,6 +57,7 @@ class Identity:
         state_key = getattr(subscriber, "state_key", None)
         if state_key is not None and (not isinstance(state_key, str) or not state_key):
             raise OptionError(f"{type(subscriber).__name__}: state_key={state_key!r}; give a non-empty string.")
+        # A wrapper holds no arguments of its own; what tells two of them apart is in the object it wraps.
         attributes: Mapping[str, Any] = getattr(getattr(subscriber, "foreign", subscriber), "__dict__", {})
         arguments = {
             name: str(value)
@@ -95,6 +96,7 @@ class Identity:
 
     def measures_another(self, other: "Identity") -> bool:
         """Whether the two are about different metrics, or different directions of one."""
+        # Only what both sides know: a state of an older version may have no arguments.
         both = self.arguments.keys() & other.arguments.keys() & set(QUANTITY)
         return any(self.arguments[name] != other.arguments[name] for name in both)
 
@@ -102,6 +104,7 @@ class Identity:
         return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
+# eq=False: registrations are keys and are searched for by identity; two with equal fields are still two.
 @dataclass(eq=False, slots=True)
 class Registration:
     """A subscriber in a list, with its settled options, its unique name and its health.
@@ -141,6 +144,7 @@ class Registration:
 
     def is_for(self, thing: object) -> bool:
         """Whether this registers exactly ``thing``; equality would also match an equal twin."""
+        # Users remove a function by the function they added, not by the object made from it.
         function = getattr(self.subscriber, "function", self.subscriber)
         return thing is self.subscriber or thing is self.target or thing is function
 
@@ -151,12 +155,14 @@ class Registration:
 
     def continue_queues_of(self, former: "Registration") -> None:
         """Reuse the queues of the same subscriber's former registration: the calls waiting there come first."""
+        # Not taken up at once: if it no longer runs in the background, the old queue must still be drained.
         self.former_queues = {**former.former_queues, **former.queues}
 
     def release_event_loop(self) -> bool:
         """Drop async queues, whose event loop has ended; return whether there were any."""
         ended = [queues.pop("async") for queues in (self.queues, self.former_queues) if "async" in queues]
         self.was_async = self.was_async or bool(ended)
+        # The queue goes, its count stays: costs() may be called after close().
         self.dropped += sum(queue.dropped for queue in ended)
         return bool(ended)
 
@@ -208,6 +214,8 @@ class FlatRegistration:
         schedules = [each.options.schedule for each in self.chain if each.options.schedule is not None]
         if moment.axis is None or not schedules:
             return None
+        # Kept on the registration: a change in the middle of a step compiles again, and the step must keep its
+        # decision. By groups: a group shared by two collections has another schedule in each.
         gates = self.registration.gates
         key, row_key = (moment.axis, self.groups, False), (moment.axis, self.groups, True)
         if key not in gates:
@@ -218,6 +226,7 @@ class FlatRegistration:
 
     def reset_gates(self) -> None:
         """Let every gate decide again at a count that it has decided already."""
+        # A copy: a thread that compiles a moment may add a gate.
         for (_, groups, _), gate in list(self.registration.gates.items()):
             if groups == self.groups:
                 gate.reset()
@@ -239,6 +248,7 @@ def unique_name(options: Options, taken: Iterable[str]) -> str:
     names = set(taken)
     if options.name not in names:
         return options.name
+    # A given name is what `before`, `after` and saved states refer to. Numbering it would break them unnoticed.
     if options.named:
         raise DuplicateError(f"The name {options.name!r} is taken. Give another one, or none: then it is made unique.")
     number = 2
@@ -278,6 +288,8 @@ class RegistrationTree:
 
     def forget_removed(self) -> None:
         """Release the removed ones, here and in the groups that are not borrowed."""
+        # Emptied before the recursion, which could otherwise come back here: a removed group may contain this list by
+        # now.
         removed, self._removed = self._removed, []
         for registration in [*self._registrations, *removed]:
             if isinstance(registration.target, RegistrationTree) and not registration.borrowed:
@@ -306,6 +318,7 @@ class DeferredCall:
         self.queue.raise_pending()
         # The snapshot is taken now: by the time of the call, the loop is steps ahead.
         subject = snapshot_subject(arguments[0])
+        # Arguments are matched by name, because the subscriber may take fewer, or some by keyword.
         named = dict(zip(self.moment.arguments, [subject, *map(snapshot, arguments[1:])], strict=True)) | keywords
         positional = [named[name] for name in self.binding.arguments if "=" not in name]
         by_keyword = {name: value for name, value in named.items() if f"{name}={name}" in self.binding.arguments}
@@ -316,6 +329,7 @@ class DeferredCall:
             start = self.clock()
             try:
                 self._finish(subject, self.binding.function(*positional, **by_keyword), start)
+            # Nothing above would catch it: the queue's thread would end, and its jobs would stay unfinished for ever.
             except BaseException as error:
                 self._fail(subject, error, start)
 
@@ -333,6 +347,7 @@ class DeferredCall:
         self.queue.submit(work_async if self.binding.is_async else work, droppable=self.moment.repeating)
 
     def _finish(self, subject: Any, value: Any, start: int) -> None:
+        # Counted before the result is handled. If that fails, `_on_result` takes the count back and the failure counts.
         self.meter.count(self.clock() - start)
         if value is not None:
             self.on_result(subject, value)

@@ -31,10 +31,13 @@ class Schedule(ABC):
 
     def next(self, count: int) -> int:
         """Return the first count after ``count`` that may be due."""
+        # Always safe: asking too often costs time, a count that is skipped is lost.
         return count + 1
 
     def settle(self, count: int, subject: Any = None) -> bool:
         """Decide for a count, and call `fired` if it is due."""
+        # Deciding and remembering are apart: in a combination a part may be due when the whole is not, and must stay
+        # due.
         answer = self.due(count, subject)
         if answer:
             self.fired(count)
@@ -135,6 +138,7 @@ class Seconds(Schedule):
         self.last: float | None = None
 
     def _begin(self) -> None:
+        # Only the first time: after a reset of the gate the interval continues.
         if self.last is None:
             self.last = self.clock()
 
@@ -176,6 +180,7 @@ class _Pair(Schedule):
         self.left, self.right = left, right
 
     def settle(self, count: int, subject: Any = None) -> bool:
+        # Only the parts that were due are told. A Once that did not contribute must not count as used.
         parts = self._parts_due(count, subject)
         for schedule in parts or ():
             schedule.fired(count)
@@ -190,6 +195,7 @@ class _Pair(Schedule):
         self.right.fired(count)
 
     def copy(self) -> Schedule:
+        # copy.copy would share the sides, and with them their memory.
         return type(self)(self.left.copy(), self.right.copy())
 
     def __repr__(self) -> str:
@@ -218,6 +224,7 @@ class _All(_Pair):
         return self.left.due(count, subject) and self.right.due(count, subject)
 
     def next(self, count: int) -> int:
+        # All must be due, so nothing can happen before the latest of them.
         return max(self.left.next(count), self.right.next(count))
 
 
@@ -225,6 +232,7 @@ class _Any(_Pair):
     sign = "|"
 
     def _parts_due(self, count: int, subject: Any = None) -> list[Schedule] | None:
+        # Both sides are asked, without a short cut: each that is due must remember, e.g. restart its interval.
         left, right = self.left._parts_due(count, subject), self.right._parts_due(count, subject)
         return None if left is None and right is None else (left or []) + (right or [])
 
@@ -243,6 +251,7 @@ class _Not(Schedule):
         return not self.inner.due(count, subject)
 
     def settle(self, count: int, subject: Any = None) -> bool:
+        # The inner schedule remembers although the whole is not due: otherwise ~Once() would be false for ever.
         return not self.inner.settle(count, subject)
 
     def _parts_due(self, count: int, subject: Any = None) -> list[Schedule] | None:
@@ -270,6 +279,7 @@ def cadence(
 ) -> Schedule | None:
     """Return the schedule of the options ``every``, ``start`` and ``when`` together; None if always due."""
     parts: list[Schedule] = [every] if isinstance(every, Schedule) else [] if every is None else [Every(every, start)]
+    # Checked first, also where it is part of `Every` already: a bad value is refused whatever `every` is.
     if require_integer("start", start, minimum=0) and (every is None or isinstance(every, Schedule)):
         parts.append(Every(1, start))
     if when is not None:
@@ -294,8 +304,12 @@ class Gate:
     def __call__(self, count: int, subject: Any) -> bool:
         key = self._key(count, subject)
         if key is None or key != self.key:
+            # `Seconds` behind an `Every` may be asked much later; its interval begins with the first question to the
+            # gate.
             if self.key is _UNDECIDED:
                 self.schedule._begin()
+            # Set before asking: a predicate that raises is not due for the rest of the count, instead of raising at
+            # each moment.
             self.key, self.answer = key, False
             self.answer = self.schedule.settle(count, subject)
         return self.answer
@@ -312,6 +326,7 @@ class Gate:
         """Return the key that an answer is valid for; None if every call is decided again."""
         if self.axis == "validation":  # counted from zero in each validation: the step distinguishes them
             return count, getattr(subject, "step", None)
+        # Each run of a manager's hooks is a decision of its own, also twice at one step.
         return None if self.axis == "hook" else count
 
 
@@ -331,8 +346,10 @@ class RowGate(Gate):
     def __call__(self, count: int, subject: Any) -> bool:
         if count == self.step.key:
             return self.step.answer
+        # The row may come before any other moment of its step. Deciding in the step's gate makes both agree.
         if count == getattr(subject, "step", count) + bool(getattr(subject, "in_step", False)):
             return self.step(count, subject)
+        # A row of another step is decided apart: it must not overwrite the answer that the step's end still needs.
         return super().__call__(count, subject)
 
     def next(self, count: int) -> int:

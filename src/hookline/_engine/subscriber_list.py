@@ -79,6 +79,7 @@ class SubscriberList(RegistrationTree):
         self._lock = threading.RLock()
         self._preferred: list[Registration] = []  # by priority and order of adding, before constraints are applied
         self._compiled: dict[str, CompiledMoment] = {}
+        # Weak: a group that is used in many runs must not keep their collections alive.
         self._parents: weakref.WeakSet[SubscriberList] = weakref.WeakSet()
 
     @property
@@ -89,6 +90,7 @@ class SubscriberList(RegistrationTree):
     @strict.setter
     def strict(self, value: bool) -> None:
         self.health.strict = value
+        # Whether a call re-raises is part of the generated code.
         self._invalidate()
 
     def find(self, reference: Any) -> list[Registration]:
@@ -104,6 +106,7 @@ class SubscriberList(RegistrationTree):
             complete: Refuse a ``before`` or ``after`` that names no subscriber yet.
         """
         with self._lock:
+            # All work is done on a copy and committed at the end, so an error in the middle leaves the list as it was.
             preferred = list(self._preferred)
             added = []
             for subscriber, target, given in additions:
@@ -113,6 +116,7 @@ class SubscriberList(RegistrationTree):
             if complete:
                 require_known(added, preferred)
             self._commit(preferred, arrange(preferred))
+            # Last: a change that was refused must not leave a link to this list.
             self._become_parent(added)
 
     def register_at(self, position: int, subscriber: Subscriber, target: Target, given: Mapping[str, Any]) -> None:
@@ -120,10 +124,13 @@ class SubscriberList(RegistrationTree):
         if isinstance(position, bool) or not isinstance(position, int):
             raise OptionError(f"index={position!r}: give a whole number.")
         with self._lock:
+            # The position refers to the order that the user sees, so the arranged order is the one that is changed and
+            # kept.
             registration = self._make_registration(subscriber, target, given, self._registrations)
             registration.moved = True
             registrations = list(self._registrations)
             registrations.insert(position, registration)
+            # In this order: `require_order` alone would report a cycle as a wrong position.
             require_known([registration], registrations)
             arrange(registrations)  # refuses a cycle
             require_order(registrations)
@@ -137,6 +144,8 @@ class SubscriberList(RegistrationTree):
     def restore(self, members: Iterable[tuple[Member, Target]]) -> None:
         """Add the members of another list with their names and order."""
         with self._lock:
+            # Members come in preferred order, moves included, so they are appended without regard to priority. Unknown
+            # references are accepted: the original may have lost a dependency too, and must still be copyable.
             preferred = list(self._preferred)
             for member, target in members:
                 registration = self._make_registration(
@@ -151,6 +160,8 @@ class SubscriberList(RegistrationTree):
         """Remove and return the subscribers that an instance, a class or a name refers to."""
         with self._lock:
             removed = self._find_required(reference)
+            # Arranged anew, not just filtered: without the removed one a constraint may be gone, and its owner falls
+            # back.
             preferred = [each for each in self._preferred if each not in removed]
             self._commit(preferred, arrange(preferred))
             for registration in removed:
@@ -169,12 +180,14 @@ class SubscriberList(RegistrationTree):
             position = require_integer("position", position, minimum=-size, maximum=size - 1)
             registrations = [each for each in self._registrations if each is not moving[0]]
             registrations.insert(position % size, moving[0])
+            # Before `moved` is set: a refused move must not change how later additions are placed.
             require_order(registrations)
             moving[0].moved = True
             self._commit(registrations, list(registrations))
 
     def fire(self, name: str) -> Fire:
         """Return the function that fires a moment. It is compiled once after a change and kept as an attribute."""
+        # Two threads may fire first at once. Compiling twice would leave a function whose countdown nobody collects.
         with self._lock:
             if name not in self._compiled:
                 self._compiled[name] = self._compile(self._moments[name])
@@ -185,6 +198,7 @@ class SubscriberList(RegistrationTree):
     def handle_result(self, flat: FlatRegistration, moment: Moment, subject: Any, value: Any) -> None:
         """Handle a returned value: the loop records a dict under the subscriber's name."""
         if not isinstance(value, Mapping):
+            # Once per subscriber: it would otherwise be a line in the log at every step.
             if not flat.registration.warned:
                 flat.registration.warned = True
                 logger.warning(
@@ -204,10 +218,12 @@ class SubscriberList(RegistrationTree):
         Raises:
             OptionError: None can be recorded, or the subscriber's errors propagate.
         """
+        # All at once first: checking each value ahead would charge every call for a rare mistake.
         try:
             return record(values)
         except OptionError as error:
             kept = recordable(values)
+            # Where errors propagate, the user asked to see mistakes, so nothing is left out quietly.
             if not kept or self.health.propagates(flat):
                 raise
             recorded = record(kept)
@@ -219,6 +235,7 @@ class SubscriberList(RegistrationTree):
     def costs(self) -> Costs:
         """Return the cost of each subscriber so far, most expensive first."""
         with self._lock:
+            # Under the lock: two threads that take from one tally would credit the same firings twice.
             self._collect_counts()
             return Costs(flat.cost() for flat in self.flatten())
 
@@ -254,6 +271,7 @@ class SubscriberList(RegistrationTree):
     def drain(self) -> None:
         """Wait, within the time limit, for the background work of all members, removed ones included."""
         limit = self.policy.drain_seconds
+        # The limit holds for each queue: several that hang are waited for one after another.
         for queue in self._queues():
             if queue.is_current():  # called from one of its own calls, which would wait for itself
                 continue
@@ -268,9 +286,12 @@ class SubscriberList(RegistrationTree):
 
         All are closed, then the first exception that propagates is raised.
         """
+        # No subscriber may be closed while one of its calls runs, so queues are emptied first. Stopping the event loop
+        # cancels what did not finish in time.
         self.drain()
         self._event_loop.stop()
         closing: dict[int, FlatRegistration] = {}
+        # By identity: one that was removed and added again, or is reached through two groups, is closed once.
         for flat in self.flatten_with_removed():
             if not flat.borrowed:
                 closing.setdefault(id(flat.registration.subscriber), flat)
@@ -278,6 +299,7 @@ class SubscriberList(RegistrationTree):
             partial(self.health.guarded, flat, "close", flat.registration.target.close) for flat in closing.values()
         ]
         try:
+            # Pending errors come last: a critical failure on a thread must not leave files open.
             call_all([*closes, *(queue.raise_pending for queue in self._queues())])
         finally:
             # A queue on the ended event loop would start it again. Another collection that shares a group has its own.
@@ -287,6 +309,7 @@ class SubscriberList(RegistrationTree):
             self.forget_removed()
 
     def _queues(self) -> list[WorkerQueue]:
+        # A group that moved is reached by two paths, here and among the removed; each queue is drained once.
         return list(
             dict.fromkeys(queue for flat in self.flatten_with_removed() for queue in flat.registration.all_queues)
         )
@@ -324,6 +347,7 @@ class SubscriberList(RegistrationTree):
                     f"{options.name}: budget={options.budget!r}; a budget is for one subscriber, not a group."
                 )
         own = getattr(target, "schedule", None)  # a hook's should_run
+        # Both must agree: a cadence given to add() thins out a hook, it does not override should_run.
         if own is not None:
             options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
         identity = Identity.of(subscriber, options)
@@ -332,6 +356,7 @@ class SubscriberList(RegistrationTree):
                 raise DuplicateError(f"The state_key {identity.state_key!r} is taken, by {other.name!r}. Give another.")
         name = name or unique_name(options, (other.name for other in present))
         if target is not subscriber and not isinstance(target, SubscriberList):
+            # The wrapper was made for this registration, so there is nothing to undo if the change is refused later.
             target.name = name  # a wrapper logs under the unique name
         return Registration(
             subscriber=subscriber,
@@ -344,6 +369,7 @@ class SubscriberList(RegistrationTree):
         )
 
     def _refuse_nesting(self, target: "SubscriberList") -> None:
+        # A cycle would make `flatten` recurse without end.
         pending = [target]
         while pending:
             inner = pending.pop()
@@ -367,22 +393,27 @@ class SubscriberList(RegistrationTree):
             elif current is not former:
                 current.continue_queues_of(former)
         self._removed = removed
+        # Replaced, never mutated: a parent's `flatten`, and readers without the lock, finish on the list they began
+        # with.
         self._preferred, self._registrations = preferred, arranged
         self._refresh()
 
     def _refresh(self) -> None:
         """Recompile at the next firing and notify about the change, here and in all parents."""
         with self._lock:
+            # First, so that whatever the listener does sees the new order.
             self._invalidate()
             self._notify_change()
 
     def _invalidate(self) -> None:
         """Drop the compiled moments, here and in all parents; firings in progress continue on the old functions."""
         with self._lock:
+            # The countdown lives in the compiled function and is lost with it.
             self._collect_counts()
             for name in self._compiled:
                 delattr(self, name)
             self._compiled = {}
+        # A copy: another thread may add this group to a collection meanwhile.
         for parent in list(self._parents):
             parent._invalidate()
 
@@ -397,6 +428,7 @@ class SubscriberList(RegistrationTree):
             compiled.collect_counts()
 
     def _compile(self, moment: Moment) -> CompiledMoment:
+        # Disabled subscribers are not compiled in, so they cost nothing from then on.
         calls = [
             self._make_call(flat, moment, flat.registration.bindings[moment.name])
             for flat in self.flatten()
@@ -424,6 +456,7 @@ class SubscriberList(RegistrationTree):
             flat.reset_gates()
 
     def _make_call(self, flat: FlatRegistration, moment: Moment, binding: Binding) -> Call:
+        # Meters belong to the registration: counts survive a recompilation, and a group in two lists adds up.
         meter = flat.registration.meters.setdefault(moment.name, Meter())
         gate = flat.gate(moment)
         propagates = self.health.propagates(flat)
@@ -432,6 +465,7 @@ class SubscriberList(RegistrationTree):
         on_error = partial(self._on_error, flat, moment, metered)
         on_result = partial(self._on_result, flat, moment, metered)
         slot = Slot(
+            # A deferred call chooses its own arguments, after it has made snapshots of all by name.
             arguments=moment.everything if deferred else binding.arguments,
             guarded=not propagates,
             metered=metered,
@@ -445,6 +479,7 @@ class SubscriberList(RegistrationTree):
         invoke = DeferredCall(
             queue, binding, moment, meter, self.policy.clock, propagates, flat.registration, on_error, on_result
         )
+        # A meter to throw away: the dispatcher times only the queueing. The call is timed where it runs.
         return Call(invoke, slot, partial(self._on_queueing_error, flat, moment), on_result, Meter(), gate)
 
     def _queue(self, flat: FlatRegistration, *, is_async: bool) -> WorkerQueue:
@@ -454,6 +489,7 @@ class SubscriberList(RegistrationTree):
             "async" if is_async else "thread",
         )
         if kind not in queues:
+            # Calls from before a removal still wait there; on a new queue they could be overtaken.
             if kind in former:
                 queues[kind] = former.pop(kind)
             elif is_async:
@@ -466,6 +502,8 @@ class SubscriberList(RegistrationTree):
         self, flat: FlatRegistration, moment: Moment, metered: bool, subject: Any, error: BaseException, ns: int | None
     ) -> None:
         meter = flat.registration.meters[moment.name]
+        # Calls on other threads fail here too. The number of the failed call must be exact, because "in a row" is
+        # decided by it; hence the counts are collected first.
         with self._lock:
             self._collect_counts()
             if metered:
@@ -496,8 +534,10 @@ class SubscriberList(RegistrationTree):
         """Switch subscribers between timing and sampling, and review budgets and the cost report."""
         for meter, metered in meters:
             if meter.review() is not metered:
+                # One is enough for this pass: the others are reviewed after the next one.
                 self._invalidate()
                 break
+        # Without a budget, walking all subscribers is worth it only for a report.
         if paces and (budgets or self._budgets.is_due()):
             with self._lock:
                 self._collect_counts()
@@ -507,6 +547,8 @@ class SubscriberList(RegistrationTree):
 def _position(registrations: Sequence[Registration], priority: float) -> int:
     """The index behind everything of the same or a higher priority; explicitly moved ones do not count."""
     for index, registration in enumerate(registrations):
+        # If moved ones counted, a subscriber moved to the front would be displaced by the next addition of a higher
+        # priority.
         if not registration.moved and registration.options.priority < priority:
             return index
     return len(registrations)
