@@ -54,6 +54,7 @@ class Pace:
 
     def after(self, faults: int) -> float:
         """Return how long to wait after this many failures in a row."""
+        # With jitter: runs that lost the same server do not all come back at the same instant.
         return min(self.longest_seconds, self.retry_seconds * 2.0 ** min(faults - 1, 30)) * (0.5 + self.jitter() / 2)
 
 
@@ -109,6 +110,7 @@ class Progress:
         """Replace the file as a whole; ``sign=False`` if its settings came from a file without a valid signature."""
         data = {"sink": self.spec, "status": self.status, "error": self.error, "delivered": self.delivered}
         data |= {"places": self.cursor.places, "state": self.state}
+        # False until the file is replaced: after a failure, as on a full disk, `_open` saves again.
         self.was_saved = False
         content = trust.sign(self.path, data) if sign else json.dumps(data).encode()
         # Not synced: this happens for every batch. After a power cut the sink finds out itself what it holds.
@@ -179,6 +181,7 @@ class Delivery:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / f"{name}.lock"
         self.progress = Progress.load(folder / f"{name}.json", clean(sink.spec()))
+        # At once: the sink is listed, and `hookline runs sync` finds it, even if the process dies before it is opened.
         if not self.progress.was_saved:
             with contextlib.suppress(OSError):  # tried again when the sink is opened
                 self._save()
@@ -196,16 +199,19 @@ class Delivery:
         """Deliver until `close` is called, then what is left, within its time limit."""
         try:
             while True:
+                # Before the round: a wake-up that comes during it is not lost.
                 self._wake.clear()
                 seconds = self.round()
                 if self._closing:
                     break
                 self._wake.wait(seconds)
+            # Intact as well: a file that was deleted after the last batch is written again before the run ends.
             while not (self.is_done() and self._is_intact()) and (left := self._deadline - self.pace.clock()) > 0:
                 seconds = self.round()
                 if self._faults:
                     time.sleep(min(seconds, max(0.0, left), 1.0))
         finally:
+            # In this order: who gets the lock next must not find the sink still open.
             self._close_sink()
             if self._is_locked:
                 files.release_lock(self._lock)
@@ -216,6 +222,7 @@ class Delivery:
 
     def close(self, seconds: float) -> None:
         """Make `run` return; what is in the journal is still delivered, for at most this long."""
+        # Before the flag: the thread reads the deadline as soon as it sees the flag.
         self._deadline = self.pace.clock() + seconds
         self._closing = True
         self._wake.set()
@@ -231,6 +238,7 @@ class Delivery:
                     self._reader = self._held_back = None
                     return 0.0
                 self._write(entries)
+                # This leaves out the `else`: not everything was read, so trailing lines are not known to be damaged.
                 if self._closing and self.pace.clock() > self._deadline:
                     break
             else:
@@ -241,6 +249,7 @@ class Delivery:
         except BaseException as error:  # SystemExit as well: the thread must survive
             return self._handle_failure(error)
         finally:
+            # After a failure, too: `DeliveryManager.start` waits for an attempt, not for success.
             self.opened.set()
         self._faults = 0
         if self._reported not in (None, "ok"):
@@ -261,16 +270,20 @@ class Delivery:
                 self._is_locked = True
                 # Another process may have delivered since this one read the file.
                 self.progress = Progress.load(self.progress.path, self.progress.spec)
+            # After a failure it may be half open.
             self._close_sink()
             if self.progress.state is not None:
+                # Before the sink touches anything that this state names.
                 if not self.progress.is_own:
                     self.sink.check_foreign(self.run_dir, self.progress.state)
                 self._restart_if_lost()
             with _in_sink():
                 state = clean(self.sink.open(self.run_dir, self.progress.state))
+            # Before the first write: after a crash the sink finds what `open` has created.
             if state != self.progress.state or not self.progress.was_saved:
                 self.progress.state = state
                 self._save()
+            # A copy: the reader runs ahead of what is delivered, and is thrown away after a failure.
             self._reader = Reader(self.run_dir / JOURNAL, Cursor(dict(self.progress.cursor.places)))
         return self._reader
 
@@ -287,6 +300,7 @@ class Delivery:
             journal, before = self.run_dir / JOURNAL, self.progress.cursor
             self.progress.cursor, self.progress.state, self.progress.delivered = Cursor(), None, 0
             self.sink.sent_again_bytes += self.progress.cursor.behind(journal) - before.behind(journal)
+            # Before `open`: after a crash in between, the old cursor must not count any more.
             self._save()
 
     def _is_intact(self) -> bool:
@@ -323,6 +337,7 @@ class Delivery:
     def _write(self, entries: list[JournalEntry]) -> None:
         with _in_sink():
             state = clean(self.sink.write(entries))
+        # Only behind the write. State and cursor belong together and are saved as one.
         progress = self.progress
         progress.state = state
         progress.delivered += len(entries)
@@ -336,6 +351,7 @@ class Delivery:
 
     def _handle_failure(self, error: BaseException) -> float:
         self._faults += 1
+        # The next round opens the sink again, from the last saved cursor and state.
         self._reader = self._held_back = None
         status: SinkStatus = "lagging"
         if isinstance(error, RefusedError):
@@ -355,6 +371,7 @@ class Delivery:
     def _set_status(self, status: SinkStatus, error: str) -> None:
         changed = (self.progress.status, self.progress.error) != (status, error)
         self.progress.status, self.progress.error = status, error
+        # Without the lock, the file belongs to the process that delivers.
         if changed and self._is_locked:
             with contextlib.suppress(OSError):
                 self._save()
@@ -373,6 +390,7 @@ def _read_saved(path: Path) -> tuple[dict[str, Any], bool]:
     kinds = {"sink": dict, "status": str, "error": str, "delivered": int, "places": dict}
     if "state" not in saved or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
         return {}, False
+    # The file may be damaged or planted: a position of another form would raise where it is used.
     for position in saved["places"].values():
         if not (isinstance(position, list) and len(position) == 2 and all(type(number) is int for number in position)):
             return {}, False

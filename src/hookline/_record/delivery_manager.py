@@ -71,6 +71,7 @@ class DeliveryManager:
         check: bool = True,
     ) -> None:
         self.run_dir = Path(run_dir)
+        # All of them before the first `Delivery`, which creates files.
         for sink in sinks.values() if check else ():
             sink.check()
         self.deliveries = [
@@ -85,6 +86,7 @@ class DeliveryManager:
 
     def run(self) -> None:
         """Deliver until `close` is called: to the first sink from this thread, to the others from threads."""
+        # The caller has a thread to give: that of an `Outbox`.
         first, *others = self.deliveries
         for delivery in others:
             self._start_thread(delivery)
@@ -106,12 +108,14 @@ class DeliveryManager:
         for delivery in self.deliveries:
             delivery.starting = True
         self.begin()
+        # One limit for all: sinks that hang do not add up.
         deadline = time.monotonic() + seconds
         for delivery in self.deliveries:
             delivery.opened.wait(max(0.0, deadline - time.monotonic()))
             delivery.starting = False
         refused = next((delivery for delivery in self.deliveries if delivery.refusal is not None), None)
         if refused is not None:
+            # The others may have been opened: nothing is delivered to any sink of a run that does not start.
             self.close(0.0)
             raise RefusedError(f"{refused.name}: {refused.refusal}") from refused.refusal
 
@@ -120,6 +124,7 @@ class DeliveryManager:
         for delivery in self.deliveries:
             delivery.close(seconds)
         # A thread in a sink that hangs is left behind: it is a daemon, and its lock keeps later deliveries out.
+        # A moment longer than the deliveries have, for closing their sinks.
         deadline = time.monotonic() + seconds + 0.5
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -183,17 +188,20 @@ def sync(
             trust.reject_outside_links(directory, but_own=all(state.is_own for state in found))
         except ConfigError as error:  # nothing is written to such a directory
             return [replace(state, status="refused", error=str(error)) for state in found]
+    # Before delivering: sinks are told the end as well.
     record_death(directory)
     sinks, unbuilt = _rebuild(directory, found, repair=repair)
     manager = DeliveryManager(
         directory, sinks, pace=pace, untrusted=[state.name for state in found if not state.is_own]
     )
+    # The training process is dead: a heartbeat would tell the destination that it lives.
     manager.stop_beating()
     manager.begin()
     deadline = time.monotonic() + seconds
     while not (manager.has_tried() and manager.is_done()) and time.monotonic() < deadline:
         progress(manager.states())
         time.sleep(0.1)
+    # Some sinks have work left when they are closed: a finished delivery gets time for it. For others it is up.
     manager.close(max(CLOSE_SECONDS, deadline - time.monotonic()) if manager.is_done() else 0.0)
     again = {name: sink.sent_again_bytes for name, sink in sinks.items()}
     states = [replace(state, sent_again_bytes=again.get(state.name, 0)) for state in manager.states()]
@@ -208,6 +216,7 @@ def find_lost_outputs(run_dir: str | Path) -> dict[str, str]:
     """
     directory, found = Path(run_dir), {}
     for state in sink_states(directory):
+        # Only settings that are known to import and call nothing of the user's.
         use = str(state.spec.get("use"))
         with contextlib.suppress(HooklineError, KeyError, TypeError, AttributeError, OSError):  # a forged state
             if ":" in use or use == "function" or (not state.is_own and external_access(state.spec, directory)):
@@ -258,6 +267,7 @@ def record_death(run_dir: str | Path) -> bool:
     began = last is not None or (directory / run_directory.METADATA).is_file()
     if not began or (last is not None and last.status in FINAL) or run_directory.is_alive(directory):
         return False
+    # Compared with the last status: a resumed run that dies again is recorded again, the same death is not.
     if noted is not None and (last is None or noted.time >= last.time):
         return False
     recorder = Recorder(directory, name=DELIVERY_WRITER)  # which also reclaims what the dead process preallocated
@@ -295,6 +305,7 @@ class DeliveryProcess:
             sink.check()
             Delivery(self.run_dir, name, sink)  # creates the sink's file before the process starts
         self._process: subprocess.Popen[bytes] | None = None
+        # A forked child inherits this object and must not end its parent's deliveries.
         self._owner = os.getpid()
 
     @property
@@ -309,9 +320,11 @@ class DeliveryProcess:
             RefusedError: A sink refuses. Nothing is delivered to any of them.
             ConfigError: A sink cannot be sent to another process.
         """
+        # Before anything is started: a sink that cannot be pickled leaves no process behind.
         order = _pickled(_Order(self.run_dir, self._sinks, self._pace, seconds, self._orphan_seconds, os.getpid()))
         answer, theirs = os.pipe()
         command = [sys.executable, "-m", __name__, str(theirs)]
+        # The modules of the user's sinks must be found there as well; '' means the current directory.
         path = os.pathsep.join(entry or "." for entry in sys.path)
         self._process = subprocess.Popen(  # noqa: S603 - this module
             command,
@@ -320,10 +333,12 @@ class DeliveryProcess:
             start_new_session=True,  # Ctrl-C is for the training
             env=os.environ | {"PYTHONPATH": path},
         )
+        # Otherwise the pipe would not end when the process dies, and the answer would be waited for in vain.
         os.close(theirs)
         assert self._process.stdin is not None
         self._process.stdin.write(order)
         self._process.stdin.flush()
+        # Beyond what the sinks get: the interpreter has to start and import first.
         self._await_answer(answer, seconds + 10.0)
 
     def close(self, seconds: float = DRAIN_SECONDS) -> None:
@@ -335,6 +350,7 @@ class DeliveryProcess:
             process.stdin.write(f"close {seconds}\n".encode())
             process.stdin.close()
             process.wait(seconds + 2.0)
+        # It died, or a sink hangs. What was not delivered is in the journal.
         except (BrokenPipeError, subprocess.TimeoutExpired):
             process.kill()
             process.wait()
@@ -352,6 +368,7 @@ class DeliveryProcess:
     def _await_answer(self, answer: int, seconds: float) -> None:
         with os.fdopen(answer, "rb") as pipe:
             ready, _, _ = select.select([pipe], [], [], seconds)
+            # No answer in time is no error: sinks that merely hang must not stop a training.
             line = pipe.readline() if ready else b"{}"
         message = json.loads(line or b'{"error": "the process that delivers to the sinks could not be started"}')
         if "refused" in message or "error" in message:
@@ -360,6 +377,7 @@ class DeliveryProcess:
 
 
 def _pickled(order: _Order) -> bytes:
+    # One by one, so that the error can name the sink.
     for name, sink in order.sinks.items():
         try:
             pickle.dumps(sink)
@@ -389,6 +407,7 @@ def main() -> None:
     _reply(answer, {})
     seconds = _wait_for_end(order.parent)
     if seconds is None:
+        # First: no heartbeat may follow the record of the death.
         manager.stop_beating()
         record_death(order.run_dir)
         seconds = order.orphan_seconds
@@ -402,6 +421,7 @@ def _reply(pipe: TextIO, message: dict[str, str]) -> None:
 
 def _wait_for_end(parent: int) -> float | None:
     """Return the time limit of an orderly end, or None if the parent died."""
+    # The pid as well as the pipe: forked data loaders of a dead parent keep the pipe open.
     while os.getppid() == parent:
         ready, _, _ = select.select([sys.stdin], [], [], HEARTBEAT_SECONDS)
         if ready:

@@ -35,6 +35,7 @@ def defer_uniform(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C90
     """
     torch = sys.modules.get("torch")
     kind: Any = next((kind for kind in map(type, values.values()) if kind not in PLAIN), None)
+    # A distributed tensor (`to_local`) needs the checks that `defer` makes.
     if torch is None or kind is None or not issubclass(kind, torch.Tensor) or hasattr(kind, "to_local"):
         return None
     found: list[Any] = []
@@ -48,6 +49,7 @@ def defer_uniform(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C90
             found.append(value)
         elif type(value) not in PLAIN:
             return None
+    # One ring per stream: the stream's own order guarantees that a slot is read after it was written, without an event.
     ring = _RINGS.get((torch._C._cuda_getCurrentRawStream(device), device, dtype))
     if ring is None or torch._C._cuda_isCurrentStreamCapturing():  # `defer` makes a ring, or refuses the row
         return None
@@ -77,6 +79,7 @@ def defer(*dicts: dict[Any, Any]) -> None:
             if type(value) is not kind or value.dtype is not dtype or value.get_device() != device:
                 if type(value) in PLAIN or type(value) is Deferred or not is_on_device(value):
                     continue
+                # JAX arrays have no `is_cpu`, and torch tensors on the CPU were sorted out above.
                 if getattr(value, "is_cpu", True):
                     places, found = arrays.setdefault(_kind(value), ([], []))
                     kind = None
@@ -100,6 +103,7 @@ def _replace(places: list[tuple[dict[Any, Any], Any]], source: Source) -> None:
 def _gather(tensors: list[Any]) -> Source:
     """Gather tensors of one device and dtype with one operation."""
     torch = sys.modules["torch"]
+    # One look at all types suffices for nearly every row; attributes of single tensors are slow.
     if not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
         tensors = [_local(tensor) for tensor in tensors]
     if tensors[0].is_cuda:
@@ -187,6 +191,7 @@ class Ring:
             self._views = self._table.unbind(0)
         self.slots = slots
         self._torch, self._stream = torch, stream
+        # One event is enough: a copy is launched only when the numbers of the one before have arrived.
         self._event = torch.cuda.Event()
         self._head = self._copied = self._arrived = 0
         self._advance_at = slots // 2
@@ -203,6 +208,7 @@ class Ring:
             try:
                 start, width = self._head, len(tensors)
                 offset = start % self.slots
+                # So its numbers are one slice of the host's memory. The slots that are left out count as used.
                 if offset + width > self.slots:  # a row does not wrap around
                     start, offset = start + self.slots - offset, 0
                 end = start + width
@@ -210,6 +216,7 @@ class Ring:
                     self._advance()
                 if end - self._arrived > self.slots:
                     self._advance()
+                    # Waiting would be a synchronization of the training thread: the caller makes a larger ring instead.
                     if end - self._arrived > self.slots:
                         return None
                 views = self._views[offset : offset + width]
@@ -223,6 +230,7 @@ class Ring:
                     torch._foreach_copy_(views, tensors)
                 row = RingRow(self, start, end)
                 self._pending.append(row)
+                # Behind the launch: `_advance` copies what is below the head, later on the same stream.
                 self._head = end
                 return row
             finally:
@@ -250,6 +258,7 @@ class Ring:
         self._advance_at = self._head + self.slots // 2
         with relaxed_capture_mode():
             if copied > arrived:
+                # Without a wait: the training thread runs this, too.
                 if not self._event.query():
                     return
                 begin = arrived % self.slots
@@ -267,6 +276,7 @@ class Ring:
             if head > copied:
                 begin = copied % self.slots
                 count = min(head - copied, self.slots - begin)  # contiguous: the rest is copied next time
+                # On the stream that filled the slots, not this thread's: the copy is ordered behind them.
                 with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
                     sent = self._table[begin : begin + count]
                     self._host[begin : begin + count].copy_(sent, non_blocking=True)
@@ -282,6 +292,7 @@ def relaxed_capture_mode() -> Iterator[None]:
     if exchange is None:
         yield
         return
+    # Exchanged, not set: the call returns the earlier mode, which the second call puts back.
     mode = ctypes.c_int(2)  # cudaStreamCaptureModeRelaxed
     exchange(ctypes.byref(mode))
     try:
@@ -297,6 +308,7 @@ def _exchange_capture_mode() -> Any:
     if version is None:
         return None
     with contextlib.suppress(OSError, AttributeError):
+        # Only the runtime that torch has loaded: the mode belongs to it, and a second one must not be loaded.
         library = ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return library.cudaThreadExchangeStreamCaptureMode
     return None
@@ -315,6 +327,7 @@ class RingRow:
 
     def number(self, index: int) -> Any:
         """Return one of the numbers; waits for the device if necessary."""
+        # A row gets its numbers before it loses its ring, so without a ring the next look finds them.
         while (numbers := self.numbers) is None:
             if (ring := self.ring) is not None:
                 ring.wait_for(self)
@@ -347,6 +360,7 @@ def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
         return LateCopy(_stack_tensors(torch, tensors))
     while row is None:
         stream, width = torch.cuda.current_stream(device), len(tensors)
+        # The interrupted `add` holds the current ring, and goes on only after the handler has returned.
         if ring is not None and ring.is_adding:  # in a signal handler: a ring for this row alone
             ring = Ring(torch, first, width, stream)
         else:

@@ -46,6 +46,7 @@ def sync_descriptor(descriptor: int) -> None:
     Raises:
         OSError: The data did not reach the disk.
     """
+    # fdatasync includes the size, without which the data could not be read back. It leaves out the times.
     _sync(descriptor, getattr(os, "fdatasync", os.fsync))
 
 
@@ -104,12 +105,15 @@ def atomic_writer(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterat
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
+            # Before the rename: otherwise a power cut may leave an empty file under the name, and no old one.
             if sync:
                 sync_descriptor(descriptor)
         partial.replace(path)
+    # Interrupts as well: nothing else would remove the file.
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    # After the rename: the name is part of the directory.
     if sync:
         sync_directory(path.parent)
 
@@ -158,8 +162,10 @@ def acquire_lock(path: Path) -> bool:
     _reset_table_in_children()
     path = path.resolve()
     with _TABLE:
+        # Looked up, because the system would grant this process its own record lock again.
         if _is_own(path):
             return False
+        # For writing as well: the system grants an exclusive record lock only then.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             owner = _try_lock(descriptor, path)
@@ -182,9 +188,11 @@ def release_lock(path: Path) -> None:
         lock = _LOCKS.pop(path, None)
         if lock is None:
             return
+        # Only what this process wrote: a forked child has a copy of the table, and another machine may have taken over.
         if lock.owner and lock.pid == os.getpid() and _read_owner(_owner_file(path)) == lock.owner:
             with contextlib.suppress(OSError):
                 _owner_file(path).unlink()
+        # Last: this drops the lock.
         os.close(lock.descriptor)
 
 
@@ -207,6 +215,7 @@ def is_locked(path: Path) -> bool | None:
                 return True
         finally:
             os.close(descriptor)
+    # Where the lock could be taken, or locks do not work, the owner file decides.
     return _is_owner_alive(_owner_file(path))
 
 
@@ -267,6 +276,7 @@ def _write_owner(owner: Path) -> bytes | None:
     content = json.dumps(facts | {"token": secrets.token_hex(8)}).encode()
     for _ in range(_ATTEMPTS):
         try:
+            # Creating it exclusively takes the place of a lock.
             descriptor = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             if not _remove_dead_owner(owner):
@@ -291,6 +301,7 @@ def _remove_dead_owner(owner: Path) -> bool:
         owner.rename(aside)
         if _read_owner(aside) != judged:
             with contextlib.suppress(OSError):
+                # A link, unlike a rename, does not replace the file of yet another owner.
                 os.link(aside, owner)
         aside.unlink()
     return True
@@ -304,7 +315,9 @@ def _is_owner_alive(owner: Path) -> bool:
         facts: dict[str, Any] = json.loads(content)
         machine, pid, started = facts["machine"], int(facts["pid"]), facts["started"]
         if machine and machine == _machine():
+            # Without start times, as on macOS, the pid has to suffice.
             return _is_running(pid) and started in (None, _start_time(pid) or started)
+    # On another machine, where the pid says nothing, or with content that cannot be understood.
     try:
         return time.time() - owner.stat().st_mtime < STALE_SECONDS
     except OSError:
@@ -340,9 +353,11 @@ def _machine() -> str:
 def _start_time(pid: int) -> str | None:
     """Return when a process started, in the system's own unit: pids are reused."""
     try:
+        # Behind the last parenthesis: a process's name may contain spaces and parentheses.
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # not Linux, or processes of other users are hidden
         return None
+    # A zombie keeps its pid until its parent waits for it, but holds nothing any more.
     return "dead" if after_name[0] in "ZX" else after_name[19]
 
 
@@ -359,6 +374,7 @@ def _touch_owner_files() -> None:
         time.sleep(HEARTBEAT_SECONDS)
         with _TABLE:
             owned = [path for path, lock in _LOCKS.items() if lock.owner and lock.pid == os.getpid()]
+        # Without the lock of the table: a network file system may hang here.
         for path in owned:
             with contextlib.suppress(OSError):
                 os.utime(_owner_file(path))

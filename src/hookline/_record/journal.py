@@ -117,6 +117,7 @@ class Journal:
         self._sync_fails = False
         self._sync_error: OSError | None = None
         self._messages: list[tuple[Any, ...]] = []
+        # First: what killed writers had preallocated may be the room that this one needs.
         reclaim_abandoned(self.directory)
         self._can_map = can_map(self.directory)
         self._reset()
@@ -132,6 +133,8 @@ class Journal:
     def _reset(self) -> None:
         """Become a new writer: at the start, and in a forked child."""
         self._lock, self._syncing, self._closing = threading.RLock(), threading.RLock(), threading.RLock()
+        # The token: pids are reused, other machines have the same ones, and two journals of one name may be open at
+        # once.
         self.writer = f"{self._name}-{self.session:04d}-{os.getpid()}-{secrets.token_hex(3)}"
         self._file_numbers = itertools.count()
         self._segment = self._next = self._plain = None
@@ -154,15 +157,21 @@ class Journal:
             if number != self._number:  # one did, and its line has this number
                 return self.append(line)
             position = self._position
+            # The seal takes the place of the closing brace, so it begins one byte before the end of the line.
             behind = position + size
             end = behind + seal_size - 1
+            # Also false without a segment, in a closed journal and after a fault: ``_size`` is 0 then. One comparison
+            # decides.
             if end < self._size:
+                # A local reference: if a signal handler rotates, this line still goes to the segment that it was
+                # reserved in.
                 view, is_reserved = self._map, False
                 try:
                     # Reserve first: what a signal handler appends from here on goes behind this line.
                     self._number, self._position, is_reserved = number + 1, end + 1, True
                     view[position:behind] = line
                     view[behind - 1 : end] = seal
+                    # Last: until here the line is absent for readers, and after ``kill -9``.
                     view[end] = 10
                 except BaseException:  # a debugger or tracer can raise at any line: leave no hole
                     if is_reserved:
@@ -171,6 +180,8 @@ class Journal:
                         view[end] = 10
                     raise
                 return True
+            # Counts nested calls. The lock is re-entrant, so only the outermost has really released it when it logs the
+            # messages.
             self._slow_appends += 1
             try:
                 had_room = self._append_slowly(line)
@@ -184,6 +195,7 @@ class Journal:
         """Write a line that later ones depend on; with a full disk, it is the first line when there is room again."""
         if not self.append(line):
             with self._lock:
+                # A closed journal gets no room again, so nobody would write the line: it stays counted as lost.
                 if not self._closed:
                     self._owed.append(line)
                     self.lost -= 1
@@ -222,13 +234,17 @@ class Journal:
             if self._closed:
                 return
             self._closed = True
+            # The worker would otherwise notice it only at its next check.
             self._wake.set()
+            # In effect: segments, then the plain file and the prepared segment; and without the lock: the sync, the
+            # worker, the set. The sync comes without the lock because ``_syncing`` is never held together with it.
             unlocked.callback(_open_journals.discard, self)
             unlocked.callback(self._join_worker)
             steps.callback(self._close_unused)
             if self._durability != "process":
                 unlocked.callback(self.sync)
                 if self._plain is not None:
+                    # A descriptor of its own: the file is closed before it is synced.
                     self._to_sync.append(os.dup(self._plain))
             steps.callback(self._close_segments)
             self._finish_segment()
@@ -237,6 +253,7 @@ class Journal:
         # It may be preparing a segment, which it removes again.
         worker = self._worker
         if worker is not None and worker.is_alive() and worker is not threading.current_thread():
+            # With a limit: a thread that hangs in I/O must not keep the program from ending. It is a daemon.
             worker.join(JOIN_SECONDS)
 
     def _close_unused(self) -> None:
@@ -253,6 +270,7 @@ class Journal:
     # Appending where the current segment does not hold the line: at its end, without a map, with a full disk.
 
     def _append_slowly(self, line: bytes) -> bool:
+        # A full disk is not tried again for each line: each attempt is several system calls on the training thread.
         if self._closed or (self._full_since is not None and time.monotonic() - self._full_since < RETRY_SECONDS):
             self.lost += 1
             return False
@@ -267,6 +285,8 @@ class Journal:
                         raise
                 self._write_plainly(line)
                 return True
+            # Room for all of it at once: otherwise the appends below would end up here again, and the marks might not
+            # come first.
             self._rotate(len(line) + _MAX_SEALED_BYTES + sum(len(owed) + _MAX_SEALED_BYTES for owed in self._owed))
         except OSError as error:
             was_full, self._full_since = self._full_since is not None, time.monotonic()
@@ -275,16 +295,20 @@ class Journal:
                 self._messages.append((logging.ERROR, text, self.directory, error.strerror))
             self.lost += 1
             return False
+        # Before the line, which depends on them, and before the report below, which appends a line of its own. Each is
+        # taken off the list first, because `append` may come back here.
         while self._owed:
             self.append(self._owed.pop(0))
         if self._full_since is not None:
             self._report_room()
+        # Through `append`: the new segment is current now, or plain writes have replaced it.
         return self.append(line)
 
     def _report_room(self) -> None:
         self._full_since = None
         text = "The journal in %s can be written again; %d records were lost."
         self._messages.append((logging.WARNING, text, self.directory, self.lost))
+        # Before the call: it appends, and may come back here.
         lost, self._reported_lost = self.lost - self._reported_lost, self.lost
         if self._on_gap is not None:
             self._on_gap(lost)
@@ -294,17 +318,22 @@ class Journal:
         if not self._can_map:  # a forked child that has its first line to write
             self._use_plain_writes(_NO_GUARANTEE)
             return
+        # Taken in one statement, so a signal handler that rotates does not get the same segment.
         prepared, self._next = self._next, None
         if prepared is not None and prepared.size < needed:
             self._discard(prepared)
             prepared = None
+        # On the training thread only if the worker has not kept up, or for a line larger than a segment.
         segment = prepared or self._make_segment(max(self._segment_bytes, needed), needed)
         if segment is None:
             return
+        # Only now: if there is no room for another segment, the current one still takes shorter lines.
         self._finish_segment()
         if self._segment is not None:  # a signal handler ran in between and rotated
             self._discard(segment)
             return
+        # The number is drawn at the first use: a prepared segment that is discarded leaves no gap, which would look
+        # like a lost file.
         path = self._next_path()
         try:
             segment.rename(path)
@@ -314,6 +343,7 @@ class Journal:
             segment.rename(path)
         segment.on_fault = self._leave_faulty_segment
         self._first_number = self._number
+        # One statement without a call: a signal handler finds the old segment or the new one, not a mixture.
         self._position, self._size, self._map, self._segment = 0, segment.size, segment.map, segment
         self._start_worker()
         self._wake.set()
@@ -327,6 +357,7 @@ class Journal:
                 if error.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
                     self._use_plain_writes(f"files cannot be mapped there ({error.strerror})")
                     return None
+                # Half the size, again and again: what is left of a nearly full disk still holds many lines.
                 smaller = max(size // 2, needed, _MIN_SEGMENT_BYTES)
                 if error.errno != errno.ENOSPC or smaller >= size:
                     raise
@@ -338,11 +369,13 @@ class Journal:
         self._finish_segment()
         self._plain_path = self._next_path()
         self._plain = os.open(self._plain_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Otherwise there is nothing to do for it: no segments to prepare, to close or to check.
         if self._durability == "power":
             self._start_worker()
 
     def _write_plainly(self, line: bytes) -> None:
         assert self._plain is not None
+        # The number is reserved as in `append`.
         number = self._number
         sealed = seal_line(line, number)
         if number != self._number:  # a signal handler ran during the call, and its line has this number
@@ -352,6 +385,7 @@ class Journal:
         data = _TORN_LINE_END + sealed + b"\n" if self._is_torn else sealed + b"\n"
         written = 0
         try:
+            # One call for the line and its newline: a kill between two would leave a line without an end.
             written = os.write(self._plain, data)
         finally:
             if written < len(data):
@@ -372,6 +406,7 @@ class Journal:
             self._segment, self._map, self._position, self._size = None, b"", 0, 0
             self._finished_bytes += used
             if self._durability != "process":
+                # A descriptor of its own: the segment may be closed before it is synced.
                 self._to_sync.append(os.dup(segment.descriptor))
             self._to_close.append((segment, used, self._number - self._first_number))
 
@@ -381,9 +416,12 @@ class Journal:
                 segment, used, lines = self._to_close.pop()
                 with self._lock:
                     pass  # a signal handler may have rotated in the middle of an append: wait for that line
+                # Checked before, because reading the map of a truncated file faults, and again afterwards, because it
+                # may be truncated in between; the fault is then counted in the segment.
                 digest = None if segment.is_cut() else segment.digest(used)
                 is_cut = segment.is_cut()
                 with contextlib.suppress(OSError):  # its directory is gone as well, or there is no room
+                    # Before it is unmapped: the map is the only copy of a removed file.
                     segment.restore_removed(used)
                 segment.close(used)
                 if is_cut:
@@ -394,13 +432,18 @@ class Journal:
     def _leave_faulty_segment(self, segment: Segment) -> None:
         """Make the next line start another file; called in the middle of a store to a truncated file."""
         if segment is self._segment:
+            # Nothing more: this runs in the signal handler, inside a store. It sends the next `append` to the slow
+            # path.
             self._size = 0
 
     def _leave_cut_segment(self) -> None:
         """Finish the current segment if its file was truncated or removed, and report what was lost."""
         segment = self._segment
+        # Again and again, because other libraries replace the handler at any time.
         install_handler()
         with contextlib.suppress(OSError):  # closed meanwhile
+            # The system call without the lock, so no `append` waits for it; the segment is compared again under the
+            # lock.
             if segment is not None and segment.is_cut():
                 with self._lock:
                     if self._segment is segment:
@@ -423,12 +466,14 @@ class Journal:
             self._messages.append((logging.WARNING, text, path))
         with self._lock:
             self.lost += lost
+            # Reported here, so that `_report_room` does not report them a second time.
             self._reported_lost += lost
         if self._on_gap is not None and lost and not self._closed:
             self._on_gap(lost)
 
     def _record_digest(self, path: Path, digest: str) -> None:
         """Append the digest of a complete file, in the format that ``sha256sum --check`` reads."""
+        # Without a digest the lines still have their numbers and checksums, so a failure here stops nothing.
         with contextlib.suppress(OSError), (self.directory / f"{self.writer}{DIGESTS}").open("ab") as digests:
             digests.write(digest.encode() + b"  " + os.fsencode(path.name) + b"\n")
 
@@ -436,6 +481,8 @@ class Journal:
 
     def _start_worker(self) -> None:
         if self._worker is None:
+            # A daemon: a program may end without `close`. Its lines are in pages of the system, which outlive the
+            # thread.
             self._worker = threading.Thread(target=self._work, name="hookline-journal", daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads: segments are then made when they are needed
                 self._worker.start()
@@ -456,6 +503,8 @@ class Journal:
             with contextlib.suppress(OSError):  # no room: `append` finds out when it needs the segment, and reports it
                 self._leave_cut_segment()
                 if was_woken and self._next is None and self._plain is None and not self._closed:
+                    # Without the lock: allocating and touching all pages takes milliseconds, and `append` must not wait
+                    # for that.
                     segment = Segment(self._prepared_path(), self._segment_bytes)
                     with self._lock:
                         if self._closed or self._next is not None:
@@ -470,12 +519,16 @@ class Journal:
             if not self._sync_fails:
                 text = "The journal in %s cannot be brought to the disk (%s): a power failure may take records."
                 self._messages.append((logging.ERROR, text, self.directory, error.strerror))
+            # Kept for the next `sync`, which fails with it: the system reports lost pages once and then considers them
+            # clean.
             self._sync_fails, self._sync_error = True, error
         else:
             self._sync_fails = False
         self._log_messages()
 
     def _sync_all(self) -> None:
+        # Only for as long as it takes to duplicate the descriptor, so that it is not closed meanwhile: a sync takes
+        # long.
         with self._lock:
             current = self._segment.descriptor if self._segment is not None else self._plain
             if current is not None:
@@ -490,6 +543,7 @@ class Journal:
             with contextlib.suppress(IndexError):
                 while True:
                     descriptors.append(self._to_sync.pop(0))
+            # Executed last: names after data, and the inner directory before its parent.
             for directory in (self.directory.parent, self.directory):  # the names of new files
                 steps.callback(sync_directory, directory)
             for descriptor in reversed(descriptors):

@@ -97,6 +97,7 @@ class Outbox:
 
     def claim(self) -> bool:
         """Take the directory for this process alone; returns False if another process delivers from it."""
+        # Inside the gate, so that the directory is not removed between its creation and the lock.
         with _gate(self.directory):
             if not files.acquire_lock(self._turn):
                 return False
@@ -119,6 +120,7 @@ class Outbox:
             files.acquire_lock(self._writer_lock)
             if self._settings is not None:
                 life = self.directory / LIFE
+                # Empty: a process was killed between creating and writing it.
                 if not life.exists() or not life.read_bytes():
                     life.write_text(f"{time.time_ns()}.{secrets.token_hex(3)}", encoding="ascii")
                 path = self.directory / SETTINGS
@@ -126,12 +128,14 @@ class Outbox:
             if records:
                 name = writer or _unique_writer()
                 self._recorder = Recorder(self.directory, name=name, segment_bytes=segment_bytes)
+        # A forked child has inherited those of its parent, whose threads do not exist here.
         self._manager = None
         self._closing, self._wake = threading.Event(), threading.Event()
         self._deadline = 0.0
         self._thread = threading.Thread(target=self._run, name=f"hookline-{self._label}", daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: the next start delivers
             self._thread.start()
+        # Last: `is_started` promises all of the above.
         self._process = os.getpid()
 
     def drain(self, seconds: float) -> bool:
@@ -142,6 +146,7 @@ class Outbox:
         """
         if not (self.is_started and self._thread.is_alive()):
             return self.is_drained()
+        # Values from a device are not in the journal yet.
         self.recorder.flush()
         deadline = time.monotonic() + seconds
         self._wake_up()
@@ -157,6 +162,7 @@ class Outbox:
         own = [file for file in journal_files(journal) if file.writer == writer]
         for progress in self._saved():
             positions = [(file.path, progress.cursor.offset(file)) for file in own]
+            # One line is enough to know, so nothing is counted.
             if any(next(read_lines(path, offset), None) for path, offset in positions if offset is not None):
                 return False
         return True
@@ -191,8 +197,10 @@ class Outbox:
 
     def begin_close(self, seconds: float) -> None:
         """Stop recording, and give the delivery this long to finish; `close` waits for it."""
+        # First: nothing is added to what has to be delivered in time.
         if self._recorder is not None:
             self._recorder.close()
+        # Before the flag: the thread reads the deadline when it sees the flag.
         self._deadline = time.monotonic() + seconds
         self._closing.set()
         if (manager := self._manager) is not None:
@@ -206,9 +214,11 @@ class Outbox:
             return
         if not self._closing.is_set():
             self.begin_close(seconds)
+        # Before waiting: a second call, as at the exit of the interpreter, returns at once.
         self._process = 0
         if self._thread.ident is not None:
             self._thread.join(seconds + 0.5)
+        # After the wait: meanwhile no other process may remove the directory.
         files.release_lock(self._writer_lock)
         self._writer_lock.unlink(missing_ok=True)
         if self._is_claimed():  # also if the thread hangs in a sink: the next start may have this directory
@@ -216,6 +226,7 @@ class Outbox:
             self._claimed_by = 0
         if self.directory.is_dir():
             with _gate(self.directory):
+                # Everything is checked and removed inside the gate: no process enters in between.
                 locks = [self._turn, *(self.directory / "writers").glob("*")]
                 if not any(map(files.is_locked, locks)) and not self._thread.is_alive() and self.is_empty():
                     shutil.rmtree(self.directory, ignore_errors=True)
@@ -247,6 +258,7 @@ class Outbox:
                 if not self._closing.wait(RETRY_SECONDS):
                     continue
             finally:
+                # Also before another attempt, so that a process that fares better can take the turn.
                 if not is_claimed:
                     files.release_lock(self._turn)
             return

@@ -144,6 +144,8 @@ class Reader:
             found: The files to read; all of the directory's by default.
         """
         found = journal_files(self.directory) if found is None else found
+        # The delivery's journal last: it says that the process died, which has to come behind everything that one
+        # recorded.
         for file in sorted(found, key=lambda file: file.name == DELIVERY_WRITER):
             offset = self.cursor.offset(file)
             if offset is not None:
@@ -152,8 +154,12 @@ class Reader:
     def _new_in(self, file: JournalFile, offset: int) -> Iterator[JournalEntry]:
         sequence = self._sequences.get(file.writer)
         for line, end in read_lines(file.path, offset):
+            # A cursor holds an offset, not a number. The line before it has one, so lines that come again are noticed
+            # after a restart as well.
             if sequence is None:
                 sequence = self._sequences[file.writer] = LineNumbers(_number_after(file.path, offset))
+            # Before decoding: a damaged line is passed by once and not met again at every call. Before yielding: a
+            # caller may stop here.
             self.cursor.pass_by(file, end)
             try:
                 number, record = decode_numbered(line)
@@ -204,15 +210,19 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
             file.seek(position)
             data, zero, _ = file.read(_CHUNK).partition(b"\0")
             hole = position + len(data)
+            # While the file is open: whether the zeros are a hole is decided from the same file.
             end = _end_of_hole(file.fileno(), hole) if zero else None
+        # The last piece has no newline yet: the rest of its line is in the next chunk, or not written yet.
         *whole, rest = (rest + data).split(b"\n")
         for line in whole:
             offset += len(line) + 1
             yield line, offset
         if end is None and (zero or not data):
             return
+        # If they are equal, a line was written there meanwhile: the next round reads it.
         if end is not None and end > hole:
             if rest:  # a line without its newline: it may be whole
+                # As if the first zero were its newline, so offsets stay those of the file.
                 offset = hole + 1
                 yield rest, offset
             if end > offset:
@@ -292,11 +302,13 @@ def read(run_dir: str | Path, *, writer: str | None = None) -> Iterator[AnyRecor
     """
     directory = journal_directory(run_dir)
     found = [file for file in journal_files(directory) if writer in (None, file.name)]
+    # A pass of its own, before any record: a mark in a later session decides about rows of earlier ones.
     marks = find_marks(found)
     by_writer: dict[str, list[JournalFile]] = {}
     for file in found:
         by_writer.setdefault(file.writer, []).append(file)
     streams = [_stream(own, marks, prefixed=writer is None) for own in by_writer.values()]
+    # Merging keeps the order within a stream: a clock that went back does not reorder a writer's lines.
     return heapq.merge(*streams, key=lambda record: record.time)
 
 
@@ -321,6 +333,7 @@ def follow(
             new = True
             end.add(entry)
             yield entry.record
+        # Only at a poll without anything new: other writers may still write behind the end of the main one.
         if not new and (end.has_ended or (idle_seconds is not None and idle >= idle_seconds)):
             return
         idle = 0.0 if new else idle + poll_seconds
@@ -373,6 +386,7 @@ def last_status(run_dir: str | Path, name: str = MAIN) -> Status | None:
     for file in journal_files(Path(run_dir) / JOURNAL):
         if file.name == name:
             for line, _ in read_lines(file.path):
+                # A search for bytes first: decoding every row of a long run would take most of the time.
                 found = _decoded(line) if b'"kind":"status"' in line else None
                 last = found if isinstance(found, Status) else last
     return last
@@ -472,5 +486,6 @@ def drop_obsolete(record: AnyRecord, file: JournalFile, marks: ResumeMarks) -> b
             record.values = {name: value for name, value in record.values.items() if name not in repeated}
             if not record.values:
                 return True
+    # Only marks of later sessions: a session's own rows come behind its mark and count.
     resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)

@@ -118,6 +118,8 @@ class Recorder:
         slow: list[Sample] = []
         step, axis = checked_step(step), _check_axis(axis)
         for row in rows:
+            # From the first slow one on, all are slow: rows that were encoded are written first, and the order must not
+            # change.
             line = self._plain_sample(row, step, axis) if not slow else None
             if line is None:
                 slow.append(self._sample(row, step, axis))
@@ -179,6 +181,7 @@ class Recorder:
 
     def close(self) -> None:
         """Finish the journal. May be called again."""
+        # First: its rows still have to be written to the journal.
         self._pending.close()
         self.journal.close()
 
@@ -203,6 +206,7 @@ class Recorder:
         self.journal.append(encode(cleaned(record)))
 
     def _record_gap(self, lost: int) -> None:
+        # Called by the journal in the middle of an `append`, which may therefore be re-entered.
         self.event("records_lost", count=lost)
 
     def _sample(self, row: Mapping[str, Any], step: int, axis: str) -> Sample:
@@ -220,6 +224,7 @@ class Recorder:
         sample.group, sample.lesson = (None if v is None else str(v) for v in (sample.group, sample.lesson))
         _check_sample(sample)
         self._truncate_texts(sample)
+        # Left on the device here: one transfer for all samples follows in `_defer_values`.
         sample.rewards = copied(collect((sample.rewards,), {}, _keep_on_device))
         return sample
 
@@ -252,6 +257,7 @@ class Recorder:
         encoded = value.encode("utf-8", "replace")
         if len(encoded) <= self._text_bytes:
             return valid_text(value), 0
+        # The cut may be in the middle of a character, whose rest is dropped.
         return encoded[: self._text_bytes].decode("utf-8", "ignore"), len(encoded)
 
 
@@ -303,6 +309,7 @@ def checked_step(step: Any) -> int:
         number = operator.index(step)
     except TypeError:
         raise OptionError(f"step={step!r}: give a whole number.") from None
+    # `clean` makes infinite what a record cannot hold.
     if clean(number) != number:
         raise OptionError(f"step: a number of {number.bit_length()} bits cannot be recorded; give a smaller one.")
     return number
@@ -331,6 +338,7 @@ class PendingRecords:
     def __init__(self, write: Callable[[Record], None], *, poll_seconds: float = POLL_SECONDS) -> None:
         self._write = write
         self._poll_seconds = poll_seconds
+        # A deque, whose ends need no lock: the training thread, in `add`, must never wait for a write.
         self._records: deque[tuple[Record, set[Source]]] = deque()
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -342,6 +350,7 @@ class PendingRecords:
         if os.getpid() != self._process:  # forked: the parent writes what was pending, and a thread may hold its lock
             self._records, self._thread, self._process = deque(), None, os.getpid()
             self._writing, self._closed = threading.Lock(), threading.Event()
+        # Before the thread is started, and also if it cannot be: `flush` finds it.
         self._records.append((record, sources))
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="hookline-device-values", daemon=True)
@@ -353,6 +362,7 @@ class PendingRecords:
         """Wait for everything that is pending, and write it."""
         if self._process != os.getpid():  # forked: see `add`
             return
+        # Held for whole records: `flush` does not overtake the one that the thread is writing.
         with self._writing:
             while self._records:
                 self._write_oldest()
@@ -365,6 +375,7 @@ class PendingRecords:
     def _run(self) -> None:
         while not self._closed.wait(self._poll_seconds):
             with self._writing:
+                # Only from the front: rows stay in order even if a later one has arrived first.
                 while self._records and self._has_arrived(self._records[0][1]):
                     self._write_oldest()
 
@@ -382,6 +393,7 @@ class PendingRecords:
             self._write(resolve_values(record))
         except Exception:
             logger.exception("A record with values from a device could not be written.")
+        # Last: if the writing is interrupted, the record may come twice but is not lost.
         self._records.popleft()
 
 
@@ -395,6 +407,7 @@ def resolve_values(record: Record) -> Record:
                     key: value.source.number(value.index) if type(value) is Deferred else value for key, value in items
                 }
             except Exception:
+                # One by one now, so that only the value that failed becomes None.
                 record.values = {key: _number(key, value) for key, value in items}
         case Sample():
             record.rewards = {key: _number(key, value) for key, value in dict.items(record.rewards)}

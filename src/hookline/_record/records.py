@@ -148,6 +148,7 @@ def line_number(line: bytes) -> int | None:
             raise DamagedLineError("its checksum is spoiled")
         return None
     number = int(seal[1])
+    # The checksum is that of the line as it was encoded, with its closing brace, whose place the seal has taken.
     if zlib.crc32(b"}", zlib.crc32(line[: seal.start()], number)) != int(seal[2], 16):
         raise DamagedLineError("its checksum is wrong")
     return number

@@ -63,11 +63,13 @@ def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str
         raise ConfigError(f"project={project!r}: runs of a project that begins with '.' are never listed.")
     home = Path(root).resolve() / project
     try:
+        # Before they are created: each new directory is a name in its parent, which has to be synced.
         new = [path for path in (home, *home.parents) if not path.exists()]
         home.mkdir(parents=True, exist_ok=True)
         directory = _make(home) if run_id is None else home / run_id
         directory.mkdir(exist_ok=True)
         _write_metadata(directory, clean(_describe_run(directory, facts)))
+        # Otherwise a power cut could take the directory with the synced file in it.
         for path in (directory, *new):
             sync_directory(path.parent)
     except OSError as error:
@@ -83,6 +85,7 @@ def update(directory: Path, name: str, change: Any) -> None:
     Args:
         change: The new value, None to remove it, or, for a mapping, a pair of its new items and the names to remove.
     """
+    # Threads only: a run belongs to one process, which holds its lock.
     with _UPDATES:
         metadata = read_metadata(directory)
         if isinstance(change, tuple):
@@ -117,6 +120,7 @@ def find(root: str | Path, project: str, reference: str | Path, *, name: str) ->
         mine = runs_named(root, project, name)
         return next((directory for directory in mine if not is_finished(directory) and not is_alive(directory)), None)
     for directory in (Path(reference).resolve(), home / str(reference)):
+        # A directory without it is not a run: nothing is written to it.
         if (directory / METADATA).is_file():
             return require_resumable(directory)
     runs = sorted((path.parent.name for path in home.glob(f"*/{METADATA}")), reverse=True)
@@ -187,6 +191,7 @@ def _make(home: Path) -> Path:
     while True:
         directory = home / f"{day}-{words}-{number}"
         try:
+            # Creating it is the test: two processes cannot both succeed.
             directory.mkdir()
         except FileExistsError:
             number += 1
@@ -197,6 +202,7 @@ def _make(home: Path) -> Path:
 def git_metadata(directory: Path) -> dict[str, Any]:
     """Return the commit of the current directory, and write uncommitted changes to ``git.diff``."""
     try:
+        # With a limit: git may hang on a network file system, and a training must start without it.
         run = {"capture_output": True, "timeout": 5, "check": True}
         commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.decode().strip()  # type: ignore[call-overload]  # noqa: S607
         diff = subprocess.run(["git", "diff", "HEAD"], **run).stdout  # type: ignore[call-overload]  # noqa: S607
@@ -230,6 +236,7 @@ def _describe_run(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_metadata(directory: Path, metadata: dict[str, Any]) -> None:
+    # Synced at every durability level: a checkpoint is found through this file.
     write_atomically(directory / METADATA, (json.dumps(metadata, indent=2) + "\n").encode())
 
 
@@ -238,6 +245,7 @@ def _packages() -> dict[str, str]:
     # A copy, made atomically: other threads may import something meanwhile.
     tops = {name: module for name, module in sys.modules.copy().items() if "." not in name and name[0] != "_"}
     others = sorted(tops.keys() - sys.stdlib_module_names)
+    # From the dict, because a module's own `__getattr__` may import things or warn.
     versions = {name: getattr(tops[name], "__dict__", {}).get("__version__") for name in others}
     return {name: version for name, version in versions.items() if isinstance(version, str)}
 

@@ -109,7 +109,9 @@ class Segment:
         self.path, self.size = path, size
         self.faults = 0
         self.on_fault: Callable[[Segment], None] | None = None
+        # A new file each time: two writers never share one.
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        # flock, not a record lock: a reader in this process that closes the same file would drop the latter.
         with contextlib.suppress(OSError):  # marks it as in use, where files can be locked
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -134,9 +136,11 @@ class Segment:
         self.faults += 1
         if self.on_fault is not None:
             self.on_fault(self)
+        # Each further attempt would fault again, for ever.
         if self.faults > _MAX_FAULTS:  # the size is not the problem; perhaps the memory is
             return False
         try:
+            # Allocated, not merely extended: on a full disk a hole would fault again at once.
             os.posix_fallocate(self.descriptor, 0, self.size)
         except OSError:
             return False
@@ -145,11 +149,13 @@ class Segment:
     def is_cut(self) -> bool:
         """Return whether another program truncated or removed the file."""
         status = os.fstat(self.descriptor)
+        # The faults count, because `restore` has given the file its size back since.
         return self.faults > 0 or status.st_size < self.size or status.st_nlink == 0
 
     def restore_removed(self, used: int) -> None:
         """Write the file again if it was removed: the map still has its content."""
         if os.fstat(self.descriptor).st_nlink == 0:
+            # "x": what another program has put in its place is not overwritten.
             with self.path.open("xb") as file, memoryview(self.map) as whole, whole[:used] as written:
                 file.write(written)
 
@@ -160,9 +166,12 @@ class Segment:
 
     def close(self, used: int) -> None:
         """Unmap the file and truncate it to its lines."""
+        # First: another map may get the same address as soon as this one is closed.
         release(self)
         self.map.close()
         try:
+            # Never longer: that would put zeros behind the end of a truncated file, where readers would take them for a
+            # hole.
             os.ftruncate(self.descriptor, min(used, os.fstat(self.descriptor).st_size))
         finally:
             with contextlib.suppress(OSError):  # closing is not enough: forked children have it open as well
@@ -176,8 +185,10 @@ def reclaim_abandoned(directory: Path) -> None:
         with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a writer uses it
             size = file.seek(0, os.SEEK_END)
+            # Never in use under this name, so it holds no line.
             if path.suffix == ".prepared":
                 path.unlink(missing_ok=True)
+            # Only a file that ends with zeros has something to give back. A complete one is left alone.
             elif size and os.pread(file.fileno(), 1, size - 1) == b"\0":
                 os.ftruncate(file.fileno(), _last_byte(file.fileno(), size))
 
@@ -225,6 +236,7 @@ def _file_system(directory: Path) -> str:
     longest, kind = -1, ""
     for mount in mounts:
         _, point, found, *_ = mount.split(" ")
+        # The kernel writes a space in a path that way.
         point = point.replace("\\040", " ")
         if resolved.is_relative_to(point) and len(point) >= longest:  # a later mount at the same point covers others
             longest, kind = len(point), found
@@ -247,6 +259,7 @@ _guarded: dict[int, tuple[int, "weakref.ref[MappedFile]"]] = {}
 def guard(owner: MappedFile) -> None:
     """Survive the truncation of a mapped file, on systems where that is supported."""
     if install_handler():
+        # A weak reference: guarding must not keep a segment's map and descriptor open.
         _guarded[_address(owner.map)] = (len(owner.map), weakref.ref(owner))
 
 
@@ -304,6 +317,7 @@ class _Handler:
             return False
         if current.handler == self._action.handler:
             return True
+        # Remembered each time, so that a signal that is not ours goes to the handler that was there last.
         self._previous = current
         return bool(self._library.sigaction(signal.SIGBUS, ctypes.byref(self._action), None) == 0)
 
@@ -314,6 +328,8 @@ class _Handler:
             found = owner()
             if is_fault and begin <= address < begin + size and found is not None:
                 if not found.restore():
+                    # The size cannot be given back, as on a full disk. Anonymous memory takes the store, so the
+                    # training goes on; the lines in it are lost, and counted when the segment is closed.
                     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
                     self._library.mmap(begin, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
                 return
@@ -322,5 +338,6 @@ class _Handler:
         previous = _Action() if self._has_passed_on else self._previous
         self._library.sigaction(signal.SIGBUS, ctypes.byref(previous), None)
         self._has_passed_on = True
+        # Nothing repeats a signal that was sent, so it is sent again for the handler that is installed now.
         if not is_fault:
             os.kill(os.getpid(), signal.SIGBUS)

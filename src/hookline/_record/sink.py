@@ -199,6 +199,7 @@ def external_access(spec: Mapping[str, Any], run_dir: Path) -> list[str]:
     """Describe what a sink of this spec would use outside of its run's directory, without importing anything."""
     name, given = str(spec.get("use")), spec.get("with")
     settings: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    # Before `_find`, which would import it.
     if ":" in name:
         return [f"import {name}"]
     kind = _find(name)

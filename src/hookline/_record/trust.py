@@ -47,10 +47,12 @@ def sign(path: Path, document: dict[str, Any]) -> bytes:
 def read(path: Path) -> tuple[dict[str, Any], bool]:
     """Return a JSON file's document (empty if it cannot be read), and whether a process of this user wrote it."""
     try:
+        # Neither through a link nor waiting at a pipe: others may have put either there.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return {}, False
     with os.fdopen(descriptor, "rb") as file:
+        # Of the descriptor, not of the path: the file that is checked is the file that is read.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
             return {}, False
@@ -62,9 +64,11 @@ def read(path: Path) -> tuple[dict[str, Any], bool]:
     if not isinstance(document, dict):
         return {}, False
     document.pop("mac", None)
+    # Checked over the bytes as they are: encoding the document again might give other bytes.
     text, mark, code = data.rpartition(_MARK)
     key = _key() if mark else None
     is_signed = key is not None and hmac.compare_digest(_code(key, path, text + b"}"), code.removesuffix(b'"}'))
+    # Both: whoever unpacks an archive owns its files, and a signed file could be copied into a shared directory.
     return document, found.st_uid == os.geteuid() and is_signed
 
 
@@ -90,12 +94,15 @@ def _key_in(folder: Path) -> bytes | None:
         return _read_key(path)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Written aside and linked: the key is complete when its name appears, and a link never replaces another
+        # process's key.
         aside = folder / f".key.{os.getpid()}.{secrets.token_hex(4)}"
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
                 file.flush()
+                # A key that a power cut left empty would stay in place and be refused for ever.
                 sync_descriptor(file.fileno())
             with contextlib.suppress(FileExistsError):  # another process was faster: use its key
                 os.link(aside, path)
@@ -111,6 +118,7 @@ def _read_key(path: Path) -> bytes | None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
+        # A key that others can read proves nothing.
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             logger.warning("%s is not used: it belongs to another user, or others can read it.", path)
             return None
@@ -141,6 +149,7 @@ def _outside_link(root: Path, directory: Path, *, but_own: bool) -> Path | None:
             path = Path(entry.path)
             if entry.is_symlink():
                 is_accepted = but_own and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                # Resolved: a link may lead out by way of another one.
                 if not is_accepted and not path.resolve().is_relative_to(root):
                     return path
             elif entry.name != _CHECKPOINTS and entry.is_dir(follow_symlinks=False):

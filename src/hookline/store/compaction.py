@@ -50,6 +50,7 @@ def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]
     """
     folder = run_folder(index, run)
     folder.mkdir(parents=True, exist_ok=True)
+    # New names each time: a query in another process may still be reading the files of the generation before.
     generation = 1 + max((number for _, number in _parquet_files(folder)), default=0)
     written: dict[str, tuple[str, int, int]] = {}
     try:
@@ -60,14 +61,17 @@ def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]
             index.connection.execute(
                 f"COPY (SELECT * FROM ({rows}) ORDER BY {TABLES[name].order}) TO {sql_quote(str(path))} ({layout})"
             )
+            # Before the sidecar names it: after a power cut, a named file must be there as a whole.
             sync_file(path)
             written[name] = (path.name, path.stat().st_size, _checksum(path))
         compact: ReadState = msgspec.structs.replace(read, parquet=written, generation=generation, is_compact=True)
+        # Written aside and renamed: this one step makes the new files count.
         partial = folder / _PARTIAL
         partial.write_bytes(msgspec.json.encode(Sidecar(VERSION, run, compact)))
         sync_file(partial)
         partial.replace(folder / _SIDECAR)
     except BaseException:
+        # By looking, because a COPY that failed may have left a file that is not in ``written``.
         for path, number in _parquet_files(folder):
             if number == generation:
                 path.unlink(missing_ok=True)
@@ -83,6 +87,7 @@ def write(index: Index, run: str, read: ReadState, sources: dict[str, list[str]]
 
 def find_leftovers(index: Index, run: str) -> None:
     """Have `prune` check a run's folder if it has unnamed files; done once while an index is open."""
+    # Once, because it reads the directory, and this is called before every query.
     if run in index.leftovers_checked or index.is_private:
         return
     index.leftovers_checked.add(run)
@@ -96,6 +101,7 @@ def prune(index: Index) -> None:
         return
     with index.writer_lock() as is_locked:
         for run in list(index.prune_pending) if is_locked else ():
+            # What the sidecar on the disk names is what other processes use.
             for path in _unnamed_files(index, run, load(index, run)):
                 path.unlink(missing_ok=True)
             index.prune_pending.discard(run)
@@ -131,6 +137,7 @@ def paths(index: Index, run: str, read: ReadState) -> dict[str, Path]:
 def has_all_files(index: Index, run: str, read: ReadState) -> bool:
     """Whether all files are there with their sizes."""
     folder = run_folder(index, run)
+    # Sizes only, since this runs before each query; checksums are compared when one has failed.
     with contextlib.suppress(OSError):
         return all((folder / name).stat().st_size == size for name, size, _ in read.parquet.values())
     return False
@@ -151,6 +158,7 @@ def discard(index: Index, run: str, read: ReadState) -> None:
     index.state(run).read = None
     index.mark_dirty(run)
     if index.is_private:
+        # Remembered by generation: when the owner has written new files, they are used again.
         index.rejected[run] = read.generation
     else:
         remove(index, run)

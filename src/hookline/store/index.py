@@ -100,6 +100,7 @@ class Index:
             if self._is_closed:
                 return
             self._is_closed = True
+            # What is not saved is read again from the journals.
             with contextlib.suppress(duckdb_module().Error):
                 self.save()
             self.connection.close()
@@ -114,6 +115,7 @@ class Index:
                 self._open()
             elif self._damage:
                 self._reopen()
+            # DuckDB would go on writing to a deleted file, and nobody else would see the result.
             elif not self.is_private and _inode(self.folder / DATABASE) != self._inode:
                 self._reopen()
                 self.rebuild_reason = "it was deleted or replaced"
@@ -153,6 +155,7 @@ class Index:
         """Keep every process from removing Parquet files meanwhile; without effect where files cannot be locked."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
+                # For reading: another user's process, which cannot write here, takes a shared lock all the same.
                 descriptor = os.open(self.folder / _READERS_LOCK, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -161,6 +164,7 @@ class Index:
     @contextlib.contextmanager
     def writer_lock(self) -> Iterator[bool]:
         """Whether no thread or process holds the reader lock; if so, none gets it meanwhile."""
+        # The reader lock is taken before ``lock``, here after it. That cannot deadlock, because this one does not wait.
         with self.lock, contextlib.ExitStack() as stack:
             is_locked = False
             with contextlib.suppress(OSError):
@@ -185,6 +189,7 @@ class Index:
             for table in TABLES:
                 connection.execute(f"DELETE FROM live_{table} WHERE run IN (SELECT unnest(?))", [gone])
             connection.execute("DELETE FROM states WHERE run IN (SELECT unnest(?))", [gone])
+        # After the commit: if it failed, memory must still say what the database holds.
         for run in gone:
             self.states.pop(run, None)
             self._unsaved.discard(run)
@@ -210,6 +215,7 @@ class Index:
             self.connection.begin()
             try:
                 yield self.connection
+            # Interrupts as well: an open transaction would fail every later one.
             except BaseException:
                 self.connection.rollback()
                 raise
@@ -220,6 +226,7 @@ class Index:
         for name, found in rows.tables.items():
             if found:
                 arrays, expressions = column_arrays(TABLES[name], found)
+                # Before the insert: if that fails, `clear_staged` empties the table all the same.
                 self._staged.add(name)
                 self.connection.register("arrays", arrays)
                 try:
@@ -242,6 +249,7 @@ class Index:
         try:
             self._prepare_folder()
             self.connection = self._connect_or_replace(path)
+            # Created by the owner, because processes without permission to write can only open it.
             (self.folder / _READERS_LOCK).touch()
             self._inode = _inode(path)
             _OPENED_BY[path] = os.getpid()
@@ -251,6 +259,7 @@ class Index:
             self.connection = _connect(":memory:", self.folder)
         self._is_closed = False
         self.open_count += 1
+        # The tables are temporary, so a new connection has none of them: all are created.
         self._staged = set(TABLES)
         self.clear_staged()
 
@@ -258,6 +267,7 @@ class Index:
         if _OPENED_BY.get(self.folder / DATABASE, os.getpid()) != os.getpid():
             raise OSError("the parent of this forked process is using it")
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Files would be written and removed wherever it leads.
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link")
 
@@ -272,6 +282,7 @@ class Index:
                     on_failure.pop_all()
                     return connection
         except duckdb.Error as error:
+            # Not damage: removing the file would take it from the process that uses it.
             if _is_in_use(error):
                 raise
             damage = str(error)
@@ -283,6 +294,7 @@ class Index:
         if damage:
             logger.info("%s is damaged and will be rebuilt: %s", path, damage)
             self.rebuild_reason = "it was damaged"
+        # The log as well: DuckDB would replay it into the new database.
         for file in (path, path.with_name(f"{DATABASE}.wal")):
             file.unlink(missing_ok=True)
 
@@ -300,11 +312,13 @@ class Index:
 
 def _connect(path: str, folder: Path) -> "DuckDBPyConnection":
     """Open a database with its tables and lock it down to the files of a folder."""
+    # A folder per process: private indexes of several processes share the parent.
     settings = _SETTINGS | {"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder / f"spilled-{os.getpid()}")}
     connection: DuckDBPyConnection = duckdb_module().connect(path, config=settings)
     try:
         # Before anything else: a database from elsewhere may have views in place of these tables.
         connection.execute(f"SET allowed_directories = [{sql_quote(str(folder) + '/')}]")
+        # In this order: the second setting freezes the first, and the third freezes all of them.
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         connection.execute("CREATE TABLE IF NOT EXISTS meta (version INTEGER)")
@@ -346,6 +360,7 @@ def is_damage(error: Exception) -> bool:
     message = str(error).partition("\n")[0].lower()
     if isinstance(error, duckdb.IOException):
         return "corrupt database file" in message or ("could not read enough bytes" in message and DATABASE in message)
+    # Errors in a user's query can say "corrupt" as well, but they are of other types.
     internal = (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
     is_internal = type(error) is duckdb.Error or isinstance(error, internal)
     return is_internal and any(words in message for words in ("corrupt", "checksum", "been invalidated"))

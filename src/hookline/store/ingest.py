@@ -63,6 +63,7 @@ def ingest(index: Index, location: RunLocation, *, is_over: bool) -> Ingested:
         try:
             return _Ingestion(index, location, is_over).run()
         finally:
+            # After an error as well: what is staged must not get into the next run's rows.
             index.clear_staged()
 
 
@@ -74,6 +75,7 @@ class _Ingestion:
     def run(self) -> Ingested:
         ingested = self._update()
         read = self._index.state(self._run).read
+        # Only of ended runs: a file in use always has zeros behind its lines.
         if self._is_over and read and find_holes(self._files, read.files):
             self._index.mark_dirty(self._run)
         return ingested
@@ -82,6 +84,7 @@ class _Ingestion:
         read = self._known_state()
         if read is None:
             return self._read_all(replaced=0)
+        # A file was replaced or cut: rows that came from it cannot be told from others, so all are read again.
         if not is_unchanged(self._files, read.files):
             return self._read_all(replaced=read.replaced + 1)
         grown = grown_files(self._files, read.files)
@@ -99,6 +102,7 @@ class _Ingestion:
     def _known_state(self) -> ReadState | None:
         """The state of the run's rows in the tables, or in Parquet files that are still valid."""
         state = self._index.state(self._run)
+        # The files may have been removed or replaced by others since the state was saved.
         if state.read is None or not compaction.has_all_files(self._index, self._run, state.read):
             found = compaction.load(self._index, self._run)
             is_valid = found is not None and compaction.has_all_files(self._index, self._run, found)
@@ -113,9 +117,11 @@ class _Ingestion:
         return Ingested()
 
     def _append(self, before: ReadState) -> Ingested:
+        # Without marks: those that are new concern rows in the tables, which needs a full reading anyway (below).
         batch = self._stage(before.copy(), ResumeMarks(), only_new=True)
         if batch.read.positions == before.positions:  # only part of a line was new
             return self._keep_unchanged(before)
+        # Rows that no longer count are in the tables already, and the reader's rules need the whole run.
         if batch.has_resume or self._repeats_evaluations(batch, before):
             return self._read_all(replaced=before.replaced)
         staged = [table for table, count in batch.read.rows.items() if count > before.rows.get(table, 0)]
@@ -128,6 +134,7 @@ class _Ingestion:
             view = _sessions_and_marks(self._files)
             self._index.clear_staged()  # of an earlier attempt
             batch = self._stage(ReadState(replaced=replaced), view[1], only_new=False)
+            # A resume that came while the rows were read discards some of them: marks and rows must be of one state.
             if _sessions_and_marks(regular_journal_files(self._location.journal)) == view:
                 break
         self._keep(None, batch.read, [table for table, count in batch.read.rows.items() if count])
@@ -139,6 +146,7 @@ class _Ingestion:
         has_marks = bool(marks.resumes or marks.evaluated)
         for entry in reader.new(self._files):
             record, file = entry.record, entry.file
+            # A first session has no earlier one to discard.
             if only_new and file.session:
                 if is_resume(record):
                     batch.has_resume = True
@@ -149,6 +157,7 @@ class _Ingestion:
             add_writer_prefix(record, file)
             read.note(entry)
             rows.add(entry, read.order(entry))
+            # In batches: memory is bounded by rows, not by the length of a run.
             if rows.count >= _BATCH_ROWS:
                 self._flush(batch, rows)
                 rows = Rows()
@@ -206,6 +215,8 @@ class _Ingestion:
         except (OSError, duckdb_module().Error) as error:
             logger.warning("%s stays in the database: its Parquet files cannot be written: %s", self._run, error)
             return False
+        # Only after the files are complete and named. A crash in between leaves both, and the saved state says which
+        # count.
         if before is not None and not before.is_compact:
             self._move_to_database(compact, {}, clear=True)
         else:
@@ -216,6 +227,7 @@ class _Ingestion:
     def _move_to_database(self, read: ReadState, sources: dict[str, list[str]], *, clear: bool) -> None:
         """Change the run's live rows and its read position in one transaction."""
         state = self._index.state(self._run)
+        # Before the transaction, which saves it together with the rows; put back if that fails.
         before, state.read = state.read, read
         try:
             with self._index.transaction() as connection:

@@ -19,6 +19,7 @@ from hookline._record.reader import Cursor, read_lines
 from hookline._record.segment import JournalFile, end_of_data, journal_files
 
 _CHUNK_BYTES = 1 << 20
+# The last line or its end: with its number, time and checksum it does not occur in another file.
 _CHECKSUM_BYTES = 256
 _MAX_GAPS = 10
 _LINE_BYTES = 128 << 10
@@ -67,8 +68,10 @@ def file_states(files: Iterable[JournalFile], cursor: Cursor, before: dict[str, 
         if stamp is None:
             continue
         offset = cursor.offset(file)
+        # The cursor is in a later file of this writer, so this one is complete.
         end = stamp.size if offset is None else offset
         old = before.get(file.path.name)
+        # The checksum costs opening the file, so it is computed only if something changed.
         if old is None or old.stamp != stamp or old.offset != end:
             old = FileState(stamp, end, _checksum(file.path, end))
         states[file.path.name] = old
@@ -94,6 +97,7 @@ def is_unchanged(files: Iterable[JournalFile], before: dict[str, FileState]) -> 
         if stamp is None or stamp.size < old.offset:
             return False
         has_hole = old.hole not in (None, -1)  # it may have been filled since
+        # A segment in use may get another time at any moment, so a changed stamp alone means nothing.
         if stamp != old.stamp and (has_hole or _checksum(paths[name], old.offset) != old.checksum):
             return False
     return True
@@ -106,6 +110,7 @@ def grown_files(files: Iterable[JournalFile], before: dict[str, FileState]) -> l
 
 def _has_grown(path: Path, old: FileState | None) -> bool:
     offset = 0 if old is None else old.offset
+    # One byte decides for most files: lines contain no zeros, and what is not written yet is zero.
     found = byte_at(path, offset)
     if found != b"\0":
         return bool(found)
@@ -159,6 +164,7 @@ def byte_at(path: Path, offset: int) -> bytes:
 
 def _read(path: Path, offset: int, count: int) -> bytes:
     try:
+        # It may have been replaced by a link since it was listed.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return b""
@@ -171,6 +177,7 @@ def _read(path: Path, offset: int, count: int) -> bytes:
 
 
 def _find_hole(path: Path) -> int:
+    # Reads the whole file, which is why it is done once, for ended runs only.
     if trailing_data(path, 0) != "hole":
         return -1
     offset = 0

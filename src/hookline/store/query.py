@@ -92,6 +92,7 @@ class Result:
 
     def total(self) -> int:
         """The number of rows without the limit."""
+        # On lines of their own: the query may end with a comment.
         with self._execute(f"SELECT count(*) FROM (\n{self._unlimited}\n)") as relation:
             [(count,)] = relation.fetchall()
             return int(count)

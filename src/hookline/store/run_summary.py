@@ -72,6 +72,7 @@ class RunSummary(msgspec.Struct):
 def summarize(files: list[JournalFile]) -> RunSummary:
     """Summarize a run from the ends of its journal files."""
     main = [file for file in files if file.name == MAIN]
+    # The latest first; one that was killed before its first record says nothing, so the one before it counts.
     for session in sorted({file.session for file in main}, reverse=True):
         records = list(_session_ends([file for file in main if file.session == session]))
         if records:
@@ -81,12 +82,15 @@ def summarize(files: list[JournalFile]) -> RunSummary:
     progress, summary = RunProgress(), RunSummary()
     session_start = records[0].record.time
     _apply(records, progress, summary)
+    # Only if the run recorded no end of its own: that one knows better.
     if not progress.has_ended:
         delivery = [file for file in files if file.name == DELIVERY_WRITER]
         ends = _ends(delivery[0], delivery[-1]) if delivery else ()
+        # The death of an earlier session says nothing about one that was resumed since.
         _apply([each for each in ends if each.record.time >= session_start], progress, summary)
     train = progress.metrics.get("train", {})
     values = {name: value for axis in progress.metrics.values() for name, value in axis.items()}
+    # On several axes, the value of the training counts.
     summary.metrics = clean(values | train)
     summary.status = progress.status
     summary.step = progress.steps.get("train", max(progress.steps.values(), default=0))
@@ -116,12 +120,14 @@ def _session_ends(files: list[JournalFile]) -> Iterator[JournalEntry]:
     writers: dict[str, list[JournalFile]] = {}
     for file in files:
         writers.setdefault(file.writer, []).append(file)
+    # The writer with the most comes last, because the last record decides about status and progress.
     for own in sorted(writers.values(), key=lambda own: sum(_size(file.path) for file in own)):
         yield from _ends(own[0], own[-1])
 
 
 def _ends(first: JournalFile, last: JournalFile) -> Iterator[JournalEntry]:
     tail, tail_start = _tail(last)
+    # Not beyond where the tail starts: records would be applied twice.
     head_bytes = _HEAD_BYTES if first.path != last.path else min(_HEAD_BYTES, tail_start)
     head, _, _ = _read(first.path, 0, head_bytes).partition(b"\0")
     for file, records in ((first, _decode_lines(head.split(b"\n")[:-1])), (last, tail)):
@@ -220,6 +226,7 @@ class LastContact(NamedTuple):
 def last_contact(directory: Path) -> LastContact | None:
     """The last contact with a received run; None if the run was not received."""
     try:
+        # The directory's content came from elsewhere: neither follow a link nor wait at a pipe.
         descriptor = os.open(directory / RECEIVED_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
@@ -291,6 +298,7 @@ class Liveness:
         may_reconnect = contact.time < self.since and self.clock() - self.since <= _RECONNECT_SECONDS
         if self.clock() - contact.time > max_silence and not may_reconnect:
             return "killed"
+        # Both times are the sender's, and only their difference is used: its clock may be wrong.
         lag = summary.last_seen - summary.progress_time if summary.progress_time else 0.0
         idle = self.clock() - _last_append(directory, contact.time) + lag
         return "stalled" if summary.hangs or idle > limit else "running"

@@ -98,8 +98,10 @@ class Store:
 
     def ingest(self, runs: Sequence[RunInfo], progress: Progress | None = None) -> Ingested:
         """Read the new records of some runs."""
+        # Before the index's own lock, which is taken inside: see `Index.writer_lock`.
         with self.index.reader_lock():
             ingested = self._retry_once(lambda: self._ingest(runs, progress), runs)
+        # After the lock is released: this thread's own shared lock would keep `prune` from the exclusive one.
         compaction.prune(self.index)
         return ingested
 
@@ -195,6 +197,7 @@ class Store:
             with self._detect_damage(lambda: self._compact_states(runs), is_own=True):
                 return work()
         except DamagedIndexError:
+            # Once: damage that comes back after a rebuild has a cause that another attempt does not remove.
             with self._detect_damage(lambda: self._compact_states(runs), is_own=True):
                 return work()
 
@@ -225,6 +228,7 @@ class Store:
         return {run: read for run, read in states.items() if read is not None and read.is_compact}
 
     def _discard_damaged(self, compact: dict[str, ReadState]) -> None:
+        # Reads all the files, which takes long: only after a failure, and without the index's lock.
         damaged = [run for run, read in compact.items() if not compaction.is_intact(self.index, run, read)]
         if not damaged:
             return
