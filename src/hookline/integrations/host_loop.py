@@ -144,6 +144,7 @@ class HostLoop(Session):
         if state is None and not trains and self.output_dir is not None:
             state = self.state_dict()  # a validation after the training continues its run
         self._trains = trains
+        # An earlier training of the same host may have failed in the middle of a step.
         self.lifecycle.abandon()
         self._validating = False
         self.checkpoint_requested = self.validation_requested = False
@@ -156,11 +157,14 @@ class HostLoop(Session):
         if state is not None and home is not None:
             self._resume_in(home, state)
         else:
+            # The directory of that run is gone, or elsewhere: a new run, which continues with the old one's counters
+            # and states.
             super().begin()
             if state is not None:
                 self._restore_position(dict(state))
                 self.metrics.update(dict(state["metrics"]))
                 self.callbacks.load_state_dict(callback_states(state))
+        # After the resume, which notes its temporary folder there: callbacks are to see the host's checkpoint.
         self.checkpointing.loaded = replace(row, metrics=dict(self.metrics)) if trains and row is not None else None
 
     def train_start(
@@ -217,6 +221,7 @@ class HostLoop(Session):
         given = collect((dict(metrics or {}),), {}, defer)
         if self.lifecycle.row is None:  # a host that does not report the start of its steps
             self.lifecycle.row = MetricsRow()
+        # Before the step ends: subscribers of on_step_end find the host's metrics in the row.
         self.lifecycle.row.update(given)
         self.metrics.update(given)
         self.lifecycle.end(batch, completed=step, commit=partial(self._commit_of_host, given))
@@ -229,9 +234,11 @@ class HostLoop(Session):
 
     def requests(self) -> Requests:
         """Return what callbacks requested since the last call; called on all processes after each step."""
+        # One collective for all three. The requests of all ranks are cleared, since each gets the same answer.
         save, validate = self._agree(self.checkpoint_requested, self.validation_requested)
         self.checkpoint_requested = self.validation_requested = False
         if save:
+            # A collective as well: `save` was agreed on, so all ranks enter it.
             self.checkpointing.share_requests(self.step)
         return Requests(self.stop_reason if self._agreed_to_stop else None, save, validate)
 
@@ -305,6 +312,7 @@ class HostLoop(Session):
             step: The number of completed steps, where the host is ahead of what it has reported.
         """
         self.callbacks.drain()  # the states of background subscribers include all moments so far
+        # Before the state is collected, which holds the position in the journal that is noted here.
         self.recording.secure()
         home = None if self.output_dir is None else str(self.output_dir)
         return self._checkpoint_state(self.step if step is None else step) | {"run": home}
@@ -337,6 +345,7 @@ class HostLoop(Session):
     def _resume_in(self, home: Path, state: Mapping[str, Any]) -> None:
         # Sessions resume from a checkpoint in the run's directory, so the state becomes one while the run begins.
         folder = home / RESUME_FOLDER
+        # Before begin(): the other ranks wait there for rank zero's directory, so they find the folder complete.
         if self.rank == 0:
             checkpoint.save(folder, state, lambda directory: None, step=state["step"], kind="host")
         self.resume_from = folder
@@ -352,6 +361,7 @@ class HostLoop(Session):
         """Write the row of a step: rank zero records the host's metrics, each rank what its subscribers log."""
         own = row if self.rank == 0 else MetricsRow({name: row[name] for name in row if name not in given})
         self._write(step, own)
+        # The whole row on every rank: the callbacks of all ranks see what the host reported.
         self._notify_log(step, row)
 
     def _end(self) -> None:
@@ -359,6 +369,7 @@ class HostLoop(Session):
             super()._end()
         else:
             self.state = "completed"
+            # No on_train_end: nothing was trained.
             self.commit_held_back()
             self._close()
 
@@ -394,5 +405,6 @@ def load(directory: str | Path) -> dict[str, Any] | None:
     try:
         return checkpoint.load(folder)
     except CheckpointError as error:
+        # Not an error: the host's own checkpoint is good, and its training is worth more than the callbacks' states.
         logger.warning("The callbacks start from scratch, without the state in %s. %s", directory, error)
         return None

@@ -85,6 +85,7 @@ def other_parameters(model: Any, moved: list[Any]) -> list[Any]:
 def moved(batch: Any, device: Any) -> Any:
     """Move the tensors of a batch to a device; other values stay."""
     if hasattr(batch, "to"):
+        # From pinned memory the copy runs while the host goes on.
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: moved(value, device) for key, value in batch.items()}
@@ -134,6 +135,7 @@ class PlainBackend:
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
         self._is_sharded = is_sharded(model)
+        # Shards lie on the devices of their mesh already.
         self.model, self.optimizer = model if self._is_sharded else model.to(self.device), optimizer
         self._moved = moved_parameters(optimizer)
         self._others = other_parameters(model, self._moved)
@@ -162,6 +164,7 @@ class PlainBackend:
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return the norm before."""
         norm: Any = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
+        # A collective, like the norm itself: clipping is a setting, so all ranks do it or none.
         return norm.full_tensor() if self._is_sharded else norm
 
     def update(self) -> None:
@@ -221,10 +224,12 @@ class AccelerateBackend:
         """Run forward and backward; gradients are exchanged between processes with the last part only."""
         is_all = isinstance(share, float) and share == 1  # a tensor is not compared, which would wait for its device
         with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
+            # Forward only: the backward pass takes its types from it.
             with self._accelerator.autocast():
                 outputs = checked_outputs(step(self._wrapped, batch))
             self._accelerator.backward(outputs["loss"] if is_all else outputs["loss"] * share)
         if last:
+            # Now, because subscribers of on_before_optimizer_step and the clipping need the true gradients.
             self._accelerator.unscale_gradients()
         return outputs
 
@@ -257,6 +262,7 @@ class AccelerateBackend:
     def parts(self) -> dict[str, Any]:
         """Return the optimizer without Accelerate's wrapper, and the gradient scaler where there is one."""
         scaler = self._accelerator.scaler
+        # A checkpoint names the class of the optimizer, which must not depend on the backend.
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return {"optimizer": optimizer} | ({} if scaler is None else {"scaler": scaler})
 
@@ -284,6 +290,7 @@ def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
             accelerator = Accelerator(
                 mixed_precision=precision,
                 cpu=on_cpu,
+                # The schedule is the Trainer's: it advances once per update, for any number of processes.
                 step_scheduler_with_optimizer=False,
                 # Given, so that the environment is not used: backward() would divide by its number once more.
                 gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
@@ -345,6 +352,7 @@ def _device_of_shards(model: Any, precision: Precision, device: str | None) -> s
         )
     if device is not None and check_device(device).type != kind:
         raise OptionError(f"device={device!r}: the model is sharded over devices of the kind {kind!r}.")
+    # The mesh knows the kind only. Which device is this process's was set before the model was sharded.
     if kind == "cuda":
         import torch
 

@@ -53,6 +53,7 @@ class Batches:
         self.what = what
         self.data: Any = _loader(data, what, batch_size, shuffle, workers)
         self._rank = rank
+        # Shared out twice, each process would get a part of its part, and the rest would never be trained on.
         self._shares = 1 if _is_shared_out(self.data) else world_size
         self._last_round = last_round
         self._taken = 0
@@ -115,6 +116,7 @@ class Batches:
             if callable(set_epoch):
                 set_epoch(number)
         if self.saves_position:
+            # It stands at its own position already: skipping would skip the batches twice.
             return self._counted(iter(self.data))
         if not self._is_positioned_by_sampler(done):
             if getattr(self.data, "_iterator", None) is not None:
@@ -162,6 +164,7 @@ class Batches:
             return False
         if type(loader).__iter__ is not DataLoader.__iter__:  # it may change or reorder its batches
             return False
+        # Several processes go through the sampler from the first batch on, so each loads its own batches only.
         return loader.batch_sampler is not None and (self._shares > 1 or done > 0)
 
     def _share_of(self, items: Iterable[T]) -> Iterator[T]:
@@ -171,6 +174,8 @@ class Batches:
                 yield item
             return
         rest = iter(items)
+        # The whole round, also what belongs to others: only then is it known whether the round is complete. From a
+        # sampler these are indices, which cost little.
         while round_ := list(itertools.islice(rest, self._shares)):
             if self._rank < len(round_):
                 if len(round_) == self._shares or self._last_round == "filled up":
@@ -244,6 +249,7 @@ class LoaderOrder(ReplayedOrder):
 
     def _states(self) -> dict[str, Any]:
         drawn, batches = super()._states(), self._batches  # before the position: to save it, a loader may begin to draw
+        # Copied: data may return its live state, which goes on changing.
         order, position = ([], None) if batches is None else (batches.state(), copy.deepcopy(batches.position()))
         return {**drawn, "order": order, "place": position}
 
@@ -270,12 +276,15 @@ class SharedOrder(LoaderOrder):
         """Open an epoch and draw its order."""
         if done:
             return super().open(data, number, done)
+        # Now, so that the open() below does not set a checkpoint's states over the seed.
         self.proceed()
         if self._world_size > 1:
             rng.seed(_mixed(self._seed, number))
         source = super().open(data, number, done)
         first = list(itertools.islice(source, 1))  # draws the order, before a subscriber draws something else
         if self._world_size > 1:
+            # One order for all, and then random numbers of its own for each process: not the same dropout on all of
+            # them.
             rng.seed(_mixed(self._seed, number, self._rank + 1))
         return itertools.chain(first, source)
 

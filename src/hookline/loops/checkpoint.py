@@ -86,6 +86,7 @@ def make_partial(path: Path, *, name: str | None = None) -> Path:
         )
     partial = path.with_name(f"{name or '.' + path.name}.partial")
     try:
+        # Killed processes leave these behind. Only in a folder of checkpoints, where nothing else has such names.
         for left in (partial, *(path.parent.glob(".step-*.partial") if path.match("checkpoints/step-*") else ())):
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -126,6 +127,8 @@ def seal(partial: Path, path: Path, metrics: Any, *, step: int, kind: str) -> Ma
     row: dict[str, Any] = {"step": step, "kind": kind, "metrics": metrics, "time": time.time()}
     try:
         files = _sizes(partial)
+        # Everything is on the disk before the manifest says so, and the manifest before the rename: after a power cut
+        # the final name never stands for incomplete files.
         _sync(partial)
         listed = {"files": files, "sha256": _digests(partial, files)}
         write_atomically(
@@ -156,6 +159,7 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} {reason}.")
     if not is_checkpoint(path):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}.")
+    # Reads every file, since torch does not check its own: a flipped bit would be trained on unnoticed.
     damage = damage_of(path, digests=True)
     if damage is not None:
         raise CheckpointError(f"The checkpoint {path} is damaged: {damage}. {_others(path)}")
@@ -242,6 +246,7 @@ def last(run_dir: Path) -> Path | None:
     for old in run_dir.glob("checkpoints/.step-*.old"):
         recover(old.with_name(old.name.removeprefix(".").removesuffix(".old")))
     for path in sorted(filter(Path.is_dir, run_dir.glob("checkpoints/step-*")), key=_age, reverse=True):
+        # By content here too: otherwise a damaged one is chosen, and fails to load where an older one would do.
         damage = damage_of(path, digests=True)
         if damage is None:
             return path
@@ -356,6 +361,8 @@ def read_tensors(path: Path) -> Any:
     import torch
 
     try:
+        # To the CPU: the device of that training may not exist here, and all ranks would fill the memory of the same
+        # one.
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: that checkpoint was not saved by a Trainer.") from None
@@ -374,6 +381,7 @@ def _digests(directory: Path, names: Iterable[str]) -> dict[str, str]:
     paths = [directory / name for name in sorted(names)]
     if len(paths) > 1 and sum(path.stat().st_size for path in paths) > _LARGE:
         with contextlib.suppress(RuntimeError), ThreadPoolExecutor(_HASHING_THREADS) as threads:  # not at exit
+            # Fills the cache that the line below reads. Where no thread can be started, that line does all the work.
             list(threads.map(_digest, paths))
     return {path.relative_to(directory).as_posix(): _digest(path) for path in paths}
 
@@ -381,6 +389,7 @@ def _digests(directory: Path, names: Iterable[str]) -> dict[str, str]:
 def _digest(path: Path) -> str:
     """Return the SHA-256 of a file; one that did not change since this process read it is not read again."""
     found = path.stat()
+    # With the ctime: programs that copy files set the mtime back.
     stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     known = _KNOWN_DIGESTS.get(path)
     if known is None or known[0] != stamp:
@@ -425,6 +434,7 @@ def pack(directory: Path, path: Path) -> int:
         name = file.relative_to(directory).as_posix()
         content = _read(torch, file) if "/" not in name and file.suffix == ".pt" else None
         if content is None or file.stem in packed:
+            # frombuffer() refuses an empty buffer, so an empty file has one byte that is cut off again.
             packed[_PACKED_FILES][name] = torch.frombuffer(bytearray(file.read_bytes() or b"\0"), dtype=torch.uint8)
             packed[_PACKED_FILES][name] = packed[_PACKED_FILES][name][: file.stat().st_size]
         else:
@@ -442,6 +452,7 @@ def is_packed(path: Path) -> bool:
     """Whether there is a file at that path that `pack` wrote."""
     if not is_file_path(path) or not path.is_file():
         return False
+    # Mapped: only the keys are looked at, and the weights may be gigabytes.
     content = _read(require_torch(path), path, mmap=True)
     return isinstance(content, dict) and _PACKED in content
 
@@ -467,6 +478,7 @@ def _unpack(path: Path, directory: Path) -> None:
     directory.mkdir()
     for name, content in packed[_PACKED_FILES].items():
         file = directory / name
+        # The file may come from elsewhere: a name with ".." in it must not write outside.
         if directory.resolve() not in file.resolve().parents:
             raise CheckpointError(f"The checkpoint {path} is damaged: it has a file {name!r} outside of itself.")
         file.parent.mkdir(parents=True, exist_ok=True)

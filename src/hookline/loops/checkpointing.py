@@ -128,11 +128,14 @@ class Checkpointing:
     def save(self, path: str | Path | None, *, kind: str) -> ManifestRow:
         """Save a checkpoint now, record it, and fire `on_checkpoint`."""
         session = self._session
+        # In the body of a step the weights include its update, so the step counts as done.
         step = session.step + session.in_step
         place = self.path_for(path, step)
+        # The rows first: a checkpoint on the disk whose rows a power cut took would leave a gap in the record.
         self.secure_record()
         if session.saves_together:
             return self.announce(self._write_together(place, step, kind))
+        # The moment fires on all ranks, so their callbacks stay alike; this one has nothing to write or to wait for.
         if session.rank != 0:
             return self.announce(ManifestRow(step=step, path=place, metrics=dict(session.metrics), kind=kind))
         session.callbacks.drain()  # background subscribers finish first: their states are part of the checkpoint
@@ -150,6 +153,7 @@ class Checkpointing:
     def _write_together(self, path: Path, step: int, kind: str) -> ManifestRow:
         session, processes = self._session, self._session.processes
         session.callbacks.drain()
+        # Also a barrier: the directory exists before another rank writes into it.
         partial: Path = processes.from_rank_zero(lambda: checkpoint.make_partial(path))
         try:
             # Each stage ends on all processes before the next begins. Otherwise one that failed in its own files would
@@ -158,9 +162,11 @@ class Checkpointing:
                 processes.all_do(lambda: self._write_callback_shards(partial))
             processes.all_do(lambda: session._save_common_files(partial) if session.rank == 0 else None)
             processes.all_do(lambda: session._save_rank_files(partial))
+        # An interrupt too: a partial checkpoint may fill the disk.
         except BaseException:
             checkpoint.discard(partial)
             raise
+        # Last, when the files of all ranks are there: the manifest lists each with its digest.
         row: ManifestRow = processes.from_rank_zero(
             lambda: checkpoint.complete(partial, path, session._checkpoint_state(step), step=step, kind=kind)
         )
@@ -199,6 +205,7 @@ class Checkpointing:
         """
         session = self._session
         if session.rank != 0:
+            # Only a note: this rank may be the only one that evaluates, so no collective is possible here.
             self.pending = PendingCheckpoint(Path(), Path(), session.step, {})
             return
         path = self.path_for(None, session.step)
@@ -214,6 +221,7 @@ class Checkpointing:
         """Add every process's files to the weights that rank zero wrote, and put the checkpoint in place."""
         session, processes = self._session, self._session.processes
         own, self.pending = self.pending, None
+        # All ranks are here because one of them has a pending checkpoint. Only that of rank zero has files.
         pending: PendingCheckpoint | None = processes.share(own)
         if pending is None:
             if own is not None:
@@ -227,6 +235,7 @@ class Checkpointing:
         self.secure_record()
         partial = pending.partial
         try:
+            # With the random states of the beginning of the step: the weights in it do not include the step's update.
             processes.all_do(lambda: session._save_rank_files(partial, before_step=True))
         except BaseException:
             checkpoint.discard(partial)
@@ -244,6 +253,7 @@ class Checkpointing:
         rules = self.rules
         everyones = session.processes.gather([rule.checkpoint_request() for rule in rules])
         for index, rule in enumerate(rules):
+            # Rules are matched by position. A rank with other callbacks is left out rather than misread.
             rule.agree_on_checkpoint(step, [requests[index] for requests in everyones if len(requests) == len(rules)])
 
     def save_at_end(self) -> None:
@@ -261,10 +271,12 @@ class Checkpointing:
                 from hookline.loops.sharded import read_callback_shards
 
                 state["callbacks"] = read_callback_shards(state["callbacks"], directory, session.model)
+            # Before the counters: files of another training are refused here, and nothing has changed by then.
             session._load_files(directory)
             session._restore_position(state)
             session.metrics.update(state["metrics"])
             session.callbacks.load_state_dict(callback_states(state))
+            # The path that was given: a checkpoint in one file is unpacked in a directory that is gone below.
             row = replace(checkpoint.row_of(directory, state), path=path)
         self.resumed_from = path
         if session.has_started:
@@ -297,6 +309,7 @@ class Checkpointing:
         if session.resumed_row or session.rows_are_indexed:
             # The checkpoint was saved in the body of its last step, whose row may not have been written; or the next
             # step's row has this number.
+            # The row of the last step is withdrawn too, and then recorded once more, from the checkpoint.
             recorder.resume(session.step, train=session.step - 1)
             if session.resumed_row:
                 recorder.metrics(session.resumed_row, session.step)

@@ -131,6 +131,7 @@ class DataProgress:
         """Return where a call begins: at the position of a resume, otherwise at its first batch."""
         start = DataPosition(self._calls_begun) if self.resume is None else self.resume.within(epochs)
         length = length_of(batches)
+        # Nothing is left of it, unless there is more data now than when it was saved.
         if start.epoch_complete and (batches is None or (length is not None and length <= start.batches)):
             return DataPosition(start.calls, epochs)
         return start
@@ -184,6 +185,8 @@ class ReplayedOrder(DataOrder):
 
     def epoch(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
         """Yield the batches of an epoch behind those that are done; it is opened when the first one is drawn."""
+        # Not in the generator, whose body only runs with the first batch: a checkpoint saved until then would take the
+        # states of the last epoch for those of this one.
         self._is_open = False
         return self._epoch(data, number, done)
 
@@ -197,12 +200,15 @@ class ReplayedOrder(DataOrder):
         """Open an epoch now; `proceed` then sets the random states to continue with."""
         self._prepare(data)
         if done and self._began:
+            # The completed batches are drawn from the states that they had. For the program nothing has been drawn.
             with rng.kept():
                 self._restore(self._began)
                 source = self._open(data, number, done)
             self._is_open = True
             return source
+        # First the states of a checkpoint between two epochs: the order of this epoch is drawn from them.
         self.proceed()
+        # Right before the data draws its order; a draw in between would be missing in a resume.
         self._began = self._states()
         self._is_open = True
         return self._open(data, number, done)
@@ -219,6 +225,7 @@ class ReplayedOrder(DataOrder):
 
     def pause(self) -> None:
         """Note the states to continue with: what is drawn from now on does not belong to the training."""
+        # Paused already: what was drawn since then does not belong to the training either.
         if self._now is None:
             self._now = self._states()
 
@@ -228,6 +235,7 @@ class ReplayedOrder(DataOrder):
         Args:
             nothing_done: Whether no batch of the epoch in progress is complete.
         """
+        # While paused, the present states are not the training's.
         now = self._began if nothing_done and self._is_open else self._now or self._states()
         return {"now": now, "epoch_began": self._began}
 
@@ -265,6 +273,8 @@ def check_resumed_body(steps: Any, frame: FrameType | None, *, name: str, step: 
         frame: The frame of the loop.
         name, step, batch_idx: The run, the completed steps, and the index of the batch in its epoch.
     """
+    # A generator does not know who iterates over it, but an enumerate() refers to it. The search is slow, and is made
+    # once per resume.
     for counter in (each for each in gc.get_referrers(steps) if type(each) is enumerate):
         count = counter.__reduce__()[1][1]  # the number of the present batch
         if count not in (step, batch_idx):
@@ -273,6 +283,7 @@ def check_resumed_body(steps: Any, frame: FrameType | None, *, name: str, step: 
                 "Use run.step, or enumerate(run.steps(...), start=run.step).",
                 *(name, step, count),
             )
+    # An iterator among the locals only matters where the body advances it.
     if frame is None or "next" not in frame.f_code.co_names:
         return
     own = [key for key, value in frame.f_locals.items() if _is_own_iterator(value, steps)]

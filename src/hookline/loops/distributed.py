@@ -61,6 +61,8 @@ class ProcessGroup:
         if distributed is None:
             return [value]
         values: list[Any] = [None] * distributed.get_world_size()
+        # Pickles and sends sizes first: for rare messages. What is exchanged in every step goes through `agree` and
+        # `add_up`.
         distributed.all_gather_object(values, value, group=self._gloo(distributed))
         return values
 
@@ -80,6 +82,8 @@ class ProcessGroup:
             try:
                 outcome = function()
             except Exception as error:
+                # Sent, not raised: the others wait in the broadcast below. An interrupt is not caught: it ends this
+                # process, and `PeerWatch` ends the others.
                 outcome = error
         outcome = self.share(outcome)
         if isinstance(outcome, Exception):
@@ -93,6 +97,7 @@ class ProcessGroup:
             function()
         except Exception as error:
             failure = error
+        # Also the ranks that succeeded: they must not go on to the next stage, where one that failed never arrives.
         failures = [error for error in self.gather(failure) if error is not None]
         if failures:
             raise failure or failures[0]
@@ -132,6 +137,8 @@ class ProcessGroup:
         if distributed is None:
             return numbers
         torch = sys.modules["torch"]
+        # Python's precision, so the mean of equal numbers is that number. The program may have set another default
+        # device.
         total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         distributed.all_reduce(total, group=self._gloo(distributed))
         sums: list[float] = total.tolist()
@@ -190,6 +197,7 @@ class PeerWatch:
         self._run_dir, self._rank = run_dir, rank
         self._give_up = give_up
         self._closed = threading.Event()
+        # A daemon: it must not keep a process alive whose training has ended.
         self._thread = threading.Thread(target=self._watch, name="hookline-peers", daemon=True)
 
     def start(self) -> None:
@@ -198,6 +206,8 @@ class PeerWatch:
 
     def explain(self, own: str) -> str:
         """Return why this process fails: its own error, which the others learn of, or another's that came first."""
+        # Most errors here follow from another process's: collectives fail when a peer is gone. The first note is the
+        # cause.
         reason = self.reason()
         if reason is not None:
             return own if reason.endswith(f": {own}") else f"{reason} (here: {own})"
@@ -226,6 +236,8 @@ class PeerWatch:
             reason = self.reason()
             if reason is not None:
                 logger.error("Another process failed, so this one ends as well: %s", reason)
+                # Most collectives fail by themselves in this time. Then the main thread ends in an orderly way, with
+                # on_exception.
                 if not self._closed.wait(PATIENCE_SECONDS):
                     self._give_up(reason)
                     # Not sys.exit(), which only ends this thread: the main one is blocked inside a collective.

@@ -219,6 +219,7 @@ class Loop(ABC):
         Args:
             common: All processes have this row, so only rank zero records it.
         """
+        # Written before on_log: a subscriber that raises takes no row with it.
         self._write(step, metrics, axis, common=common)
         self._notify_log(step, metrics)
 

@@ -92,10 +92,14 @@ class RankMeans:
         own: dict[str, Any] = {}
         late: dict[str, SharedNumber] = {}
         for name, value in dict.items(row):
+            # Exact types: a bool is an int, and no number to average. dict's own items(), because a row's would wait
+            # for the device.
             if type(value) is float or type(value) is int:
                 own[name] = value
             elif type(value) is Deferred:
                 late[name] = SharedNumber(value)
+        # A rank knows only its own device, and all have to enter the exchange of device values or none. So each says in
+        # this message how many steps have arrived here, and all see the same counts.
         ready = self._ready()
         flags = [bool(late), *(ready > place for place in range(READY))]
         (any_late, *arrived), (means,) = self._reduced(flags, [own])
@@ -106,6 +110,8 @@ class RankMeans:
         everywhere = next((place for place, count in enumerate(arrived) if count < size), READY)
         if everywhere:
             self._exchange_waiting(everywhere)
+        # Also on a rank that has no late value in this step: all queues hold the same steps, so a number of steps means
+        # the same.
         if any_late:
             self._waiting.append(WaitingStep(step, late))
         return shared
@@ -136,6 +142,7 @@ class RankMeans:
         for rows in self._processes.gather(own):
             seen: dict[tuple[int, str], int] = {}
             for row in rows:
+                # Several rows of one step: the first ones of all ranks make one row, the second ones another.
                 place = seen[row.step, row.axis] = seen.get((row.step, row.axis), -1) + 1
                 merged.setdefault((row.step, row.axis, place), []).append(row.metrics)
         return [LooseRow(step, axis, _mean_row(rows)) for (step, axis, _), rows in merged.items()]
@@ -177,6 +184,7 @@ class RankMeans:
         _, means = self._reduced([], [{n: v for n, v in row.items() if isinstance(v, int | float)} for row in own])
         for step, found in zip(steps, means, strict=True):
             for name, number in step.numbers.items():
+                # A value that turned out to be no number: without a mean it would count as on its way forever.
                 number.mean = found.get(name, math.nan)
             others = {name: mean for name, mean in found.items() if name not in step.numbers}
             if others:  # names that this process did not log
@@ -186,6 +194,8 @@ class RankMeans:
         self, flags: Sequence[bool], rows: Sequence[Mapping[str, Any]]
     ) -> tuple[list[int], list[dict[str, Any]]]:
         """Return how many processes have each flag, and the means of each row; all pass as many of both."""
+        # Only numbers are sent, in an order that all know. A rank with a new name says so in the first number; all see
+        # the sum, agree on the names and send again. So there are at most two rounds.
         while True:
             unknown = [name for row in rows for name in row if name not in self._known]
             numbers = [float(bool(unknown)), *map(float, flags)]
@@ -196,6 +206,7 @@ class RankMeans:
             if not sums[0]:
                 break
             new = {name for names in self._processes.gather(unknown) for name in names}
+            # Sorted: the order of a set of texts differs between processes.
             self._names += sorted(new - self._known)
             self._known |= new
         found, start, width = [], 1 + len(flags), len(self._names)

@@ -71,6 +71,8 @@ class Recording:
         session = self._session
         if self.root is None:
             return
+        # Only rank zero looks: two processes that search for the latest run, or create one, may find different ones.
+        # Its error is a value here, because the other ranks already wait in the broadcast.
         found = session.processes.share(self._find_or_create(self.root) if session.rank == 0 else None)
         if isinstance(found, Exception):  # rank zero's, raised on all
             raise found
@@ -84,6 +86,7 @@ class Recording:
         session.hook_record = HookRecord(recorder, lambda: session.step)
         if session.rank == 0:
             session.hook_record.follow(session.callbacks)
+        # Before the resume: if that fails on one rank, the others have to learn of it.
         if session.world_size > 1:
             session.peers = PeerWatch(directory, session.rank, partial(recorder.status, "failed"))
             session.peers.start()
@@ -93,6 +96,7 @@ class Recording:
                 session.checkpointing.resume(saved)
             if session.rank == 0:
                 self.sinks.open(directory)
+        # A session that did not begin is never finished, so the lock and the journal are released here.
         except BaseException as error:
             recorder.status("failed", session.explain(error))
             self._close(directory, recorder)
@@ -103,6 +107,7 @@ class Recording:
         session = self._session
         if session.recorder is None or session.output_dir is None:
             return
+        # Rows that wait for a device come before the ending in the journal.
         session.recorder.flush()
         if session.hook_record is not None:
             session.hook_record.close(session.callbacks)
@@ -122,6 +127,7 @@ class Recording:
             yield
             return
         directory = session.output_dir
+        # On all ranks or on none: one that raised alone would leave the others in the collectives of the evaluation.
         if not session.processes.from_rank_zero(lambda: run_directory.acquire(directory)):
             raise run_directory.still_running_error(directory)
         recorder = session.recorder = self._open(directory)
@@ -129,6 +135,7 @@ class Recording:
         recorder.status("running", "evaluating", step=session.step)
         if session.rank == 0:
             self.sinks.open(directory)
+        # `log` records nothing in a session that has ended.
         session.has_ended = False
         try:
             yield
@@ -149,8 +156,10 @@ class Recording:
             return
         recorder.flush()
         journal = recorder.journal
+        # Becomes part of the checkpoint: a resume compares it with the journal that it finds, and reports lost lines.
         self.journal_position = {"writer": journal.writer, "lines": journal.lines_written}
         try:
+            # The sync is the slow part. It is made once per checkpoint, not per row.
             if self.durability != "process":
                 journal.sync()
         except OSError as error:
@@ -161,6 +170,7 @@ class Recording:
         try:
             return Recorder(directory, name="main" if rank == 0 else f"rank{rank}", durability=self.durability)
         except BaseException:
+            # The lock was taken before, and no other place would release it.
             if rank == 0:
                 run_directory.release(directory)
             raise
@@ -191,6 +201,8 @@ class Recording:
                 directory = run_directory.create(root, self.project, known)
             if not run_directory.acquire(directory):  # another process resumed it at the same moment
                 raise run_directory.still_running_error(directory)
+            # Under the lock, and before the other ranks learn of the directory: they would take an old note for a new
+            # failure.
             remove_failure_notes(directory)
         except (HooklineError, OSError) as error:
             return error
@@ -199,6 +211,7 @@ class Recording:
     def _find(self, root: str | Path, resume: str | Path) -> tuple[Path | None, Path | None]:
         """Resolve ``resume``: a checkpoint, with the run that contains it, or a run, with its latest checkpoint."""
         reference, name = Path(resume), self._session.name
+        # A process that was killed while it replaced this checkpoint has left it under another name.
         checkpoint.recover(reference)
         if checkpoint.is_checkpoint(reference) and not (reference / run_directory.METADATA).is_file():
             homes = (parent for parent in reference.resolve().parents if (parent / run_directory.METADATA).is_file())
@@ -284,6 +297,7 @@ class HookRecord:
     def _note_change(self) -> None:
         if not self._is_open:
             return
+        # A program that adds and removes subscribers in every step would fill the journal with orders.
         if self._changes < AT_ONCE or self._clock() - self._changed_at >= CHANGE_SECONDS:
             self._write_order()
 

@@ -23,6 +23,8 @@ def capture() -> dict[str, Any]:
         state["numpy"] = (kind, keys.tolist(), *rest)
     if torch is not None:
         state["torch"] = torch.get_rng_state()
+        # To ask an unused device for its state would initialize it: memory on every GPU, and forked workers could not
+        # use CUDA.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state_all()
         if torch.backends.mps.is_available():
@@ -43,6 +45,7 @@ def restore(state: dict[str, Any]) -> None:
     if "torch" in state:
         torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
+        # One by one: set_rng_state_all() fails where there are fewer devices than before.
         for device, own in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(own, device)
     if "mps" in state and torch.backends.mps.is_available():

@@ -180,6 +180,8 @@ class Run(Session):
     ) -> None:
         leaves = isinstance(error, SystemExit) and error.code in (None, 0)  # sys.exit() is an orderly end
         if leaves:
+            # To the generator, sys.exit() in the body looks like a `break`. But the program ended, and a resume
+            # continues the loop.
             self._data.withdraw_break()
         self.finish(None if leaves else error)
 
@@ -213,9 +215,12 @@ class Run(Session):
         if self._logged_steps is not None:
             self._logged_steps.give_up()
             self._logged_steps = None
+        # Here and not in the generator: num_steps has to be known when on_train_start fires.
         if self._inside_epochs or not self._data.is_next_call_done:
             self._plan(data, epochs, total)
         steps = self._steps(data, epochs, total)
+        # Weak: a reference would keep the generator alive after a `break`, and the GeneratorExit that tells of it would
+        # not come.
         self._iterator = weakref.ref(steps)
         return steps
 
@@ -272,6 +277,7 @@ class Run(Session):
             self._logged_steps.close()
         self._end_batch()
         if self._epoch_state == "open":
+            # Before the moment: after a checkpoint saved in it, a resume must not fire it again.
             self._epoch_state, self._data.at.epoch_open = "closed", False
             self.callbacks.on_train_epoch_end(self)
 
@@ -298,6 +304,8 @@ class Run(Session):
         """Whether the evaluation that begins now was already recorded before the checkpoint that was resumed."""
         is_repeated = self.in_step and name in self._repeated
         if is_repeated:
+            # Once: a second evaluation of this name in the step is a new one. A checkpoint saved in this step lists it
+            # again.
             self._repeated.discard(name)
             self._evaluated.append(name)
         return is_repeated
@@ -306,6 +314,7 @@ class Run(Session):
         """Record an evaluation; a checkpoint remembers those made before the update of the step in progress."""
         if self.in_step and step == self.step:
             self._evaluated.append(name)
+        # Only a request that this evaluation causes is for these weights.
         requested_before = self.checkpoint_requested
         super().record_evaluation(name, metrics, step=step, **options)
         self._updates.forbidden = self.in_step and self.checkpoint_requested and not requested_before
@@ -368,9 +377,11 @@ class Run(Session):
             return
         self.start()
         for _ in range(1) if self._inside_epochs else self._epochs(epochs, batches):
+            # A call after an agreed stop begins no pass: the position stays where the checkpoint of the stop has it.
             is_over = self._agreed_to_stop and self.stop_requested
             at = data.at if is_over else data.begin_pass()
             for batch_idx, batch in () if at.pass_left else self._fetch(batches, total):
+                # With a batch in hand: an epoch that a stop prevents has no start that would need an end.
                 self.enter_epoch()
                 if self._checks_body:
                     self._checks_body = False
@@ -380,6 +391,8 @@ class Run(Session):
                 self._in_body = True
                 try:
                     yield batch
+                # A `break`, an exception in the body and sys.exit() all arrive as this. It is noted as a `break`, and
+                # withdrawn by the end of the run if it was another.
                 except GeneratorExit:
                     at.leave_pass(stopped=self.stop_requested)
                     raise
@@ -400,9 +413,12 @@ class Run(Session):
         done = self._data.to_skip
         source = self._order.epoch(batches, self.epoch, done)
         for batch_idx in itertools.count(done):
+            # Before the next batch is drawn: an iterator that the program goes on with would have lost it. With several
+            # processes this is a collective, which each of them enters once per step.
             if self._must_stop() or (total is not None and self.step >= total):
                 return
             notes_start = self._notes_step_starts and not self._is_between_batches
+            # Before the draw, which may use the random states for this very batch.
             if notes_start and batch_idx > 0:
                 self._note_step_start()
             try:
@@ -485,6 +501,7 @@ class Run(Session):
     def enter_epoch(self) -> None:
         """Fire `on_train_epoch_start`, unless it was fired in this epoch or there is none."""
         if self._epoch_state == "waiting":
+            # Before the moment: a checkpoint saved in it has an open epoch, whose end still has to fire.
             self._epoch_state, self._data.at.epoch_open = "open", True
             self.callbacks.on_train_epoch_start(self)
 
@@ -510,11 +527,14 @@ class Run(Session):
         completed = self._updates.completes_step()
         if completed:
             self._updates.forbidden = False
+        # The batch is still in progress for a checkpoint saved here, which counts it as done by its index.
         self.callbacks.on_train_batch_end(self, self.lifecycle.row, batch, batch_idx)
         self._batch = None
         if completed:
+            # Before on_step_end, for a checkpoint that is saved there.
             self._data.at.batches = batch_idx + 1
             self._repeated.clear()
+            # The argument is evaluated first: all ranks exchange their numbers before on_step_end fires on any.
             self.lifecycle.end(batch, commit=self._share_step())
             self.after_step()
         if self._updates.batch_ended(completed=completed):
@@ -533,6 +553,7 @@ class Run(Session):
         The checkpoint of a stop is saved here. What the program still does until the run ends (the rest of an epoch:
         a step of the scheduler, a validation) is done again by a resume, and must not be part of it.
         """
+        # Gradients are partial here, so stops and checkpoints wait for the update.
         if self._is_between_batches:
             return False
         had_to_stop = self._agreed_to_stop
@@ -551,6 +572,8 @@ class Run(Session):
         save, validate, validated, evaluated = self._agree(self.checkpoint_requested, fresh, validated, has_pending)
         # One rank may validate for all. Then the request is withdrawn on the others as well.
         self.validation_requested = self._validation_agreed = validate or (self._validation_agreed and not validated)
+        # Agreed, so all ranks enter the collectives in here. Before the other checkpoint: the pending one is of the
+        # step before.
         if evaluated:
             self.checkpointing.complete_pending()
         if save:
@@ -574,6 +597,7 @@ class Run(Session):
     ) -> bool:
         if self.state == "created":
             self._require_running("log")
+        # Neither another thread nor a subscriber of on_log may complete a step of the loop.
         elsewhere = self._committing or threading.get_ident() != self._thread
         if self._logged_steps is None or self.state != "running" or elsewhere or reduce is not None:
             return False
@@ -599,6 +623,7 @@ class Run(Session):
         return self._order
 
     def _checkpoint_state(self, step: int) -> dict[str, Any]:
+        # In the body, the batch in progress counts as done, as its step does.
         done = self._data.at.batches if self._batch is None or self._before_step else self._batch[1] + 1
         state = super()._checkpoint_state(step) | {
             **self._data.at.state(),
@@ -608,6 +633,7 @@ class Run(Session):
             "rows_are_indexed": self._logged_steps is not None and self._logged_steps.counts,
             "has_files": self.is_resumable,
         }
+        # Back to where the step began, whatever has been drawn since.
         if self._before_step and self._step_start is not None:
             state |= self._step_start.position
         return state
@@ -637,6 +663,7 @@ class Run(Session):
 
     def _load_files(self, directory: Path) -> None:
         if self.saves_together:
+            # Only noted. The states are set when the data is opened, so whatever `load` draws changes nothing.
             self._replayed().load_state(checkpoint.read_random_states(directory, self.rank))
         if self._load is not None:
             self._load(directory)

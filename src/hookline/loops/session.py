@@ -198,18 +198,24 @@ class Session(Loop):
 
     def begin(self) -> None:
         """Create or find the directory, resume if asked to, and take over the signals."""
+        # Here and not in __init__: the loop belongs to the thread and the process that begin it. Moments fire on this
+        # thread, and `finish` tells a forked child by the process.
         self._thread, self._process = threading.get_ident(), os.getpid()
         self.has_started = self.has_ended = False
         self._closed = self._interrupted = self._agreed_to_stop = False
         self.ctx.status, self.ctx.error = "running", None
         self.stop_reason = self.signal = None
+        # Before the signals: a Ctrl-C while a run is searched for interrupts at once, and an error here leaves no
+        # handler behind.
         self.recording.begin()
         self.state = "running"
         self._began = time.perf_counter()
         self._signals.install()
+        # A run without a `with` may never be finished: without this its record would have no ending.
         atexit.register(self._end_with_the_program)
 
     def _on_signal(self, name: str) -> None:
+        # In a signal handler, between any two bytecodes of the training: assignments only, no lock and no journal.
         self.signal = name
         self.request_stop(name)
 
@@ -224,6 +230,7 @@ class Session(Loop):
         Args:
             error: The error that ended the run, if one did.
         """
+        # First: if what follows raises, the program ends next, and must not end this run once more.
         atexit.unregister(self._end_with_the_program)
         if os.getpid() != self._process:
             return  # a forked child that exits: the run, its journal and its lock are the parent's
@@ -233,6 +240,7 @@ class Session(Loop):
             else:
                 self._fail(error)
         finally:
+            # Last: a first signal while the run ends must not cut off its last checkpoint.
             self._signals.restore()
             self.seconds = time.perf_counter() - self._began
         if self._prints_summary and self.rank == 0 and (self.dir is not None or len(self.callbacks)):
@@ -244,6 +252,7 @@ class Session(Loop):
         """Fire `on_train_start`, once, and then what had to wait for it."""
         if self.has_started or self.state != "running":
             return
+        # Before anything fires: a validation in on_train_start comes back here.
         self.has_started = True
         if self.recorder is not None:
             num_steps, num_epochs = self.num_steps, self.num_epochs
@@ -251,9 +260,11 @@ class Session(Loop):
         if self.hook_record is not None:
             self.hook_record.open()
         self.callbacks.on_train_start(self)
+        # No moment comes before on_train_start, so a checkpoint that was loaded earlier is announced after it.
         loaded, self.checkpointing.loaded = self.checkpointing.loaded, None
         if loaded is not None:
             self.callbacks.on_checkpoint_load(self, loaded)
+        # Their rows are in the record since they were logged. Only on_log had to wait.
         early, self._early = self._early, []
         for step, metrics in early:
             self._notify_log(step, metrics)
@@ -295,6 +306,7 @@ class Session(Loop):
             self._log_own(collect(args, values, defer), step)
         elif reduce is not None and step is not None:
             raise OptionError(f"log(step={step}, reduce={reduce!r}): a reduced value belongs to the step in progress.")
+        # One process falls through once the name is checked: its own value is the reduction.
         elif reduce is not None and is_reduction(reduce) and self.world_size > 1:
             self.means.reduce_later(collect(args, values, defer), reduce)
         elif self.has_started or self.state != "running":
@@ -308,6 +320,7 @@ class Session(Loop):
         if self.world_size == 1 or threading.get_ident() != self._thread:
             super().log(metrics, step=step)
             return
+        # Not self._write, which would keep the row for the exchange with the others.
         super()._write(at, copied(metrics))
         if not self._committing:  # rows logged in on_log do not fire it again
             self._notify_log(at, metrics)
@@ -377,6 +390,8 @@ class Session(Loop):
         if self.world_size == 1:
             self._agreed_to_stop = self._cuts_short(self.stop_reason)
             return wishes
+        # A collective: every rank comes here at every boundary, also one that wishes nothing. Whether there are rows
+        # and reductions to exchange travels in the same message, so all ranks enter those collectives below, or none.
         agreed = self.processes.agree(self.stop_reason, self.means.has_rows, self.means.has_reductions, *wishes)
         has_rows, has_reductions, *granted = agreed.wishes
         if has_rows:
@@ -388,16 +403,21 @@ class Session(Loop):
             self.means.settle()  # a checkpoint may follow, and the rows before it must be written
         if agreed.stop_reason is not None:  # never assigned otherwise: a signal may have set a reason in the meantime
             self.stop_reason = agreed.stop_reason
+        # By what was agreed, not by self.stop_reason: a signal that came after the exchange is known here alone. A rank
+        # that stopped by it would leave the others in their next collective.
         self._agreed_to_stop = self._cuts_short(agreed.stop_reason)
         return tuple(granted)
 
     def _cuts_short(self, reason: str | None) -> bool:
         """Whether a reason cuts the training short; at the last planned step only a signal does."""
+        # A rule that stops at the last planned step has shortened nothing: that run counts as completed.
         is_done = self.num_steps is not None and self.step >= self.num_steps
         return reason is not None and (is_signal(reason) or not is_done)
 
     def _exchanges(self) -> bool:
         """Whether what is logged is exchanged with the other processes of a running training."""
+        # A loop that only logs is left out: its ranks need not log in step, so a collective there might wait forever. A
+        # launcher may have set the world size while nobody is connected yet.
         return (
             self.exchanges_rows
             and self.world_size > 1
@@ -407,6 +427,7 @@ class Session(Loop):
         )
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
+        # A row with values on a device is not kept for the boundary: there all ranks would wait for the slowest device.
         if common or self.world_size == 1 or is_waiting(metrics) or not self._exchanges():
             super()._write(step, metrics, axis, common=common)
         elif metrics:
@@ -417,6 +438,8 @@ class Session(Loop):
         """Exchange the numbers of the step that ends now; returns how to commit its row, where that differs."""
         if self.world_size == 1 or (row := self.lifecycle.row) is None or not self._exchanges():
             return None
+        # Before on_step_end, so that the callbacks of all ranks decide by the same numbers. The step is not counted
+        # yet.
         shared = self.means.share(row, self.step + 1)
         self.metrics.update(row)
 
@@ -425,6 +448,7 @@ class Session(Loop):
             later = {name: value for name, value in dict.items(row) if name not in shared}
             numbers = {name: value for name, value in later.items() if is_number(value)}
             others = {name: value for name, value in later.items() if name not in numbers}
+            # Equal on all ranks, so rank zero records them; of values that are no numbers, rank zero's are recorded.
             self._write(step, MetricsRow({**shared, **others}), common=True)
             if numbers:  # logged in on_step_end, after the exchange
                 self._write(step, MetricsRow(numbers))
@@ -441,9 +465,11 @@ class Session(Loop):
     def _end(self) -> None:
         try:
             self._finish_open_work()
+            # Also for a run without a single step: a start is never missing before an end.
             self.start()
             self.commit_held_back()
             if self._exchanges():
+                # Waits for the device values of the last steps: the checkpoint and on_train_end below get the means.
                 self.means.settle()
             self.answer_requests()
             if not self._cuts_short(self.stop_reason):
@@ -451,10 +477,12 @@ class Session(Loop):
             self.state = self.ctx.status = "stopped" if self.stop_requested else "completed"
             self.checkpointing.save_at_end()
             self.callbacks.on_train_end(self, self.artifacts())
+            # A subscriber of on_train_end may have requested a checkpoint, and no boundary follows.
             self.answer_requests()
             if self.afterwards is not None:
                 self.afterwards()
             self._close()
+        # A second signal raises in here. The run is then recorded as stopped, and everything is closed all the same.
         except BaseException as error:
             self._fail(error)
             raise
@@ -466,11 +494,14 @@ class Session(Loop):
         self._abandon_step()
         if row:  # the metrics of the failed step often explain the failure
             self._write(number, row)
+        # Before on_exception, whose subscribers may take long: `explain` leaves the note that the other processes watch
+        # for.
         self.ctx.status, self.ctx.error = "failed", self.explain(error)
         try:
             self.callbacks.on_exception(self, error)
         finally:
             self._close()
+            # Only after a failure: the collectives of others that wait for this process fail instead of hanging.
             self.processes.close()
 
     def explain(self, error: BaseException) -> str:
@@ -482,6 +513,7 @@ class Session(Loop):
         return reason
 
     def _close(self) -> None:
+        # `_end` may fail after it has closed, and `_fail` closes again.
         if self._closed:
             return
         self._closed = True
@@ -499,6 +531,7 @@ class Session(Loop):
                 logger.warning(
                     "log(reduce=...) after the last step is ignored: there is no further synchronization point."
                 )
+            # Only now, since `log` refuses from here on, and the rows above had to be written.
             self.has_ended = True
             self.recording.end()
 

@@ -49,6 +49,7 @@ def require_supported(model: torch.nn.Module, optimizer: Any = None) -> None:
         )
     if not hasattr(optimizer, "param_groups") or not is_sharded(model):
         return
+    # Whole weights that it keeps after a forward are its parameters meanwhile, and no optimizer has those.
     reshard(model)
     known = set(map(id, model.parameters()))
     if any(id(parameter) not in known and not is_sharded(parameter) for parameter in moved_parameters(optimizer)):
@@ -131,6 +132,7 @@ def _read(marks: Iterable[dict[str, Any]], folder: Path, layouts: Layouts) -> di
         with warnings.catch_warnings():  # about loading without the other processes
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.load(tensors, storage_reader=reader, no_dist=True)
+    # The first is a BaseException.
     except (checkpoint.CheckpointException, Exception) as error:
         raise CheckpointError(f"{folder} cannot be read: {str(error).partition(chr(10))[0]}") from error
     return tensors
@@ -157,6 +159,8 @@ def whole_state(model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in plain_state(model).items():
+        # Also where it is not kept: full_tensor() is a collective. One at a time and to the CPU, since the device may
+        # not have room for the whole model.
         whole = value.full_tensor().cpu() if is_sharded(value) else value
         if keep:
             found[name] = whole
@@ -219,6 +223,7 @@ def write_callback_shards(states: Mapping[str, Any], directory: Path, group: Any
 
 def read_callback_shards(states: Mapping[str, Any], directory: Path, model: Any) -> Any:
     """Return the callbacks' states with their sharded tensors, laid out like parameters of the same shape."""
+    # A callback names its tensors as it likes, so their layout is found by their shape.
     by_shape = {tuple(parameter.shape): parameter for parameter in named_parameters(model).values()}
     index = {mark[_MARK]: tuple(mark["shape"]) for mark in _marks_in(states)}
     return put_into(states, directory / CALLBACK_SHARDS, lambda key: by_shape.get(index[key]))

@@ -50,6 +50,8 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             _let_go_in_children()
             self._process = os.getpid()
+            # Before the handlers: a signal between the two lines must find this run, or it would be taken for a second
+            # one.
             _LISTENING.append(self)
             self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
 
@@ -68,12 +70,14 @@ class StopSignals:
     def let_go(self) -> None:
         """Restore the previous handlers in a forked child, unless they have been replaced since."""
         for number, handler in self._previous.items():
+            # None: that handler was not installed by Python, and cannot be set from here.
             if handler is not None and signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked child where another handler calls this one
             _act(self._previous.get(number), number, frame)
+        # Whichever run was asked: a second signal must stop the process, even if an inner run has ended in between.
         elif _LISTENING and not any(each._asked for each in _LISTENING):
             self._ask_all(signal.Signals(number).name)
         elif number == signal.SIGINT:
@@ -82,6 +86,7 @@ class StopSignals:
             raise SystemExit(128 + number)
 
     def _ask_all(self, name: str) -> None:
+        # A copy, innermost first: a request may end a run, which then leaves the list.
         for each in reversed(_LISTENING.copy()):
             each._request_stop(name)
         if all(each._asked for each in _LISTENING):
@@ -94,6 +99,7 @@ class StopSignals:
 
 _LISTENING: list[StopSignals] = []
 """The installed instances, outermost first."""
+# Any thread may fork, and each has a mask of its own.
 _masks = threading.local()
 
 
@@ -126,4 +132,5 @@ def _restore_in_child() -> None:
     """Restore the handlers in a child, innermost first: each restores those of the instance around it."""
     while _LISTENING:
         _LISTENING.pop().let_go()
+    # Last: a signal that waited is delivered now, to the handlers that were just restored.
     _unblock_signals()

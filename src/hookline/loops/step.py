@@ -51,6 +51,7 @@ class StepLifecycle:
     def begin(self) -> MetricsRow:
         """Open the row, fire `on_step_start`, and return the row."""
         row = self.row = MetricsRow()
+        # Row and flag before the moment: what subscribers of on_step_start log belongs to this step.
         self.is_open = True
         self._loop.callbacks.on_step_start(self._loop, self._loop.step)
         return row
@@ -68,6 +69,7 @@ class StepLifecycle:
         """
         loop = self._loop
         row = MetricsRow() if self.row is None else self.row
+        # Before on_step_end: the weights are updated, and a checkpoint that is saved there counts the step as done.
         loop.step = loop.step + 1 if completed is None else completed
         self.is_open = False
         at = loop.step if number is None else number
@@ -80,6 +82,8 @@ class StepLifecycle:
             if row:
                 loop.write_row(at, row)
             raise
+        # Before the row is written: what subscribers of on_log log would otherwise go into a row that is in the record
+        # already.
         self.row = None
         (commit or loop.commit)(at, row)
 
@@ -127,6 +131,8 @@ class LoggedSteps:
             run.commit(run.step, merged)
             return
         if self.boundary == "unknown":
+            # Facts ahead of run.steps(), or the first step of a loop: not known yet. The row is written at once with
+            # the number that fits both, so that no row is ever renumbered.
             if not any(name in self._first_step for name in merged):
                 self._first_step.update(merged)
                 run.log_early(merged)
@@ -146,6 +152,7 @@ class LoggedSteps:
             )
         if self.boundary == "unknown":
             self._begin("step_end", batch)
+            # `_begin` has completed the first step, and this was logged in it.
             if self._pending:
                 self._run.commit(self._run.step - 1, self._take_pending())
             return
@@ -157,6 +164,7 @@ class LoggedSteps:
         at = checked_step(step)
         if self.boundary == "unknown":
             self._lowest = at if self._lowest is None else min(at, self._lowest)
+            # Rows at one and the same number are no loop yet: a program may record all its facts at step 0.
             if at == self._lowest:
                 return
             self.boundary, self._step_before = "rows", self._run.step
@@ -208,6 +216,7 @@ class LoggedSteps:
             elif row.keys() - recorded.keys():  # added by subscribers; the rest is in the record already
                 run.commit(index, MetricsRow({name: row[name] for name in row if name not in recorded}))
 
+        # The index of the step, not the count after it: rows of such a loop are 0, 1, 2, as in other trackers.
         run.lifecycle.end(batch, number=run.step, commit=commit)
         run.after_step()
         self._leave_after_a_signal()

@@ -382,7 +382,9 @@ class Trainer(Session):
         self.model.train()  # before on_train_start, in which a subscriber may freeze a part for good
         self.start()
         at_start = self.config.validate_at_start and self.step == 0 and self._validated_at is None
+        # A validation that was still due sees the checkpoint's states, and so does the epoch that is opened after it.
         self._order.proceed(keep=True)
+        # Agreed on: a validation is a collective, and a rank that began one alone would wait forever.
         (asked,) = self._agree(self.validation_requested and self.val_batches is not None)
         if at_start or self._is_validation_due() or asked:  # also where a checkpoint was saved just before one
             self.validate()
@@ -392,7 +394,9 @@ class Trainer(Session):
                 self._position = DataPosition(epoch=self.epoch)
             self._train_epoch()
         if self._finite_loss is not None:
+            # The last losses may still be on the device, and a training that ended in NaN must not count as completed.
             self._finite_loss.settle()
+        # What is drawn from here on (the end's moments, benchmarks) is not part of what a resume continues.
         self._order.pause()
 
     def _is_done(self) -> bool:
@@ -401,6 +405,7 @@ class Trainer(Session):
     def _train_epoch(self) -> None:
         position, done = self._position, self._position.batches
         position.epoch_open = True
+        # The order is drawn before a subscriber of on_train_epoch_start can draw anything.
         source = self._order.open(self.train_batches.data, self.epoch, done)
         self.callbacks.on_train_epoch_start(self)
         self._order.proceed()
@@ -450,20 +455,24 @@ class Trainer(Session):
             batch = backend.place(batch)
             callbacks.on_train_batch_start(self, batch, batch_idx)
             outputs = backend.learn(self.training_step, batch, weights[part], last=part == parts - 1)
+            # A subscriber that keeps the outputs would keep the graph, and its memory, with them.
             outputs["loss"] = outputs["loss"].detach()
             recorded.append(scalars(outputs))
             callbacks.on_train_batch_end(self, outputs, batch, batch_idx)
         dict.update(row, dict.items(recorded[0] if parts == 1 else combined(recorded, shares)))
         if self._finite_loss is not None:
+            # While the weights are still good, where the loss is known by now.
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
         self._update(row)
         dict.update(self.metrics, dict.items(row))  # subscribers of on_step_end find them
+        # Before the step ends: a subscriber of on_log may save a checkpoint, which has to count this batch.
         self._position.batches = batch_idx + 1
         self.lifecycle.end(batch, commit=None if self.world_size == 1 else self._share_step())
 
     def _update(self, row: MetricsRow) -> None:
         """Update the weights, and log the learning rate and the gradient norm."""
         optimizer = self.optimizer
+        # That of this update: the schedule advances below.
         row["learning_rate"] = float(optimizer.param_groups[0]["lr"])
         self.callbacks.on_before_optimizer_step(self, optimizer)
         if self.config.gradient_clip_norm is not None:
@@ -474,6 +483,7 @@ class Trainer(Session):
 
     def _boundary(self) -> None:
         """Agree with the other processes, and validate or save between two steps."""
+        # First: an evaluation that ended on another thread may make a rule request a checkpoint.
         self.commit_held_back()
         save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
         validate = validate and self.val_batches is not None
@@ -505,6 +515,8 @@ class Trainer(Session):
             self.checkpoint_requested = False
             waiting.append((None, "step"))
         kinds: dict[Path | None, str] = {}
+        # Ranks may have asked for different paths. All save all of them in the same order, since every save is a series
+        # of collectives.
         for own in self.processes.gather(waiting):
             for path, kind in own:
                 kinds.setdefault(path, kind)
@@ -582,8 +594,10 @@ class Trainer(Session):
     def _restore_position(self, state: dict[str, Any]) -> None:
         super()._restore_position(state)
         self._position = DataPosition.of(state)
+        # The rest of the epoch is opened anew, with its start moment.
         self._position.epoch_open = False
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
+        # Those behind it are of steps that are made again.
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
         warn_of_changes(state["plan"], self._shape(), "the position in the epoch is not the same")
         then, now = state["settings"], self._settings()
@@ -605,6 +619,7 @@ class Trainer(Session):
 
     def _load_files(self, directory: Path) -> None:
         training = self._prepared()
+        # Everything is read and compared before the first weight changes.
         found, state = training.read(directory), checkpoint.read_random_states(directory, self.rank)
         training.restore(found)
         self._order.load_state(state)

@@ -83,6 +83,7 @@ class TrainingState(ABC):
         weights, states = read_weights(directory, self._rank), read_tensors(directory / OPTIMIZER_FILE)
         self.require_fitting(directory, states)
         require_weights(directory, weights, model)
+        # Before the shards are read: they are found by the index of their parameter, which fits equal groups only.
         groups = [len(group["params"]) for group in states["optimizer"]["param_groups"]]
         own = [len(group["params"]) for group in optimizer.param_groups]
         if groups != own:

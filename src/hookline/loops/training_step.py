@@ -253,7 +253,9 @@ class ProcessShares:
         total = torch.tensor([own, counts is None]).to(self._device, non_blocking=True)
         distributed.all_reduce(total)
         tokens, unknown = total
+        # On the device: an `if` here would make the host wait for it.
         weighs = (unknown == 0) & (tokens > 0)
+        # Gradients are averaged over the processes: the number of processes undoes that, so the tokens alone decide.
         factor = torch.where(weighs, distributed.get_world_size() * own / tokens, 1.0)
         return [factor * share for share in shares]
 

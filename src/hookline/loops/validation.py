@@ -82,9 +82,12 @@ class Validation:
 
     def __enter__(self) -> Self:
         self.run.start()
+        # At the start: a request that is made during this validation is another one.
         self.run.validation_requested = False
+        # Now, not at the end: these are the weights that are measured.
         self._step = self.run.evaluated_step(before_update=self._before_update)
         self._is_repeated = self.run.is_repeated_evaluation(self.name)
+        # A resume repeats the body of the step, with the same draws. Callbacks have seen this evaluation already.
         if self._is_repeated:
             return self
         self.run.callbacks.on_validation_start(self.run)
@@ -94,6 +97,7 @@ class Validation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # The mean of a part of the data would look like that of all of it: nothing is recorded.
         if error is not None:
             return
         run = self.run
@@ -104,6 +108,7 @@ class Validation:
             return
         run.validation_metrics = self.metrics
         run.record_evaluation(self.name, self.metrics, step=self._step, common=self._everywhere, ends_validation=True)
+        # A rule may have asked for these weights in on_eval: save them before they change.
         run.answer_requests()
 
     def batches(self, batches: Iterable[B]) -> Iterator[B]:
@@ -167,6 +172,7 @@ class Validation:
         own = {key: (plain(values), self._weights[key]) for key, values in self._values.items()}
         self._values.clear()
         self._weights.clear()
+        # Each batch with its weight, not each rank's mean: the ranks may have different numbers of samples.
         for of_rank in self.run.processes.gather(own):
             for key, (values, weights) in of_rank.items():
                 self._values[key] += values

@@ -99,6 +99,7 @@ class TorchRun(Run):
             super()._require_whole_weights()
 
     def _save_common_files(self, directory: Path) -> None:
+        # Equal weights on all processes (DDP): rank zero writes them once.
         if not self.checkpointing.is_sharded:
             self._training.save(directory)
         super()._save_common_files(directory)
@@ -109,6 +110,7 @@ class TorchRun(Run):
         super()._save_rank_files(directory, before_step=before_step)
 
     def _load_files(self, directory: Path) -> None:
+        # First: a checkpoint of another training is refused before the order of the data changes.
         self._training.restore(self._training.read(directory))
         super()._load_files(directory)
 

@@ -43,6 +43,7 @@ class OptimizerUpdates(Updates):
 
     def has_updated(self) -> bool:
         """Whether the weights were updated since the last step."""
+        # With one batch per step, a body that skips its update (an overflow of the scaler) is a step all the same.
         return self.batches_per_step == 1 or self.count > 0
 
     def completes_step(self) -> bool:
