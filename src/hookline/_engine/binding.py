@@ -29,7 +29,7 @@ class Binding:
 
 def bind(subscriber: Subscriber, moments: Mapping[str, Moment]) -> dict[str, Binding]:
     """Return the moments that ``subscriber`` overrides, each checked against the catalogue."""
-    # A misspelt moment would never be called, and nothing else would tell. Functions set on the instance count too.
+    # A misspelled moment would never be called, and nothing would report it. Functions set on the instance count too.
     for name in dict.fromkeys([*dir(type(subscriber)), *vars(subscriber)]):
         if name.startswith("on_") and name not in moments and callable(getattr(subscriber, name)):
             raise MomentError(

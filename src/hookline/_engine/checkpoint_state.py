@@ -200,8 +200,8 @@ class _Matching:
     def _by_class(self) -> None:
         unpaired, saved = self._unpaired()
         for each in saved:
-            # All of the class are counted, paired ones too: a state left over from another one must not go to whoever
-            # is left.
+            # All subscribers of the class count, including those already paired: a leftover state of another
+            # subscriber must not go to the one that remains.
             here = [r for r in self._registrations if r.identity.kind == each.identity.kind]
             there = [other for other in self._saved if other.identity.kind == each.identity.kind]
             candidates = [r for r in unpaired if r in here]

@@ -154,7 +154,7 @@ class _Encoder:
             # A zone that has neither an offset nor a name cannot be rebuilt; dropping it would shift the time.
             if zone is None and value.tzinfo is not None:
                 return None
-            # isoformat() leaves out `fold`, which tells the two equal hours of a clock change apart.
+            # isoformat() leaves out `fold`, which distinguishes the two equal hours of a clock change.
             return {f"${kind.__name__}": [value.replace(tzinfo=None).isoformat(), zone, value.fold]}
         if kind is date:
             return {"$date": value.isoformat()}

@@ -57,7 +57,7 @@ class Identity:
         state_key = getattr(subscriber, "state_key", None)
         if state_key is not None and (not isinstance(state_key, str) or not state_key):
             raise OptionError(f"{type(subscriber).__name__}: state_key={state_key!r}; give a non-empty string.")
-        # A wrapper holds no arguments of its own; what tells two of them apart is in the object it wraps.
+        # A wrapper has no arguments of its own; the object it wraps distinguishes it from other wrappers.
         attributes: Mapping[str, Any] = getattr(getattr(subscriber, "foreign", subscriber), "__dict__", {})
         arguments = {
             name: str(value)
@@ -155,7 +155,7 @@ class Registration:
 
     def continue_queues_of(self, former: "Registration") -> None:
         """Reuse the queues of the same subscriber's former registration: the calls waiting there come first."""
-        # Not taken up at once: if it no longer runs in the background, the old queue must still be drained.
+        # Kept apart from the new queues: the old ones must be drained even if it no longer runs in the background.
         self.former_queues = {**former.former_queues, **former.queues}
 
     def release_event_loop(self) -> bool:

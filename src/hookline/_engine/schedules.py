@@ -180,7 +180,7 @@ class _Pair(Schedule):
         self.left, self.right = left, right
 
     def settle(self, count: int, subject: Any = None) -> bool:
-        # Only the parts that were due are told. A Once that did not contribute must not count as used.
+        # Only the parts that were due are notified: a Once that did not contribute must not count as used.
         parts = self._parts_due(count, subject)
         for schedule in parts or ():
             schedule.fired(count)

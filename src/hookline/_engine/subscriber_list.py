@@ -160,8 +160,8 @@ class SubscriberList(RegistrationTree):
         """Remove and return the subscribers that an instance, a class or a name refers to."""
         with self._lock:
             removed = self._find_required(reference)
-            # Arranged anew, not just filtered: without the removed one a constraint may be gone, and its owner falls
-            # back.
+            # Sorted again, not just filtered: a constraint may be gone with the removed subscriber, and then the one
+            # that stated it returns to its preferred position.
             preferred = [each for each in self._preferred if each not in removed]
             self._commit(preferred, arrange(preferred))
             for registration in removed:

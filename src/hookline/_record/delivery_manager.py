@@ -188,13 +188,13 @@ def sync(
             trust.reject_outside_links(directory, but_own=all(state.is_own for state in found))
         except ConfigError as error:  # nothing is written to such a directory
             return [replace(state, status="refused", error=str(error)) for state in found]
-    # Before delivering: sinks are told the end as well.
+    # Before delivering: sinks must also receive the end of the run.
     record_death(directory)
     sinks, unbuilt = _rebuild(directory, found, repair=repair)
     manager = DeliveryManager(
         directory, sinks, pace=pace, untrusted=[state.name for state in found if not state.is_own]
     )
-    # The training process is dead: a heartbeat would tell the destination that it lives.
+    # The training process is dead: a heartbeat would report it as alive.
     manager.stop_beating()
     manager.begin()
     deadline = time.monotonic() + seconds

@@ -360,7 +360,7 @@ def _add_to_ring(torch: Any, tensors: list[Any]) -> Source:
         return LateCopy(_stack_tensors(torch, tensors))
     while row is None:
         stream, width = torch.cuda.current_stream(device), len(tensors)
-        # The interrupted `add` holds the current ring, and goes on only after the handler has returned.
+        # The interrupted `add` holds the current ring, and continues only after the handler has returned.
         if ring is not None and ring.is_adding:  # in a signal handler: a ring for this row alone
             ring = Ring(torch, first, width, stream)
         else:

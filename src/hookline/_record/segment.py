@@ -329,7 +329,7 @@ class _Handler:
             if is_fault and begin <= address < begin + size and found is not None:
                 if not found.restore():
                     # The size cannot be given back, as on a full disk. Anonymous memory takes the store, so the
-                    # training goes on; the lines in it are lost, and counted when the segment is closed.
+                    # training continues; the lines in it are lost, and counted when the segment is closed.
                     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
                     self._library.mmap(begin, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
                 return

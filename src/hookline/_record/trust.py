@@ -68,7 +68,8 @@ def read(path: Path) -> tuple[dict[str, Any], bool]:
     text, mark, code = data.rpartition(_MARK)
     key = _key() if mark else None
     is_signed = key is not None and hmac.compare_digest(_code(key, path, text + b"}"), code.removesuffix(b'"}'))
-    # Both: whoever unpacks an archive owns its files, and a signed file could be copied into a shared directory.
+    # Both are required: a user owns the files of an archive they unpack, and a signed file could be copied into a
+    # shared directory.
     return document, found.st_uid == os.geteuid() and is_signed
 
 

@@ -85,7 +85,7 @@ def other_parameters(model: Any, moved: list[Any]) -> list[Any]:
 def moved(batch: Any, device: Any) -> Any:
     """Move the tensors of a batch to a device; other values stay."""
     if hasattr(batch, "to"):
-        # From pinned memory the copy runs while the host goes on.
+        # From pinned memory the copy runs while the host continues.
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: moved(value, device) for key, value in batch.items()}

@@ -249,7 +249,7 @@ class LoaderOrder(ReplayedOrder):
 
     def _states(self) -> dict[str, Any]:
         drawn, batches = super()._states(), self._batches  # before the position: to save it, a loader may begin to draw
-        # Copied: data may return its live state, which goes on changing.
+        # Copied: data may return its live state, which keeps changing.
         order, position = ([], None) if batches is None else (batches.state(), copy.deepcopy(batches.position()))
         return {**drawn, "order": order, "place": position}
 

@@ -97,7 +97,7 @@ class ProcessGroup:
             function()
         except Exception as error:
             failure = error
-        # Also the ranks that succeeded: they must not go on to the next stage, where one that failed never arrives.
+        # Also the ranks that succeeded: they must not continue to the next stage, where a failed rank never arrives.
         failures = [error for error in self.gather(failure) if error is not None]
         if failures:
             raise failure or failures[0]

@@ -219,7 +219,7 @@ class Run(Session):
         if self._inside_epochs or not self._data.is_next_call_done:
             self._plan(data, epochs, total)
         steps = self._steps(data, epochs, total)
-        # Weak: a reference would keep the generator alive after a `break`, and the GeneratorExit that tells of it would
+        # Weak: a reference would keep the generator alive after a `break`, and the GeneratorExit that reports it would
         # not come.
         self._iterator = weakref.ref(steps)
         return steps
@@ -413,8 +413,8 @@ class Run(Session):
         done = self._data.to_skip
         source = self._order.epoch(batches, self.epoch, done)
         for batch_idx in itertools.count(done):
-            # Before the next batch is drawn: an iterator that the program goes on with would have lost it. With several
-            # processes this is a collective, which each of them enters once per step.
+            # Before the next batch is drawn: an iterator that the program continues to use would have lost it. With
+            # several processes this is a collective, which each of them enters once per step.
             if self._must_stop() or (total is not None and self.step >= total):
                 return
             notes_start = self._notes_step_starts and not self._is_between_batches

@@ -594,7 +594,7 @@ class Trainer(Session):
     def _restore_position(self, state: dict[str, Any]) -> None:
         super()._restore_position(state)
         self._position = DataPosition.of(state)
-        # The rest of the epoch is opened anew, with its start moment.
+        # The rest of the epoch begins again, with its start moment.
         self._position.epoch_open = False
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
         # Those behind it are of steps that are made again.

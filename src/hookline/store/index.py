@@ -115,7 +115,7 @@ class Index:
                 self._open()
             elif self._damage:
                 self._reopen()
-            # DuckDB would go on writing to a deleted file, and nobody else would see the result.
+            # DuckDB would keep writing to a deleted file, and nobody else would see the result.
             elif not self.is_private and _inode(self.folder / DATABASE) != self._inode:
                 self._reopen()
                 self.rebuild_reason = "it was deleted or replaced"

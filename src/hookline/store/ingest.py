@@ -84,7 +84,7 @@ class _Ingestion:
         read = self._known_state()
         if read is None:
             return self._read_all(replaced=0)
-        # A file was replaced or cut: rows that came from it cannot be told from others, so all are read again.
+        # A file was replaced or cut: rows that came from it cannot be distinguished from others, so all are read again.
         if not is_unchanged(self._files, read.files):
             return self._read_all(replaced=read.replaced + 1)
         grown = grown_files(self._files, read.files)

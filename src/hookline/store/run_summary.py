@@ -284,7 +284,7 @@ class Liveness:
             return "running"  # still starting: nothing is recorded yet
         if is_alive is not None and facts.get("host") in (None, self.host):
             return "killed"
-        silent = self.clock() - summary.last_seen  # the lock tells nothing here
+        silent = self.clock() - summary.last_seen  # the lock shows nothing here
         if silent > _KILLED_FACTOR * limit:
             return "killed"
         return "stalled" if summary.hangs or silent > limit else "running"
