@@ -5,14 +5,18 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from hookline.loops.distributed import ProcessGroup, rank, world_size
 
 TRAIN = """
     import sys
+    import torch
     import torch.distributed as dist
     import hookline as hl
 
     rank, store = int(sys.argv[1]), sys.argv[2]
+    torch.set_default_device(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     seen = []
     callbacks = [hl.on("step_end", lambda loop: seen.append(loop.step), ranks="zero")]
@@ -27,13 +31,17 @@ TRAIN = """
 """
 
 
-def test_stop_asked_for_on_one_rank_stops_all_at_the_same_step(tmp_path):
+@pytest.mark.parametrize("default_device", ["cpu", "meta"])
+def test_stop_requested_on_one_rank_stops_all_at_the_same_step(tmp_path, default_device):
     code = textwrap.dedent(TRAIN)
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True, env=environment
+            [*command, str(rank), str(tmp_path / "store"), default_device],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         for rank in (0, 1)
     ]

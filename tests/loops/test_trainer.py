@@ -1372,3 +1372,23 @@ def test_trainer_forgotten_loss_of_pairs_is_an_error_that_says_what_to_give():
     trainer = make(loss=None, epochs=1)
     with pytest.raises(OptionError, match=r"give loss=, a function of \(prediction, targets\)"):
         trainer.fit()
+
+
+class Uncompared(torch.Tensor):  # type: ignore[name-defined]
+    """A number on a device: comparing it would wait for the device."""
+
+    def __eq__(self, other):
+        raise AssertionError("the share was compared")
+
+    __hash__ = torch.Tensor.__hash__
+
+
+def test_plain_backend_weighs_by_a_device_share_without_reading_it():
+    from hookline.loops.backends import PlainBackend
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    backend = PlainBackend("cpu")
+    backend.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    share = torch.tensor(0.5).as_subclass(Uncompared)
+    backend.learn(lambda model, batch: {"loss": model(batch).sum()}, torch.ones(1, 1), share, last=True)
+    assert model.weight.grad.tolist() == [[0.5]]

@@ -150,7 +150,8 @@ class PlainBackend:
             self.model.set_requires_gradient_sync(last)
         outputs = checked_outputs(step(self.model, batch))
         loss = outputs["loss"]
-        (loss if share == 1 else loss * share).backward()
+        is_all = isinstance(share, float) and share == 1  # a tensor is not compared, which would wait for its device
+        (loss if is_all else loss * share).backward()
         return outputs
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:

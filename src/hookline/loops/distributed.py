@@ -109,7 +109,7 @@ class ProcessGroup:
             return Agreed(reason, wishes)
         torch = sys.modules["torch"]
         # One small all-reduce per step boundary. The reasons are texts, and are only gathered when there is one.
-        asked = torch.tensor([reason is not None, *wishes], dtype=torch.int32)
+        asked = torch.tensor([reason is not None, *wishes], dtype=torch.int32, device="cpu")  # whatever the default is
         distributed.all_reduce(asked, op=distributed.ReduceOp.MAX, group=self._gloo(distributed))
         stop, *granted = map(bool, asked.tolist())
         return Agreed(self._first_reason(reason) if stop else None, tuple(granted))
