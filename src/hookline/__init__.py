@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.costs import Cost, Costs
 from hookline._engine.errors import (
+    ArtifactError,
     CheckpointError,
     ConfigError,
     DuplicateError,
@@ -18,11 +19,11 @@ from hookline._engine.errors import (
     RefusedError,
     UnknownNameError,
 )
+from hookline._engine.failures import Failure, Policy
 from hookline._engine.functions import on
 from hookline._engine.hook_manager import HookManager
 from hookline._engine.hooks import Hook, HookContext
 from hookline._engine.moments import MOMENTS, Callback
-from hookline._engine.policy import Failure, Policy
 from hookline._engine.registry import register
 from hookline._engine.schedules import At, Every, Once, Schedule, Seconds, When
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         importers,
         integrations,
         logging,
+        plots,
         rewards,
         rl,
         server,
@@ -54,16 +56,23 @@ if TYPE_CHECKING:
         RunResult,
         TrainingBatch,
     )
+    from hookline._record.artifacts import Artifact, artifact
+    from hookline._record.commands import Command, control
+    from hookline._record.media import Audio, Figure, File, Histogram, Html, Image, Markdown, Text, Video
+    from hookline._record.media_table import Table
     from hookline._record.reader import follow, read
     from hookline._record.recorder import Recorder
     from hookline._record.sink import Sink
+    from hookline._record.tokens import Tokens
     from hookline.compat import wrap
-    from hookline.config.subscribers import load_callbacks
+    from hookline.config.loading import load_callbacks
     from hookline.experiment.arms import Arm, Stage, grid
     from hookline.experiment.benchmark import Benchmark
     from hookline.experiment.experiment import Experiment
     from hookline.experiment.results.result import ExperimentResult
+    from hookline.experiment.search import Optuna
     from hookline.loops import sft
+    from hookline.loops.replay import replay
     from hookline.loops.run import Run, run, start
     from hookline.loops.trainer import Trainer
     from hookline.loops.trainer import Trainer as DreamTrainer
@@ -78,11 +87,15 @@ __all__ = [
     "MOMENTS",
     "Arm",
     "ArmResult",
+    "Artifact",
+    "ArtifactError",
     "At",
+    "Audio",
     "Benchmark",
     "Callback",
     "CallbackCollection",
     "CheckpointError",
+    "Command",
     "ConfigError",
     "Cost",
     "Costs",
@@ -94,20 +107,27 @@ __all__ = [
     "Experiment",
     "ExperimentResult",
     "Failure",
+    "Figure",
+    "File",
+    "Histogram",
     "Hook",
     "HookContext",
     "HookManager",
     "HooklineError",
+    "Html",
+    "Image",
     "LogContext",
     "LoopArtifacts",
     "LoopState",
     "ManifestRow",
+    "Markdown",
     "MissingExtraError",
     "MomentError",
     "NonFiniteError",
     "NotOfferedError",
     "Once",
     "OptionError",
+    "Optuna",
     "OrderError",
     "Policy",
     "Recorder",
@@ -119,13 +139,19 @@ __all__ = [
     "Seconds",
     "Sink",
     "Stage",
+    "Table",
+    "Text",
+    "Tokens",
     "Trainer",
     "TrainerConfig",
     "TrainingBatch",
     "UnknownNameError",
+    "Video",
     "When",
+    "artifact",
     "callbacks",
     "compat",
+    "control",
     "experiment",
     "follow",
     "functions",
@@ -137,8 +163,10 @@ __all__ = [
     "logging",
     "main",
     "on",
+    "plots",
     "read",
     "register",
+    "replay",
     "rewards",
     "rl",
     "run",
@@ -155,14 +183,28 @@ __all__ = [
 
 
 _LAZY = {
+    "Audio": "hookline._record.media:Audio",
+    "Figure": "hookline._record.media:Figure",
+    "File": "hookline._record.media:File",
+    "Histogram": "hookline._record.media:Histogram",
+    "Html": "hookline._record.media:Html",
+    "Image": "hookline._record.media:Image",
+    "Markdown": "hookline._record.media:Markdown",
+    "Table": "hookline._record.media_table:Table",
+    "Text": "hookline._record.media:Text",
+    "Tokens": "hookline._record.tokens:Tokens",
+    "Video": "hookline._record.media:Video",
     "Arm": "hookline.experiment.arms:Arm",
     "ArmResult": "hookline._engine.state:ArmResult",
+    "Artifact": "hookline._record.artifacts:Artifact",
+    "Command": "hookline._record.commands:Command",
     "Benchmark": "hookline.experiment.benchmark:Benchmark",
     "DreamTrainer": "hookline.loops.trainer:Trainer",
     "DreamTrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
     "EvalResult": "hookline._engine.state:EvalResult",
     "Experiment": "hookline.experiment.experiment:Experiment",
     "ExperimentResult": "hookline.experiment.results.result:ExperimentResult",
+    "Optuna": "hookline.experiment.search:Optuna",
     "LogContext": "hookline._engine.state:LogContext",
     "LoopArtifacts": "hookline._engine.state:LoopArtifacts",
     "LoopState": "hookline._engine.state:LoopState",
@@ -175,8 +217,10 @@ _LAZY = {
     "SFTPolicyWorker": "hookline.loops.worker:SFTPolicyWorker",
     "Trainer": "hookline.loops.trainer:Trainer",
     "TrainerConfig": "hookline.loops.trainer_config:TrainerConfig",
+    "artifact": "hookline._record.artifacts:artifact",
     "callbacks": "hookline.callbacks",
     "compat": "hookline.compat",
+    "control": "hookline._record.commands:control",
     "experiment": "hookline.experiment",
     "follow": "hookline._record.reader:follow",
     "functions": "hookline.functions",
@@ -184,8 +228,10 @@ _LAZY = {
     "hooks": "hookline.hooks",
     "importers": "hookline.importers",
     "integrations": "hookline.integrations",
-    "load_callbacks": "hookline.config.subscribers:load_callbacks",
+    "load_callbacks": "hookline.config.loading:load_callbacks",
+    "plots": "hookline.plots",
     "read": "hookline._record.reader:read",
+    "replay": "hookline.loops.replay:replay",
     "rewards": "hookline.rewards",
     "rl": "hookline.rl",
     "run": "hookline.loops.run:run",

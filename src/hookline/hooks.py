@@ -2,7 +2,7 @@
 
 from hookline._engine.hook_manager import CompositeHook, HookManager
 from hookline._engine.hooks import CheckpointHook, Hook, HookContext, LoggingHook, MetricsHook, PeriodicHook
-from hookline.config.subscribers import load_hooks
+from hookline.config.loading import load_hooks
 from hookline.rl.hooks import EvaluationHook, create_default_evaluation_hooks
 
 __all__ = [

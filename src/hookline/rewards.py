@@ -1,6 +1,6 @@
 """Reward functions that record their values per sample, a library of them, and their configuration."""
 
-from hookline.logging.completions import extract_reasoning_and_answer
+from hookline.logging.payloads import extract_reasoning_and_answer
 from hookline.rl.rewards import library
 from hookline.rl.rewards.batch import RewardError
 from hookline.rl.rewards.config import RewardConfig

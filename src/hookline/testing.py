@@ -17,19 +17,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookline._engine.collection import CallbackCollection
-from hookline._engine.encoding import decode, encode
 from hookline._engine.errors import CheckpointError
 from hookline._engine.hooks import Hook
+from hookline._engine.metrics import MetricsRow, collect
 from hookline._engine.moments import MOMENTS, Callback, Moment
 from hookline._engine.state import ArmResult, EvalResult, LoopArtifacts, ManifestRow, RunResult
+from hookline._engine.state_encoding import decode, encode
+from hookline._record.commands import new_command
+from hookline._record.device import defer
 from hookline.loops.loop import Loop
-from hookline.loops.tiny_model import character_tokenizer, tiny_causal_lm
+from hookline.loops.tiny_model import character_tokenizer, chat_tokenizer, tiny_causal_lm
 
 __all__ = [
     "Event",
     "FakeLoop",
     "RecordingCallback",
     "character_tokenizer",
+    "chat_tokenizer",
     "check_callback",
     "fire_everything",
     "tiny_causal_lm",
@@ -75,7 +79,7 @@ class FakeLoop(Loop):
 
     Exceptions of subscribers propagate, unless it is given a `CallbackCollection` that isolates them. Checkpoints are
     rows in ``checkpoints`` and write nothing. Logged metrics are in ``metrics`` (the latest), ``history`` (rows) and
-    ``logged_metrics``.
+    ``logged_metrics``; of media, ``media`` has the step, the name and the type of each: ``(3, "samples", "image")``.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class FakeLoop(Loop):
         self.num_steps = num_steps
         self.num_epochs = 1
         self.notes = ""
+        self.media: list[tuple[int, str, str]] = []
         for name, value in facts.items():
             setattr(self, name, value)
 
@@ -108,6 +113,10 @@ class FakeLoop(Loop):
         self.callbacks.on_checkpoint(self, row)
         return row
 
+    def _record_media(self, step: int, metrics: dict[str, Any], axis: str | None) -> None:
+        taken = metrics.take_media() if isinstance(metrics, MetricsRow) else {}
+        self.media += [(step, name, value.type) for name, values in taken.items() for value in values]
+
     def run_steps(self, n: int, metrics: Callable[[int], Mapping[str, Any]] = lambda step_idx: {}) -> None:
         """Complete up to ``n`` steps, firing step and log moments, until a stop is requested."""
         for _ in range(n):
@@ -116,7 +125,7 @@ class FakeLoop(Loop):
             try:
                 row = self.lifecycle.begin()
                 self.callbacks.on_train_batch_start(self, None, self.step)
-                values = metrics(self.step)
+                values = collect((dict(metrics(self.step)),), {}, defer)
                 row.update(values)
                 self.metrics.update(values)
                 self.callbacks.on_train_batch_end(self, row, None, self.step)
@@ -167,8 +176,14 @@ def _fire(loop: FakeLoop, metrics: Mapping[str, Any] | None) -> None:
     callbacks.on_weights_update(loop, 1)
     callbacks.on_before_optimizer_step(loop, None)
     loop.run_steps(4, lambda step_idx: dict(of_steps))
-    _validate(loop, evaluations)
+    callbacks.on_validation_start(loop)
+    callbacks.on_validation_epoch_start(loop)
+    callbacks.on_validation_batch_start(loop, None, 0)
+    outputs = {name.removeprefix("val/"): value for name, value in evaluations.items()}
+    callbacks.on_validation_batch_end(loop, outputs, None, 0)
+    loop.record_evaluation("val", dict(evaluations), ends_validation=True)
     loop.record_evaluation(evaluated.name, {"benchmark/score": 1.0})
+    callbacks.on_command(loop, new_command("checkpoint", author="somebody"))
     loop.save_checkpoint()
     callbacks.on_train_epoch_end(loop)
     callbacks.on_train_end(loop, LoopArtifacts(step=loop.step, metrics=dict(loop.metrics)))
@@ -179,15 +194,6 @@ def _fire(loop: FakeLoop, metrics: Mapping[str, Any] | None) -> None:
     callbacks.on_group_end(ctx, "group")
     callbacks.on_experiment_end(ctx, ExperimentResult("experiment", [arm]))
     callbacks.close()
-
-
-def _validate(loop: FakeLoop, metrics: Mapping[str, Any]) -> None:
-    callbacks = loop.callbacks
-    callbacks.on_validation_start(loop)
-    callbacks.on_validation_epoch_start(loop)
-    callbacks.on_validation_batch_start(loop, None, 0)
-    callbacks.on_validation_batch_end(loop, {name.removeprefix("val/"): metrics[name] for name in metrics}, None, 0)
-    loop.record_evaluation("val", dict(metrics), ends_validation=True)
 
 
 def check_callback(factory: Callable[[], Callback | Hook], **facts: Any) -> None:

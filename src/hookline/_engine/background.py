@@ -18,10 +18,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline._engine.metrics import MetricsRow, copied, find_metric
-from hookline._engine.policy import Joinable, Policy
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,14 +29,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookline")
 
 
-class WorkerQueue(ABC):
-    """The calls of one subscriber, run in order."""
+class Joinable(Protocol):
+    """The part of a thread that the engine uses."""
 
-    def __init__(self, name: str, policy: Policy) -> None:
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it ends, at most ``timeout`` seconds."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Return whether it is running."""
+        ...
+
+
+def start_thread(target: Callable[[], None], name: str) -> Joinable:
+    """Start a daemon thread: a subscriber that hangs must not keep the process from ending."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+StartThread = Callable[[Callable[[], None], str], Joinable]
+
+
+class WorkerQueue(ABC):
+    """The calls of one subscriber, run in order; at most ``size`` of those that may be dropped wait or run."""
+
+    def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.dropped = 0
         self.error: BaseException | None = None
-        self._policy = policy
+        self._size = size
         # No lock: each is written by one thread only, the first by the loop's, the second by the queue's.
         self._submitted = 0
         self._done = 0
@@ -45,7 +66,7 @@ class WorkerQueue(ABC):
     def submit(self, job: Callable[[], Any], *, droppable: bool) -> None:
         """Queue a job; if the queue is full and the job may be dropped, drop and count it."""
         # The running job counts as well: it is what makes the queue full while a subscriber hangs.
-        if not droppable or self.unfinished() < self._policy.queue_size:
+        if not droppable or self.unfinished() < self._size:
             self._submitted += 1
             self._put(job)
             return
@@ -88,8 +109,9 @@ class WorkerQueue(ABC):
 class ThreadQueue(WorkerQueue):
     """Runs calls on a thread that the first call starts."""
 
-    def __init__(self, name: str, policy: Policy) -> None:
-        super().__init__(name, policy)
+    def __init__(self, name: str, size: int, start_thread: StartThread) -> None:
+        super().__init__(name, size)
+        self._start_thread = start_thread
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._thread: Joinable | None = None
         # A thread must not end between the check that it is alive and the job that relies on it. Reentrant: a
@@ -104,13 +126,13 @@ class ThreadQueue(WorkerQueue):
         with self._ending:
             self._jobs.put(job)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = self._policy.start_thread(self._run, f"hookline-{self.name}")
+                self._thread = self._start_thread(self._run, f"hookline-{self.name}")
 
     def drain(self, seconds: float) -> None:
         # A local name: the thread clears the attribute when it ends.
         thread = self._thread
         if thread is not None and thread.is_alive():
-            # Jobs run in order, so the thread ends behind all that were queued before. Waiting for its end needs no
+            # Jobs run in order, so the thread ends after all that were queued before. Waiting for its end needs no
             # further lock, and a closed collection leaves no idle thread. The price is a new thread if calls follow.
             self._jobs.put(None)
             thread.join(seconds)
@@ -137,8 +159,8 @@ class ThreadQueue(WorkerQueue):
 class EventLoop:
     """An event loop on a thread of its own, shared by all async subscribers of a collection."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, start_thread: StartThread) -> None:
+        self._start_thread = start_thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Joinable | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,7 +172,7 @@ class EventLoop:
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = self._policy.start_thread(self._loop.run_forever, "hookline-async")
+            self._thread = self._start_thread(self._loop.run_forever, "hookline-async")
         self._loop.call_soon_threadsafe(function)
 
     def is_current(self) -> bool:
@@ -201,8 +223,8 @@ class EventLoop:
 class AsyncQueue(WorkerQueue):
     """Awaits calls one after another on the shared event loop."""
 
-    def __init__(self, name: str, policy: Policy, loop: EventLoop) -> None:
-        super().__init__(name, policy)
+    def __init__(self, name: str, size: int, loop: EventLoop) -> None:
+        super().__init__(name, size)
         self._loop = loop
         self._jobs: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
         self._working = False
@@ -385,7 +407,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Ticker:
-    """Calls a function every so many seconds until it is closed. The first exception is logged and ends nothing.
+    """Calls a function at a fixed interval until it is closed. The first exception is logged and ends nothing.
 
     Args:
         name: The name of the thread, and in the log.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from hookline._engine.errors import CheckpointError
-from hookline._engine.health import Health
+from hookline._engine.failures import Health
 from hookline._engine.registration import FlatRegistration, Identity, Registration, RegistrationTree
 
 logger = logging.getLogger("hookline")
@@ -73,7 +73,9 @@ class CheckpointState:
         loaded = {each.name for each in pairs.values()}
         for each in saved:
             if each.name not in loaded:
-                yield partial(logger.warning, "The checkpoint has state for %r, which is not here: ignored.", each.name)
+                yield partial(
+                    logger.warning, "The checkpoint has state for %r, which is not registered: ignored.", each.name
+                )
         for registration in group.registrations:
             found = pairs.get(registration)
             # An empty state is restored as well: a subscriber may act on being loaded.
@@ -105,7 +107,7 @@ class CheckpointState:
 
 
 def _encodable_state(path: str, subscriber: Any) -> Any:
-    from hookline._engine.encoding import encode  # only loops that save pay for the import
+    from hookline._engine.state_encoding import encode  # only loops that save pay for the import
 
     state = subscriber.state_dict()
     # The result is thrown away: a state that cannot be encoded must be noticed here, where one subscriber can be left
@@ -215,7 +217,7 @@ class _Matching:
 
 def _all_equal(saved: list[_Saved]) -> bool:
     """Whether it makes no difference which subscriber gets which of these states."""
-    from hookline._engine.encoding import encode
+    from hookline._engine.state_encoding import encode
 
     # Tensors are compared by identity: by value they may have to be fetched from a device. Different ones are an error,
     # which is the safe side.
@@ -228,6 +230,6 @@ def _ambiguous(registrations: list[Registration], saved: list[_Saved]) -> Checkp
     here = ", ".join(repr(each.name) for each in registrations)
     return CheckpointError(
         f"The checkpoint's state of {states} cannot be matched: {here} of class {registrations[0].identity} "
-        "fits as well as another. Give each a name, add(callback, name=...) or callback.state_key, that differs; "
-        "a name that the checkpoint has gets the state saved under it."
+        "fits as well as another. Give each a different name, with add(callback, name=...) or callback.state_key; "
+        "a name in the checkpoint gets the state saved under it."
     )

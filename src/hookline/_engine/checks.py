@@ -37,6 +37,8 @@ def require_integer(
     """
     if value is None and optional:
         return None
+    if type(value) is int and value >= minimum and (maximum is None or value <= maximum):
+        return value  # the usual case, without the check for an abstract class, which takes microseconds
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         number = int(value)
         if number >= minimum and (maximum is None or number <= maximum):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from hookline._engine.errors import MomentError
 from hookline._engine.factories import Entries, Source, build_subscriber
+from hookline._engine.failures import Failure, Policy
 from hookline._engine.functions import HOOK_FUNCTIONS, LoggerFunction, hook_functions
 from hookline._engine.hook_manager import hook_target
 from hookline._engine.hooks import Hook
 from hookline._engine.moments import MOMENTS, Callback
-from hookline._engine.policy import Failure, Policy
 from hookline._engine.registry import REGISTRY
 from hookline._engine.subscriber import Subscriber, configured
 from hookline._engine.subscriber_list import Addition, Member, SubscriberList
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ManifestRow,
         RunResult,
     )
+    from hookline._record.commands import Command
 
 
 class Fired:
@@ -67,6 +68,7 @@ class Fired:
     def on_validation_end(self, loop: LoopState, /) -> None: ...
     def on_eval(self, loop: LoopState, step_idx: int, eval_name: str, metrics: dict[str, Any], /) -> None: ...
     def on_checkpoint(self, loop: LoopState, row: ManifestRow, /) -> None: ...
+    def on_command(self, loop: LoopState, command: Command, /) -> None: ...
     def on_train_epoch_end(self, loop: LoopState, /) -> None: ...
     def on_train_end(self, loop: LoopState, artifacts: LoopArtifacts, /) -> None: ...
     def on_exception(self, loop: LoopState, error: BaseException, /) -> None: ...
@@ -189,6 +191,14 @@ class CallbackCollection(SubscriberList, _FiredBase, Callback):
     def move_to_position(self, reference: Any, index: int) -> None:
         """Make a subscriber run at a position, counted as in a list."""
         self.move(reference, index)
+
+    def enable(self, reference: Any) -> None:
+        """Switch subscribers on again that were disabled, by `disable` or because they failed too often."""
+        self.switch(reference, enabled=True)
+
+    def disable(self, reference: Any) -> None:
+        """Switch subscribers off until `enable`; they keep their state and their place."""
+        self.switch(reference, enabled=False)
 
     def names(self) -> list[str]:
         """Return the subscribers' names in the order in which they run."""

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, overload
 
+from hookline._engine import notebook
+
 SLOW_NS = 20_000
 SLOW_SAMPLES = 3
 """How many more slow samples than fast ones make a subscriber slow: one preemption of the thread proves nothing."""
 FAST_CALLS = 64
 """The window after which a subscriber returns to sampling if three quarters of its calls were fast."""
 RECENT = 256
+_SHOWN_COSTS = 50
+"""How many subscribers a notebook shows, the most expensive first."""
 
 
 class Tally:
@@ -236,6 +240,23 @@ class Costs(Sequence[Cost]):
             )
             for cost in self._costs
         ]
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.display(self._html)
+
+    def _html(self) -> str:
+        total = sum(cost.total_seconds for cost in self._costs) or 1.0
+        shown = self._costs[:_SHOWN_COSTS]
+        rows = [
+            (*map(notebook.text, cells), notebook.share_bar(cost.total_seconds / total))
+            for cells, cost in zip(self.rows(), shown, strict=False)
+        ]
+        left = len(self._costs) - len(shown)
+        more = notebook.note(f"{left:,} more are not shown.") if left else ""
+        return notebook.table((*self.COLUMNS, "share"), rows, numbers=range(1, 6)) + more
 
     def __str__(self) -> str:
         lines = [self.COLUMNS, *self.rows()]

@@ -17,9 +17,9 @@ window moves forward.
 """
 
 import marshal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hookline._engine.costs import Meter, Tally
@@ -96,7 +96,7 @@ def compile_moment(
     namespace: dict[str, Any] = {
         "clock": clock,
         "sampled": sampled,
-        "horizon": partial(_horizon, gates),
+        "horizon": lambda count: min((gate.next(count) for gate in gates), default=NEVER),
         "interval": tally.interval,
         "open_interval": open_tally.interval,
     }
@@ -123,10 +123,6 @@ def _preceded(first: Callable[[], None], fire: Fire) -> Fire:
         fire(*arguments, **keywords)
 
     return fire_after
-
-
-def _horizon(gates: Iterable[Gate], count: int) -> int:
-    return min((gate.next(count) for gate in gates), default=NEVER)
 
 
 # Bounded: a program that keeps changing its subscribers keeps making new shapes.
@@ -178,11 +174,11 @@ def _sampling(
     # call raises, the window stays, and the gates are asked again. A count that goes back, as in a resume, is outside
     # of it.
     ending = ["low, high = count, horizon(count)"] if moves else []
-    usual = [line for i, slot in slots for line in _call(moment, i, slot, chained=False)]
+    usual = [line for i, slot in slots for line in _call(moment, i, slot, timed=slot.metered)]
     timed: list[str] = []
     if reviewed or not all(slot.metered for _, slot in slots):
-        calls = [line for i, slot in slots for line in _call(moment, i, slot, chained=True)]
-        body = ["start = clock()", *calls, f"sampled({moment.subject})"]
+        calls = [line for i, slot in slots for line in _call(moment, i, slot, timed=True)]
+        body = [*calls, f"sampled({moment.subject})"]
         timed = [f"def {name}_timed({header}):", *_indent(body)]
         # The countdown is set before the timed pass. If the pass raises, or fires the same moment again, the count is
         # right.
@@ -205,12 +201,17 @@ def _sampling(
     return [f"def {name}({header}):", *_indent([*declared, *usual, *ending]), *timed]
 
 
-def _call(moment: Moment, i: int, slot: Slot, *, chained: bool) -> list[str]:
-    """Generate one call; in a timed pass (``chained``) the clock reading after it is the one before the next."""
+def _call(moment: Moment, i: int, slot: Slot, *, timed: bool) -> list[str]:
+    """Generate one call.
+
+    A timed call reads the clock right before and right after it. One reading between two calls would do for both, but
+    then the next subscriber is charged for what the engine does in between: recording a result, asking a gate, logging
+    a traceback.
+    """
     subject, call = moment.subject, f"invoke{i}({', '.join(slot.arguments)})"
-    timed = chained or slot.metered
+    start = ["start = clock()"] if timed else []
     body = [call if slot.silent else f"value = {call}"]
-    # The clock is read before the result is handled: recording is not the subscriber's cost.
+    # The clock is read before the result is handled. If handling it fails, only the time of that is left to charge.
     if timed:
         body += ["now = clock()", f"time{i}(now - start)", "start = now"]
     if not slot.silent:
@@ -218,18 +219,15 @@ def _call(moment: Moment, i: int, slot: Slot, *, chained: bool) -> list[str]:
     # Inside of the try: a gate calls the user's `when` or `should_run`, which may raise like the subscriber itself. Its
     # time is not charged to the call.
     if slot.gated:
-        body = [f"if gate{i}(count, {subject}):", *_indent(["start = clock()", *body])]
+        body = [f"if gate{i}(count, {subject}):", *_indent([*start, *body])]
     # Outermost: on other ranks nothing of the subscriber runs, not even its `when`.
     if slot.rank_zero:
         body = [f"if getattr({subject}, 'rank', 0) == 0:", *_indent(body)]
-    # Also for gated calls: if the gate raises, the handler below needs a start.
-    begin = ["start = clock()"] if slot.metered and not chained else []
     caught = [f"on_error{i}({subject}, error, {'clock() - start' if timed else 'None'})"]
-    # Logging a traceback must not be charged to the next call.
-    caught += ["start = clock()"] if chained else []
     caught += [] if slot.guarded else ["raise"]
-    # Not BaseException: an interrupt or an exit always leaves the firing at once.
-    return [*begin, "try:", *_indent(body), "except Exception as error:", *_indent(caught)]
+    # Not BaseException: an interrupt or an exit always leaves the firing at once. The start is read also for gated
+    # calls: if the gate raises, the handler needs one.
+    return [*start, "try:", *_indent(body), "except Exception as error:", *_indent(caught)]
 
 
 def _indent(lines: list[str]) -> list[str]:

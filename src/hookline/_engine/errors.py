@@ -8,6 +8,7 @@
     ├── UnknownNameError   (LookupError)  a name that nothing is registered under
     ├── ConfigError        (ValueError)   a configuration file or dict that does not fit
     ├── CheckpointError    (RuntimeError) a checkpoint that cannot be written or read
+    ├── ArtifactError      (RuntimeError) an artifact that cannot be saved, or whose files are missing or damaged
     ├── NonFiniteError     (ArithmeticError)  a loss that is NaN or infinite
     ├── MissingExtraError  (ImportError)  an optional dependency that is not installed
     ├── NotOfferedError    (AttributeError)   an attribute that another framework's callback needs
@@ -52,6 +53,10 @@ class CheckpointError(HooklineError, RuntimeError):
     """A checkpoint that cannot be written or read."""
 
 
+class ArtifactError(HooklineError, RuntimeError):
+    """An artifact that cannot be saved, or whose files are missing or damaged."""
+
+
 class NonFiniteError(HooklineError, ArithmeticError):
     """A loss that is NaN or infinite; further training would ruin the model."""
 
@@ -69,7 +74,7 @@ class NotOfferedError(HooklineError, AttributeError):
 
 
 class RefusedError(HooklineError, PermissionError):
-    """A destination rejects records as configured; the message says what to change."""
+    """A destination rejects records as configured, or a run a command; the message says what to change."""
 
 
 def closest(name: str, known: Iterable[str], *, listed: Sequence[str] | None = None) -> str:

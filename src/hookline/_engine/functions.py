@@ -199,7 +199,10 @@ def _pre_validation_batch(loop: Any, batch: Any, batch_idx: int) -> dict[str, An
 
 
 def _post_validation_batch(loop: Any, outputs: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
-    return {"current_epoch": loop.epoch, "batch_index": batch_idx, "val_score": _score(outputs)}
+    # The loss or score if the outputs name one.
+    if isinstance(outputs, Mapping):
+        outputs = next((outputs[key] for key in ("loss", "val/loss", "val_loss", "score") if key in outputs), None)
+    return {"current_epoch": loop.epoch, "batch_index": batch_idx, "val_score": plain(outputs)}
 
 
 def _post_validation(loop: Any) -> dict[str, Any]:
@@ -225,13 +228,6 @@ def _validation_loss(loop: Any) -> Any:
         if name.rpartition("/")[2] == "loss":
             return plain(value)
     return plain(find_metric(loop.metrics, "val/loss"))
-
-
-def _score(outputs: Any) -> Any:
-    """Return a validation batch's loss or score if the outputs name one, otherwise the outputs."""
-    if isinstance(outputs, Mapping):
-        outputs = next((outputs[key] for key in ("loss", "val/loss", "val_loss", "score") if key in outputs), None)
-    return plain(outputs)
 
 
 def function_name(function: Function, *, otherwise: str) -> str:

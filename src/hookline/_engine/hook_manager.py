@@ -19,6 +19,7 @@ from hookline._engine.binding import is_async
 from hookline._engine.costs import Costs, duration
 from hookline._engine.dispatch import CompiledMoment
 from hookline._engine.factories import build_subscriber
+from hookline._engine.failures import Failure, Policy
 from hookline._engine.hooks import (
     Hook,
     HookContext,
@@ -30,7 +31,6 @@ from hookline._engine.hooks import (
 )
 from hookline._engine.moments import MOMENTS, Moment
 from hookline._engine.order import unresolved
-from hookline._engine.policy import Failure, Policy
 from hookline._engine.registration import FlatRegistration
 from hookline._engine.registry import register
 from hookline._engine.schedules import Every, Schedule

@@ -3,15 +3,20 @@
 A hook can be registered with a `HookManager`, which a worker runs once per step, or added to any `CallbackCollection`,
 which runs it after each step. Order, isolation, cadence, background work and costs are those of any subscriber. A
 mistake in a hook's definition is an error when it is added, not at a later step.
+
+A context holds a random generator of Python, NumPy, torch or JAX and splits it. The library is recognized by the
+generator's module, so splitting imports nothing.
 """
 
+import importlib
 import inspect
 import logging
 import random
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from hookline._engine.background import LoopSnapshot
 from hookline._engine.binding import is_async
@@ -19,7 +24,6 @@ from hookline._engine.errors import MomentError, OptionError
 from hookline._engine.factories import import_function
 from hookline._engine.metrics import copied, plain
 from hookline._engine.registry import register
-from hookline._engine.rng import split
 from hookline._engine.schedules import Every
 from hookline._engine.subscriber import Subscriber
 
@@ -43,7 +47,7 @@ class HookContext:
 
     def split_rng(self) -> tuple[Any, Any]:
         """Return two new generators, different from each other and from all earlier ones."""
-        self.rng, first, second = split(self.rng)
+        self.rng, first, second = split_generator(self.rng)
         return first, second
 
     def snapshot(self) -> "HookContext":
@@ -148,6 +152,10 @@ class CheckpointHook(PeriodicHook):
     def __init__(self, frequency: int = 1000, start_step: int = 0) -> None:
         super().__init__(frequency, start_step)
 
+    def unsupported(self, loop: Any) -> str:
+        """Return why it cannot work in a loop; empty if it can."""
+        return getattr(loop, "no_checkpoints", None) or ""
+
     def run(self, context: HookContext) -> None:
         context.worker.request_checkpoint()
 
@@ -226,3 +234,54 @@ def step_context(loop: Any, step: int, name: str = "") -> HookContext:
         if not alone:
             loop._hook_context = context
     return context
+
+
+GeneratorKind = Literal["python", "numpy", "torch", "jax"]
+"""The libraries whose generators `make_generator` and `split_generator` support."""
+
+
+def make_generator(kind: GeneratorKind, seed: str) -> Any:
+    """Return a generator of a library, or a JAX key, that depends on the seed only."""
+    if kind == "python":
+        return random.Random(seed)
+    if kind not in get_args(GeneratorKind):
+        raise OptionError(f"rng={kind!r}: give one of {', '.join(map(repr, get_args(GeneratorKind)))}.")
+    number = random.Random(seed).getrandbits(31)
+    try:
+        library = importlib.import_module(kind)
+    except ImportError as error:
+        raise OptionError(f"rng={kind!r} needs the package {kind}, which is not installed.") from error
+    if kind == "numpy":
+        return library.random.default_rng(number)
+    return library.Generator().manual_seed(number) if kind == "torch" else library.random.PRNGKey(number)
+
+
+def split_generator(rng: Any) -> tuple[Any, Any, Any]:
+    """Return the advanced generator and two new ones of its kind, all different."""
+    library = type(rng).__module__.partition(".")[0]
+    if isinstance(rng, random.Random):
+        return rng, random.Random(rng.getrandbits(64)), random.Random(rng.getrandbits(64))
+    if library == "numpy" and hasattr(rng, "spawn"):
+        first, second = rng.spawn(2)
+        return rng, first, second
+    if library == "torch" and hasattr(rng, "manual_seed"):
+        return rng, _torch_child(rng), _torch_child(rng)
+    if "jax" in sys.modules and _is_jax_key(rng):
+        return tuple(sys.modules["jax"].random.split(rng, 3))
+    raise OptionError(
+        f"rng={rng!r} cannot be split; give a numpy.random.Generator, a torch.Generator, a JAX key or a random.Random."
+    )
+
+
+def _torch_child(rng: Any) -> Any:
+    torch = sys.modules["torch"]
+    seed = torch.empty((), dtype=torch.int64, device=rng.device).random_(generator=rng).item()
+    return torch.Generator(device=rng.device).manual_seed(seed)
+
+
+def _is_jax_key(rng: Any) -> bool:
+    """Whether it is a typed key, or the older form: an array of unsigned integers whose last axis has length two."""
+    jax = sys.modules["jax"]
+    if isinstance(rng, jax.Array) and jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        return True
+    return str(getattr(rng, "dtype", "")) == "uint32" and getattr(rng, "shape", ())[-1:] == (2,)

@@ -3,10 +3,17 @@
 `collect` flattens what `log()` accepts. Values on a device are not waited for: if the caller can fetch them later, the
 dict holds `Deferred` values, and a `MetricsRow` converts each to a number when it is read. `plain` and `find_metric`
 convert and look up single values.
+
+Values of NumPy, torch and JAX are recognized by their exact type once the program has imported the library; this
+module imports none. Subclasses and everything else take the general path, which asks each value what it is.
 """
 
+import contextlib
+import functools
 import logging
 import numbers
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self
 
@@ -16,6 +23,32 @@ logger = logging.getLogger("hookline")
 
 PLAIN = frozenset({type(None), bool, int, float, str})
 """The exact types of plain values: NumPy's float64 is a subclass of float that encoders reject."""
+
+
+EVAL_WORDS = ("eval", "evaluation", "val", "valid", "validation", "test")
+"""Prefixes of metric names and directories that belong to evaluations."""
+SPLIT_WORDS = frozenset({*EVAL_WORDS, "train", "training", "rollout"})
+"""Names of directories that hold a part of a run."""
+_EVAL = re.compile(rf"({'|'.join(EVAL_WORDS)})([_/.-]|$)", re.IGNORECASE)
+
+
+class MediaValue:
+    """A value of `log()` that is recorded beside the row of numbers: an image, a table, ..."""
+
+    def capture(self, name: str) -> Any:
+        """Copy mutable content, and return the values to record under a name. Never raises."""
+        raise NotImplementedError
+
+
+class CapturedMedia(MediaValue):
+    """Media that were captured earlier than they are logged: those that a hook returned."""
+
+    def __init__(self, captured: Any) -> None:
+        self.captured = captured
+
+    def capture(self, name: str) -> Any:
+        """Return the captured values."""
+        return self.captured
 
 
 class Source(Protocol):
@@ -43,7 +76,7 @@ class Deferred:
 
     def get(self) -> Any:
         """Return the number, waiting for it if necessary. If it cannot be fetched, warn and return None."""
-        # Whoever reads a metric did not cause the fault of its device: a logger must not fail for it.
+        # The reader of a metric did not cause the fault of its device: a logger must not fail for it.
         try:
             return self.source.number(self.index)
         except Exception as error:
@@ -60,10 +93,70 @@ def whole(value: Any) -> int | None:
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
 
 
+_TENSORS: set[type] = set()
+"""Torch's own tensor types, whose values are on the CPU or on a device."""
+_CONVERTERS: dict[type, Callable[[Any], Any]] = {}
+"""Functions that convert NumPy values to plain ones, by exact type, with the result of ``item()``."""
+_NO_CONTAINERS: set[type] = {Deferred}
+"""Exact types that are neither mappings nor lists nor media: to check that takes longer than to read a tensor."""
+
+
+def _add_numpy_types(numpy: Any) -> None:
+    # float() and int() take a tenth of the time of item(). "efd" are the floats that a Python float holds exactly.
+    _CONVERTERS.update((numpy.dtype(code).type, int) for code in numpy.typecodes["AllInteger"])
+    _CONVERTERS.update((numpy.dtype(code).type, float) for code in "efd")
+    _CONVERTERS.update({numpy.bool_: bool, numpy.ndarray: numpy.ndarray.item})
+    _NO_CONTAINERS.update(_CONVERTERS)
+
+
+def _add_torch_types(torch: Any) -> None:
+    _TENSORS.update((torch.Tensor, torch.nn.Parameter))
+    _NO_CONTAINERS.update(_TENSORS)
+
+
+def _add_jax_types(_: Any) -> None:
+    # `jax.Array` is abstract, and there is no public name for the type that its instances have.
+    _NO_CONTAINERS.add(sys.modules["jax._src.array"].ArrayImpl)
+
+
+_LIBRARIES = {"numpy": _add_numpy_types, "torch": _add_torch_types, "jax": _add_jax_types}
+"""Libraries whose types are not known yet. None is imported here: that takes seconds."""
+
+
+def _add_types() -> bool:
+    """Add the types of libraries that were imported since the last call; returns whether there were any."""
+    added = False
+    for name in tuple(_LIBRARIES):  # a copy: another thread may do the same, which changes nothing
+        if (library := sys.modules.get(name)) is not None:
+            with contextlib.suppress(AttributeError, KeyError):  # still being imported: a later call adds them
+                _LIBRARIES[name](library)
+                del _LIBRARIES[name]
+                added = True
+    return added
+
+
 def is_on_device(value: Any) -> bool:
     """Return whether reading a value waits for a device: a tensor not on the CPU, or a JAX array."""
+    kind = type(value)
+    if kind in _TENSORS:
+        return not value.is_cpu
     # CPU is the default: an object that does not know devices is in host memory.
-    return not getattr(value, "is_cpu", True) or hasattr(value, "copy_to_host_async")
+    return kind not in _CONVERTERS and (not getattr(value, "is_cpu", True) or hasattr(value, "copy_to_host_async"))
+
+
+def axis_of(name: str) -> str:
+    """Return the axis that a metric of another tracker belongs to, by its name.
+
+    >>> [axis_of(name) for name in ("loss", "eval_loss", "val/acc", "valence")]
+    ['train', 'eval', 'eval', 'train']
+    """
+    return "eval" if is_evaluation(name) else "train"
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def is_evaluation(name: str) -> bool:
+    """Return whether a name begins with one of the words for evaluations."""
+    return _EVAL.match(name) is not None
 
 
 def find_metric(metrics: Mapping[str, Any], name: str) -> Any:
@@ -101,6 +194,7 @@ DeferAlike = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 _PLAIN_TYPES = PLAIN.issuperset
+_NUMBER_TYPES = frozenset({bool, int, float}).issuperset
 _NAME_TYPES = frozenset({str}).issuperset
 _MOST_NAMES = 10_000
 _names: set[str] = set()
@@ -113,7 +207,13 @@ class MetricsRow(dict[str, Any]):
 
     It may grow during an iteration: otherwise a subscriber that iterates over the metrics of a step and logs something
     for each would raise.
+
+    Attributes:
+        media: Captured media by name, which are recorded with the row. They are not items of the dict: subscribers
+            iterate over metrics and expect numbers.
     """
+
+    media: dict[str, Any] | None = None
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -169,7 +269,14 @@ class MetricsRow(dict[str, Any]):
         for other in others:
             # Not its own items(), which waits for each value.
             super().update(dict.items(other) if isinstance(other, MetricsRow) else other)
+            if isinstance(other, MetricsRow) and other.media:
+                self.media = (self.media or {}) | other.media
         super().update(values)
+
+    def take_media(self) -> dict[str, Any]:
+        """Return the captured media, and forget them: they are recorded once."""
+        media, self.media = self.media, None
+        return media or {}
 
     def copy(self) -> "MetricsRow":
         """Copy names and values without waiting for any."""
@@ -204,6 +311,18 @@ class MetricsRow(dict[str, Any]):
         return repr(dict(self))
 
 
+class LatestMetrics(MetricsRow):
+    """The latest value of each metric. It keeps no media, which would be held in memory."""
+
+    @property
+    def media(self) -> None:
+        """Nothing."""
+
+    @media.setter
+    def media(self, media: Any) -> None:
+        pass
+
+
 _DICTS = (dict, MetricsRow)
 
 
@@ -221,7 +340,17 @@ def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: metrics[key] for key in there}
 
 
-def collect(
+def is_collected(values: dict[str, Any]) -> bool:
+    """Return whether `collect` would return these values unchanged: plain ones under valid names."""
+    return _PLAIN_TYPES(map(type, dict.values(values))) and (_ARE_NAMES(values) or _check_names(values))
+
+
+def is_numbers(values: dict[str, Any]) -> bool:
+    """Return whether these are plain numbers under valid names: no text, no None, nothing to convert."""
+    return _NUMBER_TYPES(map(type, values.values())) and (_ARE_NAMES(values) or _check_names(values))
+
+
+def collect(  # noqa: C901 - this runs at each log(), where a call costs more than a branch
     args: tuple[Any, ...],
     values: dict[str, Any],
     defer: Defer | None = None,
@@ -253,19 +382,28 @@ def collect(
     # Two set operations in C instead of a loop over values: this runs at each log(). dict.values does not wait.
     if _PLAIN_TYPES(map(type, dict.values(given))) and (_ARE_NAMES(given) or _check_names(given)):
         return given  # the usual case
-    if defer_alike is not None and type(given) is dict and (_ARE_NAMES(given) or _check_names(given)):
-        row = defer_alike(given)
-        if row is not None:  # the usual case on a device
-            return row if as_dict else MetricsRow(row)
+    if type(given) is dict and (_ARE_NAMES(given) or _check_names(given)):
+        if defer_alike is not None:
+            row = defer_alike(given)
+            if row is not None:  # the usual case on a device
+                return row if as_dict else MetricsRow(row)
+        row = _converted(given)
+        if row is not None:  # the usual case with tensors on the CPU and NumPy's numbers
+            return row
     flat: dict[str, Any] = {}
     on_device: dict[str, Any] = {}
+    media: dict[str, Any] = dict(given.media or {}) if isinstance(given, MetricsRow) else {}
     # All values on a device are gathered, then deferred together: one transfer instead of one for each.
-    _flatten(flat, "", given, None if defer is None else on_device)
-    if defer is None or not on_device:
+    _flatten(flat, "", given, None if defer is None else on_device, media)
+    if defer is not None and on_device:
+        defer(on_device)
+        flat.update(on_device)
+    elif not media:
         return flat
-    defer(on_device)
-    flat.update(on_device)
-    return MetricsRow(flat)
+    row = MetricsRow(flat)
+    if media:
+        row.media = media
+    return row
 
 
 def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,22 +446,65 @@ def _check_names(given: Mapping[Any, Any]) -> bool:
     return True
 
 
-def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any], on_device: dict[str, Any] | None) -> None:
-    """Add values under their joined names; also to ``on_device``, unless it is None, those not to wait for."""
+def _converted(given: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a row with plain values, if all of them are of known types and in host memory; otherwise None."""
+    row: dict[str, Any] = {}
+    try:
+        for name, value in given.items():
+            kind = type(value)
+            if kind in PLAIN:
+                row[name] = value
+            elif kind in _TENSORS:
+                if not value.is_cpu:
+                    return None
+                row[name] = value.item()
+            elif (convert := _CONVERTERS.get(kind)) is not None:
+                row[name] = convert(value)
+            else:  # a mapping, media, a subclass, or the first value of a library
+                return _converted(given) if kind is not dict and _LIBRARIES and _add_types() else None
+    except Exception:  # several elements: the general path names the value in its error
+        return None
+    # An array of complex numbers or of objects has items that cannot be recorded.
+    return row if _PLAIN_TYPES(map(type, row.values())) else None
+
+
+def _flatten(
+    flat: dict[str, Any],
+    prefix: str,
+    values: Mapping[str, Any],
+    on_device: dict[str, Any] | None,
+    media: dict[str, Any],
+) -> None:
+    """Add values under their joined names: those not to wait for also to ``on_device``, unless it is None."""
     for key, value in dict.items(values) if isinstance(values, MetricsRow) else values.items():
         if not isinstance(key, str) or not key:
             raise OptionError(f"log(): the name {key!r} is not a non-empty string.")
         name = prefix + key
-        if type(value) in PLAIN:
+        kind = type(value)
+        if kind in PLAIN:
             flat[name] = value
-            if on_device:
-                on_device.pop(name, None)  # a value on a device had the same name
-        elif isinstance(value, Mapping):
-            _flatten(flat, f"{name}/", value, on_device)
-        elif on_device is not None and (type(value) is Deferred or (is_on_device(value) and size_of(value) == 1)):
+        elif kind not in _NO_CONTAINERS and isinstance(value, Mapping):
+            _flatten(flat, f"{name}/", value, on_device, media)
+            continue
+        elif kind not in _NO_CONTAINERS and (captured := _captured(name, value)) is not None:
+            media[name] = captured
+            continue
+        elif on_device is not None and (kind is Deferred or (is_on_device(value) and size_of(value) == 1)):
             flat[name] = on_device[name] = value  # keeps its position among the others
+            continue
         else:
             flat[name] = _scalar(name, value)
+        if on_device:
+            on_device.pop(name, None)  # a value on a device had the same name
+
+
+def _captured(name: str, value: Any) -> list[Any] | None:
+    """Return what is recorded of media, or of a list of them; None for anything else."""
+    if isinstance(value, MediaValue):
+        return [value.capture(name)]
+    if isinstance(value, list | tuple) and value and all(isinstance(each, MediaValue) for each in value):
+        return [each.capture(name) for each in value]
+    return None
 
 
 def size_of(value: Any) -> Any:
@@ -339,7 +520,9 @@ def _scalar(name: str, value: Any) -> Any:
         scalar = value if isinstance(value, list | tuple) else plain(value)
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar
+    kind = type(value).__name__
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
     raise OptionError(
-        f"log(): {name!r} is a {type(value).__name__}; give a number, a string, a bool, "
-        "an array or tensor with one element, or a dict of these."
+        f"log(): {name!r} is {article} {kind}; give a number, a string, a bool, "
+        "an array or tensor with one element, a dict of these, or media such as hl.Image(...)."
     )

@@ -138,6 +138,7 @@ def _moment(name: str, function: Any) -> Moment:
 
 if TYPE_CHECKING:  # annotations are not worth the import of ten data classes
     from hookline._engine.state import ArmResult, EvalResult, LogContext, LoopArtifacts, ManifestRow, RunResult
+    from hookline._record.commands import Command
 
     # An override may narrow the loop's type, `trainer: "Trainer"`; that module explains how checkers accept it.
     from hookline.loops import EveryLoop as LoopState
@@ -171,6 +172,8 @@ _FRAMEWORK_OF = {
     "set_params": "keras",
     "set_model": "keras",
     "on_batch_end": "keras",
+    "init_callback": "stable_baselines3",
+    "after_iteration": "catboost",
 }
 """Attributes that trainers of other frameworks read first from their callbacks."""
 
@@ -201,6 +204,7 @@ class Callback(Subscriber):
                         on_before_optimizer_step(loop, optimizer)
                         on_step_end(loop, step_idx, batch, metrics)   (before the row is written)
                         on_log(loop, step, metrics)                   (after it)
+                        on_command(loop, command)                     (for each one that was sent)
                         when due: validation; on_checkpoint(loop, row), before it or after
                     on_train_epoch_end(loop)
                 on_train_end(loop, artifacts)     (an orderly end; otherwise on_exception(loop, error))
@@ -338,6 +342,10 @@ class Callback(Subscriber):
     @lenient
     def on_checkpoint(self, loop: LoopState, row: ManifestRow, /) -> Returned:
         """After a checkpoint was saved and its manifest row written."""
+
+    @lenient
+    def on_command(self, loop: LoopState, command: Command, /) -> Returned:
+        """Before a command from outside is applied: change its ``arguments``, or ``command.refuse(reason)``."""
 
     @lenient
     def on_train_epoch_end(self, loop: LoopState, /) -> Returned:

@@ -40,7 +40,13 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 def require(
-    package: str, versions: str | None, *, extra: str, what: str = "hookline", alternative: str | None = None
+    package: str,
+    versions: str | None,
+    *,
+    extra: str,
+    what: str = "hookline",
+    alternative: str | None = None,
+    distribution: str | None = None,
 ) -> None:
     """Check that a package is installed in a supported version.
 
@@ -50,6 +56,7 @@ def require(
         extra: The extra of hookline that installs it.
         what: The feature that needs it.
         alternative: Another package that works as well.
+        distribution: The name that it is installed by, where that is not its import name.
 
     Raises:
         MissingExtraError: It is not installed, or in another version.
@@ -57,9 +64,8 @@ def require(
     found = next((each for each in (package, alternative) if each is not None and _is_installed(each)), None)
     if found is None:
         raise MissingExtraError(what, extra)
-    try:
-        installed = metadata.version(found)
-    except metadata.PackageNotFoundError:  # not installed as a distribution
+    installed = _version_of(found) or (None if distribution is None else _version_of(distribution))
+    if installed is None:  # not installed as a distribution
         return
     bounds = [] if versions is None else [bound.strip() for bound in versions.split(",")]
     if not all(_is_within(_release(installed), bound) for bound in bounds):
@@ -74,6 +80,13 @@ def _is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except (ImportError, ValueError):  # a broken or half-removed installation
         return False
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _is_within(installed: tuple[int, ...], bound: str) -> bool:

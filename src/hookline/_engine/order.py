@@ -2,7 +2,7 @@
 
 `arrange` takes subscribers in their preferred order (by priority, by adding, as moved) and returns the nearest order in
 which every ``before`` and ``after`` holds. The subscriber that states a constraint is the one that moves: ``after``
-moves it to just behind the other, ``before`` to just ahead of it. A cycle is an error that names it.
+moves it to just after the other, ``before`` to just ahead of it. A cycle is an error that names it.
 """
 
 import heapq
@@ -69,7 +69,7 @@ def arrange(preferred: Sequence[E]) -> list[E]:
     heapq.heapify(ready)
     arranged: list[E] = []
     # One that waits for another keeps its own, smaller key. It becomes ready when the other is placed and is the next
-    # to be taken: `after` moves it to just behind.
+    # to be taken: `after` moves it to just after.
     while ready:
         registration = preferred[heapq.heappop(ready)[1]]
         arranged.append(registration)

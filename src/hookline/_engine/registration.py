@@ -186,7 +186,7 @@ class FlatRegistration:
 
     @property
     def path(self) -> str:
-        """The name behind those of the groups, e.g. ``monitoring/loss_monitor``."""
+        """The name after those of the groups, e.g. ``monitoring/loss_monitor``."""
         return "/".join(each.name for each in self.chain)
 
     @property
@@ -250,7 +250,7 @@ def unique_name(options: Options, taken: Iterable[str]) -> str:
         return options.name
     # A given name is what `before`, `after` and saved states refer to. Numbering it would break them unnoticed.
     if options.named:
-        raise DuplicateError(f"The name {options.name!r} is taken. Give another one, or none: then it is made unique.")
+        raise DuplicateError(f"The name {options.name!r} is taken. Give another name, or omit it to get a unique one.")
     number = 2
     while f"{options.name}_{number}" in names:
         number += 1

@@ -98,7 +98,7 @@ def _load(point: "EntryPoint") -> Callable[..., Any]:
         factory: Callable[..., Any] = point.load()
     except Exception as error:
         raise UnknownNameError(
-            f"{point.name!r} is offered by {_package(point)} ({point.value}), but cannot be imported: "
+            f"{point.name!r} is registered by {_package(point)} ({point.value}) and cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
     return factory

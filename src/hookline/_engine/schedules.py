@@ -304,7 +304,7 @@ class Gate:
     def __call__(self, count: int, subject: Any) -> bool:
         key = self._key(count, subject)
         if key is None or key != self.key:
-            # `Seconds` behind an `Every` may be asked much later; its interval begins with the first question to the
+            # `Seconds` after an `Every` may be asked much later; its interval begins with the first question to the
             # gate.
             if self.key is _UNDECIDED:
                 self.schedule._begin()

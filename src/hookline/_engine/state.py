@@ -151,6 +151,22 @@ class LoopState(Protocol):
     def save_checkpoint(self, path: Any = None) -> "ManifestRow":
         """Save a checkpoint and return its manifest row; within a step of `hl.Trainer`, at the end of that step."""
 
+    def save_artifact(
+        self,
+        name: str,
+        files: Any,
+        *,
+        kind: str = ...,
+        aliases: Iterable[str] = ...,
+        metadata: Mapping[str, Any] | None = None,
+        reference: bool = False,
+        link: bool = False,
+    ) -> Any:
+        """Save files as a version of an artifact, off this thread: ``save_artifact("model", "out/", kind="model")``."""
+
+    def use_artifact(self, reference: str, *, root: "str | Path | None" = None) -> Any:
+        """Find a version of an artifact, and record that this run uses it: ``use_artifact("model:best")``."""
+
     def request_stop(self, reason: str = ...) -> None:
         """Request a stop at the next step boundary."""
 
@@ -239,9 +255,9 @@ class RunResult:
     """The result of one run.
 
     Attributes:
-        status: ``completed``, ``incomplete`` (trained, but a benchmark failed), ``failed``, ``stopped`` (by a signal;
-            resumable), ``skipped`` (the run it starts from failed) or ``waiting`` (the experiment stopped before it
-            began).
+        status: ``completed``, ``incomplete`` (trained, but a benchmark failed), ``failed``, ``pruned`` (ended early by
+            a search), ``stopped`` (by a signal; resumable), ``skipped`` (the run it starts from failed) or ``waiting``
+            (the experiment stopped before it began).
         metrics: The last value of each metric; those of benchmarks under the benchmark's name.
         evals: The results of the benchmarks after training.
         failed_evals: The errors of failed benchmarks, by name.

@@ -160,7 +160,7 @@ def configured(subscriber: Subscriber) -> dict[str, Any]:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not value or "/" in value or value != value.strip():
-        raise OptionError(f"name={value!r}; give a non-empty string without '/' or outer blanks.")
+        raise OptionError(f"name={value!r}; give a non-empty string without '/' or surrounding spaces.")
     return value
 
 

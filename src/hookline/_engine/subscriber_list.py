@@ -23,11 +23,10 @@ from hookline._engine.checks import require_integer
 from hookline._engine.costs import Costs, Meter
 from hookline._engine.dispatch import Call, CompiledMoment, Fire, Slot, compile_moment
 from hookline._engine.errors import DuplicateError, OptionError, UnknownNameError, closest
-from hookline._engine.health import Budgets, Health, call_all
+from hookline._engine.failures import Budgets, Health, Policy, call_all
 from hookline._engine.metrics import recordable
 from hookline._engine.moments import Moment
 from hookline._engine.order import arrange, matches, require_known, require_order
-from hookline._engine.policy import Policy
 from hookline._engine.registration import (
     DeferredCall,
     FlatRegistration,
@@ -74,7 +73,7 @@ class SubscriberList(RegistrationTree):
         self._moments = moments
         self._paced_by = paced_by
         self._budgets = Budgets(policy)
-        self._event_loop = EventLoop(policy)
+        self._event_loop = EventLoop(policy.start_thread)
         # Taken before a parent's lock, never after it. Reentrant: a subscriber may change the list that calls it.
         self._lock = threading.RLock()
         self._preferred: list[Registration] = []  # by priority and order of adding, before constraints are applied
@@ -138,7 +137,7 @@ class SubscriberList(RegistrationTree):
             self._become_parent([registration])
 
     def members(self) -> list[Member]:
-        """Return what `restore` needs to make the same list: subscribers, options, names and order."""
+        """Return the arguments for `restore` to make the same list: subscribers, options, names and order."""
         return [Member(r.subscriber, dict(r.given), r.name, r.moved, r.borrowed) for r in self._preferred]
 
     def restore(self, members: Iterable[tuple[Member, Target]]) -> None:
@@ -185,6 +184,45 @@ class SubscriberList(RegistrationTree):
             moving[0].moved = True
             self._commit(registrations, list(registrations))
 
+    def switch(self, reference: Any, *, enabled: bool) -> None:
+        """Enable or disable an instance, all of a class, or the one with a name or a path such as ``group/name``."""
+        for flat in self._find_flat(reference):
+            flat.registration.disabled = not enabled
+            if enabled:  # its failures from before must not disable it at the next one
+                flat.registration.failed_calls.clear()
+            self._owner(flat)._refresh()
+
+    def reschedule(self, reference: Any, every: "int | Schedule | None", *, start: int = 0) -> None:
+        """Give subscribers another cadence; a hook's ``should_run`` and a given ``when`` still apply.
+
+        Args:
+            every: Run every N steps, or by a schedule; None for every step.
+            start: Skip this many steps at first.
+        """
+        changed = []
+        for flat in self._find_flat(reference):
+            registration = flat.registration
+            given = {**registration.given, "every": every, "start": start}
+            # All are settled, and their values checked, before the first is changed.
+            changed.append(
+                (flat, given, _with_own_schedule(Options.settle(registration.subscriber, given), registration.target))
+            )
+        for flat, given, options in changed:
+            flat.registration.given, flat.registration.options = given, options
+            flat.registration.gates.clear()
+            self._owner(flat)._refresh()
+
+    def _find_flat(self, reference: Any) -> list[FlatRegistration]:
+        """Return the single subscribers that a reference means, those of a group included."""
+        if isinstance(reference, str):
+            found = [flat for flat in self.flatten() if flat.path == reference]
+            if found:
+                return found
+        if not isinstance(reference, str) or "/" not in reference:
+            wanted = self._find_required(reference)
+            return [flat for flat in self.flatten() if flat.chain[0] in wanted]
+        raise UnknownNameError(f"{reference} is not here. {closest(reference, [flat.path for flat in self.flatten()])}")
+
     def fire(self, name: str) -> Fire:
         """Return the function that fires a moment. It is compiled once after a change and kept as an attribute."""
         # Two threads may fire first at once. Compiling twice would leave a function whose countdown nobody collects.
@@ -229,7 +267,9 @@ class SubscriberList(RegistrationTree):
             recorded = record(kept)
             if not flat.registration.warned:
                 flat.registration.warned = True
-                logger.warning("%s returned a value that is left out, the others are recorded: %s", flat.path, error)
+                logger.warning(
+                    "%s returned a value that cannot be recorded; the others are recorded: %s", flat.path, error
+                )
             return recorded
 
     def costs(self) -> Costs:
@@ -338,7 +378,7 @@ class SubscriberList(RegistrationTree):
     ) -> Registration:
         for other in present:
             if other.is_for(subscriber):
-                raise DuplicateError(f"{other.name!r} is already here: this very instance was added before.")
+                raise DuplicateError(f"{other.name!r} is this instance; it was added before and cannot be added twice.")
         options = Options.settle(subscriber, given)
         if isinstance(target, SubscriberList):
             self._refuse_nesting(target)
@@ -346,10 +386,7 @@ class SubscriberList(RegistrationTree):
                 raise OptionError(
                     f"{options.name}: budget={options.budget!r}; a budget is for one subscriber, not a group."
                 )
-        own = getattr(target, "schedule", None)  # a hook's should_run
-        # Both must agree: a cadence given to add() thins out a hook, it does not override should_run.
-        if own is not None:
-            options = replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
+        options = _with_own_schedule(options, target)
         identity = Identity.of(subscriber, options)
         for other in present:
             if identity.state_key is not None and other.identity.state_key == identity.state_key:
@@ -483,19 +520,16 @@ class SubscriberList(RegistrationTree):
         return Call(invoke, slot, partial(self._on_queueing_error, flat, moment), on_result, Meter(), gate)
 
     def _queue(self, flat: FlatRegistration, *, is_async: bool) -> WorkerQueue:
-        queues, former, kind = (
-            flat.registration.queues,
-            flat.registration.former_queues,
-            "async" if is_async else "thread",
-        )
+        queues, former = flat.registration.queues, flat.registration.former_queues
+        kind = "async" if is_async else "thread"
         if kind not in queues:
             # Calls from before a removal still wait there; on a new queue they could be overtaken.
             if kind in former:
                 queues[kind] = former.pop(kind)
             elif is_async:
-                queues[kind] = AsyncQueue(flat.path, self.policy, self._event_loop)
+                queues[kind] = AsyncQueue(flat.path, self.policy.queue_size, self._event_loop)
             else:
-                queues[kind] = ThreadQueue(flat.path, self.policy)
+                queues[kind] = ThreadQueue(flat.path, self.policy.queue_size, self.policy.start_thread)
         return queues[kind]
 
     def _on_error(
@@ -544,8 +578,17 @@ class SubscriberList(RegistrationTree):
                 self._budgets.review(self.flatten(), subject)
 
 
+def _with_own_schedule(options: Options, target: Any) -> Options:
+    """Return the options with the schedule of a hook's ``should_run`` added."""
+    own = getattr(target, "schedule", None)
+    if own is None:
+        return options
+    # Both must agree: a cadence given to add() thins out a hook, it does not override should_run.
+    return replace(options, schedule=Schedule.together([s for s in (options.schedule, own) if s]))
+
+
 def _position(registrations: Sequence[Registration], priority: float) -> int:
-    """The index behind everything of the same or a higher priority; explicitly moved ones do not count."""
+    """The index after everything of the same or a higher priority; explicitly moved ones do not count."""
     for index, registration in enumerate(registrations):
         # If moved ones counted, a subscriber moved to the front would be displaced by the next addition of a higher
         # priority.

@@ -1,4 +1,4 @@
-"""Looks through the wrappers of a torch model: plain parameter names, and sharded parameters.
+"""Looks through the wrappers of a torch model: plain parameter names, sharded parameters, and adapters.
 
 `torch.compile`, `DistributedDataParallel`, Fabric and activation checkpointing each wrap the user's module, which
 renames a parameter to ``_orig_mod.0.weight``, ``module.0.weight`` or ``_forward_module.module.0.weight``. Checkpoints,
@@ -6,9 +6,11 @@ monitors and averages use the user's name, ``0.weight``. This module does not im
 """
 
 import copy
+import inspect
 import re
 import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 _WRAPPED_ATTRIBUTES = ("_orig_mod", "_forward_module")
@@ -36,6 +38,17 @@ def _inside(model: Any) -> Any:
         if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
             return model.module
     return None
+
+
+def forward_parameters(model: Any) -> frozenset[str]:
+    """Return the names that a model's ``forward`` accepts; those of the model inside wrappers and adapters of PEFT."""
+    model = unwrapped(model)
+    return _parameters_of(type(model.get_base_model() if is_adapted(model) else model).forward)
+
+
+@cache
+def _parameters_of(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def plain_name(name: str) -> str:
@@ -75,6 +88,12 @@ def is_fsdp1(model: Any) -> bool:
     return any("_fsdp_wrapped_module" in getattr(module, "_modules", ()) for module in _modules(model))
 
 
+def is_zero3(model: Any) -> bool:
+    """Return whether DeepSpeed partitions the parameters of a model (ZeRO stage 3), so that none is whole."""
+    parameters = getattr(model, "parameters", None)
+    return callable(parameters) and any(hasattr(parameter, "ds_id") for parameter in parameters())
+
+
 def _modules(model: Any) -> Iterable[Any]:
     modules = getattr(model, "modules", None)
     found: Iterable[Any] = modules() if callable(modules) else ()
@@ -101,6 +120,23 @@ def plain_state(model: Any) -> dict[str, Any]:
     """Return a model's ``state_dict()`` under plain names."""
     state: dict[str, Any] = unwrapped(model).state_dict()
     return _renamed(state, {name: plain_name(name) for name in state})
+
+
+def is_adapted(model: Any) -> bool:
+    """Return whether a model has adapters of PEFT."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(unwrapped(model), peft.PeftModel)
+
+
+def trained_state(model: Any) -> dict[str, Any]:
+    """Return a model's ``state_dict()`` under plain names; of a model with adapters without its frozen parameters."""
+    state = plain_state(model)
+    if not is_adapted(model):
+        return state
+    # All names of tied parameters: named_parameters() has only the first by default.
+    parameters = unwrapped(model).named_parameters(remove_duplicate=False)
+    frozen = {plain_name(name) for name, parameter in parameters if not parameter.requires_grad}
+    return {name: value for name, value in state.items() if name not in frozen}
 
 
 def state_named_for(names: Iterable[str], state: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import dataclasses
 import numbers
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time
 from enum import Enum
 from pathlib import Path
@@ -92,7 +92,8 @@ def _convert_union(value: Any, kind: Any, parts: Parts) -> Any:
     if type(value) in members:  # before any conversion: 1 stays whole for float | int
         return value
     # Where one member has the value's shape, an error inside the value says more than one about the union.
-    alike = [member for member in members if _shape(member) is not None and _shape(member) == _shape_of(value)]
+    shape = "mapping" if isinstance(value, Mapping) else "list" if isinstance(value, _LISTS) else None
+    alike = [member for member in members if shape is not None and _shape(member) == shape]
     if len(alike) > 1 and isinstance(value, Mapping) and (tagged := _tags(alike)):
         field, tags = tagged
         if field not in value:
@@ -156,7 +157,7 @@ def _convert_object(value: Any, kind: Any, holder: type, parts: Parts) -> Any:
         raise _unaccepted(value, kind, parts)
     for key in value:
         if key not in fields:
-            raise _Mismatch((*parts, str(key)), f"unknown key. {closest(str(key), fields)}")
+            raise _Mismatch((*parts, str(key)), f"unknown key. {known_as(str(key), holder, fields)}")
     converted = {
         fields[key].name: _convert(item, fields[key].kind, (*parts, str(key)))
         for key, item in value.items()
@@ -169,6 +170,12 @@ def _convert_object(value: Any, kind: Any, holder: type, parts: Parts) -> Any:
         return holder(**converted)
     except (TypeError, ValueError) as error:  # the class's own check
         raise _Mismatch(parts, str(error)) from error
+
+
+def known_as(name: str, holder: Any, names: Iterable[str]) -> str:
+    """Return a sentence with the name that a class has for a setting: its new name, or the closest one."""
+    new = getattr(holder, "renamed", {}).get(name)
+    return closest(name, names) if new is None else f"It is called {new}."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -266,15 +273,8 @@ def _shape(kind: Any) -> str | None:
         return None
     if issubclass(holder, Mapping) or _fields(holder) is not None:
         return "mapping"
-    return "list" if _is_list(holder) else None
-
-
-def _is_list(holder: type) -> bool:
-    return holder in _LISTS or (holder.__module__ == "collections.abc" and issubclass(list, holder))
-
-
-def _shape_of(value: Any) -> str | None:
-    return "mapping" if isinstance(value, Mapping) else "list" if isinstance(value, _LISTS) else None
+    is_list = holder in _LISTS or (holder.__module__ == "collections.abc" and issubclass(list, holder))
+    return "list" if is_list else None
 
 
 def _tags(kinds: list[Any]) -> tuple[str, dict[Any, Any]] | None:

@@ -6,17 +6,21 @@ of a critical subscriber, or any under a strict policy, is counted too, gets a n
 
 Budgets and the cost report are reviewed after a timed pass of the moment that paces the loop: at most once in a dozen
 steps, never on the usual path.
+
+`Policy` holds the limits, and the clock and the threads, which tests replace. `Failure` is one exception.
 """
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hookline._engine.background import StartThread, start_thread
 from hookline._engine.costs import Costs, Meter
 from hookline._engine.moments import Moment
-from hookline._engine.policy import Failure, Policy
 from hookline._engine.registration import FlatRegistration, Registration
 
 logger = logging.getLogger("hookline")
@@ -25,6 +29,50 @@ RECENT_CALLS = 10
 """The window for a subscriber that fails now and then, in calls per failure allowed in a row."""
 FAILING_SHARE = 1 / 3
 """The share of failed calls in that window that disables a subscriber."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Settings of the engine for all subscribers of a collection.
+
+    Args:
+        strict: Let every exception propagate, not only those of critical subscribers.
+        failures_allowed: Failures in a row after which a subscriber is disabled. It is also disabled when a third of
+            its last ``10 * failures_allowed`` calls failed.
+        queue_size: Calls that may wait for a background or async subscriber; further ones of
+            repeating moments are dropped and counted.
+        drain_seconds: How long `close()` waits for background work.
+        report_seconds: How often the costs are logged as ``hooks/<name>/...``.
+        clock: Returns monotonic nanoseconds.
+        start_thread: Starts a named thread.
+    """
+
+    strict: bool = False
+    failures_allowed: int = 3
+    queue_size: int = 1024
+    drain_seconds: float = 10.0
+    report_seconds: float = 60.0
+    clock: Callable[[], int] = time.perf_counter_ns
+    start_thread: StartThread = start_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One exception of a subscriber, with its moment and step, and whether it disabled the subscriber."""
+
+    subscriber: str
+    moment: str
+    step: int | None
+    error: BaseException
+    disabled: bool
+
+    @property
+    def where(self) -> str:
+        """The moment and the step."""
+        return self.moment if self.step is None else f"{self.moment}, step {self.step}"
+
+    def __str__(self) -> str:
+        return f"{self.subscriber} failed at {self.where}: {type(self.error).__name__}: {self.error}"
 
 
 class Health:
