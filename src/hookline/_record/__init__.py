@@ -1,1 +1,1 @@
-"""What is recorded: the records, the journal they are written to, and how they are read back."""
+"""The record of a run: records, the journal they are written to, and its reader."""

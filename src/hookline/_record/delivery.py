@@ -4,7 +4,7 @@ Guarantees:
 
 - Records arrive in order and none is skipped: the cursor moves only after `Sink.write` has returned.
 - The cursor and the sink's own state are saved together, in one file that is replaced as a whole
-  (``sinks/<name>.json`` in the run's directory). After a crash the sink continues exactly behind what counts as
+  (``sinks/<name>.json`` in the run's directory). After a crash the sink continues exactly after what counts as
   delivered; at most one batch is written twice.
 - A failed write is retried for ever, with exponential backoff up to half a minute and jitter. What waits is in the
   journal; memory holds one batch.
@@ -49,7 +49,8 @@ class Pace:
     poll_seconds: float = 0.5
     retry_seconds: float = 0.5
     longest_seconds: float = 30.0
-    jitter: Callable[[], float] = random.random
+    # A generator of our own: delivery threads must not draw from the global state that user code has seeded.
+    jitter: Callable[[], float] = random.Random().random  # noqa: S311 - spreads retries, no secret
     clock: Callable[[], float] = time.monotonic
 
     def after(self, faults: int) -> float:
@@ -66,7 +67,8 @@ class SinkState:
         status: ``ok``, ``lagging`` (a failure is being retried) or ``refused`` (the settings need a fix).
         sent_again_bytes: What `sync` delivered again because the destination had lost it.
         is_own: Whether a process of this user wrote the file (see `hookline._record.trust`).
-        left_out: How many values of delivered rows the destination did not accept; the run has them.
+        left_out: How many values the destination did not accept or cannot show; the run has them.
+        blobs_left_out: How many images, files and other blobs it does not have.
     """
 
     name: str
@@ -78,6 +80,7 @@ class SinkState:
     sent_again_bytes: int = 0
     is_own: bool = False
     left_out: int = 0
+    blobs_left_out: int = 0
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ class Progress:
 
     @classmethod
     def load(cls, path: Path, spec: dict[str, Any]) -> "Progress":
-        """Read what was saved for this sink; with other settings, delivery starts from the beginning."""
+        """Load the state of this sink; with other settings, delivery starts from the beginning."""
         saved, is_own = _read_saved(path)
         if saved.get("sink") != spec:
             return cls(path, spec)
@@ -128,7 +131,8 @@ def sink_states(run_dir: Path) -> list[SinkState]:
         behind, status, error = _cursor(saved).behind(journal), saved["status"], saved["error"]
         if status == "ok" and behind and not saved["delivered"]:
             status, error = "lagging", "Nothing has been delivered yet."
-        left_out = saved["state"].get("left_out") if isinstance(saved["state"], dict) else 0
+        counts = saved["state"] if isinstance(saved["state"], dict) else {}
+        left_out, blobs = (counts.get(key) for key in ("left_out", "blobs_left_out"))
         states.append(
             SinkState(
                 path.stem,
@@ -139,6 +143,7 @@ def sink_states(run_dir: Path) -> list[SinkState]:
                 saved["sink"],
                 is_own=is_own,
                 left_out=left_out if isinstance(left_out, int) else 0,
+                blobs_left_out=blobs if isinstance(blobs, int) else 0,
             )
         )
     return states
@@ -228,7 +233,7 @@ class Delivery:
         self._wake.set()
 
     def round(self) -> float:
-        """Deliver what is new, and return how long to wait before the next round."""
+        """Deliver new records, and return how long to wait before the next round."""
         try:
             if not self._is_intact():
                 self._reader = self._held_back = None
@@ -254,7 +259,7 @@ class Delivery:
         self._faults = 0
         if self._reported not in (None, "ok"):
             self._reported = "ok"
-            logger.warning("%s takes records again.", self.name)
+            logger.warning("%s accepts records again.", self.name)
         self._set_status("ok", "")
         return self.pace.poll_seconds
 
@@ -296,7 +301,7 @@ class Delivery:
             elif self.sink.has_lost(self.run_dir, self.progress.state):
                 reason = "it was damaged, as by a power cut"
         if reason:
-            logger.warning("%s has lost records: %s. It is delivered again from the journal.", self.name, reason)
+            logger.warning("%s has lost records: %s. They are delivered again from the journal.", self.name, reason)
             journal, before = self.run_dir / JOURNAL, self.progress.cursor
             self.progress.cursor, self.progress.state, self.progress.delivered = Cursor(), None, 0
             self.sink.sent_again_bytes += self.progress.cursor.behind(journal) - before.behind(journal)
@@ -310,7 +315,7 @@ class Delivery:
             return self.sink.is_intact()
 
     def _skip_damaged_lines(self) -> None:
-        """Move the cursor behind trailing lines that hold no record."""
+        """Move the cursor past trailing lines that hold no record."""
         assert self._reader is not None
         if self.progress.cursor.places != self._reader.cursor.places:
             self.progress.cursor.places.update(self._reader.cursor.places)
@@ -337,7 +342,7 @@ class Delivery:
     def _write(self, entries: list[JournalEntry]) -> None:
         with _in_sink():
             state = clean(self.sink.write(entries))
-        # Only behind the write. State and cursor belong together and are saved as one.
+        # Only after the write. State and cursor belong together and are saved as one.
         progress = self.progress
         progress.state = state
         progress.delivered += len(entries)
@@ -362,7 +367,7 @@ class Delivery:
             self._reported = status
             reason = text.rstrip(". ") or "no reason given"
             if status == "refused":
-                logger.error("%s refuses: %s. Its records are kept, and tried again now and then.", self.name, reason)
+                logger.error("%s refuses: %s. Records are kept, and delivery is retried.", self.name, reason)
             else:
                 logger.warning("%s lags: %s. Its records are kept and delivered later.", self.name, reason)
         self._set_status(status, text)

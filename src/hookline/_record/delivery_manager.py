@@ -33,6 +33,7 @@ from typing import TextIO
 
 from hookline._engine.errors import ConfigError, HooklineError, RefusedError
 from hookline._record import run_directory, trust
+from hookline._record.console_rest import redact_leftovers
 from hookline._record.delivery import SINKS_FOLDER, Delivery, Pace, Progress, SinkState, sink_states
 from hookline._record.reader import DELIVERY_WRITER, FINAL, last_status, last_step
 from hookline._record.recorder import Recorder
@@ -177,9 +178,10 @@ def sync(
     """
     directory = Path(run_dir)
     if run_directory.is_alive(directory):
-        raise ConfigError(f"{directory} is still running: what it records is delivered as it goes.")
+        raise ConfigError(f"{directory} is still running: its records are delivered as they are written.")
     found = sink_states(directory)
     if not found:
+        redact_leftovers(directory)
         return []
     if trusted:
         found = _sign_files(directory, found)
@@ -188,6 +190,7 @@ def sync(
             trust.reject_outside_links(directory, but_own=all(state.is_own for state in found))
         except ConfigError as error:  # nothing is written to such a directory
             return [replace(state, status="refused", error=str(error)) for state in found]
+    redact_leftovers(directory)
     # Before delivering: sinks must also receive the end of the run.
     record_death(directory)
     sinks, unbuilt = _rebuild(directory, found, repair=repair)
@@ -235,8 +238,8 @@ def _rebuild(directory: Path, found: list[SinkState], *, repair: bool) -> tuple[
     lost = find_lost_outputs(directory)
     for state in found:
         try:
-            is_asked = repair and state.is_own and can_repair(state.spec)
-            if not state.behind_bytes and state.name not in lost and not is_asked:
+            needs_repair = repair and state.is_own and can_repair(state.spec)
+            if not state.behind_bytes and state.name not in lost and not needs_repair:
                 continue
             if not state.is_own and (access := external_access(state.spec, directory)):  # before importing anything
                 raise RefusedError(

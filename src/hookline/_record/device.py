@@ -1,6 +1,6 @@
 """Fetches values from a device without the training thread ever waiting for it.
 
-`defer` copies the device values of a row with one launch for each dtype, behind everything that the current stream has
+`defer` copies the device values of a row with one launch for each dtype, after everything that the current stream has
 been given so far, so a later change in place (an optimizer, the replay of a CUDA graph) does not change what is
 recorded. On CUDA the copies go into a `Ring` of preallocated slots, from which many rows at a time are copied to pinned
 memory, usually by the thread that writes them. A slot is reused once its number is on the host; a ring without a free
@@ -33,6 +33,8 @@ def defer_uniform(values: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C90
     Returns:
         The row with its `Deferred` values, or None where it is not such a one.
     """
+    if not _RINGS:  # nothing was logged from a CUDA device so far: `defer` makes the first ring
+        return None
     torch = sys.modules.get("torch")
     kind: Any = next((kind for kind in map(type, values.values()) if kind not in PLAIN), None)
     # A distributed tensor (`to_local`) needs the checks that `defer` makes.
@@ -230,7 +232,7 @@ class Ring:
                     torch._foreach_copy_(views, tensors)
                 row = RingRow(self, start, end)
                 self._pending.append(row)
-                # Behind the launch: `_advance` copies what is below the head, later on the same stream.
+                # After the launch: `_advance` copies what is below the head, later on the same stream.
                 self._head = end
                 return row
             finally:
@@ -276,7 +278,7 @@ class Ring:
             if head > copied:
                 begin = copied % self.slots
                 count = min(head - copied, self.slots - begin)  # contiguous: the rest is copied next time
-                # On the stream that filled the slots, not this thread's: the copy is ordered behind them.
+                # On the stream that filled the slots, not this thread's: the copy is ordered after them.
                 with self._torch.no_grad(), self._torch.cuda.stream(self._stream):
                     sent = self._table[begin : begin + count]
                     self._host[begin : begin + count].copy_(sent, non_blocking=True)

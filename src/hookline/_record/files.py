@@ -36,6 +36,8 @@ HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """An owner on another machine counts as dead when it has not touched its file for this long."""
 _ATTEMPTS = 10
+_PROBE_SECONDS = 5.0
+"""How long a lock is waited for that other processes hold only to test it."""
 _IN_USE = (errno.EACCES, errno.EAGAIN)
 _CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -220,16 +222,36 @@ def is_locked(path: Path) -> bool | None:
 
 
 @contextlib.contextmanager
-def exclusive(descriptor: int) -> Iterator[None]:
+def exclusive(descriptor: int, *, shared: bool = False, seconds: float | None = None) -> Iterator[None]:
     """Wait for, and hold, the exclusive lock of an open file or directory.
 
     Where files cannot be locked, it only separates the threads of this process.
+
+    Args:
+        shared: Take the lock that any number may hold together, but none beside an exclusive one.
+        seconds: How long to wait; without a limit by default.
+
+    Raises:
+        TimeoutError: Another process held the lock for so long.
     """
     _reset_table_in_children()
+    deadline = None if seconds is None else time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         # flock, not a record lock: it belongs to the open file, so threads of one process exclude each other as well.
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            while deadline is not None:
+                try:
+                    fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(errno.ETIMEDOUT, f"A lock was held for {seconds:g} seconds") from None
+                    time.sleep(0.02)
+            else:
+                fcntl.flock(descriptor, operation)
+        except TimeoutError:
+            raise
         except OSError as error:
             _warn_no_locks(f"/dev/fd/{descriptor}", error)
             stack.enter_context(_FALLBACK)
@@ -240,18 +262,33 @@ def exclusive(descriptor: int) -> Iterator[None]:
 
 def _try_lock(descriptor: int, path: Path) -> bytes | None:
     """Lock an open file; returns the owner file's content (empty with real locks), or None if another has the lock."""
-    for _ in range(_ATTEMPTS):  # a process in `is_locked` holds a shared lock for a moment
+    attempts, deadline = _ATTEMPTS, time.monotonic() + _PROBE_SECONDS
+    while attempts:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _IN_USE:
                 _warn_no_locks(path, error)
                 return _write_owner(_owner_file(path))
+            # A process in `is_locked` holds a shared lock, which is no owner's: only for a moment, but on a busy
+            # machine it may be suspended just then. So only refusals by an exclusive lock are counted.
+            if time.monotonic() >= deadline or not _is_shared(descriptor):
+                attempts -= 1
             time.sleep(0.002)
         else:
             # Another machine may have mounted this file system without locks.
             return b"" if _remove_dead_owner(_owner_file(path)) else None
     return None
+
+
+def _is_shared(descriptor: int) -> bool:
+    """Whether the lock on a file that another process holds is a shared one."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.lockf(descriptor, fcntl.LOCK_UN)
+    return True
 
 
 def _warn_no_locks(path: Path | str, error: OSError) -> None:
@@ -344,16 +381,28 @@ def _read_owner(path: Path) -> bytes | None:
 def _machine() -> str:
     """Identify the scope in which pids are unique: one boot of a machine, and a pid namespace (container) on it."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        return f"{boot_id()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return socket.gethostname()
+
+
+@functools.cache
+def boot_id() -> str:
+    """Identify this boot of the machine; empty where the system does not tell.
+
+    What a process wrote can be lost in a power cut only, so a file written since the last boot is complete even if it
+    was not synced.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _start_time(pid: int) -> str | None:
     """Return when a process started, in the system's own unit: pids are reused."""
     try:
-        # Behind the last parenthesis: a process's name may contain spaces and parentheses.
+        # After the last parenthesis: a process's name may contain spaces and parentheses.
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # not Linux, or processes of other users are hidden
         return None

@@ -37,6 +37,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +82,11 @@ class Journal:
         segment_bytes: The size of one file.
         durability: ``"process"`` survives the death of the process; ``"checkpoint"`` also syncs at `close`;
             ``"power"`` also syncs every ``sync_seconds``, in the background.
+        prepares: Whether the next file is preallocated before it is needed. False halves what a small run takes on
+            the disk, for a writer whose thread may wait for it.
+        joins: Continue the latest session of this name beside its writer, for a process that records to a run of
+            another one; otherwise a new session begins.
+        token: Six hexadecimal digits that tell this writer's files from those of others; random by default.
         on_gap: Called with the number of lost lines when there is room again.
     """
 
@@ -96,6 +102,9 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         durability: Durability = "process",
         sync_seconds: float = 1.0,
+        prepares: bool = True,
+        joins: bool = False,
+        token: str | None = None,
         on_gap: Callable[[int], None] | None = None,
     ) -> None:
         require_integer("segment_bytes", segment_bytes, minimum=mmap.PAGESIZE)
@@ -106,11 +115,13 @@ class Journal:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.lost = 0
         earlier = (file.session for file in journal_files(self.directory) if file.name == name)
-        self.session = 1 + max(earlier, default=-1)
+        latest = max(earlier, default=-1)
+        self.session = max(0, latest) if joins else latest + 1
         self._name = name
         self._segment_bytes = segment_bytes
         self._durability = durability
         self._sync_seconds = sync_seconds
+        self._prepares = prepares
         self._on_gap = on_gap
         self._closed = False
         self._reported_lost = self._slow_appends = 0
@@ -120,22 +131,22 @@ class Journal:
         # First: what killed writers had preallocated may be the room that this one needs.
         reclaim_abandoned(self.directory)
         self._can_map = can_map(self.directory)
-        self._reset()
+        self._reset(token)
         if not self._can_map:
             self._use_plain_writes(_NO_GUARANTEE)
             self._log_messages()
-        if self._plain is None:
+        if self._plain is None and prepares:
             with contextlib.suppress(OSError):  # no room: `append` finds out and reports it
                 self._next = Segment(self._prepared_path(), segment_bytes)
         _reset_in_children()
         _open_journals.add(self)
 
-    def _reset(self) -> None:
+    def _reset(self, token: str | None = None) -> None:
         """Become a new writer: at the start, and in a forked child."""
         self._lock, self._syncing, self._closing = threading.RLock(), threading.RLock(), threading.RLock()
         # The token: pids are reused, other machines have the same ones, and two journals of one name may be open at
         # once.
-        self.writer = f"{self._name}-{self.session:04d}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.writer = f"{self._name}-{self.session:04d}-{os.getpid()}-{token or secrets.token_hex(3)}"
         self._file_numbers = itertools.count()
         self._segment = self._next = self._plain = None
         self._map: Any = b""
@@ -147,6 +158,7 @@ class Journal:
         self._to_close: list[tuple[Segment, int, int]] = []
         self._worker: threading.Thread | None = None
         self._wake = threading.Event()
+        self._tasks: deque[Callable[[], None]] = deque()
 
     def append(self, line: bytes) -> bool:
         """Write one line (a JSON object without a newline) with its number and checksum; returns whether it fit."""
@@ -167,7 +179,7 @@ class Journal:
                 # reserved in.
                 view, is_reserved = self._map, False
                 try:
-                    # Reserve first: what a signal handler appends from here on goes behind this line.
+                    # Reserve first: what a signal handler appends from here on goes after this line.
                     self._number, self._position, is_reserved = number + 1, end + 1, True
                     view[position:behind] = line
                     view[behind - 1 : end] = seal
@@ -210,6 +222,17 @@ class Journal:
         """How many bytes were written to all files of this writer."""
         return self._finished_bytes + self._position
 
+    def close_complete_files(self) -> None:
+        """Close the complete files now, instead of soon on the background thread, so that they can be removed."""
+        # One thread at a time, so that `close` comes after what is reported here. With a timeout, because `close`
+        # holds the lock that this thread waits for in `_close_segments`.
+        if self._closing.acquire(timeout=JOIN_SECONDS):
+            try:
+                self._close_segments()
+            finally:
+                self._closing.release()
+        self._log_messages()
+
     def sync(self) -> None:
         """Write everything to the disk now; appends continue meanwhile.
 
@@ -221,6 +244,15 @@ class Journal:
         if error is not None:  # the system reports lost pages only once: a second sync would succeed
             raise error
 
+    def run_soon(self, task: Callable[[], None]) -> bool:
+        """Run something short on the background thread; returns whether there is one to run it."""
+        worker = self._worker
+        if self._closed or worker is None or not worker.is_alive():
+            return False
+        self._tasks.append(task)
+        self._wake.set()
+        return True
+
     def close(self) -> None:
         """Finish the file; lines appended afterwards count as lost. May be called again.
 
@@ -229,6 +261,7 @@ class Journal:
         """
         if not self._closed:  # while a loss can still be recorded
             self._leave_cut_segment()
+            self._append_owed()
         # Each step runs even if another fails; last in, first out, and those of `unlocked` after the lock is released.
         with contextlib.ExitStack() as unlocked, self._lock, contextlib.ExitStack() as steps:
             if self._closed:
@@ -249,6 +282,15 @@ class Journal:
             steps.callback(self._close_segments)
             self._finish_segment()
 
+    def _append_owed(self) -> None:
+        """Try once more to write the lines of `append_surely`: there may be room since the last attempt."""
+        with self._lock:
+            if self._owed:
+                self._full_since = -RETRY_SECONDS  # long ago: tried at once
+                owed = self._owed.pop(0)
+                self.append_surely(owed)
+        self._log_messages()
+
     def _join_worker(self) -> None:
         # It may be preparing a segment, which it removes again.
         worker = self._worker
@@ -257,7 +299,7 @@ class Journal:
             worker.join(JOIN_SECONDS)
 
     def _close_unused(self) -> None:
-        """Close what is open beside the current segment."""
+        """Close all segments but the current one."""
         plain, self._plain = self._plain, None
         if plain is not None:
             os.close(plain)
@@ -448,21 +490,14 @@ class Journal:
                 with self._lock:
                     if self._segment is segment:
                         self._finish_segment()
-        # One thread at a time, so that `close` comes after what is reported here. With a timeout, because `close`
-        # holds the lock that this thread waits for in `_close_segments`.
-        if self._closing.acquire(timeout=JOIN_SECONDS):
-            try:
-                self._close_segments()
-            finally:
-                self._closing.release()
-        self._log_messages()
+        self.close_complete_files()
 
     def _report_cut(self, path: Path, lost: int) -> None:
         if lost:
             text = "%s was truncated or removed while it was being written: %d RECORDS ARE LOST. A new file is used."
             self._messages.append((logging.ERROR, text, path, lost))
         else:
-            text = "%s was truncated or removed while it was being written. All that it held is there."
+            text = "%s was truncated or removed while it was being written. No record was lost."
             self._messages.append((logging.WARNING, text, path))
         with self._lock:
             self.lost += lost
@@ -488,12 +523,17 @@ class Journal:
                 self._worker.start()
 
     def _work(self) -> None:
-        """Prepare the next segment, close finished ones, and sync, off the training thread."""
+        """Prepare the next segment, close finished ones, sync, and run tasks, off the training thread."""
         syncs = self._durability == "power"
         synced = time.monotonic()
         while not self._closed:
             was_woken = self._wake.wait(min(self._sync_seconds, CHECK_SECONDS) if syncs else CHECK_SECONDS)
             self._wake.clear()
+            while self._tasks:
+                try:
+                    self._tasks.popleft()()
+                except Exception:  # it must not end the thread, which prepares segments
+                    logger.exception("A task on the thread of the journal in %s failed.", self.directory)
             if syncs and time.monotonic() - synced >= self._sync_seconds:
                 self._sync_in_background(self._sync_all)
                 synced = time.monotonic()
@@ -502,7 +542,7 @@ class Journal:
                 self._sync_in_background(self._sync_waiting)
             with contextlib.suppress(OSError):  # no room: `append` finds out when it needs the segment, and reports it
                 self._leave_cut_segment()
-                if was_woken and self._next is None and self._plain is None and not self._closed:
+                if was_woken and self._prepares and self._next is None and self._plain is None and not self._closed:
                     # Without the lock: allocating and touching all pages takes milliseconds, and `append` must not wait
                     # for that.
                     segment = Segment(self._prepared_path(), self._segment_bytes)
@@ -517,7 +557,7 @@ class Journal:
             sync()
         except OSError as error:
             if not self._sync_fails:
-                text = "The journal in %s cannot be brought to the disk (%s): a power failure may take records."
+                text = "The journal in %s cannot be synced to the disk (%s): a power failure may lose records."
                 self._messages.append((logging.ERROR, text, self.directory, error.strerror))
             # Kept for the next `sync`, which fails with it: the system reports lost pages once and then considers them
             # clean.

@@ -35,6 +35,7 @@ from hookline._record.delivery_manager import DeliveryManager
 from hookline._record.reader import JOURNAL, MAIN, JournalEntry, read_lines
 from hookline._record.recorder import Recorder
 from hookline._record.records import clean
+from hookline._record.redaction import Redactor
 from hookline._record.segment import journal_files
 from hookline._record.sink import Sink
 
@@ -78,6 +79,7 @@ class Outbox:
         self._claimed_by = 0  # a pid: a forked child has not claimed what its parent has
         self._process = 0
         self._recorder: Recorder | None = None
+        self._redactor = Redactor()
         self._manager: DeliveryManager | None = None
 
     @property
@@ -90,6 +92,12 @@ class Outbox:
         """Where to record, once it is started."""
         assert self._recorder is not None
         return self._recorder
+
+    def redact_with(self, redactor: Redactor) -> None:
+        """Redact all later records."""
+        self._redactor = redactor
+        if self._recorder is not None:
+            self._recorder.redactor = redactor
 
     def has_leftovers(self) -> bool:
         """Return whether an earlier process left something that no process is delivering."""
@@ -127,7 +135,7 @@ class Outbox:
                 files.write_atomically(path, trust.sign(path, dict(self._settings)), sync=False)
             if records:
                 name = writer or _unique_writer()
-                self._recorder = Recorder(self.directory, name=name, segment_bytes=segment_bytes)
+                self._recorder = Recorder(self.directory, name=name, segment_bytes=segment_bytes, redact=self._redactor)
         # A forked child has inherited those of its parent, whose threads do not exist here.
         self._manager = None
         self._closing, self._wake = threading.Event(), threading.Event()
@@ -233,7 +241,7 @@ class Outbox:
                     return
         if self._settings is not None and not self.is_drained():
             logger.warning(
-                "%s: not all was delivered in time. It is kept: the next start delivers it, or hookline runs sync %s",
+                "%s: some records were not delivered in time. The next start delivers them, or: hookline runs sync %s",
                 self._label,
                 self.directory,
             )
@@ -254,7 +262,7 @@ class Outbox:
                         delivery.close(max(0.0, self._deadline - time.monotonic()))
                 manager.run()
             except OSError as error:  # e.g. a full disk, before a sink's file could be created
-                logger.warning("%s cannot be delivered to: %s", self._label, error)
+                logger.warning("Cannot deliver to %s: %s", self._label, error)
                 if not self._closing.wait(RETRY_SECONDS):
                     continue
             finally:
@@ -306,7 +314,7 @@ def _gate(directory: Path) -> Iterator[None]:
 
 
 def life_of(directory: Path) -> str:
-    """Return a name that is unique to this life of an outbox's directory; names of later lives sort behind it."""
+    """Return a name that is unique to this life of an outbox's directory; names of later lives sort after it."""
     return (directory / LIFE).read_text(encoding="ascii")
 
 

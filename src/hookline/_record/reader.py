@@ -1,7 +1,7 @@
 """Reads journals: all records of a run, those since a cursor, or live ones, from one writer or many.
 
 Reading works while a writer is alive, dead or killed. A file ends for a reader at a line without a newline, or at zeros
-with nothing behind them. Skipped and counted are: a hole (zeros with lines behind them), a piece of a line that a full
+with nothing after them. Skipped and counted are: a hole (zeros with lines after them), a piece of a line that a full
 disk left, a line with changed bytes (only that line is lost), and a line that comes a second time. The first such lines
 of a file are logged with their offsets; ``hookline runs verify`` lists all of them.
 
@@ -11,11 +11,8 @@ session repeated at the same step is left out by name; metrics that were not rep
 """
 
 import contextlib
-import errno
 import heapq
 import logging
-import os
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,20 +26,26 @@ from hookline._engine.errors import ConfigError
 from hookline._record.records import (
     AnyRecord,
     Event,
+    Media,
     Metrics,
     Rewards,
     Sample,
+    SampleUse,
     Status,
+    TableRows,
     decode,
     decode_numbered,
     line_number,
 )
-from hookline._record.segment import JournalFile, end_of_data, journal_files
+from hookline._record.seekable import MAX_LINE_BYTES
+from hookline._record.segment import JournalFile, OpenJournal, end_of_data, journal_files, open_journal
 
 logger = logging.getLogger("hookline")
 
 JOURNAL = "journal"
 """The folder of a run's directory that holds its journals."""
+CONSOLE = "console"
+"""The folder that holds the journals of console lines, and the writer's name of rank zero there."""
 MAIN = "main"
 """The writer that represents the run: its rank zero."""
 DELIVERY_WRITER = "courier"
@@ -58,7 +61,7 @@ _MAX_REPORTED = 3
 
 
 class JournalEntry(NamedTuple):
-    """A record and its position: the file, the offset behind its line, and the size of its line."""
+    """A record and its position: the file, the offset after its line, and the size of its line."""
 
     record: AnyRecord
     file: JournalFile
@@ -129,7 +132,7 @@ class LineNumbers:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads what is new in a run's journals at each call of `new`."""
+    """Reads the new records of a run's journals at each call of `new`."""
 
     directory: Path
     cursor: Cursor = field(default_factory=Cursor)
@@ -138,13 +141,13 @@ class Reader:
     _reported: Counter[Path] = field(default_factory=Counter)
 
     def new(self, found: Iterable[JournalFile] | None = None) -> Iterator[JournalEntry]:
-        """Yield the records since the last call, each writer's in order; the cursor is behind the last one yielded.
+        """Yield the records since the last call, each writer's in order; the cursor is after the last one yielded.
 
         Args:
             found: The files to read; all of the directory's by default.
         """
         found = journal_files(self.directory) if found is None else found
-        # The delivery's journal last: it says that the process died, which has to come behind everything that one
+        # The delivery's journal last: it says that the process died, which has to come after everything that one
         # recorded.
         for file in sorted(found, key=lambda file: file.name == DELIVERY_WRITER):
             offset = self.cursor.offset(file)
@@ -152,25 +155,42 @@ class Reader:
                 yield from self._new_in(file, offset)
 
     def _new_in(self, file: JournalFile, offset: int) -> Iterator[JournalEntry]:
-        sequence = self._sequences.get(file.writer)
         for line, end in read_lines(file.path, offset):
-            # A cursor holds an offset, not a number. The line before it has one, so lines that come again are noticed
-            # after a restart as well.
-            if sequence is None:
-                sequence = self._sequences[file.writer] = LineNumbers(_number_after(file.path, offset))
             # Before decoding: a damaged line is passed by once and not met again at every call. Before yielding: a
             # caller may stop here.
             self.cursor.pass_by(file, end)
-            try:
-                number, record = decode_numbered(line)
-                problem = "there a second time" if sequence.is_repeated(number) else ""
-            except msgspec.DecodeError as error:
-                problem = f"damaged ({error})"
-            if problem:
-                self.skipped += 1
-                self._report(file.path, end - len(line) - 1, problem)
-            else:
-                yield JournalEntry(record, file, end, len(line) + 1)
+            entry = self.entry(line, file, end)
+            if entry is not None:
+                yield entry
+
+    def entry(self, line: bytes, file: JournalFile, end: int, *, is_new: bool = False) -> JournalEntry | None:
+        """Decode a line; returns None if it is damaged or repeated, which is counted and logged.
+
+        Args:
+            end: The offset after the line.
+            is_new: The line's number is known to be new.
+        """
+        begin = end - len(line) - 1
+        try:
+            number, record = decode_numbered(line)
+            is_repeated = not is_new and self.line_numbers(file, begin).is_repeated(number)
+            problem = "repeated" if is_repeated else ""
+        except msgspec.DecodeError as error:
+            problem = f"damaged ({error})"
+        if problem:
+            self.skipped += 1
+            self._report(file.path, begin, problem)
+            return None
+        return JournalEntry(record, file, end, len(line) + 1)
+
+    def line_numbers(self, file: JournalFile, offset: int) -> LineNumbers:
+        """The numbers of a writer's lines read so far; at the first call, of those before an offset."""
+        # A cursor holds an offset, not a number. The line before it has one, so lines that come again are noticed after
+        # a restart as well.
+        numbers = self._sequences.get(file.writer)
+        if numbers is None:
+            numbers = self._sequences[file.writer] = LineNumbers(_number_after(file.path, offset))
+        return numbers
 
     def _report(self, path: Path, offset: int, problem: str) -> None:
         self._reported[path] += 1
@@ -182,36 +202,38 @@ class Reader:
 
 def _number_after(path: Path, offset: int) -> int | None:
     """Return the number that follows that of the line before an offset; None if it is unknown."""
-    with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb", buffering=0) as file:
+    with contextlib.suppress(OSError, msgspec.DecodeError), open_journal(path) as file:
         begin = max(0, offset - _CHUNK)
-        before = os.pread(file.fileno(), offset - begin, begin)[:-1]
+        before = file.pread(offset - begin, begin)[:-1]
         number = line_number(before[before.rfind(b"\n") + 1 :]) if before else None
         return None if number is None else number + 1
     return None
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yield the complete lines of a file from an offset on, each with the offset behind it.
+    """Yield the complete lines of a journal file from an offset on, each with the offset after it.
 
-    A hole (zeros with lines behind them) is yielded as a line of blanks, which is not a record.
+    A hole (zeros with lines after them) is yielded as a line of blanks, which is not a record. So is a damaged frame
+    of a compressed file.
 
     Raises:
         OSError: It cannot be read, or is not a regular file.
+        MissingExtraError: It is compressed, and the package for zstd is not installed.
     """
     rest = b""
     while True:
-        # Opened for each chunk, not kept open: there may be more writers to merge than files a process can open.
+        # Opened for each chunk, not kept open: there may be more writers to merge than files a process can open. It may
+        # be compressed between two chunks.
         try:
-            file = open(path, "rb", buffering=0, opener=_open_regular)  # noqa: SIM115 - closed below
+            file = open_journal(path)
         except FileNotFoundError:  # a segment that was prepared and not used
             return
         with file:
             position = offset + len(rest)
-            file.seek(position)
-            data, zero, _ = file.read(_CHUNK).partition(b"\0")
+            data, zero, _ = file.pread(_CHUNK, position).partition(b"\0")
             hole = position + len(data)
             # While the file is open: whether the zeros are a hole is decided from the same file.
-            end = _end_of_hole(file.fileno(), hole) if zero else None
+            end = _end_of_hole(file, hole) if zero else None
         # The last piece has no newline yet: the rest of its line is in the next chunk, or not written yet.
         *whole, rest = (rest + data).split(b"\n")
         for line in whole:
@@ -219,6 +241,10 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
             yield line, offset
         if end is None and (zero or not data):
             return
+        if file.is_compressed and len(rest) > MAX_LINE_BYTES:  # no such line is compressed: the file is a bomb
+            offset += len(rest)
+            yield rest, offset
+            rest = b""
         # If they are equal, a line was written there meanwhile: the next round reads it.
         if end is not None and end > hole:
             if rest:  # a line without its newline: it may be whole
@@ -230,19 +256,19 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
             offset, rest = end, b""
 
 
-def _end_of_hole(descriptor: int, zero: int) -> int | None:
-    """Return where lines begin again behind a zero byte; None if there are none, as at the end of a segment in use.
+def _end_of_hole(file: OpenJournal, zero: int) -> int | None:
+    """Return where lines begin again after a zero byte; None if there are none, as at the end of a segment in use.
 
     If the zero has become a line since it was read, they begin there. Lines are written in order, so once a later line
     exists, zeros before it stay zeros.
     """
-    size = os.fstat(descriptor).st_size
+    size = file.size
     # A complete file ends with its last line, so zeros in it are a hole, however long. In a file in use, look at one
     # window only: this happens each time a reader reaches its end.
-    is_complete = size > zero and os.pread(descriptor, 1, size - 1) != b"\0"
+    is_complete = size > zero and file.pread(1, size - 1) != b"\0"
     position = zero
     while True:
-        window = os.pread(descriptor, _CHUNK, position)
+        window = file.pread(_CHUNK, position)
         if not window:
             return None
         if window != _ZEROS[: len(window)]:
@@ -252,40 +278,30 @@ def _end_of_hole(descriptor: int, zero: int) -> int | None:
         position += len(window)
     lines_behind = window.lstrip(b"\0")
     end = position + len(window) - len(lines_behind)
-    if b"\n" not in lines_behind and not (is_complete and _has_newline(descriptor, position + len(window))):
+    if b"\n" not in lines_behind and not (is_complete and _has_newline(file, position + len(window))):
         return None  # a line that a killed process was copying: memory is not copied front to back
-    return end if os.pread(descriptor, 1, zero) == b"\0" else zero
+    return end if file.pread(1, zero) == b"\0" else zero
 
 
-def _has_newline(descriptor: int, position: int) -> bool:
-    while window := os.pread(descriptor, _CHUNK, position):
+def _has_newline(file: OpenJournal, position: int) -> bool:
+    while window := file.pread(_CHUNK, position):
         if b"\n" in window:
             return True
         position += len(window)
     return False
 
 
-def _open_regular(path: str, flags: int) -> int:
-    """Open a regular file without waiting, as a pipe would; for a directory, `open` itself raises."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "Not a regular file", path)
-
-
 def _unread(path: Path, offset: int) -> int:
-    """Return the bytes of a file behind an offset, up to its last line; a segment in use is longer than its lines."""
+    """Return the bytes of a file after an offset, up to its last line; a segment in use is longer than its lines."""
     try:
-        file = path.open("rb", buffering=0)
+        file = open_journal(path)
     except FileNotFoundError:
         return 0
     with file:
-        written = end_of_data(file.fileno(), offset, file.seek(0, 2))
+        written = end_of_data(file, offset, max(offset, file.size))
         while written > offset:
             begin = max(offset, written - _CHUNK)
-            newline = os.pread(file.fileno(), written - begin, begin).rfind(b"\n")
+            newline = file.pread(written - begin, begin).rfind(b"\n")
             if newline >= 0:
                 return begin + newline + 1 - offset
             written = begin
@@ -298,9 +314,11 @@ def read(run_dir: str | Path, *, writer: str | None = None) -> Iterator[AnyRecor
     Metrics of writers other than the main one are prefixed with its name, as in every sink: ``rank1/loss``.
 
     Args:
-        writer: Return only what this writer recorded, without a prefix.
+        writer: Return only what this writer recorded, without a prefix. ``"console"``, or ``"console_rank1"``, returns
+            the console lines of a process.
     """
-    directory = journal_directory(run_dir)
+    is_console = writer is not None and writer.partition("_")[0] == CONSOLE
+    directory = Path(run_dir) / CONSOLE if is_console else journal_directory(run_dir)
     found = [file for file in journal_files(directory) if writer in (None, file.name)]
     # A pass of its own, before any record: a mark in a later session decides about rows of earlier ones.
     marks = find_marks(found)
@@ -333,7 +351,7 @@ def follow(
             new = True
             end.add(entry)
             yield entry.record
-        # Only at a poll without anything new: other writers may still write behind the end of the main one.
+        # Only at a poll without anything new: other writers may still write past the end of the main one.
         if not new and (end.has_ended or (idle_seconds is not None and idle >= idle_seconds)):
             return
         idle = 0.0 if new else idle + poll_seconds
@@ -417,7 +435,7 @@ def journal_directory(run_dir: str | Path) -> Path:
 
 @dataclass(slots=True)
 class ResumeMarks:
-    """What makes records of earlier sessions obsolete: resumes by writer and axis, and repeated evaluations."""
+    """The marks that make earlier records obsolete: resumes by writer and axis, and repeated evaluations."""
 
     resumes: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     evaluated: dict[tuple[str, int, str], int] = field(default_factory=dict)
@@ -461,9 +479,11 @@ def _stream(own: list[JournalFile], marks: ResumeMarks, *, prefixed: bool) -> It
 
 
 def add_writer_prefix(record: AnyRecord, file: JournalFile) -> None:
-    """Prefix the metrics of a writer other than the main one with its name."""
+    """Prefix the metrics and media of a writer other than the main one with its name."""
     if isinstance(record, Metrics) and file.name != MAIN:
         record.values = {f"{file.name}/{name}": value for name, value in record.values.items()}
+    elif isinstance(record, Media | TableRows) and file.name != MAIN:
+        record.name = f"{file.name}/{record.name}"
 
 
 def _decoded(line: bytes) -> Any:
@@ -475,7 +495,7 @@ def _decoded(line: bytes) -> Any:
 
 def drop_obsolete(record: AnyRecord, file: JournalFile, marks: ResumeMarks) -> bool:
     """Remove from a record what its writer repeated in a later session; returns whether nothing is left."""
-    if not isinstance(record, Metrics | Sample | Rewards):
+    if not isinstance(record, Metrics | Sample | SampleUse | Rewards | Media | TableRows):
         return False
     axis = record.axis if not isinstance(record, Rewards) else "train"
     if axis == "eval" and isinstance(record, Metrics):
@@ -486,6 +506,6 @@ def drop_obsolete(record: AnyRecord, file: JournalFile, marks: ResumeMarks) -> b
             record.values = {name: value for name, value in record.values.items() if name not in repeated}
             if not record.values:
                 return True
-    # Only marks of later sessions: a session's own rows come behind its mark and count.
+    # Only marks of later sessions: a session's own rows come after its mark and count.
     resumes = [*marks.resumes.get((file.name, axis), ()), *marks.resumes.get((file.name, EVERY_AXIS), ())]
     return any(session > file.session and record.step > step for session, step in resumes)

@@ -9,6 +9,7 @@ A record with values on a device is written when they have arrived, with the tim
 """
 
 import contextlib
+import functools
 import logging
 import operator
 import os
@@ -18,13 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import Deferred, Source, collect, copied, is_on_device, size_of
+from hookline._engine.metrics import Deferred, MetricsRow, Source, collect, copied, is_numbers, is_on_device, size_of
 from hookline._record.device import defer, defer_uniform
 from hookline._record.journal import Durability, Journal
+from hookline._record.media import invalid
+from hookline._record.media_table import RECORD_BYTES, ROWS_AT_ONCE, Table, table_records
 from hookline._record.reader import EVERY_AXIS, JOURNAL
 from hookline._record.records import (
     Event,
@@ -33,25 +36,43 @@ from hookline._record.records import (
     Record,
     Rewards,
     Sample,
+    SampleUse,
     Status,
+    TableRows,
     clean,
     encode,
     valid_text,
 )
+from hookline._record.redaction import Redact, Redactor, as_redactor
+from hookline._record.samples import BlobFacts, CapturedSample, sample_fields
+
+if TYPE_CHECKING:
+    from hookline._record.artifact_saving import ArtifactSave, ArtifactSaver
+    from hookline._record.artifacts import Artifact
+    from hookline._record.media_writer import MediaWriter
+    from hookline._record.tokens import Tokens
 
 logger = logging.getLogger("hookline")
 
 TEXT_BYTES = 64 << 10
 """How many bytes of one text are kept by default."""
 
-_SAMPLE_FIELDS = tuple(name for name in Sample.__struct_fields__ if name not in ("time", "truncated", "axis"))
 _TEXT_FIELDS = ("prompt", "completion", "expected", "reasoning", "answer")
+_USUAL_STEPS = 1 << 62
 _NUMBERS = frozenset({float, int}).issuperset
+_BEHIND_KIND = len(b'{"kind":"metrics"')
 _USUAL = dict.fromkeys((*_TEXT_FIELDS, "group", "lesson", "axis"), (str,)) | {
     "step": (int,),
     "total": (float, int),
     "advantage": (float, int),
     "rewards": (dict,),
+    "finish": (str,),
+    "version": (int,),
+    "length": (int,),
+    "rollout": (str,),
+    "parent": (str,),
+    "prompt_length": (int,),
+    "last_version": (int,),
 }
 """The usual types of a sample's fields: such a sample is encoded without conversion."""
 
@@ -63,7 +84,8 @@ class Recorder:
         run_dir: The run's directory.
         name: The writer's name, ``main`` or e.g. ``rank1``.
         text_bytes: How many bytes of a text are kept; longer ones are truncated, and their length is recorded.
-        redact: Called with every text of a sample; its result is recorded.
+        redact: A function that is called with every text and returns what is recorded, a regular expression, or a list
+            of these; see `Redactor`. Well-known secrets are redacted in any case, unless it is False.
         durability: See `Journal`.
         clock: Returns seconds since 1970.
         journal: Other arguments of `Journal`.
@@ -75,7 +97,7 @@ class Recorder:
         *,
         name: str = "main",
         text_bytes: int = TEXT_BYTES,
-        redact: Callable[[str], str] | None = None,
+        redact: Redact | Redactor = None,
         durability: Durability = "process",
         clock: Callable[[], float] = time.time,
         **journal: Any,
@@ -86,27 +108,168 @@ class Recorder:
         self._append_line = self.journal.append  # bound once: this is the hot path
         self._text_bytes = text_bytes
         self._short = text_bytes // 4  # characters, of at most four bytes each: surely short enough
-        self._redact = redact
+        self.redactor = as_redactor(redact)
         self._clock = clock
         self._pending = PendingRecords(self._append_resolved)
+        self._run_dir = Path(run_dir)
+        self._media: MediaWriter | None = None
+        self._is_closed = False
+        self._artifacts: ArtifactSaver | None = None
 
     def log(self, *args: Any, step: int = 0, axis: str = "train", **values: Any) -> None:
         """Record metrics: ``log({...}, step=3)`` or ``log(loss=0.5, step=3)``."""
-        self.metrics(collect(args, values, defer, defer_uniform), step, axis)
+        # The usual case: one check of all types shows that there is nothing to convert and nothing to redact.
+        given = values if not args else args[0] if len(args) == 1 and not values else None
+        if type(given) is dict and is_numbers(given):
+            self.metrics(given, step, axis, has_texts=False)
+            return
+        metrics = collect(args, values, defer, defer_uniform)
+        if isinstance(metrics, MetricsRow) and (media := metrics.take_media()):
+            self.media(media, step, axis)
+            if not metrics:
+                return
+        self.metrics(metrics, step, axis)
 
-    def metrics(self, values: dict[str, Any], step: int, axis: str = "train") -> None:
-        """Record flat, plain values, as `collect` returns them."""
+    def metrics(self, values: dict[str, Any], step: int, axis: str = "train", *, has_texts: bool = True) -> None:
+        """Record flat, plain values, as `collect` returns them.
+
+        Args:
+            has_texts: Whether a value may be a text, which has to be redacted.
+        """
         record = Metrics(
             time=self._clock(), step=step if type(step) is int else checked_step(step), values=values, axis=axis
         )
         try:
             line = encode(record)
-            if line.rfind(b"null") < 0:  # no None and no NaN, which the encoder writes as null; faster than `in`
+            # No None and no NaN, which the encoder writes as null; faster than `in`. No text either: only then is there
+            # a quote after a colon, except for the kind and an axis.
+            if line.rfind(b"null") < 0 and (
+                not has_texts or line.rfind(b':"', _BEHIND_KIND) < 0 or not self._has_texts(values)
+            ):
                 self._append_line(line)
                 return
         except (TypeError, ValueError, OverflowError):  # a lone surrogate, a subclass of a plain type, ...
             pass
         self._append(record)
+
+    def metrics_at(self, time: float, values: dict[str, Any], step: int, axis: str = "train") -> None:
+        """Record flat, plain values as of a time in seconds since 1970."""
+        self._append(Metrics(time=time, step=checked_step(step), values=values, axis=axis))
+
+    def _has_texts(self, values: dict[str, Any]) -> bool:
+        return self.redactor.is_active and any(isinstance(value, str) for value in dict.values(values))
+
+    def media(
+        self,
+        media: Mapping[str, Sequence[Any]],
+        step: int,
+        axis: str = "train",
+        *,
+        step_now: Callable[[], int] | None = None,
+        time: float | None = None,
+    ) -> None:
+        """Record captured media, as `collect` returns them; encoded and written off this thread.
+
+        Args:
+            step_now: Returns the step of rows that are added to a table later; ``step`` by default.
+            time: Seconds since 1970; now by default.
+        """
+        stamp = (self._clock() if time is None else time, checked_step(step), axis)
+        for name, values in media.items():
+            others = [value for value in values if not isinstance(value, Table)]
+            for table in values if len(others) < len(values) else ():
+                if isinstance(table, Table):
+                    record = functools.partial(self._add_rows, name, axis, step_now or (lambda: step))
+                    try:
+                        table.bind((str(self._run_dir), name), record)
+                    except OptionError as error:  # recorded under another name, where it stays
+                        others.append(invalid("table", name, error))
+                    else:
+                        self._table_rows(name, table, stamp)
+            if others:
+                self._media_writer().submit(name, others, stamp)
+
+    def _add_rows(self, name: str, axis: str, step_now: Callable[[], int], table: Table) -> None:
+        """Record rows that were added to a table after it was logged."""
+        if self._is_closed:
+            logger.warning("The run of the table %r has ended: rows added to it now are not recorded.", name)
+            table.unbind()
+            return
+        self._table_rows(name, table, (self._clock(), checked_step(step_now()), axis))
+
+    def _table_rows(self, name: str, table: Table, stamp: tuple[float, int, str]) -> None:
+        new = table.take_new()
+        if new.start and not new.rows:  # logged again, with nothing new
+            return
+        if new.has_media or len(new.rows) > ROWS_AT_ONCE or new.nbytes > RECORD_BYTES:
+            self._media_writer().submit(name, [new], stamp)
+            return
+        # Few plain rows are written here: they are in the journal when this returns, as numbers are.
+        for record in table_records(new, name, stamp):
+            self._append_media(record)
+
+    def _append_media(self, record: Record) -> bool:
+        # Redacted before; values on a device are waited for on the writer's thread.
+        if isinstance(record, Sample | SampleUse):
+            return self.journal.append(encode(cleaned(resolve_values(record))))
+        return self.journal.append(_encoded_media(record, self.redactor))
+
+    def _append_surely(self, record: Record) -> None:
+        self.redactor.record(record)
+        self.journal.append_surely(encode(cleaned(record)))
+
+    def _media_writer(self) -> "MediaWriter":
+        if self._media is None:
+            from hookline._record.media_writer import MediaWriter
+
+            made = MediaWriter(
+                self._run_dir, self._append_media, append_surely=self._append_surely, redactor=self.redactor
+            )
+            # One statement: of two threads that log the first image, both get the same writer.
+            self._media = self.__dict__.setdefault("_made_media_writer", made)
+        return self._media
+
+    def save_artifact(
+        self,
+        name: str,
+        files: Any,
+        *,
+        kind: str = "artifact",
+        aliases: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        reference: bool = False,
+        link: bool = False,
+        step: int | None = None,
+    ) -> "ArtifactSave":
+        """Save a version of an artifact, off this thread; see `Loop.save_artifact`."""
+        if isinstance(metadata, Mapping):
+            metadata = self.redactor.settings(dict(metadata))
+        options: dict[str, Any] = {"kind": kind, "aliases": aliases, "metadata": metadata, "step": step}
+        return self._artifact_saver().save(name, files, reference=reference, link=link, **options)
+
+    def use_artifact(self, reference: str, *, root: str | Path | None = None, step: int | None = None) -> "Artifact":
+        """Find a version of an artifact, and record that this run uses it; see `Loop.use_artifact`."""
+        from hookline._record.artifact_saving import ARTIFACT_USED
+        from hookline._record.artifacts import artifact
+
+        saver = self._artifact_saver()
+        found = artifact(reference, root=saver.root if root is None else root, project=saver.project)
+        facts = {"version": found.version, "kind": found.kind, "digest": found.digest, "reference": str(reference)}
+        self.event(ARTIFACT_USED, step=step, artifact=f"{found.project}/{found.name}", **facts)
+        saver.note_use(found)
+        return found
+
+    def _artifact_saver(self) -> "ArtifactSaver":
+        if self._artifacts is None:
+            from hookline._record.artifact_saving import ArtifactSaver
+
+            self._artifacts = ArtifactSaver(self._run_dir, self.event)
+        return self._artifacts
+
+    def finish_artifacts(self) -> None:
+        """Wait until all artifacts are saved. `flush` does not: they are no part of a checkpoint's record."""
+        if self._artifacts is not None:
+            self._artifacts.flush()
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int = 0, axis: str = "train") -> None:
         """Record samples, one mapping each; keys that are not fields of `Sample` go to its ``extra``.
@@ -115,7 +278,7 @@ class Recorder:
             OptionError: One of them cannot be recorded. Then none is.
         """
         lines: list[bytes] = []
-        slow: list[Sample] = []
+        slow: list[tuple[Sample, list[Any]]] = []
         step, axis = checked_step(step), _check_axis(axis)
         for row in rows:
             # From the first slow one on, all are slow: rows that were encoded are written first, and the order must not
@@ -126,15 +289,18 @@ class Recorder:
             else:
                 lines.append(line)
         if slow:
-            _defer_values(slow)
+            _defer_values([sample for sample, _ in slow])
         for line in lines:  # nothing can be refused from here on: all are recorded, or none was
             self.journal.append(line)
-        for sample in slow:
-            self._append(sample)
+        for sample, blobs in slow:
+            if blobs:
+                self._media_writer().submit("samples", [CapturedSample(sample, blobs)], (sample.time, step, axis))
+            else:
+                self._append(sample)
 
     def _plain_sample(self, row: Any, step: int, axis: str) -> bytes | None:
         """Encode a sample of plain values within the limits; None if something needs a closer look."""
-        if type(row) is not dict or self._redact is not None:
+        if type(row) is not dict or self.redactor.has_functions:
             return None
         for name, value in row.items():
             kind = type(value)
@@ -142,10 +308,39 @@ class Recorder:
                 return None
         numbers = [*row.get("rewards", {}).values(), row.get("total", 0.0), row.get("advantage", 0.0)]
         fields: dict[str, Any] = {"time": self._clock(), "step": step, "axis": axis} | row
+        if not all(self.redactor.would_keep(row[name]) for name in _TEXT_FIELDS if name in row):
+            return None
         try:
             return encode(Sample(**fields)) if _NUMBERS(map(type, numbers)) and all(map(isfinite, numbers)) else None
         except (TypeError, ValueError, OverflowError):
             return None
+
+    def sample_use(
+        self,
+        rollouts: Iterable[str],
+        step: int = 0,
+        outcome: str = "learnt",
+        *,
+        tokens: Mapping[str, "Tokens"] | None = None,
+    ) -> None:
+        """Record how a training step used samples.
+
+        Args:
+            rollouts: The samples, by their field ``rollout``.
+            step: The number of the step.
+            outcome: ``learnt``, or why nothing was learnt from them.
+            tokens: What the step computed for each token of some of them.
+        """
+        names = [self.redactor(str(name)) for name in rollouts]
+        use = SampleUse(time=self._clock(), step=checked_step(step), rollouts=names, outcome=str(outcome))
+        blobs: list[tuple[BlobFacts, Any]] = []
+        for name, value in (tokens or {}).items():
+            facts = use.tokens[self.redactor(str(name))] = BlobFacts()
+            blobs.append((facts, value.capture(self.redactor)))
+        if blobs:
+            self._media_writer().submit("samples", [CapturedSample(use, blobs)], (use.time, use.step, use.axis))
+        else:
+            self._append(use)
 
     def rewards(self, name: str, values: Sequence[Any], samples: Sequence[str] = (), *, step: int = 0) -> None:
         """Record the values of a reward function for a batch."""
@@ -176,14 +371,22 @@ class Recorder:
         self.journal.append_surely(encode(mark))
 
     def flush(self) -> None:
-        """Wait until everything recorded so far is in the journal: values from a device take a moment."""
+        """Wait until everything recorded so far is in the journal: values from a device and media take a moment."""
         self._pending.flush()
+        if self._media is not None:
+            self._media.flush()
 
     def close(self) -> None:
         """Finish the journal. May be called again."""
-        # First: its rows still have to be written to the journal.
-        self._pending.close()
-        self.journal.close()
+        # First: their records still have to be written to the journal. Each step runs even if another is interrupted.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.journal.close)
+            if self._media is not None:
+                steps.callback(self._media.close)
+            if self._artifacts is not None:
+                steps.callback(self._artifacts.close)
+            self._is_closed = True
+            self._pending.close()
 
     def _append(self, record: Record) -> None:
         if sources := _sources(record):
@@ -197,26 +400,30 @@ class Recorder:
         if type(record) is Metrics:  # plain numbers need no second look, as in `metrics`
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 line = encode(record)
-                if line.rfind(b"null") < 0:
+                if line.rfind(b"null") < 0 and not self._has_texts(record.values):
                     self.journal.append(line)
                     return
         self._append_now(record)
 
     def _append_now(self, record: Record) -> None:
-        self.journal.append(encode(cleaned(record)))
+        record = cleaned(record)
+        if self.redactor.is_active:
+            self.redactor.record(record)
+        self.journal.append(encode(record))
 
     def _record_gap(self, lost: int) -> None:
         # Called by the journal in the middle of an `append`, which may therefore be re-entered.
         self.event("records_lost", count=lost)
 
-    def _sample(self, row: Mapping[str, Any], step: int, axis: str) -> Sample:
+    def _sample(self, row: Mapping[str, Any], step: int, axis: str) -> tuple[Sample, list[Any]]:
+        """Return a sample, and the tokens and images in it that are written to blobs first."""
         if not isinstance(row, Mapping):
             raise _samples_error(f"{row!r} is not a mapping; give a dict per sample.")
         extra = row.get("extra") or {}
         if not isinstance(extra, Mapping):
             raise _samples_error(f"extra={extra!r}; give a dict.")
-        known = {name: row[name] for name in _SAMPLE_FIELDS if name in row and name != "extra"}
-        extra = dict(extra) | {key: row[key] for key in row if key not in (*_SAMPLE_FIELDS, "axis")}
+        known, others, blobs = sample_fields(row, self.redactor)
+        extra = dict(extra) | others
         axis = _check_axis(row.get("axis", axis))
         own: dict[str, Any] = {"time": self._clock(), "step": step, "axis": axis, "extra": extra}
         sample = Sample(**own | known)
@@ -226,7 +433,7 @@ class Recorder:
         self._truncate_texts(sample)
         # Left on the device here: one transfer for all samples follows in `_defer_values`.
         sample.rewards = copied(collect((sample.rewards,), {}, _keep_on_device))
-        return sample
+        return sample, blobs
 
     def _truncate_texts(self, sample: Sample) -> None:
         cut: dict[str, int] = {}
@@ -237,6 +444,11 @@ class Recorder:
                 setattr(sample, name, kept)
                 cut |= {name: length} if length else {}
         sample.extra = self._truncate_inside(sample.extra, "extra", cut)
+        for name in ("finish", "rollout", "parent"):
+            if (value := getattr(sample, name)) is not None:
+                setattr(sample, name, self._truncate(value)[0])
+        for name in ("prompt_messages", "completion_messages"):
+            setattr(sample, name, self._truncate_inside(getattr(sample, name), name, cut))
         sample.truncated = cut
 
     def _truncate_inside(self, value: Any, path: str, cut: dict[str, int]) -> Any:
@@ -245,6 +457,8 @@ class Recorder:
             kept, length = self._truncate(value)
             cut |= {path: length} if length else {}
             return kept
+        if isinstance(value, BlobFacts):  # filled in when the blob is written
+            return value
         if isinstance(value, Mapping):
             return {key: self._truncate_inside(item, f"{path}.{key}", cut) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -253,7 +467,7 @@ class Recorder:
 
     def _truncate(self, value: str) -> tuple[str, int]:
         """Redact and truncate a text; returns it with its original length in bytes, or 0 if it was short enough."""
-        value = self._redact(value) if self._redact is not None else value
+        value = self.redactor(value)
         encoded = value.encode("utf-8", "replace")
         if len(encoded) <= self._text_bytes:
             return valid_text(value), 0
@@ -305,6 +519,9 @@ def checked_step(step: Any) -> int:
     Raises:
         OptionError: It is not an integer, or too large for a record.
     """
+    # Nearly always, and on the way of every row: without a call.
+    if type(step) is int and -_USUAL_STEPS < step < _USUAL_STEPS:
+        return step
     try:
         number = operator.index(step)
     except TypeError:
@@ -313,6 +530,28 @@ def checked_step(step: Any) -> int:
     if clean(number) != number:
         raise OptionError(f"step: a number of {number.bit_length()} bits cannot be recorded; give a smaller one.")
     return number
+
+
+def _encoded_media(record: Record, redactor: Redactor) -> bytes:
+    """Encode a record of media or rows, whose cells are plain or were cleaned when they were added."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # a lone surrogate, an integer that is too large
+        line = encode(record)
+        # The whole line at once, since a look at each cell costs much more. Not with escapes, which change where words
+        # begin.
+        if line.find(b"\\") >= 0 or not redactor.would_keep(line.decode()):
+            redactor.record(record)
+            line = encode(record)
+        if line.rfind(b"null") < 0:
+            return line
+        if isinstance(record, TableRows):  # None, or NaN, which the encoder writes as null
+            record.rows = [
+                [cell if type(cell) is not float or isfinite(cell) else clean(cell) for cell in row]
+                for row in record.rows
+            ]
+            return encode(record)
+    record = cleaned(record)
+    redactor.record(record)
+    return encode(record)
 
 
 def cleaned(record: Record) -> Record:

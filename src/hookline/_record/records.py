@@ -34,7 +34,21 @@ class Metrics(Record, tag="metrics"):
 
 
 class Sample(Record, tag="sample"):
-    """One completion of a model: the prompt, the output and its rewards."""
+    """One completion of a model: the prompt, the output and its rewards.
+
+    Attributes:
+        prompt_messages: The messages of a prompt that is a chat; ``prompt`` is their text.
+        completion_messages: The messages of a completion that is a chat, with tool calls and their results.
+        finish: Why the completion ended: ``stop``, ``length``, ...
+        version: The version of the weights that generated it; the oldest of several.
+        length: The number of its tokens.
+        tokens: The blob with what is known about each token, see `hookline.Tokens`: ``blob``, ``size``, ``data``.
+        rollout: Its name in the run, which `SampleUse` refers to.
+        parent: The name of the sample that it was forked from.
+        prompt_length: The number of tokens of the prompt.
+        last_version: The newest version of the weights that generated it, if there were several.
+        timings: Seconds by what they were spent on: ``generate``, ``score``, ...
+    """
 
     step: int
     prompt: str = ""
@@ -50,6 +64,34 @@ class Sample(Record, tag="sample"):
     axis: str = "train"
     extra: dict[str, Any] = {}
     truncated: dict[str, int] = {}
+    prompt_messages: list[Any] | None = None
+    completion_messages: list[Any] | None = None
+    finish: str | None = None
+    version: int | None = None
+    length: int | None = None
+    tokens: dict[str, Any] | None = None
+    rollout: str | None = None
+    parent: str | None = None
+    prompt_length: int | None = None
+    last_version: int | None = None
+    timings: dict[str, float] = {}
+
+
+class SampleUse(Record, tag="sample_use"):
+    """How a training step used samples, which were recorded before it.
+
+    Attributes:
+        rollouts: The names of the samples: their ``rollout``.
+        outcome: ``learnt``, or why nothing was learnt from them: ``stale`` (their weights were too old),
+            ``equal_rewards`` (so had their group) or ``surplus`` (the batch was full).
+        tokens: The blobs with what the step computed for each token, by the name of the sample.
+    """
+
+    step: int
+    rollouts: list[str]
+    outcome: str = "learnt"
+    axis: str = "train"
+    tokens: dict[str, dict[str, Any]] = {}
 
 
 class Rewards(Record, tag="rewards"):
@@ -87,7 +129,69 @@ class LogLine(Record, tag="log"):
     step: int | None = None
 
 
-AnyRecord: TypeAlias = Metrics | Sample | Rewards | Status | Event | LogLine
+class ConsoleLine(Record, tag="console"):
+    """A line that the process, its C code or its children printed.
+
+    Attributes:
+        stream: ``stdout`` or ``stderr``; ``note`` for what hookline says about the recording.
+        partial: Whether the line had no end yet. A later line of its stream replaces it.
+        end: The offset after the line in what its stream printed; 0 if it is not known.
+    """
+
+    text: str
+    stream: str = "stdout"
+    step: int | None = None
+    partial: bool = False
+    end: int = 0
+
+
+class Media(Record, tag="media"):
+    """An image, a histogram, a file, ...: what it is, and the blob that holds it.
+
+    Attributes:
+        type: ``image``, ``audio``, ``video``, ``histogram``, ``plot``, ``figure``, ``html``, ``markdown``, ``text`` or
+            ``file``.
+        index: The position in a list that was logged under one name.
+        blob: The SHA-256 of the content; empty where ``data`` holds all of it, as for a histogram.
+        size: The size of the blob in bytes.
+        format: How the blob is encoded, as a file's suffix: ``png``, ``wav``, ...
+        data: Facts of this type: width and height, the counts of a histogram, ...
+    """
+
+    step: int
+    name: str
+    type: str
+    axis: str = "train"
+    index: int = 0
+    blob: str = ""
+    size: int = 0
+    format: str = ""
+    caption: str = ""
+    data: dict[str, Any] = {}
+
+
+class TableRows(Record, tag="table"):
+    """Rows of a table, in the order in which they were added.
+
+    A cell is a plain value, or ``{"media": {...}}`` with the fields of `Media` from ``type`` on.
+
+    Attributes:
+        table: The id of the table: one name may have several, logged at different steps.
+        start: The number of the first of these rows in the table.
+    """
+
+    step: int
+    name: str
+    table: str
+    columns: list[str]
+    rows: list[list[Any]]
+    start: int = 0
+    axis: str = "train"
+
+
+AnyRecord: TypeAlias = (
+    Metrics | Sample | SampleUse | Rewards | Status | Event | LogLine | ConsoleLine | Media | TableRows
+)
 
 HOOKS_PLAN, HOOKS_COST = "hooks_plan", "hooks_cost"
 """Events with the order of subscribers, and with the cost of each at the end of the run."""
@@ -101,7 +205,16 @@ NOTES = "notes"
 """The event for a change of a run's notes."""
 DESCRIPTION = frozenset({HYPERPARAMETERS, SUMMARY, NOTES})
 """Events that mean that ``run.json`` was changed."""
-BOOKKEEPING = frozenset({HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY, NOTES})
+MEDIA_ERROR, MEDIA_LOST = "media_error", "media_lost"
+"""Events for media that could not be recorded: one that was not valid, and how many had no room in all."""
+FAILURE, INTERRUPT = "failure", "interrupt"
+"""Events with the traceback and the last console lines of a failed run, and with where a run was interrupted."""
+ARTIFACT_TAGGED, RANK_ENVIRONMENT = "artifact_tagged", "environment"
+MLFLOW = "mlflow"
+"""The event for what a client of MLflow has changed about a run that a server records for it."""
+BOOKKEEPING = frozenset(
+    {HOOKS_PLAN, HOOKS_COST, RUN_RESULT, SUMMARY, NOTES, FAILURE, INTERRUPT, ARTIFACT_TAGGED, RANK_ENVIRONMENT, MLFLOW}
+)
 """Events for the store and the page; sinks that report progress to people leave them out."""
 
 MAX_DEPTH = 100
@@ -145,7 +258,7 @@ def line_number(line: bytes) -> int | None:
     seal = _SEAL.search(line, start)
     if seal is None:
         if _DAMAGED_SEAL.search(line, start):
-            raise DamagedLineError("its checksum is spoiled")
+            raise DamagedLineError("its checksum is malformed")
         return None
     number = int(seal[1])
     # The checksum is that of the line as it was encoded, with its closing brace, whose place the seal has taken.
@@ -183,8 +296,10 @@ def decode_numbered(line: bytes) -> tuple[int | None, AnyRecord]:
             record.total, record.advantage = parse_nonfinite(record.total), parse_nonfinite(record.advantage)
         case Rewards():
             _parse_items(record.values)
-        case Status() | Event():
+        case Status() | Event() | Media():
             _parse_items(record.data)
+        case TableRows():
+            _parse_items(record.rows)
     return number, record
 
 
@@ -246,7 +361,7 @@ def clean(value: Any, room: int = _MAX_VALUE_DEPTH) -> Any:
 
 
 def valid_text(value: str) -> str:
-    """Replace what UTF-8 cannot encode (lone surrogates)."""
+    """Replace characters that UTF-8 cannot encode (lone surrogates)."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,18 +1,19 @@
 """A run's directory: ``<root>/<project>/<run id>/``, with ``run.json``, the journal and the checkpoints.
 
 Ids are readable (``2026-11-15-brave-otter-3``) and sort by date. ``run.json`` describes the run: the configuration, the
-command, host and versions, and the git commit; uncommitted changes lie beside it in ``git.diff``. It is replaced as a
-whole, so a reader never sees a part of it. A lock marks a running run and ends with its process.
+command, host and versions, and the git commit; uncommitted changes lie beside it in ``git.diff`` (see
+`hookline._record.environment`). It is replaced as a whole, so a reader never sees a part of it. A lock marks a running
+run and ends with its process.
 """
 
 import contextlib
+import functools
 import getpass
 import json
 import os
 import platform
 import secrets
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,12 +26,17 @@ from hookline._record import files, trust
 from hookline._record.files import sync_directory, write_atomically
 from hookline._record.reader import last_status
 from hookline._record.records import clean
+from hookline._record.redaction import Redactor
+from hookline._record.source_code import head_commit
 
 METADATA = "run.json"
 LOCK = "lock"
+EXPERIMENT_LOCK = "experiment.lock"
+"""Held by the process that runs an experiment, in the experiment's directory."""
+RECEIVED = "received.json"
+"""In a run that another machine sends: who sends it. Its modification time is that of the last contact."""
 _UPDATES = threading.Lock()
 """Held while ``run.json`` is read and replaced: threads may set notes and a summary at once."""
-_MAX_DIFF_BYTES = 1 << 20
 _MAX_NAME_BYTES = 255
 _MAX_SUGGESTED = 3
 _ADJECTIVES = (
@@ -43,12 +49,32 @@ _ANIMALS = (
 )
 
 
-def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str | None = None) -> Path:
+def _renew_lock() -> None:
+    """Replace the lock in a forked child: a thread of the parent may have held it."""
+    global _UPDATES
+    _UPDATES = threading.Lock()
+
+
+@functools.cache
+def _renew_in_children() -> None:
+    """Renew the lock in forked children; registered by the first update, not by the import."""
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def create(
+    root: str | Path,
+    project: str,
+    facts: dict[str, Any],
+    *,
+    run_id: str | None = None,
+    redactor: Redactor | None = None,
+) -> Path:
     """Create the directory and ``run.json`` of a new run; both survive a power cut.
 
     Args:
-        facts: Added to the metadata; if it has ``git``, git is not called.
+        facts: Added to the metadata.
         run_id: The directory's name; a new unique one by default.
+        redactor: Redacts the command, the configuration, notes and tags; well-known secrets by default.
 
     Raises:
         ConfigError: The project's name is not valid, or the directory cannot be written.
@@ -68,7 +94,7 @@ def create(root: str | Path, project: str, facts: dict[str, Any], *, run_id: str
         home.mkdir(parents=True, exist_ok=True)
         directory = _make(home) if run_id is None else home / run_id
         directory.mkdir(exist_ok=True)
-        _write_metadata(directory, clean(_describe_run(directory, facts)))
+        _write_metadata(directory, _describe_run(directory, facts, redactor or Redactor()))
         # Otherwise a power cut could take the directory with the synced file in it.
         for path in (directory, *new):
             sync_directory(path.parent)
@@ -85,6 +111,7 @@ def update(directory: Path, name: str, change: Any) -> None:
     Args:
         change: The new value, None to remove it, or, for a mapping, a pair of its new items and the names to remove.
     """
+    _renew_in_children()
     # Threads only: a run belongs to one process, which holds its lock.
     with _UPDATES:
         metadata = read_metadata(directory)
@@ -103,8 +130,10 @@ def update(directory: Path, name: str, change: Any) -> None:
 
 def read_metadata(directory: Path) -> dict[str, Any]:
     """Return the content of ``run.json``; empty if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        metadata = json.loads((directory / METADATA).read_text(encoding="utf-8"))
+    file = directory / METADATA
+    # One of a shared root may be anything: reading a pipe would wait for ever.
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        metadata = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         return metadata if isinstance(metadata, dict) else {}
     return {}
 
@@ -183,6 +212,14 @@ def is_alive(directory: Path) -> bool | None:
     return files.is_locked(directory / LOCK)
 
 
+def last_received(directory: Path) -> float | None:
+    """Return when another machine last sent something of the run; None if it was recorded here."""
+    try:
+        return (directory / RECEIVED).lstat().st_mtime
+    except OSError:
+        return None
+
+
 def _make(home: Path) -> Path:
     """Create a directory with a new id; the number counts the runs of the day."""
     day = time.strftime("%Y-%m-%d")
@@ -199,55 +236,39 @@ def _make(home: Path) -> Path:
             return directory
 
 
-def git_metadata(directory: Path) -> dict[str, Any]:
-    """Return the commit of the current directory, and write uncommitted changes to ``git.diff``."""
+def user_name() -> str:
+    """Return the name of this process's user."""
     try:
-        # With a limit: git may hang on a network file system, and a training must start without it.
-        run = {"capture_output": True, "timeout": 5, "check": True}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.decode().strip()  # type: ignore[call-overload]  # noqa: S607
-        diff = subprocess.run(["git", "diff", "HEAD"], **run).stdout  # type: ignore[call-overload]  # noqa: S607
-    except (OSError, subprocess.SubprocessError):  # no git, or no repository
-        commit, diff = None, b""
-    if diff:
-        write_atomically(directory / "git.diff", diff[:_MAX_DIFF_BYTES])
-    return {"commit": commit, "changed": bool(diff)}
-
-
-def _describe_run(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    try:
-        user = getpass.getuser()
+        return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
+        return str(os.getuid())
+
+
+def _describe_run(directory: Path, facts: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
+    # Only what takes no time: a thread of the session gathers the rest.
     metadata: dict[str, Any] = {
         "id": directory.name,
         "started": time.time(),
-        "command": sys.argv,
-        "cwd": str(Path.cwd()),
+        "command": redactor.command(sys.argv),
+        "cwd": redactor(str(Path.cwd())),
         "host": socket.gethostname(),
-        "user": user,
+        "user": user_name(),
         "pid": os.getpid(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": _packages(),
     }
     if "git" not in facts:
-        metadata["git"] = git_metadata(directory)
-    return metadata | facts
+        metadata["git"] = {"commit": head_commit(Path.cwd())}
+    known: dict[str, Any] = clean(metadata | facts)
+    for name in ("config", "notes", "tags"):
+        if name in known:
+            known[name] = redactor.settings(known[name])
+    return known
 
 
 def _write_metadata(directory: Path, metadata: dict[str, Any]) -> None:
     # Synced at every durability level: a checkpoint is found through this file.
     write_atomically(directory / METADATA, (json.dumps(metadata, indent=2) + "\n").encode())
-
-
-def _packages() -> dict[str, str]:
-    """Return the versions of the loaded packages that have one."""
-    # A copy, made atomically: other threads may import something meanwhile.
-    tops = {name: module for name, module in sys.modules.copy().items() if "." not in name and name[0] != "_"}
-    others = sorted(tops.keys() - sys.stdlib_module_names)
-    # From the dict, because a module's own `__getattr__` may import things or warn.
-    versions = {name: getattr(tops[name], "__dict__", {}).get("__version__") for name in others}
-    return {name: version for name, version in versions.items() if isinstance(version, str)}
 
 
 MAX_TAGS = 32

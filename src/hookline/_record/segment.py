@@ -1,9 +1,13 @@
 """The files of a journal: their names, preallocated mapped segments, and what survives of them after a crash.
 
 A segment in use is locked, so that `reclaim_abandoned` can tell segments of killed writers from others, on any machine
-that shares the file system. It has zeros behind its last line.
+that shares the file system. It has zeros after its last line.
 
-Storing into a page behind the end of a truncated file raises SIGBUS, which would end the training. No check before
+The files of an ended run may be compressed (`hookline._record.compression`): ``X.jsonl`` is then ``X.jsonl.zst``. Both
+are one file for readers, under the name ``X.jsonl``: `journal_files` lists that name, and `open_journal` opens what is
+there. Names, offsets and digests therefore stay the same, and a file may be compressed while it is read.
+
+Storing into a page past the end of a truncated file raises SIGBUS, which would end the training. No check before
 the store closes the gap between the two, and a system call for each line is what the map avoids. So the signal itself
 is handled, at no cost until it comes: the handler restores the file's size, or replaces the map by anonymous memory,
 and the processor repeats the interrupted store.
@@ -15,6 +19,7 @@ from elsewhere goes to the handler that was installed before.
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import hashlib
@@ -22,21 +27,26 @@ import mmap
 import os
 import re
 import signal
+import stat
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
+
+from hookline._record.seekable import SUFFIX, CompressedFile
 
 DIGESTS = ".sha256"
 """The suffix of the file that lists the digests of a writer's complete files, in the format of ``sha256sum``."""
 _DIGEST = re.compile(rb"([0-9a-f]{64})  ([^\x00-\x20]+\.jsonl)")
+_ENDINGS = (".jsonl", f".jsonl{SUFFIX}")
 _UNMAPPABLE = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "wekafs", "virtiofs"}
 _UNMAPPABLE |= {"btrfs", "zfs", "vboxsf", "prl_fs", "fuse"}
 """File systems that do not guarantee space for preallocated files, or do not show mapped pages to other machines."""
 _MAX_FAULTS = 3
 _WINDOW = 128 << 10
 _ZEROS = bytes(_WINDOW)
+_PIECE = 1 << 20
 
 _MAP_FIXED = 0x10
 _SA_SIGINFO = 4
@@ -45,7 +55,7 @@ _CODE, _ADDRESS = 8, 16
 
 
 class JournalFile(NamedTuple):
-    """A journal file and the parts of its name."""
+    """A journal file and the parts of its name; open it with `open_journal`, because it may be compressed."""
 
     path: Path
     name: str
@@ -54,20 +64,23 @@ class JournalFile(NamedTuple):
     number: int
 
 
-def journal_files(directory: Path) -> list[JournalFile]:
-    """Return the journal files in a directory, each writer's in order."""
-    return _scan(directory, _is_regular)
+def journal_files(directory: Path, *, follow_links: bool = True) -> list[JournalFile]:
+    """Return the journal files in a directory, each writer's in order; a compressed one under its original name."""
+    return _scan(directory, lambda entry: (follow_links or not entry.is_symlink()) and _is_regular(entry))
 
 
 def irregular_files(directory: Path) -> list[JournalFile]:
     """Return what has a journal file's name and is not a regular file: opening a pipe would block for ever."""
-    return _scan(directory, lambda entry: not entry.is_symlink() and not _is_regular(entry))
+    regular = set(journal_files(directory))
+    found = _scan(directory, lambda entry: not entry.is_symlink() and not _is_regular(entry))
+    return [file for file in found if file not in regular]
 
 
 def _scan(directory: Path, accept: Callable[["os.DirEntry[str]"], bool]) -> list[JournalFile]:
     try:
         with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(".jsonl") and accept(entry)]
+            accepted = (entry.name for entry in entries if entry.name.endswith(_ENDINGS) and accept(entry))
+            names = {name.removesuffix(SUFFIX) for name in accepted}  # both are there while a file is compressed
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
     found = []
@@ -83,6 +96,96 @@ def _is_regular(entry: "os.DirEntry[str]") -> bool:
     with contextlib.suppress(OSError):  # a link to itself, or into a directory without permission
         return entry.is_file()
     return False
+
+
+class PlainFile:
+    """A journal file that is not compressed, open for reading.
+
+    Args:
+        descriptor: An open regular file, which `close` closes.
+    """
+
+    is_compressed = False
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def size(self) -> int:
+        """The size of the file; a segment in use is longer than its lines, and may grow."""
+        return os.fstat(self._descriptor).st_size
+
+    def stat(self) -> os.stat_result:
+        """Return the status of the file."""
+        return os.fstat(self._descriptor)
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Return at most so many bytes at an offset."""
+        return os.pread(self._descriptor, count, offset)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield all of the content."""
+        offset = 0
+        while piece := self.pread(_PIECE, offset):
+            yield piece
+            offset += len(piece)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+OpenJournal = PlainFile | CompressedFile
+"""An open journal file: ``size``, ``pread(count, offset)``, ``pieces()``, ``stat()``, ``is_compressed``, ``close``."""
+
+
+def open_journal(path: Path | str, *, follow_links: bool = True, directory: int | None = None) -> OpenJournal:
+    """Open a journal file for reading, compressed or not: sizes and offsets are those of its content.
+
+    Args:
+        path: The name without ``.zst``.
+        follow_links: Whether the file may be a link.
+        directory: A descriptor of the directory that a relative path is in.
+
+    Raises:
+        FileNotFoundError: There is neither.
+        OSError: It cannot be read, or is not a regular file.
+        MissingExtraError: It is compressed, its index is damaged, and the package for zstd is not installed.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    # The original first: where both are there, it has at least as much. It is tried a second time for the case that
+    # the compressed file was unpacked between the two attempts.
+    for suffix in ("", SUFFIX, ""):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(f"{os.fspath(path)}{suffix}", flags, dir_fd=directory)
+            break
+    else:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    try:
+        found = os.fstat(descriptor)
+        mode = found.st_mode
+        # An empty file beside a compressed one: a server was killed before it could lock what it had just created.
+        if not suffix and not found.st_size and stat.S_ISREG(mode):
+            with contextlib.suppress(FileNotFoundError):
+                beside = os.open(f"{os.fspath(path)}{SUFFIX}", flags, dir_fd=directory)
+                os.close(descriptor)
+                descriptor, suffix = beside, SUFFIX
+                mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return CompressedFile(descriptor) if suffix else PlainFile(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
 
 
 def recorded_digests(directory: Path) -> tuple[dict[str, str], list[str]]:
@@ -170,7 +273,7 @@ class Segment:
         release(self)
         self.map.close()
         try:
-            # Never longer: that would put zeros behind the end of a truncated file, where readers would take them for a
+            # Never longer: that would put zeros past the end of a truncated file, where readers would take them for a
             # hole.
             os.ftruncate(self.descriptor, min(used, os.fstat(self.descriptor).st_size))
         finally:
@@ -204,18 +307,20 @@ def _last_byte(descriptor: int, end: int) -> int:
     return 0
 
 
-def end_of_data(descriptor: int, low: int, high: int) -> int:
+def end_of_data(file: OpenJournal, low: int, high: int) -> int:
     """Find where the zeros of a segment begin, by halving: no line contains one.
 
     Small holes between lines are passed, as a reader does.
     """
+    if file.is_compressed:  # only complete files are compressed, and those have no zeros
+        return high
     end = high
     while True:
         high = end
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if os.pread(descriptor, 1, middle) == b"\0" else (middle + 1, high)
-        behind = os.pread(descriptor, min(_WINDOW, end - low), low)
+            low, high = (low, middle) if file.pread(1, middle) == b"\0" else (middle + 1, high)
+        behind = file.pread(min(_WINDOW, end - low), low)
         if behind == _ZEROS[: len(behind)]:
             return low
         low += len(behind) - len(behind.lstrip(b"\0"))

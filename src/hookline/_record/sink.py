@@ -6,12 +6,13 @@ another process, and saved for a later delivery. A delivery calls it from one th
 - `open` with the state that was saved last (None the first time). What it returns is saved before anything is written.
 - `write` with batches of journal entries, in order. What it returns is saved together with the cursor: then the batch
   counts as delivered and does not come again. An exception means that nothing of the batch counts: the sink is closed,
-  opened again with the last state, and gets the batch again. A sink makes that harmless: it truncates what lies behind
+  opened again with the last state, and gets the batch again. A sink makes that harmless: it truncates what lies after
   its state, or marks what it sends with the entry's ``id``. A resume mark comes in a batch of its own.
 - `beat` about once a second while the training process lives, whether or not there are new records.
 - `close` at the end, and after an exception; more than once is fine.
 
-A state that is a dict may have ``left_out``: how many values of delivered rows the destination did not accept.
+A state that is a dict may have ``left_out``: how many values the destination did not accept or cannot show, and
+``blobs_left_out``: how many images, files and other blobs of them it does not have.
 ``hookline runs sync`` and ``runs verify`` show it. `ids` returns, from a saved state and in any process, the
 destination's ids of the run.
 
@@ -44,7 +45,7 @@ class Sink(ABC):
     batch_records: ClassVar[int] = 500
     """The most records that `write` gets at once."""
 
-    mends: ClassVar[bool] = False
+    repairs: ClassVar[bool] = False
     """Whether `open` asks the destination what it holds, and delivers again what it has lost.
 
     ``hookline runs sync RUN`` opens such a sink even if everything has been delivered.
@@ -83,7 +84,7 @@ class Sink(ABC):
         return ""
 
     def set_aside(self, run_dir: Path, state: Any) -> None:  # noqa: B027 - most have nothing to move
-        """Move what is left of a damaged destination (see `find_loss`) out of the way of a new delivery."""
+        """Move the rest of a damaged destination (see `find_loss`) out of the way of a new delivery."""
 
     def is_intact(self) -> bool:
         """Return whether the open destination still has what was delivered, as far as a system call or two can tell.
@@ -104,10 +105,10 @@ class Sink(ABC):
         """Deliver a batch, and return the state to continue from: anything that JSON can represent."""
 
     def beat(self) -> None:  # noqa: B027 - few sinks have a heartbeat
-        """Do what has to be done from time to time while the training process lives."""
+        """Do periodic work while the training process lives."""
 
     def close(self) -> None:  # noqa: B027 - a sink need not hold anything
-        """Release what `open` acquired."""
+        """Release the resources acquired by `open`."""
 
     def ids(self, state: Any) -> dict[str, str]:
         """Return the destination's own ids of the run, e.g. ``{"run_id": ...}``, from a saved state.
@@ -151,9 +152,7 @@ def _reject_duplicate(name: str, sink: Sink, made: Mapping[str, Sink]) -> None:
     spec = _unnamed_spec(sink)
     twins = [] if None in spec["with"].values() else [other for other in made if _unnamed_spec(made[other]) == spec]
     if twins:
-        raise OptionError(
-            f"sinks: {twins[0]!r} and {name!r} are one sink given twice. Give one of them other settings."
-        )
+        raise OptionError(f"sinks: {twins[0]!r} and {name!r} are the same sink. Give one of them other settings.")
     path = getattr(sink, "path", None)
     sharing = [other for other in made if path is not None and getattr(made[other], "path", None) == path]
     if sharing:
@@ -188,9 +187,9 @@ def _build(name: str, arguments: Mapping[str, Any]) -> Sink:
 
 
 def can_repair(spec: Mapping[str, Any]) -> bool:
-    """Return whether the sink of a spec `mends`, without building it; False if it cannot be found."""
+    """Return whether the sink of a spec `repairs`, without building it; False if it cannot be found."""
     try:
-        return bool(getattr(_find(str(spec.get("use"))), "mends", False))
+        return bool(getattr(_find(str(spec.get("use"))), "repairs", False))
     except HooklineError:
         return False
 

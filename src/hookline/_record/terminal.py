@@ -29,6 +29,15 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
 
 
+def plural(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def printable_json(document: str) -> str:
     """Replace what a terminal would interpret by JSON escapes; the document means the same."""
     return _NOT_IN_JSON.sub(lambda found: found[0] if found[0].isprintable() else _escape_json(found[0]), document)

@@ -145,7 +145,9 @@ def reject_outside_links(run_dir: Path, *, but_own: bool = False) -> None:
 
 
 def _outside_link(root: Path, directory: Path, *, but_own: bool) -> Path | None:
-    with contextlib.suppress(NotADirectoryError, FileNotFoundError), os.scandir(directory) as entries:
+    # Where another user may not look, that user's commands are; nothing can be written through it either.
+    ignored = (NotADirectoryError, FileNotFoundError, PermissionError)
+    with contextlib.suppress(*ignored), os.scandir(directory) as entries:
         for entry in entries:
             path = Path(entry.path)
             if entry.is_symlink():
