@@ -2,7 +2,7 @@
 
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.moments import Callback
-from hookline.callbacks.alert import Alert
+from hookline.callbacks.alert import Alert, NoProgress
 from hookline.callbacks.checkpoint import CheckpointCallback
 from hookline.callbacks.csv_metrics import CsvMetrics
 from hookline.callbacks.early_stopping import EarlyStoppingCallback
@@ -33,6 +33,7 @@ __all__ = [
     "LearningRateMonitor",
     "LoggerCallback",
     "NaNGuard",
+    "NoProgress",
     "PrintProgress",
     "ProgressBar",
     "ProgressWatchdog",

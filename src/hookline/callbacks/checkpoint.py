@@ -6,6 +6,10 @@ seen them. A checkpoint that cannot be written ends the training.
 An old checkpoint is deleted only when the new one is complete, only if this callback saved it, and only inside the
 loop's output directory. Several callbacks that save at the same steps share those checkpoints; the last one that keeps
 a checkpoint deletes it. A training that starts at step zero starts with no kept checkpoints.
+
+With ``artifact=``, each checkpoint that is kept is also a version of an artifact. Files of hookline's own checkpoints
+are hard-linked, since they are never changed in place; those of other trainers are copied. A version stays when its
+checkpoint is deleted.
 """
 
 import logging
@@ -18,10 +22,12 @@ from typing import Any, Literal
 
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
+from hookline._engine.metrics import plain
 from hookline._engine.registry import register
 from hookline._engine.state import LoopArtifacts, LoopState, ManifestRow
 from hookline._engine.subscriber import WRITER_PRIORITY
 from hookline._engine.subscriber_list import SubscriberList
+from hookline._record.artifact_versions import checked_name
 from hookline.callbacks.monitoring import (
     MonitorCheck,
     StatefulCallback,
@@ -35,7 +41,7 @@ from hookline.callbacks.monitoring import (
 logger = logging.getLogger("hookline")
 
 TRASH = ".deleted"
-_MANIFEST = "manifest.json"
+_MANIFEST, _STATE = "manifest.json", "state.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class KeptCheckpoints:
 
     def add(self, candidate: KeptCheckpoint, path: Path) -> None:
         """Add a saved checkpoint, replacing an earlier one at the same path."""
-        added = replace(candidate, path=self._relative(path))
+        added = replace(candidate, path=self.relative(path))
         self.checkpoints = [*(kept for kept in self.checkpoints if kept.path != added.path), added]
 
     def set_value(self, step: int, value: float | None) -> bool:
@@ -99,7 +105,7 @@ class KeptCheckpoints:
 
     def disown(self, path: Path) -> None:
         """Never delete the checkpoint at this path: something else saved it too."""
-        relative = self._relative(path)
+        relative = self.relative(path)
         self.checkpoints = [replace(kept, own=False) if kept.path == relative else kept for kept in self.checkpoints]
 
     def prune(self, *, spared: Collection[Path] = (), delete: bool) -> None:
@@ -116,7 +122,12 @@ class KeptCheckpoints:
                 self._delete(path)
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint in selected]
 
-    def _relative(self, path: Path) -> str:
+    def is_selected(self, relative: str) -> bool:
+        """Whether the rule keeps the checkpoint at a path."""
+        return any(checkpoint.path == relative for checkpoint in self._selected(self.checkpoints))
+
+    def relative(self, path: Path) -> str:
+        """A path relative to the output directory, if it is inside."""
         return str(path.resolve().relative_to(self.root.resolve()) if self.root and self.is_inside(path) else path)
 
     def _ranked(self, checkpoints: list[KeptCheckpoint]) -> list[KeptCheckpoint]:
@@ -170,8 +181,10 @@ class CheckpointCallback(StatefulCallback):
         mode: Whether smaller ("min") or larger ("max") is better; by default guessed from the metric's name.
         save_top_k: How many of the best to keep; 0 for none, -1 for all.
         save_last: Keep the latest, whatever its metric, and save one when training ends normally.
-        every_n_epochs: Save after every so many epochs.
-        every_n_steps: Save after every so many steps.
+        every_n_epochs: Save every N epochs.
+        every_n_steps: Save every N steps.
+        artifact: The name of an artifact. Each checkpoint that is kept becomes a version of it, without being copied;
+            with a ``monitor``, the alias ``best`` names the version of the best one.
     """
 
     priority = WRITER_PRIORITY - 1  # runs last, so that a checkpoint contains the state of the other callbacks
@@ -185,6 +198,7 @@ class CheckpointCallback(StatefulCallback):
         save_last: bool = True,
         every_n_epochs: int | None = None,
         every_n_steps: int | None = None,
+        artifact: str | None = None,
     ) -> None:
         require_metric_name("monitor", monitor, optional=True)
         if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
@@ -197,6 +211,7 @@ class CheckpointCallback(StatefulCallback):
         self.save_last = save_last
         self.every_n_epochs = require_integer("every_n_epochs", every_n_epochs, optional=True)
         self.every_n_steps = require_integer("every_n_steps", every_n_steps, optional=True)
+        self.artifact = None if artifact is None else checked_name(artifact)
         sign = -1 if self.mode == "min" else 1
         self._kept = KeptCheckpoints(ranked_by_value=monitor is not None, sign=sign, top_k=save_top_k, last=save_last)
         self._check = MonitorCheck(monitor or "", consequence=": no checkpoint counts as the best")
@@ -205,13 +220,15 @@ class CheckpointCallback(StatefulCallback):
     def _reset(self) -> None:
         self._kept.checkpoints = []
         self._check.reset()
-        self._due = False
+        self._due = self._cannot_save = False
         self._saving: KeptCheckpoint | None = None  # while this callback saves
         self._requested: KeptCheckpoint | None = None  # requested from the loop, not saved yet
         self._requested_at: int | None = None
         self._value_step: int | None = None  # the step of the latest value
         self._saved_at: int | None = None  # the step of this callback's latest checkpoint
         self._saved_by_others: set[Path] = set()
+        self._versions: dict[str, Any] = {}  # the artifact's versions, by the path of the checkpoint
+        self._tagged: Any = None  # the version that is called best
 
     @property
     def best_value(self) -> float | None:
@@ -231,7 +248,10 @@ class CheckpointCallback(StatefulCallback):
     def on_train_start(self, loop: LoopState, /) -> None:
         super().on_train_start(loop)
         self._kept.root = loop.output_dir
-        if loop.output_dir is None and loop.rank == 0:
+        self._cannot_save = bool(reason := getattr(loop, "no_checkpoints", None))
+        if reason:
+            logger.warning("checkpoint saves nothing: %s.", reason)
+        elif loop.output_dir is None and loop.rank == 0:
             logger.warning("checkpoint: the loop has no output_dir to save in. Pass root= or output_dir= to it.")
 
     def on_checkpoint_load(self, loop: LoopState, row: ManifestRow, /) -> None:
@@ -245,6 +265,7 @@ class CheckpointCallback(StatefulCallback):
 
     def on_checkpoint(self, loop: LoopState, row: ManifestRow, /) -> None:
         requested = self._requested
+        self._save_version(loop, row)
         if requested is not None and requested.step == row.step:
             self._requested = None
             self._keep(loop, requested, row)
@@ -338,6 +359,8 @@ class CheckpointCallback(StatefulCallback):
 
     def _save(self, loop: LoopState) -> None:
         self._due = False
+        if self._cannot_save:
+            return
         # Processes have to save together but may have seen different metrics. So they share the value, and decide by
         # what is the same on all of them: only a single process may skip a checkpoint that it would not keep.
         candidate = KeptCheckpoint(loop.step, value=self._shared_value(loop))
@@ -359,12 +382,38 @@ class CheckpointCallback(StatefulCallback):
         self._saved_at = candidate.step
         if row.path in self._saved_by_others:
             self._kept.disown(row.path)
+        self._save_version(loop, row)  # before pruning, which may delete the files of others
         self._prune(loop)
+
+    def _save_version(self, loop: LoopState, row: ManifestRow) -> None:
+        """Make a kept checkpoint a version of the artifact; where that fails, training continues."""
+        key = self._kept.relative(row.path)
+        # A host may save it later, and reports it again then.
+        is_due = self.artifact is not None and loop.rank == 0 and key not in self._versions and row.path.exists()
+        if self.artifact is None or not is_due or not self._kept.is_selected(key):
+            return
+        is_ours = all((row.path / name).is_file() for name in (_MANIFEST, _STATE))
+        metadata = {"step": row.step, "metrics": plain(dict(row.metrics))}
+        try:
+            save = loop.save_artifact(self.artifact, row.path, kind="model", metadata=metadata, link=is_ours)
+        except OptionError as error:
+            logger.warning("%s: the checkpoint %s is not saved as an artifact: %s", self.name, row.path, error)
+        else:
+            self._versions[key] = save
 
     def _prune(self, loop: LoopState) -> None:
         others = [other._kept for other in self._others(loop)]
         kept_by_others = {kept.path(checkpoint) for kept in others for checkpoint in kept.checkpoints}
+        self._tag_best()
         self._kept.prune(spared=kept_by_others, delete=loop.rank == 0)
+
+    def _tag_best(self) -> None:
+        """Let the artifact's alias follow the best checkpoint, which an evaluation after its saving may change."""
+        best = self._kept.best
+        version = None if self.monitor is None or best is None else self._versions.get(best.path)
+        if version is not None and version is not self._tagged:
+            self._tagged = version
+            version.tag("best")
 
     def _others(self, loop: LoopState) -> "list[CheckpointCallback]":
         """The loop's other checkpoint callbacks, which may keep the same checkpoints."""

@@ -13,8 +13,9 @@ A bare loop cannot see its optimizer step unless it registers this hook once, be
 
     optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
 
-or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, for example before it clips. The monitor
-warns if it sees no gradients: at the start if the loop never exposes any (JAX, Keras), else after the first due step.
+or calls ``run.callbacks.on_before_optimizer_step(run, optimizer)`` itself, for example before it clips. A loop in JAX
+passes its gradients to ``run.before_update(gradients)``. The monitor warns if it sees no gradients: at the start if the
+loop never exposes any (Keras), else after the first due step.
 """
 
 import logging
@@ -22,6 +23,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from hookline._engine import jax_trees
 from hookline._engine.errors import OptionError
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
@@ -51,6 +53,9 @@ def parameters_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
 
 def gradients_by_name(loop: LoopState, optimizer: Any) -> dict[str, Any]:
     """The gradients that exist and are not empty; of a sparse one, its values."""
+    tree = getattr(loop, "gradients", None)
+    if tree is not None:  # those of a loop in JAX, during `before_update`
+        return {name: gradient for name, gradient in jax_trees.named_leaves(tree).items() if gradient.size}
     found = {}
     for name, parameter in parameters_by_name(loop, optimizer).items():
         gradient = getattr(parameter, "grad", None)
@@ -76,12 +81,29 @@ def norms(gradients: list[Any], order: float) -> Any:
 
     If gradients are sharded, every process has to call it.
     """
+    if jax_trees.is_array(gradients[0]):
+        return jax_trees.norms(gradients, order)
     torch = sys.modules["torch"]
     with torch.no_grad():
         each = _own_norms(gradients, order)
         if any(map(is_sharded, gradients)):
             each = _combined(each, gradients, order)
         return torch.stack([norm.to(each[0].device, non_blocking=True) for norm in each])
+
+
+def norm_of(values: Any, order: float) -> Any:
+    """The norm of a tensor or an array of one dimension."""
+    if jax_trees.is_array(values):
+        return jax_trees.norm(values, order)
+    return sys.modules["torch"].linalg.vector_norm(values, order)
+
+
+def norms_of_parts(values: Any, sizes: list[int], order: float) -> Iterable[Any]:
+    """The norm of each part of a tensor or an array of one dimension, by one operation."""
+    if jax_trees.is_array(values):
+        return jax_trees.norms_of_parts(values, sizes, order)
+    parts: Iterable[Any] = sys.modules["torch"]._foreach_norm(values.split(sizes), order)
+    return parts
 
 
 class StepNorms:
@@ -151,6 +173,8 @@ def first_not_finite(gradients: list[Any], *, together: bool = False) -> Any:
     Args:
         together: Agree with all other processes, with one all-reduce; every process has to call it.
     """
+    if jax_trees.is_array(gradients[0]):
+        return jax_trees.first_not_finite(gradients)
     torch = sys.modules["torch"]
     with torch.no_grad():
         own = _own_norms(gradients, float("inf"))  # the largest element, because a sum could overflow
@@ -170,7 +194,7 @@ class GradientMonitor(Callback):
     ``clipped_grad_norm/<layer>``.
 
     Args:
-        every: Log every so many steps.
+        every: Log every N steps.
         by_layer: Also log the layers, if the loop has a model.
         norm_type: The order of the norm: 2 is the usual one, ``float("inf")`` the largest element.
     """
@@ -209,7 +233,14 @@ class GradientMonitor(Callback):
             loop.log(values)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:
-        if not self._has_fired and not self._has_warned and loop.optimizer is not None:
+        if self._has_fired or self._has_warned:
+            return
+        if hasattr(loop, "before_update"):
+            self._has_warned = True
+            logger.warning(
+                "gradient_monitor saw no gradients: pass them to run.before_update(gradients) before the update."
+            )
+        elif loop.optimizer is not None:
             self._has_warned = True
             logger.warning(
                 "gradient_monitor saw no gradients: on_before_optimizer_step never fired. In a loop of your own, "
@@ -218,14 +249,12 @@ class GradientMonitor(Callback):
 
     def _norms(self, gradients: dict[str, Any], *, by_layer: bool) -> dict[str, Any]:
         """The norms by metric name: three operations on the device, however many layers there are."""
-        vector_norm = sys.modules["torch"].linalg.vector_norm
         layers: dict[str, list[Any]] = {}
         for name, gradient in gradients.items():
             layers.setdefault(name.rpartition(".")[0] or name, []).append(gradient)
         each = norms([gradient for members in layers.values() for gradient in members], self.norm_type)
-        values = {"grad_norm": vector_norm(each, self.norm_type)}
+        values = {"grad_norm": norm_of(each, self.norm_type)}
         if by_layer:
-            parts = each.split([len(members) for members in layers.values()])
-            of_layers = sys.modules["torch"]._foreach_norm(parts, self.norm_type)
+            of_layers = norms_of_parts(each, [len(members) for members in layers.values()], self.norm_type)
             values |= {f"grad_norm/{layer}": norm for layer, norm in zip(layers, of_layers, strict=True)}
         return values

@@ -1,4 +1,4 @@
-"""Logs a line of metrics every so many steps and epochs, and optionally norms of gradients and parameters.
+"""Logs a line of metrics every N steps and epochs, and optionally norms of gradients and parameters.
 
 The lines go to the standard library's logger ``hookline.training`` at level INFO. A line has the mean of each training
 metric over all values since the previous line, and the latest value of each evaluation metric. If logging is not set
@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from hookline._engine.checks import require_integer
+from hookline._engine.jax_trees import named_leaves
 from hookline._engine.metrics import copied, readable
 from hookline._engine.moments import Callback
 from hookline._engine.registry import register
@@ -21,7 +22,7 @@ from hookline._engine.state import LoopArtifacts, LoopState
 from hookline._engine.subscriber import WRITER_PRIORITY
 from hookline._engine.torch_models import local_part
 from hookline._record.terminal import printable
-from hookline.callbacks.gradient_monitor import StepNorms, gradients_by_name, norms, parameters_by_name
+from hookline.callbacks.gradient_monitor import StepNorms, gradients_by_name, norm_of, norms, parameters_by_name
 from hookline.callbacks.monitoring import MOST_PENDING, is_nth
 
 logger = logging.getLogger("hookline")
@@ -33,8 +34,8 @@ class LoggerCallback(Callback):
     """Logs the metrics to ``hookline.training``: a line per interval, with the mean of each training metric over it.
 
     Args:
-        log_every_n_steps: A line, and norms, every so many steps; None for never.
-        log_every_n_epochs: A line at the end of every so many epochs, over all of their steps; None for never.
+        log_every_n_steps: Log a line, and norms, every N steps; None for never.
+        log_every_n_epochs: Log a line at the end of every N epochs, over all of their steps; None for never.
         log_metrics: Whether to log lines at all.
         log_gradients: Record ``gradients/norm`` and the norm of each parameter's gradient, ``gradients/<parameter>``.
         log_parameters: Record ``parameters/norm`` and the norm of each parameter, ``parameters/<parameter>``.
@@ -99,6 +100,7 @@ class LoggerCallback(Callback):
         if self.log_parameters:
             parameters = parameters_by_name(loop, None)
             tensors = {name: local_part(p.detach()) for name, p in parameters.items() if p.is_floating_point()}
+            tensors = tensors or named_leaves(loop.model)
             if tensors:
                 loop.log(_norms_of("parameters", tensors))
 
@@ -227,8 +229,7 @@ class _Averages:
 
 def _norms_of(topic: str, tensors: dict[str, Any]) -> dict[str, Any]:
     each = norms(list(tensors.values()), 2.0)
-    total = sys.modules["torch"].linalg.vector_norm(each)
-    return {f"{topic}/norm": total} | {f"{topic}/{name}": n for name, n in zip(tensors, each, strict=True)}
+    return {f"{topic}/norm": norm_of(each, 2.0)} | {f"{topic}/{name}": n for name, n in zip(tensors, each, strict=True)}
 
 
 def _counted(what: str, count: int, total: int | None) -> str:

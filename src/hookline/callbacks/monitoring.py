@@ -121,7 +121,8 @@ class MonitorCheck:
 
     def _warn_if_missing(self, loop: LoopState, who: str, when: str) -> None:
         self._done = True
-        if loop.rank == 0 and not has_metric(loop.metrics, self._metric):
+        is_asked = not getattr(loop, "is_watched", False)  # a rule of a server is for runs that may not have it
+        if is_asked and loop.rank == 0 and not has_metric(loop.metrics, self._metric):
             seen = ", ".join(sorted(loop.metrics)) or "none"
             logger.warning("%s never saw %r%s%s. Metrics seen: %s.", who, self._metric, when, self._consequence, seen)
 

@@ -11,6 +11,8 @@ A bare loop cannot see its optimizer step unless it registers this hook once, be
     optimizer.register_step_pre_hook(lambda *_: run.callbacks.on_before_optimizer_step(run, optimizer))
 
 Without it, a loss that is not finite is still found, but only after the update.
+
+A loop in JAX passes its gradients to ``run.before_update(gradients)``, which returns whether to make the update.
 """
 
 import logging
@@ -18,6 +20,7 @@ import math
 import sys
 from typing import Any, Literal
 
+from hookline._engine import jax_trees
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import Deferred
@@ -100,6 +103,8 @@ class NaNGuard(Callback):
         if self.action == "warn":
             self._check_later(loop, loop.step + 1, index, names)
         elif (bad := int(index)) >= 0:
+            if hasattr(loop, "skip_update"):
+                loop.skip_update()
             for parameter in parameters_by_name(loop, optimizer).values():
                 parameter.grad = None
             self._skipped = True
@@ -141,9 +146,7 @@ class NaNGuard(Callback):
             return
         parameter = None
         if self.check_parameters and self._in_a_row == 0:  # once, not at every step: this waits for the device
-            weights = {name: local_part(p) for name, p in parameters_by_name(loop, None).items()}
-            bad = (name for name, w in weights.items() if hasattr(w, "isfinite") and not w.isfinite().all())
-            parameter = next(bad, None)
+            parameter = _first_not_finite(loop)
         affected = f"; the first parameter that is not finite is {parameter}" if parameter else ""
         self._act(loop, step, f"{self.monitor} is {number}{affected}", parameter)
 
@@ -163,6 +166,15 @@ class NaNGuard(Callback):
             elif self.action == "skip":
                 outcome = " The update was made: skipping it takes a loop that fires on_before_optimizer_step."
             logger.warning("nan_guard: at step %d %s.%s", step, what, outcome)
+
+
+def _first_not_finite(loop: LoopState) -> str | None:
+    """The name of the first parameter that is not finite, if there is one."""
+    weights = {name: local_part(parameter) for name, parameter in parameters_by_name(loop, None).items()}
+    arrays = {} if weights else jax_trees.named_leaves(loop.model)
+    if arrays and (bad := int(jax_trees.first_not_finite(list(arrays.values())))) >= 0:
+        return list(arrays)[bad]
+    return next((name for name, w in weights.items() if hasattr(w, "isfinite") and not w.isfinite().all()), None)
 
 
 def _number(value: Any, *, otherwise: float = 0.0) -> float:

@@ -1,4 +1,4 @@
-"""Prints a plain line to standard output every so many steps, without a terminal, colours or rich."""
+"""Prints a plain line to standard output every N steps, without a terminal, colours or rich."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ class PrintProgress(Callback):
     A value that is still on a device is not waited for; the line shows the previous one.
 
     Args:
-        every: Print every so many steps, or by a schedule; the last step is always printed.
+        every: Print every N steps, or by a schedule; the last step is always printed.
         metrics: The names to show; by default the first few numbers that were logged.
     """
 

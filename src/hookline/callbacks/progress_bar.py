@@ -40,7 +40,7 @@ class ProgressBar(Callback):
     steps if the length of an epoch is unknown. A third bar appears while a validation runs.
 
     Args:
-        refresh_rate: Update every so many steps, and every so many batches of a validation.
+        refresh_rate: Update every N steps, and every N batches of a validation.
         show_epoch: Show the epochs, if there are several.
         show_step: Show the number of steps.
         show_metrics: Show the latest metrics, and samples or tokens per second if `ThroughputMonitor` logs them.

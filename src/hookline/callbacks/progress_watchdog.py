@@ -97,7 +97,10 @@ class ProgressWatchdog(Callback):
 
     def check(self) -> None:
         """Report a hang if there was no progress for too long; the background thread calls this."""
-        loop, idle = self._loop, self._clock() - self._last
+        loop = self._loop
+        if getattr(getattr(loop, "control", None), "is_paused", False) is True:
+            self._progress()  # somebody paused it
+        idle = self._clock() - self._last
         if loop is None or self._has_reported or idle < self.seconds:
             return
         self._has_reported = True

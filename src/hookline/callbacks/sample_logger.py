@@ -26,13 +26,13 @@ MOST_NUMBERS = 32
 
 @register("sample_logger")
 class SampleLogger(StatefulCallback):
-    """Records the first ``n`` samples of every so many rollouts or validations.
+    """Records the first ``n`` samples of every Nth rollout step or validation.
 
     Runs on rank zero unless configured with ``ranks="all"``.
 
     Args:
         n: How many samples to record at a time.
-        every: Record from every so many rollout steps, or from the first validation and every so many after it.
+        every: Record from every Nth rollout step, or from the first validation and every Nth after it.
         source: "rollouts" or "validation".
         make: Called with the rollouts, or with the outputs and the batch of a validation batch; returns a mapping
             for each sample, with ``prompt``, ``completion``, ``expected``, ``rewards`` or any other names.
@@ -61,6 +61,11 @@ class SampleLogger(StatefulCallback):
         self._validations = 0
         self._wanted = 0
         self._found: bool | None = None
+
+    def on_train_start(self, loop: LoopState, /) -> None:
+        super().on_train_start(loop)
+        if self.source == "validation" and (reason := getattr(loop, "no_validation_batches", None)):
+            logger.warning("%s records nothing: %s.", self.name, reason)
 
     def on_rollout_end(self, loop: LoopState, step_idx: int, rollouts: Any, /) -> None:
         if self.source == "rollouts" and (step_idx + 1) % self._every == 0:

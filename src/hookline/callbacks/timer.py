@@ -3,6 +3,7 @@
 The clock starts with the training. A resumed run starts from zero unless the time of its earlier sessions counts too.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ from hookline._engine.errors import OptionError
 from hookline._engine.registry import register
 from hookline._engine.state import LoopState
 from hookline.callbacks.monitoring import StatefulCallback
+
+logger = logging.getLogger("hookline")
 
 Duration = float | str | timedelta
 
@@ -96,6 +99,8 @@ class Timer(StatefulCallback):
     def on_train_start(self, loop: LoopState, /) -> None:
         super().on_train_start(loop)
         self._began = self._counted_from = self._clock()
+        if self.budget_seconds is not None and (reason := getattr(loop, "no_stops", None)):
+            logger.warning("timer stops nothing: %s.", reason)
         self._stop_if_over(loop)
 
     def on_step_end(self, loop: LoopState, step_idx: int, batch: Any, metrics: dict[str, Any], /) -> None:

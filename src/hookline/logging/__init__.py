@@ -1,6 +1,5 @@
 """Logging on top of the standard library: a configuration, loggers by topic, and ``log_*`` functions for training."""
 
-from hookline.logging.completions import extract_reasoning_and_answer
 from hookline.logging.config import Categories, MetricSettings
 from hookline.logging.functions import (
     log_generation_metrics,
@@ -16,6 +15,7 @@ from hookline.logging.functions import (
 from hookline.logging.handlers import CSVHandler, TensorBoardHandler
 from hookline.logging.payloads import (
     JsonFormatter,
+    extract_reasoning_and_answer,
     get_metrics_logger,
     get_model_logger,
     get_reward_logger,

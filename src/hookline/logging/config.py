@@ -3,6 +3,9 @@
 A configuration has the format of `logging.config.dictConfig`, with these differences:
 
 - ``metrics:`` holds `MetricSettings`.
+- ``redact:`` holds regular expressions and names of functions, ``module:function``, that every text passes before a
+  handler writes it. Well-known secrets are redacted in any case, unless it is ``false``. A run given to `initialize`
+  applies them to everything that it records.
 - A formatter with ``format: json`` writes JSON, with the ``fields`` that it names.
 - Topics may be called ``logging.training`` or ``hookline.training``, handlers ``logging.custom.CSVHandler`` or
   ``hookline.logging.CSVHandler``, with the same meaning.
@@ -25,6 +28,7 @@ from typing import Any
 from hookline._engine.checks import require_integer, require_number
 from hookline._engine.errors import OptionError, closest
 from hookline._engine.factories import Source, checked_arguments
+from hookline._record.redaction import Redactor
 from hookline.config.sources import read_source
 from hookline.logging.payloads import PREFIX, TOPICS, JsonFormatter
 
@@ -131,7 +135,17 @@ class MetricSettings:
         return (step * _GOLDEN % _WORD) < self.sampling_ratio * _WORD
 
 
-_SECTIONS = ("version", "disable_existing_loggers", "root", "loggers", "handlers", "formatters", "filters", "metrics")
+_SECTIONS = (
+    "version",
+    "disable_existing_loggers",
+    "root",
+    "loggers",
+    "handlers",
+    "formatters",
+    "filters",
+    "metrics",
+    "redact",
+)
 _LOGGER_KEYS = ("level", "handlers", "filters", "propagate")
 _HANDLER_KEYS = ("class", "()", "level", "formatter", "filters", ".")
 _FORMATTER_KEYS = ("format", "datefmt", "style", "validate", "class", "fields")
@@ -147,6 +161,7 @@ class Plan:
     dictionary: dict[str, Any]
     settings: MetricSettings
     source: Source
+    redactor: Redactor
 
 
 def read_plan(config: str | Path | Mapping[str, Any] | None) -> Plan:
@@ -181,7 +196,13 @@ class _Checker:
         checked["loggers"] = self.loggers(data)
         if data.get("root") is not None:
             checked["root"] = self.logger("root", data["root"])
-        return Plan(checked, self.settings(data.get("metrics")), self.source)
+        return Plan(checked, self.settings(data.get("metrics")), self.source, self.redactor(data.get("redact")))
+
+    def redactor(self, given: Any) -> Redactor:
+        try:
+            return Redactor(given)
+        except OptionError as error:
+            raise self.source.error("redact", str(error)) from error
 
     def loggers(self, data: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -18,15 +18,23 @@ from typing import Any
 
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import PLAIN, Deferred, MetricsRow, collect, is_on_device, plain
+from hookline._record.chats import as_chat, completion_text, prompt_text
 from hookline._record.device import defer
 from hookline._record.recorder import checked_step
 from hookline._record.records import clean
 from hookline.logging import payloads
-from hookline.logging.completions import completion_text, extract_reasoning_and_answer, generation_texts, prompt_text
 from hookline.logging.config import MetricSettings
 from hookline.logging.handlers import step_of
 from hookline.logging.metrics import Trend, generation_metrics, memory_metrics, reward_metrics, reward_values
-from hookline.logging.payloads import ATTRIBUTE, MetricsPayload, Payload, RewardsPayload, SamplePayload
+from hookline.logging.payloads import (
+    ATTRIBUTE,
+    MetricsPayload,
+    Payload,
+    RewardsPayload,
+    SamplePayload,
+    extract_reasoning_and_answer,
+    generation_texts,
+)
 
 
 @dataclass(eq=False)
@@ -160,6 +168,7 @@ def log_model_output(
         raise OptionError(f"rewards={rewards!r:.200}: give a dict of numbers by reward function.")
     state = current()
     output = completion_text(model_output)
+    chats = {"prompt_messages": as_chat(question), "completion_messages": as_chat(model_output)}
     found_reasoning, found_answer = extract_reasoning_and_answer(output)
     payload = SamplePayload(
         step=state.at(step),
@@ -171,6 +180,7 @@ def log_model_output(
         rewards={str(name): plain(value) for name, value in (rewards or {}).items()},
         group=None if group is None else str(group),
         axis=axis,
+        chats={name: chat for name, chat in chats.items() if chat is not None},
     )
     state.emit(payloads.get_model_logger(), payload)
 

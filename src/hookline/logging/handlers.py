@@ -12,7 +12,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +24,7 @@ from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.recorder import Recorder, checked_step
 from hookline._record.records import clean
 from hookline._record.sink import Sink
-from hookline.logging.payloads import fields_of, payload_of
+from hookline.logging.payloads import fields_of, iso_time, payload_of
 from hookline.sinks.csv import EXTRA, CsvSink
 from hookline.sinks.tensorboard import TensorboardSink
 
@@ -250,7 +249,8 @@ class CSVHandler(OutboxHandler):
             self._add_message(row, record)
         for column in self.columns or ("timestamp",):
             if column not in row:
-                row[column] = _attribute(record, column)
+                attribute = _ATTRIBUTES.get(column, column)
+                row[column] = record.getMessage() if column == "message" else getattr(record, attribute, None)
         recorder.metrics(row, 0)
 
     def _add_message(self, row: dict[str, Any], record: logging.LogRecord) -> None:
@@ -272,10 +272,6 @@ def _require_file(filename: str | Path) -> None:
             raise OptionError(f"{path} cannot be written to ({error.strerror}): give another file.") from error
 
 
-def _attribute(record: logging.LogRecord, column: str) -> Any:
-    return record.getMessage() if column == "message" else getattr(record, _ATTRIBUTES.get(column, column), None)
-
-
 @dataclass(eq=False)
 class RowsSink(CsvSink):
     """Writes the fields that the handler recorded, without those of a journal's records."""
@@ -294,7 +290,7 @@ def _row(entry: JournalEntry) -> dict[str, Any]:
     for key, value in entry.record.values.items():  # type: ignore[union-attr]  # only metrics come here
         _add(row, "extra_" if key == EXTRA else key, value)
     if isinstance(row.get("timestamp"), float):
-        row["timestamp"] = datetime.fromtimestamp(row["timestamp"]).astimezone().isoformat(timespec="milliseconds")
+        row["timestamp"] = iso_time(row["timestamp"])
     writer = by_rank(entry).file.name
     return row if writer == MAIN else {**row, "writer": writer}
 

@@ -5,6 +5,7 @@ with an answer) is absent rather than 0 or NaN. Values that are None or not fini
 counted.
 """
 
+import contextlib
 import importlib
 import math
 import os
@@ -18,7 +19,7 @@ from typing import Any
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
-from hookline.logging.completions import extract_reasoning_and_answer, generation_texts
+from hookline.logging.payloads import extract_reasoning_and_answer, generation_texts
 
 
 def mean(values: Sequence[float]) -> float:
@@ -111,7 +112,9 @@ def generation_metrics(
     metrics |= spread("tokens/", tokens)
     metrics |= _variety(words)
     metrics["format_adherence"] = mean([well_formed.fullmatch(text) is not None for text in texts])
-    metrics |= _named("reasoning_to_answer", _ratios(texts))
+    parts = [extract_reasoning_and_answer(text) for text in texts]
+    ratios = [len(r.split()) / len(a.split()) for r, a in parts if r is not None and a is not None and a.split()]
+    metrics |= _named("reasoning_to_answer", ratios)
     metrics["empty"] = mean([not each for each in words])
     metrics |= _named("truncated", truncated)
     return metrics
@@ -128,11 +131,6 @@ def _variety(words: Sequence[Sequence[str]]) -> dict[str, float]:
 
 def _runs(words: Sequence[str], length: int) -> Iterable[tuple[str, ...]]:
     return zip(*(words[start:] for start in range(length)), strict=False)
-
-
-def _ratios(texts: Iterable[str]) -> list[float]:
-    parts = [extract_reasoning_and_answer(text) for text in texts]
-    return [len(r.split()) / len(a.split()) for r, a in parts if r is not None and a is not None and a.split()]
 
 
 def _named(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -288,14 +286,9 @@ def memory_metrics() -> dict[str, float]:
 
 
 def _process() -> dict[str, float]:
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has it
         pages = int(_STATM.read_bytes().split()[1])
         return {"rss_mib": pages * os.sysconf("SC_PAGE_SIZE") / MIB}
-    except (OSError, ValueError, IndexError):
-        return _process_elsewhere()
-
-
-def _process_elsewhere() -> dict[str, float]:
     try:
         psutil: Any = importlib.import_module("psutil")
         return {"rss_mib": psutil.Process().memory_info().rss / MIB}

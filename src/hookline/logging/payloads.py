@@ -1,5 +1,7 @@
 """The data that a log record carries besides its message, its JSON form, and the loggers of the five topics.
 
+The last part reads the texts in that data: completions, given as strings or chats, and what tags mark.
+
 ``record.hookline`` holds the data. The ``log_*`` functions put a payload there; other code can pass a dict of fields or
 plain attributes:
 
@@ -18,7 +20,8 @@ from datetime import datetime
 from typing import Any
 
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import copied, readable
+from hookline._engine.metrics import MetricsRow, copied, readable
+from hookline._record.chats import completion_text, is_chat
 from hookline._record.recorder import Recorder
 from hookline._record.records import clean
 
@@ -64,6 +67,8 @@ class MetricsPayload(Payload):
 
     def record(self, recorder: Recorder) -> None:
         """Write a row of metrics."""
+        if isinstance(self.values, MetricsRow) and (media := self.values.take_media()):
+            recorder.media(media, self.step, self.axis)
         recorder.metrics(self.values, self.step, self.axis)
 
     def __str__(self) -> str:
@@ -86,6 +91,7 @@ class SamplePayload(Payload):
     rewards: dict[str, Any] = field(default_factory=dict)
     group: str | None = None
     axis: str | None = None
+    chats: dict[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         """Return the columns of a table of outputs: ``answer`` is the true one, ``llm_answer`` the model's."""
@@ -112,6 +118,7 @@ class SamplePayload(Payload):
             "answer": self.answer,
             "rewards": self.rewards,
             "group": self.group,
+            **self.chats,
         }
         recorder.samples([sample], self.step, self.axis or "train")
 
@@ -210,18 +217,20 @@ class JsonFormatter(logging.Formatter):
         match name:
             case "message":
                 return record.getMessage()
+            case "timestamp" if self.datefmt is not None:
+                return self.formatTime(record, self.datefmt)
             case "timestamp":
-                return self._timestamp(record)
+                return iso_time(record.created)
             case "exception":
                 return self.formatException(record.exc_info) if record.exc_info else None
             case "level" | "name":
                 return getattr(record, _ATTRIBUTES.get(name, name))
         return data[name] if name in data else getattr(record, _ATTRIBUTES.get(name, name), None)
 
-    def _timestamp(self, record: logging.LogRecord) -> str:
-        if self.datefmt is not None:
-            return self.formatTime(record, self.datefmt)
-        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+def iso_time(seconds: float) -> str:
+    """Return a time in ISO 8601, with milliseconds and the local time zone."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
 
 
 TOPICS = ("training", "model", "reward", "metrics", "system")
@@ -251,3 +260,40 @@ def get_metrics_logger() -> logging.Logger:
 def get_system_logger() -> logging.Logger:
     """Return the logger for the machine: memory, devices."""
     return logging.getLogger("hookline.system")
+
+
+def extract_reasoning_and_answer(output: str) -> tuple[str | None, str | None]:
+    """Return the content of ``<reasoning>`` (or ``<think>``) and of the last ``<answer>``; None for a missing one.
+
+    >>> extract_reasoning_and_answer("<reasoning>2 + 2</reasoning><answer>4</answer>")
+    ('2 + 2', '4')
+    """
+    reasonings = [found for tag in ("reasoning", "think") if (found := _between(output, tag))]
+    answer, position = None, 0
+    while (found := _between(output, "answer", position)) is not None:
+        _, answer, position = found
+    return min(reasonings)[1].strip() if reasonings else None, None if answer is None else answer.strip()
+
+
+def _between(text: str, tag: str, start: int = 0) -> tuple[int, str, int] | None:
+    """Return where a tag opens, its content, and where it ends; None if it is not closed."""
+    # `str.find`, not a pattern: that takes quadratic time for a policy that repeats an opening tag.
+    opened = text.find(f"<{tag}>", start)
+    closed = -1 if opened < 0 else text.find(f"</{tag}>", opened)
+    return None if closed < 0 else (opened, text[opened + len(tag) + 2 : closed], closed + len(tag) + 3)
+
+
+def generation_texts(generations: Any) -> list[str]:
+    """Return the texts of a batch of completions.
+
+    Raises:
+        OptionError: It is not a sequence, or one of them is not a string, a chat or None.
+    """
+    if isinstance(generations, str | bytes | Mapping) or not isinstance(generations, Sequence):
+        raise OptionError(f"generations={generations!r:.200}: give a list of strings, or of chats as in TRL.")
+    for index, each in enumerate(generations):
+        if not (each is None or isinstance(each, str) or is_chat(each)):
+            raise OptionError(
+                f"generations[{index}]={each!r:.200}: give a string, or a list of messages with a content."
+            )
+    return [completion_text(each) for each in generations]

@@ -28,6 +28,7 @@ from hookline._engine.factories import Source
 from hookline._record import files, trust
 from hookline._record.delivery import SinkState
 from hookline._record.outbox import SETTINGS, TURN
+from hookline._record.redaction import Redactor
 from hookline.logging import functions
 from hookline.logging.config import Plan, read_plan
 from hookline.logging.handlers import (
@@ -73,7 +74,6 @@ def initialize(config: str | Path | Mapping[str, Any] | None = None, *, run: Any
         _setup = setup
         if previous is not None:
             previous.close(DRAIN_SECONDS)
-        setup.start()
     _shut_down_at_exit()
 
 
@@ -107,6 +107,11 @@ class Setup:
         self._before: dict[str, LoggerState] = {}
         self._configurator = _Configurator(plan.dictionary)
         self.handlers = self._configurator.build(plan.source)
+        for handler in self.handlers:
+            if isinstance(handler, OutboxHandler):
+                handler.outbox.redact_with(plan.redactor)
+            elif plan.redactor.is_active:
+                handler.setFormatter(_RedactingFormatter(handler.formatter, plan.redactor))
         self._run_handler = RunHandler(run) if run is not None else None
 
     def attach(self) -> None:
@@ -123,16 +128,13 @@ class Setup:
         if self._run_handler is not None:
             for name in ("", *(each for each in config["loggers"] if not logging.getLogger(each).propagate)):
                 logging.getLogger(name).addHandler(self._run_handler)
+        if (own := self._run_redactor()) is not None:
+            own.extend(self.plan.redactor)
         functions.replace(self.state)
 
-    def start(self) -> None:
-        """Start delivering, also what an earlier process left; if that fails, the first record tries again."""
-        for handler in self.handlers:
-            if isinstance(handler, OutboxHandler):
-                try:
-                    handler.start()
-                except OSError as error:
-                    logger.warning("%s cannot start delivering: %s", handler.name, error)
+    def _run_redactor(self) -> Redactor | None:
+        run = self.state.run
+        return getattr(getattr(run, "recording", None) or getattr(run, "recorder", None), "redactor", None)
 
     def detach(self) -> None:
         """Record values that were held back, and restore the loggers."""
@@ -140,6 +142,8 @@ class Setup:
         for before in self._before.values():
             before.restore()
         self._before = {}
+        if (own := self._run_redactor()) is not None:
+            own.withdraw(self.plan.redactor)
         functions.replace(functions.State())
 
     def close(self, seconds: float) -> None:
@@ -150,6 +154,17 @@ class Setup:
                 handler.drain_seconds = min(handler.drain_seconds, max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(OSError, ValueError):  # as `logging.shutdown` does
                 handler.close()
+
+
+class _RedactingFormatter(logging.Formatter):
+    """Redacts what another formatter makes of a record, tracebacks included; the record itself is left alone."""
+
+    def __init__(self, formatter: logging.Formatter | None, redactor: Redactor) -> None:
+        super().__init__()
+        self._formatter, self._redactor = formatter or logging.Formatter(), redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redactor(self._formatter.format(record))
 
 
 class LoggerState:

@@ -1,14 +1,13 @@
 """Destinations for records, one or two files each. A sink imports its libraries when it is opened."""
 
 from hookline._record.reader import JournalEntry
-from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample, Status
+from hookline._record.records import Event, LogLine, Media, Metrics, Rewards, Sample, SampleUse, Status, TableRows
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.console import ConsoleSink
 from hookline.sinks.csv import CsvSink
-from hookline.sinks.file import FileSink
+from hookline.sinks.file import FileSink, JsonlSink
 from hookline.sinks.function import FunctionSink
 from hookline.sinks.hookline import HooklineSink
-from hookline.sinks.jsonl import JsonlSink
 from hookline.sinks.mlflow import MlflowSink
 from hookline.sinks.prometheus import PrometheusSink
 from hookline.sinks.status import StatusSink
@@ -26,14 +25,17 @@ __all__ = [
     "JournalEntry",
     "JsonlSink",
     "LogLine",
+    "Media",
     "Metrics",
     "MlflowSink",
     "PrometheusSink",
     "Rewards",
     "Sample",
+    "SampleUse",
     "Sink",
     "Status",
     "StatusSink",
+    "TableRows",
     "TensorboardSink",
     "TrackioSink",
     "WandbSink",

@@ -8,6 +8,9 @@ removes the rows that will be recorded again.
 The state is the number of delivered rows and bytes, and the columns. Rows remain valid after a rewrite that the saved
 state does not include yet; bytes make the usual truncation cheap. The inode detects a file that was replaced by someone
 else. A rewrite just before a crash is recognized by a note in the run's folder ``sinks``.
+
+A table of metrics has no place for media: they are left out and counted. ``kind="media"`` is a table of all media with
+their names, types and digests.
 """
 
 import contextlib
@@ -27,13 +30,14 @@ from hookline._engine.errors import OptionError
 from hookline._record.delivery import SINKS_FOLDER
 from hookline._record.files import sync_descriptor
 from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, is_resume, resumed_steps
-from hookline._record.records import clean
+from hookline._record.records import Media, TableRows, clean
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import AppendedFile, file_loss, has_zeros, set_aside
-from hookline.sinks.rows import flat_row, require_kinds
+from hookline.sinks.artifacts import leave_out_artifacts
+from hookline.sinks.media import TABLE, RunMedia, plural
+from hookline.sinks.output_files import AppendedFile, file_loss, flat_row, has_zeros, require_kinds, set_aside
 
 EXTRA = "extra"
-REPEATED = ("metrics", "sample", "rewards")
+REPEATED = ("metrics", "sample", "rewards", "media", "table")
 """The kinds of records that a resumed run records again."""
 Selection = Callable[[Iterable[dict[str, str]]], Iterable[dict[str, str]]]
 csv.field_size_limit(1 << 30)
@@ -46,7 +50,8 @@ class CsvSink(Sink):
 
     Args:
         path: The file; ``<kind>.csv`` in the run's directory by default.
-        kind: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event`` or ``log``.
+        kind: Which records: ``metrics``, ``sample``, ``rewards``, ``media``, ``table``, ``status``, ``event`` or
+            ``log``.
         columns: The columns; other values go into ``extra``. By default one column per key.
         name: The sink's name in its run.
     """
@@ -65,6 +70,7 @@ class CsvSink(Sink):
             raise OptionError(f"columns={self.columns!r}: a name is given twice.")
         self.path = Path(self.path).absolute() if self.path is not None else None
         self._table: Table | None = None
+        self._media = RunMedia("csv")
 
     def find_loss(self, run_dir: Path, state: Any) -> str:
         path, known = self._path(run_dir), state.get("inode")
@@ -102,13 +108,20 @@ class CsvSink(Sink):
             path.unlink(missing_ok=True)
         self._table = Table(path, (*self.columns, EXTRA) if self.columns else (), fixed=bool(self.columns))
         self._table.note = self._note(run_dir)
-        return self._table.open(state)
+        self._media.open(run_dir, state)
+        return self._table.open(state) | self._media.state()
 
     def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._table is not None
         if is_resume(entries[0].record) and self.kind in REPEATED:
-            return self._table.keep(_not_repeated(entries[0]))
-        return self._table.append([flat_row(entry) for entry in entries if entry.kind == self.kind])
+            return self._table.keep(_not_repeated(entries[0])) | self._media.state()
+        for entry in entries:
+            if self.kind == "metrics" and isinstance(record := entry.record, Media | TableRows):
+                self._media.leave_out(plural(record.type if isinstance(record, Media) else TABLE))
+        if self.kind == "metrics":
+            leave_out_artifacts(self._media, entries)
+        rows = [flat_row(entry) for entry in entries if entry.kind == self.kind]
+        return self._table.append(rows) | self._media.state()
 
     def close(self) -> None:
         if self._table is not None:

@@ -1,7 +1,8 @@
-"""`FileSink`: all records as readable lines of text, in a file that is rotated when it is full.
+"""All records as lines of a file: `JsonlSink` for programs, `FileSink` for people, rotated when it is full.
 
-A line is the time, the kind, the writer unless it is the main one, and ``name=value`` for the rest. Texts are quoted,
-with line breaks escaped, so one record is one line. Records that a resume makes obsolete stay: it is a log.
+A line of `FileSink` is the time, the kind, the writer unless it is the main one, and ``name=value`` for the rest.
+Texts are quoted, with line breaks escaped, so one record is one line. Records that a resume makes obsolete stay: it is
+a log. Media are lines too, with the digest of their blob.
 
 A full file is renamed to ``run.log.1``, the next one to ``run.log.2``: the highest number is the newest, and numbers
 never change. Rotation happens only between batches, so a file may exceed its limit by a batch. The state is the size
@@ -20,10 +21,10 @@ from typing import Any
 
 from hookline._engine.checks import require_integer
 from hookline._record.reader import JournalEntry
-from hookline._record.records import clean
+from hookline._record.recorder import cleaned
+from hookline._record.records import clean, encode
 from hookline._record.sink import Sink, register_sink
-from hookline.sinks.output_files import AppendedFile, file_loss, set_aside
-from hookline.sinks.rows import flat_row, require_kinds
+from hookline.sinks.output_files import AppendedFile, file_loss, flat_row, has_zeros, require_kinds, set_aside
 
 _PLAIN_NAME = re.compile(r"[^\s=\"\\]+")
 _UNSEEN = re.compile(r"[\x7f-\xa0\u2028\u2029]")
@@ -38,7 +39,8 @@ class FileSink(Sink):
         path: The file; ``run.log`` in the run's directory by default. An existing file is appended to.
         max_bytes: The size at which the file is rotated.
         backups: How many full files are kept.
-        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``status``, ``event``, ``log``; by default all.
+        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``media``, ``table``, ``status``, ``event``,
+            ``log``; by default all.
         name: The sink's name in its run.
     """
 
@@ -122,11 +124,17 @@ class RotatingFile:
     def append(self, data: bytes) -> None:
         """Write at the end, after rotating a full file."""
         if data and self._file.size and self._file.size + len(data) > self._max_bytes:
-            self._rotate()
+            self._file.close()
+            self.path.replace(self._rotated_path(self.number + 1))
+            self.number += 1
+            for old in rotated_numbers(self.path):
+                if old <= self.number - self._backups:
+                    self._rotated_path(old).unlink(missing_ok=True)
+            self._file = AppendedFile(self.path)
         self._file.append(data)
 
     def mark(self) -> dict[str, int]:
-        """What distinguishes the current file from any other."""
+        """A value that identifies the current file."""
         return self._file.mark()
 
     def is_intact(self) -> bool:
@@ -140,15 +148,6 @@ class RotatingFile:
     def close(self) -> None:
         """Close the file. May be called again."""
         self._file.close()
-
-    def _rotate(self) -> None:
-        self._file.close()
-        self.path.replace(self._rotated_path(self.number + 1))
-        self.number += 1
-        for old in rotated_numbers(self.path):
-            if old <= self.number - self._backups:
-                self._rotated_path(old).unlink(missing_ok=True)
-        self._file = AppendedFile(self.path)
 
     def _undo_rotations(self) -> None:
         """Undo rotations after the state: the first renamed the state's file, and the later files are removed."""
@@ -192,3 +191,77 @@ def _value(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(clean(value))
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(clean(value), ensure_ascii=False))
+
+
+@register_sink("jsonl")
+@dataclass(eq=False)
+class JsonlSink(Sink):
+    """Writes each record as a line of JSON, in the journal's format, from all writers of the run.
+
+    Args:
+        path: The file; ``records.jsonl`` in the run's directory by default.
+        kinds: Which records: ``metrics``, ``sample``, ``rewards``, ``media``, ``table``, ``status``, ``event``,
+            ``log``; by default all.
+        name: The sink's name in its run.
+    """
+
+    path: Path | None = None
+    kinds: tuple[str, ...] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        self.kinds = require_kinds(self.kinds)
+        self.path = Path(self.path).absolute() if self.path is not None else None
+        self._file: AppendedFile | None = None
+        self._begin = 0
+
+    def find_loss(self, run_dir: Path, state: Any) -> str:
+        known = _known(state)
+        return file_loss(self._path(run_dir), known["bytes"], known)
+
+    def set_aside(self, run_dir: Path, state: Any) -> None:
+        known = _known(state)
+        set_aside(self._path(run_dir), known["begin"], known.get("inode"))
+
+    def is_intact(self) -> bool:
+        return self._file is None or self._file.is_intact()
+
+    def has_lost(self, run_dir: Path, state: Any) -> bool:
+        if not has_zeros(self._path(run_dir), _known(state)["bytes"]):
+            return False
+        set_aside(self._path(run_dir))
+        return True
+
+    @classmethod
+    def uses(cls, settings: Mapping[str, Any]) -> list[str]:
+        return []
+
+    def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
+        known = None if state is None else _known(state)
+        size: int | None = known["bytes"] if known is not None else None
+        if known is None and self.path is None:  # any content is from a sink with other settings
+            size = 0
+        self._file = AppendedFile(self._path(run_dir), size, known)
+        self._begin = self._file.size if known is None else known["begin"]
+        return self._state(self._file)
+
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
+        assert self._file is not None
+        wanted = [entry.record for entry in entries if not self.kinds or entry.kind in self.kinds]
+        self._file.append(b"".join(encode(cleaned(record)) + b"\n" for record in wanted))
+        return self._state(self._file)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _path(self, run_dir: Path) -> Path:
+        return self.path or run_dir / "records.jsonl"
+
+    def _state(self, file: AppendedFile) -> dict[str, Any]:
+        return {"bytes": file.size, "begin": self._begin} | file.mark()
+
+
+def _known(state: Any) -> dict[str, Any]:
+    """A saved state; that of version 0.1 was only the size."""
+    return state if isinstance(state, dict) else {"bytes": state, "begin": 0}

@@ -92,6 +92,7 @@ class FunctionSink(Sink):
             is_row = isinstance(record, Metrics) and record.axis in AXES and entry.file.name == MAIN
             if not is_row or self._delivered.has(entry):
                 continue
+            # Before the call: a row whose position cannot be saved would be delivered again after a crash.
             self._delivered.settle()
             error = self._call(record)
             if error is None:

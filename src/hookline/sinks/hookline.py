@@ -10,15 +10,26 @@
   data, the next opening asks what the server has and continues from there.
 - A run keeps its name on the server when it is resumed or delivered later: its origin follows from ``run.json`` and is
   kept in the sink's state. If another run of the same name was there first, this one becomes ``<run>-2``, ``<run>-3``.
-- While the training process is alive, the server receives data or a heartbeat about every five seconds.
+- Images, files and other blobs that records refer to arrive before the records, and so do those of the code in
+  ``environment.json``. What the server has is not sent. A blob that the server does not accept, or that is missing
+  here, is left out: a warning reports the first one, and the sink's state counts them.
+- Versions of artifacts that the run saves arrive after their records, with their files, aliases and lineage. While
+  their files are being sent, new records are sent as well.
+- Console lines are sent as well, with the records that come next or with a heartbeat; they are no part of the delivery,
+  so a server that refuses them still gets everything else.
+- Commands that people send through the server come with its answers, into the run's mailbox (see `ControlRelay`).
+- While the training process is alive, the server receives data or a heartbeat about every five seconds, or less often
+  if it asks for that.
 
 Other files of the run (checkpoints, output of other sinks) are not sent.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import itertools
 import logging
+import stat
 import time
 import unicodedata
 import uuid
@@ -31,14 +42,21 @@ from urllib.parse import quote
 import msgspec
 
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
+from hookline._record.blobs import references_in
+from hookline._record.console_reader import console_files
+from hookline._record.environment import ENVIRONMENT
 from hookline._record.reader import JOURNAL, Cursor, JournalEntry, read_lines
 from hookline._record.records import DESCRIPTION, Event
 from hookline._record.run_directory import METADATA
 from hookline._record.segment import JournalFile, journal_files
 from hookline._record.sink import Sink, register_sink
+from hookline._record.source_code import DIFF
+from hookline.sinks.hookline_artifacts import ArtifactUploads, artifact_events, only_artifact_events
+from hookline.sinks.hookline_control import ControlRelay
 from hookline.sinks.hookline_upload import (
     LEFT_OUT,
     AcceptedMetrics,
+    BlobUploads,
     JournalUploader,
     MetricsRefusedError,
     fitting_facts,
@@ -51,8 +69,18 @@ logger = logging.getLogger("hookline")
 
 TOKEN = "${HOOKLINE_TOKEN}"  # noqa: S105 - a variable of the environment
 """The default for the write token; it also replaces a literal one in saved settings."""
-DIFF = "git.diff"
-BEAT_SECONDS = 5.0
+BESIDE = {"diff": DIFF, "environment": ENVIRONMENT}
+"""Files beside the journal that are sent whole, by the name of their digest in the sink's state."""
+BLOBS_LEFT_OUT = "blobs_left_out"
+"""The key in the sink's state for how many blobs and artifacts the server does not have."""
+_BLOBS = "blobs"
+"""The key for whether delivered lines refer to blobs; most runs need not look."""
+_ARTIFACTS = "artifacts"
+"""The key for whether the run saved, named or used artifacts."""
+BEAT_SECONDS, MOST_BEAT_SECONDS = 5.0, 60.0
+"""The interval of heartbeats; a server to which very many runs send may ask for a longer one."""
+_BETWEEN_SECONDS = 1.0
+"""How often new records are sent during a long upload of an artifact."""
 PIECE_BYTES = 4 << 20
 """How much of a file is sent with one request; a longer line is sent alone."""
 _NAME_BYTES = 180
@@ -73,17 +101,19 @@ class HooklineSink(Sink):
         token_file: A file that holds the token instead, read for each request.
         ca_file: Certificates to trust instead of the system's.
         timeout_seconds: How long to wait for a response.
+        control: Whether commands that people send through the server reach the run; see [Control](control.md).
         name: The sink's name in its run.
     """
 
     batch_records: ClassVar[int] = 20_000  # in effect, a batch ends at a megabyte
-    mends: ClassVar[bool] = True
+    repairs: ClassVar[bool] = True
 
     url: str
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
     ca_file: Path | None = None
     timeout_seconds: float = 10.0
+    control: bool = True
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -101,13 +131,19 @@ class HooklineSink(Sink):
         self._uploader: JournalUploader | None = None
         self._run = ""
         self._run_dir: Path | None = None
+        self._stamps: dict[str, tuple[int, int]] = {}
         self._held: dict[str, int] = {}
         self._delivered = Cursor()
         self._state: dict[str, Any] = {}
-        self._last_sent = float("-inf")
-        self._has_beaten = False
+        self._last_sent = self._lines_sent = float("-inf")
+        self._has_beaten, self._beat_seconds = False, BEAT_SECONDS
         self._warned: set[str] = set()
         self._accepted: AcceptedMetrics | None = None
+        self._blobs: BlobUploads | None = None
+        self._artifacts: ArtifactUploads | None = None
+        self._relay: ControlRelay | None = None
+        self._console_refused = False
+        self._console_sent: set[str] = set()
 
     def check(self) -> None:
         if importlib.util.find_spec("httpx") is None:
@@ -136,36 +172,71 @@ class HooklineSink(Sink):
         project = wire_name(metadata.project)
         run = self._claim(project, wire_name(metadata.id), saved.get("run"), self._description(metadata))
         self._run = f"{project}/{run}"
-        self._state = {"origin": origin, "project": project, "run": run, "diff": saved.get("diff")}
-        self._state |= {LEFT_OUT: saved[LEFT_OUT]} if saved.get(LEFT_OUT) else {}
+        self._state = {"origin": origin, "project": project, "run": run, **{key: saved.get(key) for key in BESIDE}}
+        self._state |= {key: saved[key] for key in (LEFT_OUT, _BLOBS, _ARTIFACTS, BLOBS_LEFT_OUT) if saved.get(key)}
         self._accepted = None  # a restarted server may accept more
         self._has_beaten = False  # the first beat tells the server the interval
         self._delivered = Cursor({writer: (number, end) for writer, (number, end) in saved.get("places", {}).items()})
-        self._send_diff(run_dir / DIFF)
+        is_first = self._blobs is None  # later openings of this process know what the server has
+        if self._blobs is None or self._blobs.uploader is not self._uploader:
+            self._blobs = BlobUploads(self._uploader, run_dir)
+            self._artifacts = ArtifactUploads(self._blobs, run_dir, wire_name)
+            self._relay = ControlRelay(self._uploader, run_dir, self.clock) if self.control else None
+        assert self._artifacts is not None
+        self._blobs.open(self._run)
+        self._artifacts.open(self._run)
+        if self._relay is not None:
+            self._relay.open(self._run)
+        self._stamps.clear()
+        if self._send_files_beside(are_lost=not self._held):
+            # They may have come, with the commit in run.json, after it was claimed.
+            self._uploader.claim(self._run, self._description(read_metadata(run_dir)))
         for file in journal_files(run_dir / JOURNAL):  # sends what was delivered before and the server has lost
             number, end = self._delivered.places.get(file.writer, (0, 0))
             if file.number <= number:
-                self.sent_again_bytes += self._send(file, end if file.number == number else None)
+                last = end if file.number == number else None
+                if is_first and self._state.get(_BLOBS):
+                    self.sent_again_bytes += sum(self._send_blobs(lines) for _, lines in pieces(file.path, 0, last))
+                self.sent_again_bytes += self._send(file, last)
+                if is_first and self._state.get(_ARTIFACTS):
+                    for _, lines in pieces(file.path, 0, last):
+                        self._send_artifacts(artifact_events(lines))
+        with contextlib.suppress(EndpointError):
+            self._exchange_control()  # a run that is over has nothing else to send that would bring its answers
         return self._saved()
 
     def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
+        # The last entry of each file: bytes are sent up to its end, not record by record.
         for file, end in {entry.file: entry.end for entry in entries}.items():
             self._send(file, end)
             if self._held.get(file.path.name, 0) < end:
                 raise EndpointError(f"The server does not have {self._run}/{file.path.name} up to byte {end}")
             self._delivered.pass_by(file, end)
-        if any(isinstance(entry.record, Event) and entry.record.name in DESCRIPTION for entry in entries):
-            # Settings, the summary or notes in run.json have changed.
+        self._send_artifacts(only_artifact_events(entry.record for entry in entries))
+        has_new_files = self._send_files_beside()
+        if has_new_files or any(isinstance(e.record, Event) and e.record.name in DESCRIPTION for e in entries):
+            # Settings, the summary, notes or the commit in run.json have changed.
             assert self._uploader is not None
             assert self._run_dir is not None
             self._uploader.claim(self._run, self._description(read_metadata(self._run_dir)))
+        self._send_console()
+        with contextlib.suppress(EndpointError):  # the records have arrived; commands are asked for again
+            self._exchange_control()
         return self._saved()
 
     def beat(self) -> None:
         assert self._uploader is not None
-        if not self._has_beaten or self.clock() - self._last_sent >= BEAT_SECONDS:
-            self._uploader.beat(self._run, BEAT_SECONDS)
+        with contextlib.suppress(EndpointError):  # it is sent with the next records
+            self._send_console()
+        self._exchange_control()
+        if not self._has_beaten or self.clock() - self._last_sent >= self._beat_seconds:
+            accepted = self._uploader.beat(self._run, BEAT_SECONDS)
+            self._beat_seconds = min(max(accepted, BEAT_SECONDS), MOST_BEAT_SECONDS)
             self._last_sent, self._has_beaten = self.clock(), True
+
+    def _exchange_control(self) -> None:
+        if self._relay is not None and self._relay.exchange(self._last_sent):
+            self._last_sent = self.clock()
 
     def close(self) -> None:
         if self._uploader is not None:
@@ -201,21 +272,70 @@ class HooklineSink(Sink):
                 return candidate
         raise RefusedError(f"{self.url} has {_MOST_TWINS} other runs of this name in {project}. Rename the run.")
 
-    def _send_diff(self, path: Path) -> None:
-        """Send the uncommitted changes once, and again if they changed or the server lost them."""
+    def _send_blobs(self, lines: bytes) -> int:
+        """Send the blobs that lines refer to, and return the number of bytes."""
+        digests = references_in(lines)
+        if not digests:
+            return 0
+        assert self._blobs is not None
+        self._state[_BLOBS] = True
+        sent = self._blobs.send(digests)
+        self._last_sent = self.clock()
+        return sent
+
+    def _send_artifacts(self, events: list[Event]) -> None:
+        assert self._artifacts is not None
+        for event in events:
+            self._state[_ARTIFACTS] = True
+            self._artifacts.send(event, self._send_new_lines)
+            self._last_sent = self.clock()
+
+    def _send_new_lines(self) -> None:
+        """Send records between the requests of a long upload; they count as delivered when their batch is written."""
+        assert self._run_dir is not None
+        if self.clock() - self._lines_sent >= _BETWEEN_SECONDS:
+            for file in journal_files(self._run_dir / JOURNAL):
+                self._send(file)
+            self._send_console()
+            self._lines_sent = self.clock()
+
+    def _send_files_beside(self, *, are_lost: bool = False) -> bool:
+        """Send the files beside the journal that are new, changed or lost; returns whether there were any."""
         assert self._uploader is not None
-        if not path.is_file():
-            return
-        diff = path.read_bytes()
-        digest = hashlib.blake2s(diff, digest_size=8).hexdigest()
-        if digest != self._state["diff"] or not self._held:
-            self._uploader.append(self._run, DIFF, diff, offset=0)
-            self._state["diff"] = digest
+        assert self._run_dir is not None
+        assert self._blobs is not None
+        were_sent = False
+        for key, name in BESIDE.items():
+            path = self._run_dir / name
+            try:
+                found = path.lstat()
+                stamp = (found.st_mtime_ns, found.st_size)
+                if self._stamps.get(key) == stamp or not stat.S_ISREG(found.st_mode):
+                    continue
+                content = path.read_bytes()
+            except OSError:
+                continue
+            digest = hashlib.blake2s(content, digest_size=8).hexdigest()
+            try:
+                if name == ENVIRONMENT:
+                    self._blobs.send(references_in(content))  # before the file that names them
+                if digest != self._state[key] or are_lost:
+                    self._uploader.append(self._run, name, content, offset=0)
+            except RefusedError as error:
+                if name == DIFF:
+                    raise
+                # A server of an earlier version, or the file is too large: the run is delivered without it.
+                logger.warning("%s is not sent: %s", name, error)
+            if digest != self._state[key] or are_lost:
+                self._state[key], were_sent = digest, True
+            self._stamps[key] = stamp
+        return were_sent
 
     def _send(self, file: JournalFile, end: int | None = None) -> int:
         """Send what the server does not have of a file, up to an offset or to its end; return the number of bytes."""
         name, sent = file.path.name, 0
         for offset, data in pieces(file.path, self._held.get(name, 0), end):
+            sent += self._send_blobs(data)  # before the lines that name them
             fitting = fitting_lines(data)
             self._held[name] = self._append(name, fitting, offset)
             self._last_sent = self.clock()
@@ -223,6 +343,23 @@ class HooklineSink(Sink):
             if fitting != data:
                 self._warn_once(f"The record at byte {offset:,} of {name}, {len(data):,} bytes,")
         return sent
+
+    def _send_console(self) -> None:
+        """Send the console lines that the server does not have."""
+        assert self._run_dir is not None
+        if self._console_refused:
+            return
+        files = console_files(self._run_dir)
+        newest = {file.writer: file.number for file in files}
+        try:
+            for file in files:
+                if file.path.name not in self._console_sent:
+                    self._send(file)
+                    if file.number < newest[file.writer]:  # complete: it does not grow any more
+                        self._console_sent.add(file.path.name)
+        except RefusedError as error:
+            self._console_refused = True
+            logger.warning("Console lines are not sent: %s", error)
 
     def _append(self, name: str, lines: bytes, offset: int) -> int:
         """Send lines without the metrics that the server does not accept; return how much of the file it has then."""
@@ -253,7 +390,7 @@ class HooklineSink(Sink):
             return msgspec.json.encode({"id": metadata.id, "name": metadata.id, "project": metadata.project})
         fitting = fitting_facts(description)
         if fitting != description:
-            self._warn_once(f"The large part of {METADATA}, {len(description):,} bytes,")
+            self._warn_once(f"The large part of {METADATA}")
         return fitting
 
     def _warn_once(self, what: str) -> None:
@@ -262,6 +399,10 @@ class HooklineSink(Sink):
             logger.warning("%s is more than %s accepts: it is left out there, but stays in the run.", what, self.url)
 
     def _saved(self) -> dict[str, Any]:
+        if self._blobs is not None and self._artifacts is not None:
+            left_out = len(self._blobs.left_out) + len(self._artifacts.left_out)
+            if left_out or self._state.get(BLOBS_LEFT_OUT):
+                self._state[BLOBS_LEFT_OUT] = left_out
         return self._state | {"places": dict(self._delivered.places)}
 
 

@@ -92,8 +92,17 @@ class HttpClient:
             verify = True if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
             # Many servers close idle connections after five seconds; a request on a closing connection would fail.
             limits = httpx.Limits(max_connections=self._connections, keepalive_expiry=2.0)
-            timeout = httpx.Timeout(self._timeout, connect=min(CONNECT_SECONDS, self._timeout), pool=None)
-            self._client = httpx.Client(timeout=timeout, verify=verify, limits=limits)
+            self._client = httpx.Client(timeout=self._timeouts(), verify=verify, limits=limits)
+
+    def _timeouts(self, more_seconds: float = 0.0) -> "httpx.Timeout":
+        import httpx
+
+        return httpx.Timeout(
+            self._timeout,
+            connect=min(CONNECT_SECONDS, self._timeout),
+            read=self._timeout + more_seconds,
+            pool=None,
+        )
 
     def close(self) -> None:
         """Close the connections. May be called again."""
@@ -110,6 +119,7 @@ class HttpClient:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         permanent: Collection[int] = (),
+        more_seconds: float = 0.0,
     ) -> "httpx.Response":
         """Send a request and return the response, successful or refused.
 
@@ -120,6 +130,7 @@ class HttpClient:
             params: The query.
             headers: Added to those of the client.
             permanent: Status codes that are not temporary here.
+            more_seconds: How much longer than usual the response may take.
 
         Raises:
             RefusedError: The address or a header is not valid.
@@ -137,7 +148,9 @@ class HttpClient:
             sent["Authorization"] = f"Bearer {_token(self.token_file)}"
         sent |= headers or {}
         try:
-            response = self._client.request(method, url, content=content, headers=sent, params=params)
+            response = self._client.request(
+                method, url, content=content, headers=sent, params=params, timeout=self._timeouts(more_seconds)
+            )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise RefusedError(
                 f"{redacted(self.url)} is not a valid URL: {error}. Give {self._option}='https://host/path'."
@@ -145,7 +158,7 @@ class HttpClient:
         except httpx.HTTPError as error:
             raise EndpointError(f"{redacted(self.url)}: {type(error).__name__}: {error}".rstrip(".: ")) from error
         code = response.status_code
-        if code >= 500 or (code in TEMPORARY and code not in permanent):
+        if (code >= 500 or code in TEMPORARY) and code not in permanent:
             message = error_message(response.content)
             temporary = EndpointError(self.describe(response) + (f": {message!r}" if message else ""))
             temporary.retry_after_seconds = _retry_after(response.headers.get("Retry-After"))
@@ -154,7 +167,7 @@ class HttpClient:
         return response
 
     def describe(self, response: "httpx.Response") -> str:
-        """What the server responded, for an error."""
+        """Describe the server's response, for an error."""
         return f"{redacted(self.url)} answers {response.status_code} {response.reason_phrase}".rstrip()
 
 

@@ -1,4 +1,4 @@
-"""`MlflowSink`: metrics, configuration, status and optionally samples in an MLflow run.
+"""`MlflowSink`: metrics, configuration, status, media, artifacts and optionally samples in an MLflow run.
 
 The run has a tag by which it is found again, so an interrupted start leaves no second run. A metric is sent with its
 own time, and a tracking database keeps one row per name, step, time and value, so a repeated batch changes nothing.
@@ -13,6 +13,13 @@ MLflow stores numbers as 64-bit floats, and its databases store infinity as the 
 text is the value of a tag, up to 5,000 characters. Characters that MLflow does not allow in names become ``_``,
 followed by a short digest, so that two names never become one.
 
+Media are artifacts. Their paths are made of the record, so a repeated batch replaces them: images have the names that
+``mlflow.log_image`` gives them, for MLflow's image charts, and tables the format of ``mlflow.log_table``. The rows that
+a table gains are a new file; ``log_table`` would download and rewrite all of it each time.
+
+Versions of artifacts that the run saves are below ``artifacts/<name>/<version>/``, and beside that folder a file
+``<version>.json`` has the manifest and the aliases. The files of a version that existed before are not copied again.
+
 mlflow's own HTTP client waits for minutes and retries. Here a request has one attempt and ``timeout_seconds``, in the
 sink's thread only, because the delivery retries.
 """
@@ -21,6 +28,10 @@ import hashlib
 import importlib.util
 import json
 import re
+import shutil
+import stat
+import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,12 +39,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hookline._engine.checks import require_number
 from hookline._engine.errors import MissingExtraError, RefusedError
+from hookline._record.artifacts import Artifact
 from hookline._record.reader import MAIN, JournalEntry
 from hookline._record.recorder import cleaned
-from hookline._record.records import Metrics, Sample, Status, encode
+from hookline._record.records import Event, Media, Metrics, Sample, Status, TableRows, clean, encode
 from hookline._record.sink import Sink, register_sink
+from hookline.sinks.artifacts import aliases_of, convert_artifact, leave_out_artifacts, saved_artifacts
+from hookline.sinks.media import RunMedia, file_name, file_suffix, media_of, plotly_html, table_of, webp_thumbnail
 from hookline.sinks.mlflow_connection import (
     Connection,
     absolute,
@@ -53,6 +69,7 @@ PARENT_TAG = "mlflow.parentRunId"
 _NAME_LENGTH, _TAG_LENGTH, _PARAM_LENGTH = 250, 5000, 6000
 _BATCH_METRICS, _BATCH_TEXTS, _BATCH_BYTES = 1000, 100, 900_000
 _NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
+_LOGGED_IMAGES, _LOGGED_TABLES = "mlflow.loggedImages", "mlflow.loggedArtifacts"
 _ENDED = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -68,6 +85,7 @@ class MlflowSink(Sink):
         run_name: The run's name in MLflow; by default its id, or its key in its experiment.
         tags: Further tags; the run's own become the tag ``hookline.tags``. ``mlflow.parentRunId`` nests the run there.
         samples: Whether to store samples too, as artifacts below ``samples/``, one file per batch.
+        media: Whether to store media and artifacts; give False for a server without a place for artifacts.
         timeout_seconds: The time limit of a request.
         name: The sink's name in its run.
     """
@@ -77,6 +95,7 @@ class MlflowSink(Sink):
     run_name: str | None = None
     tags: dict[str, str] | None = None
     samples: bool = False
+    media: bool = True
     timeout_seconds: float = 10.0
     name: str | None = None
 
@@ -87,6 +106,7 @@ class MlflowSink(Sink):
         self._client: Any = None
         self._state: dict[str, Any] = {}
         self._has_ended = False
+        self._media = RunMedia("MLflow")
 
     def check(self) -> None:
         if importlib.util.find_spec("mlflow") is None:
@@ -113,6 +133,7 @@ class MlflowSink(Sink):
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         uri = self.tracking_uri or (state or {}).get("uri") or default_uri(run_dir)
         self._connection = Connection(uri, self.timeout_seconds)
+        self._media.open(run_dir, state)
         with self._connection:
             if state:
                 self._client = self._connection.client()
@@ -122,7 +143,10 @@ class MlflowSink(Sink):
                 # Runs of an experiment start one after another, because they share their parents.
                 with exclusive_start(run_dir.parent) if metadata.membership is not None else nullcontext():
                     self._client = self._connection.client()
-                    run = self._find_or_create(metadata, uri)
+                    experiment = self._experiment(self.experiment or metadata.project, uri)
+                    run = self._oldest(experiment, metadata.key) or self._create(experiment, metadata)
+                    self._state = {"run_id": run.info.run_id}
+                    self._log(params=dict(_flat("", metadata.config)))
         self._has_ended = run.info.status != "RUNNING"
         self._state = {
             "run_id": run.info.run_id,
@@ -130,8 +154,9 @@ class MlflowSink(Sink):
             "parent_run_id": run.data.tags.get(PARENT_TAG),
             "uri": None if has_password(uri) else uri,
             "status_time": state["status_time"] if state else 0.0,
+            "tables": (state or {}).get("tables", []),
         }
-        return dict(self._state)
+        return self._state | self._media.state()
 
     def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._connection is not None
@@ -139,8 +164,10 @@ class MlflowSink(Sink):
             self._log(metrics=_metrics(entries), tags=_tags(entries))
             if self.samples:
                 self._log_samples(entries)
+            self._log_media([entry for entry in entries if isinstance(entry.record, Media | TableRows)])
+            self._log_artifacts(entries)
             self._update_status(entries)
-        return dict(self._state)
+        return self._state | self._media.state()
 
     def ids(self, state: Any) -> dict[str, str]:
         names = ("run_id", "experiment_id", "parent_run_id")
@@ -156,13 +183,6 @@ class MlflowSink(Sink):
             raise
         if run.info.lifecycle_stage != "active":
             raise RefusedError(f"The run {run_id} was deleted in MLflow: restore it there. {again}")
-        return run
-
-    def _find_or_create(self, metadata: RunMetadata, uri: str) -> Any:
-        experiment = self._experiment(self.experiment or metadata.project, uri)
-        run = self._oldest(experiment, metadata.key) or self._create(experiment, metadata)
-        self._state = {"run_id": run.info.run_id}
-        self._log(params=dict(_flat("", metadata.config)))
         return run
 
     def _oldest(self, experiment: str, key: str) -> Any:
@@ -244,6 +264,41 @@ class MlflowSink(Sink):
             lines = b"".join(encode(cleaned(entry.record)) + b"\n" for entry in own)
             self._client.log_text(self._state["run_id"], lines.decode(), f"samples/{own[0].id}.jsonl")
 
+    def _log_media(self, entries: Sequence[JournalEntry]) -> None:
+        if not self.media:
+            for _ in entries:
+                self._media.leave_out("media (media=False)")
+            return
+        if not entries:
+            return
+        with tempfile.TemporaryDirectory(prefix="hookline-mlflow-") as folder:
+            files = MediaFiles(self._media, Path(folder))
+            for entry in entries:
+                files.add(entry)
+            if any(Path(folder).iterdir()):
+                self._client.log_artifacts(self._state["run_id"], folder)
+        tags: dict[str, Any] = {_LOGGED_IMAGES: True} if files.has_images else {}
+        known = [*self._state["tables"], *(path for path in files.tables if path not in self._state["tables"])]
+        # MLflow's page reads from this tag which files are tables; a tag has room for some dozens.
+        text = json.dumps([{"path": path, "type": "table"} for path in known])
+        if known != self._state["tables"] and len(text) <= _TAG_LENGTH:
+            tags[_LOGGED_TABLES] = text
+            self._state["tables"] = known
+        self._log(tags=tags)
+
+    def _log_artifacts(self, entries: Sequence[JournalEntry]) -> None:
+        if not self.media:
+            leave_out_artifacts(self._media, entries, "artifacts (media=False)")
+            return
+        events = saved_artifacts(entries)
+        if not events:
+            return
+        with tempfile.TemporaryDirectory(prefix="hookline-mlflow-") as folder:
+            for event in events:
+                convert_artifact(self._media, event, partial(_add_artifact, Path(folder), event))
+            if any(Path(folder).iterdir()):
+                self._client.log_artifacts(self._state["run_id"], folder)
+
     def _update_status(self, entries: Sequence[JournalEntry]) -> None:
         # The latest by time: the delivery may report a death before the last records of the dead process.
         records = [entry.record for entry in entries if entry.file.name in STATUS_WRITERS]
@@ -258,6 +313,102 @@ class MlflowSink(Sink):
             self._client.update_run(self._state["run_id"], status="RUNNING")
         self._has_ended = last.status in _ENDED
         self._state["status_time"] = last.time
+
+
+class MediaFiles:
+    """Writes media to a folder, with the paths that they get among a run's artifacts.
+
+    Args:
+        media: Reads the run's media.
+        folder: The folder.
+
+    Attributes:
+        tables: The paths of tables.
+        has_images: Whether an image has the form of ``mlflow.log_image``.
+    """
+
+    def __init__(self, media: RunMedia, folder: Path) -> None:
+        self._media, self._folder = media, folder
+        self.tables: list[str] = []
+        self.has_images = False
+
+    def add(self, entry: JournalEntry) -> None:
+        """Write the media of an entry."""
+        name = _name(entry, entry.record.name).replace(":", "_")  # type: ignore[union-attr]
+        if isinstance(record := entry.record, TableRows):
+            self._media.convert(record, lambda table: self._add_rows(table, name))
+        elif isinstance(record, Media):
+            self._media.convert(record, lambda media: self._add(media, name, entry.id))
+
+    def _add(self, record: Media, name: str, entry_id: str) -> None:
+        axis = "" if record.axis == "train" else f"{entity_name(record.axis).replace('/', '_')}/"
+        place = f"media/{axis}{name}/{file_name(record)}"
+        match record.type, record.format:
+            case "image", _:
+                content = self._media.png(record)
+                # As `log_image` names them, with an id that stays the same when the batch is repeated.
+                unique = uuid.uuid5(uuid.NAMESPACE_URL, f"hookline:{entry_id}")
+                key = re.sub(r"[^\w\-. ~]", "_", f"{axis}{name}".replace("/", "~"), flags=re.ASCII)
+                step, at = clamped_step(record.step), int(record.time * 1000)
+                stem = f"images/{key}+step+{step}+timestamp+{at}+{unique}"
+                self._write(f"{stem}.png", content)
+                self._write(f"{stem}+compressed.webp", webp_thumbnail(content))
+                self.has_images = True
+            case "figure", "plotly.json":
+                page = plotly_html(self._media.content(record)).encode()
+                self._write(place.removesuffix("plotly.json") + "html", page)
+            case "histogram" | "plot", _:
+                columns, rows = table_of(record)
+                self._write_table(f"tables/{axis}{name}/{record.step}-{record.index}.json", columns, rows)
+            case _:
+                self._media.copy(record, self._folder / place)
+
+    def _add_rows(self, record: TableRows, name: str) -> None:
+        rows = [[self._cell(cell, name) for cell in row] for row in record.rows]
+        place = f"tables/{name}/{record.step}-{entity_name(record.table).replace('/', '_')}-{record.start}.json"
+        self._write_table(place, record.columns, rows)
+        self.tables.append(place)
+
+    def _cell(self, cell: Any, name: str) -> Any:
+        """A cell; media are files of their own, and the cell has the path."""
+        media = media_of(cell)
+        if media is None:
+            return cell
+        place = f"media/{name}/cells/{media.blob[:16]}{file_suffix(media)}"
+        path = self._folder / place
+        copied = self._media.convert(media, lambda media: self._media.copy(media, path)) if media.blob else None
+        return f"({media.type})" if copied is None else place
+
+    def _write_table(self, place: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._write(place, json.dumps({"columns": columns, "data": clean(rows)}, ensure_ascii=False).encode())
+
+    def _write(self, place: str, content: bytes) -> None:
+        path = self._folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _add_artifact(folder: Path, event: Event, found: Artifact) -> None:
+    """Put a version into a folder: its manifest, and links to its stored files if the version is new."""
+    aliases = aliases_of(event)
+    is_new = event.data.get("new") is not False
+    # All files are checked first, so that a damaged version leaves nothing.
+    files = [(file.path, found.path(file.path)) for file in found.files if is_new and not file.uri]
+    place = folder / "artifacts" / found.name / found.version
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for name, source in files:
+        target = place / entity_name(name).replace(":", "_")
+        if target.exists():  # saved twice in one batch
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.stat().st_mode & stat.S_IWUSR:
+            target.symlink_to(source)
+        else:  # mlflow copies the mode too, and could not replace the file when the batch is repeated
+            shutil.copyfile(source, target)
+    about = {"artifact": f"{found.project}/{found.name}", "version": found.version, "aliases": aliases}
+    about |= {name: getattr(found, name) for name in ("kind", "digest", "time", "run", "step", "metadata")}
+    about["files"] = msgspec.to_builtins(found.files)
+    place.with_name(f"{found.version}.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
 def _source(metadata: RunMetadata) -> dict[str, Any]:

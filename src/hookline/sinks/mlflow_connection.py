@@ -51,7 +51,13 @@ class Connection:
             "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": self.timeout_seconds,
             "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": True,
         }
-        _install_overrides(own)
+        # Make mlflow's variables of these names return the thread's own value, if it has one.
+        from mlflow import environment_variables
+
+        for name in own:
+            variable: Any = getattr(environment_variables, name, None)
+            if variable is not None and "get" not in vars(variable):
+                variable.get = partial(_own_or, name, variable.get)
         self._token = _settings.set(own)
 
     def __exit__(
@@ -59,7 +65,9 @@ class Connection:
     ) -> None:
         _settings.reset(self._token)
         server = "The tracking database" if has_password(self.uri) else self.uri
-        status = _http_status(error)
+        response = getattr(error, "response", None)
+        known = getattr(error, "get_http_status_code", None)
+        status: int | None = getattr(response, "status_code", None) or (known() if known is not None else None)
         if status in (401, 403):
             answer = str(error)[:300]
             raise RefusedError(f"{server} refuses access ({status}): {_CREDENTIALS}. Its answer: {answer}") from error
@@ -118,7 +126,7 @@ def exclusive_start(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[
     def acquired() -> bool:
         try:
             return files.acquire_lock(path)
-        except OSError:
+        except OSError:  # not writable: runs find each other's parents by a tag, as on other machines
             return True
 
     while not (is_mine := acquired()) and time.monotonic() < deadline:
@@ -158,23 +166,6 @@ def local_database(uri: str) -> Path | None:
     """The file of a local database; None for others."""
     path = uri.partition("?")[0].removeprefix(_SQLITE)
     return Path(path) if uri.startswith(_SQLITE) and path else None
-
-
-def _http_status(error: BaseException | None) -> int | None:
-    response = getattr(error, "response", None)
-    known = getattr(error, "get_http_status_code", None)
-    status: int | None = getattr(response, "status_code", None) or (known() if known is not None else None)
-    return status
-
-
-def _install_overrides(names: Mapping[str, Any]) -> None:
-    """Make mlflow's variables of these names return the thread's own value, if it has one."""
-    from mlflow import environment_variables
-
-    for name in names:
-        variable: Any = getattr(environment_variables, name, None)
-        if variable is not None and "get" not in vars(variable):
-            variable.get = partial(_own_or, name, variable.get)
 
 
 def _own_or(name: str, default: Callable[[], Any]) -> Any:

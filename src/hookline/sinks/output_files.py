@@ -1,4 +1,4 @@
-"""Files that sinks append to, and the record of what was delivered to a destination that cannot be rewound.
+"""Files that sinks append to, flat rows for them, and a record of deliveries to destinations that cannot be rewound.
 
 A sink's state holds the size of its file after the last delivered batch. Opening an `AppendedFile` truncates it to that
 size and so removes a batch that a crash or a full disk left half-written: each record is in the file once. An open file
@@ -17,21 +17,63 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from hookline._engine.errors import RefusedError
+from hookline._engine.errors import OptionError, RefusedError, closest
 from hookline._record.delivery import SINKS_FOLDER
 from hookline._record.files import write_atomically
-from hookline._record.reader import Cursor, JournalEntry
+from hookline._record.reader import MAIN, Cursor, JournalEntry
+from hookline._record.records import AnyRecord
 
+KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyRecord))
 MOST_POSITION_BYTES = 1 << 20
 """The size at which a file of positions is rewritten."""
 _CHUNK = 1 << 20
 _BLOCK = bytes(64)
 """Fewer zeros than a disk block has, and more than a logged text has in a row."""
 _TOKEN = re.compile(r"[0-9a-f]{1,64}")
+_FIRST = ("step", "axis", "time")
+_RESERVED = (*_FIRST, "writer")
+
+
+def require_kinds(given: Iterable[str] | str) -> tuple[str, ...]:
+    """Check the names of kinds of records."""
+    kinds = (given,) if isinstance(given, str) else tuple(given)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise OptionError(f"{kind!r} is not a kind of record. {closest(kind, KINDS)}")
+    return kinds
+
+
+def flat_row(entry: JournalEntry) -> dict[str, Any]:
+    """The fields of a record in one dict, with nested names joined by ``/``; metrics keep their own names.
+
+    ``writer`` is included unless it is the run's main one. A metric named like one of these columns becomes
+    ``values/<name>``.
+    """
+    record = entry.record
+    flat = {name: getattr(record, name) for name in _FIRST if hasattr(record, name)}
+    if entry.file.name != MAIN:
+        flat["writer"] = entry.file.name
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if name in ("values", "extra") and isinstance(value, Mapping):
+            _flatten(flat, "", {f"{name}/{key}" if key in _RESERVED else key: item for key, item in value.items()})
+        elif isinstance(value, Mapping):
+            _flatten(flat, f"{name}/", value)
+        elif name not in _FIRST:
+            flat[name] = value
+    return flat
+
+
+def _flatten(flat: dict[str, Any], prefix: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _flatten(flat, f"{prefix}{key}/", value)
+        else:
+            flat.setdefault(prefix + key, value)
 
 
 def has_zeros(path: Path, size: int) -> bool:
@@ -116,7 +158,14 @@ class AppendedFile:
         try:
             self._lock()
             self.inode = os.fstat(self._descriptor).st_ino
-            self._truncate(size, mark or {})
+            found = os.fstat(self._descriptor).st_size
+            self.size = found if size is None else min(size, found)
+            known = (mark or {}).get("crc") if self.size == size else None
+            self.crc = int(known) if known is not None else checksum(self.path, self.size) or 0
+            if self.size < found:
+                os.ftruncate(self._descriptor, self.size)
+            if size is None and found and os.pread(self._descriptor, 1, found - 1) != b"\n":
+                self.append(b"\n")
         except BaseException:  # releases the lock: otherwise a full disk would lock the file for good
             self.close()
             raise
@@ -154,16 +203,6 @@ class AppendedFile:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _truncate(self, size: int | None, mark: Mapping[str, Any]) -> None:
-        found = os.fstat(self._descriptor).st_size
-        self.size = found if size is None else min(size, found)
-        known = mark.get("crc") if self.size == size else None
-        self.crc = int(known) if known is not None else checksum(self.path, self.size) or 0
-        if self.size < found:
-            os.ftruncate(self._descriptor, self.size)
-        if size is None and found and os.pread(self._descriptor, 1, found - 1) != b"\n":
-            self.append(b"\n")
 
     def _lock(self) -> None:
         try:

@@ -159,10 +159,12 @@ class Families:
 
     def collect(self) -> "Iterator[Metric]":
         """All families, for a scrape."""
-        with self._lock:
+        with self._lock:  # a list, because a generator would read the progress after the lock is released
             return iter(list(self._collect()))
 
     def _collect(self) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily
+
         progress = self._progress
         yield self._gauge("metric", "The latest value of a metric.", list(_numbers(progress)))
         steps = [({"axis": axis}, step) for axis, step in progress.steps.items()]
@@ -179,7 +181,10 @@ class Families:
         }
         for name, (help_text, value) in singles.items():
             yield self._gauge(name, help_text, [] if value is None else [({}, value)])
-        yield self._counter("events", "Events by name.", [({"event": n}, c) for n, c in progress.events.items()])
+        counter = CounterMetricFamily(f"{self._prefix}_events", "Events by name.")
+        for event, count in progress.events.items():
+            counter.add_sample(f"{counter.name}_total", self._labels | {"event": event}, float(count))
+        yield counter
 
     def _gauge(self, name: str, help_text: str, samples: Sequence[tuple[dict[str, str], float]]) -> "Metric":
         from prometheus_client.core import GaugeMetricFamily
@@ -187,14 +192,6 @@ class Families:
         family = GaugeMetricFamily(f"{self._prefix}_{name}", help_text)
         for labels, value in samples:
             family.add_sample(family.name, self._labels | labels, float(value))
-        return family
-
-    def _counter(self, name: str, help_text: str, samples: Sequence[tuple[dict[str, str], float]]) -> "Metric":
-        from prometheus_client.core import CounterMetricFamily
-
-        family = CounterMetricFamily(f"{self._prefix}_{name}", help_text)
-        for labels, value in samples:
-            family.add_sample(f"{family.name}_total", self._labels | labels, float(value))
         return family
 
 

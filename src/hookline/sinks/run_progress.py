@@ -5,14 +5,15 @@ sink's state. Only the run's main writer and the delivery's own writer, which re
 change the status. The remaining time is estimated from the speed since the training started or was resumed.
 
 The metadata comes from ``run.json``. Without that file, the directory's name stands in, so delivery does not depend on
-it. `Membership` places a run in its experiment, so any process finds its group in a tracker.
+it. `Membership` places a run in its experiment, so any process finds its group in a tracker. `histogram` counts values
+for destinations that show distributions.
 """
 
 import json
 import math
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ MOST_STEPS = (1 << 63) - 1
 CREATED = "created"
 """The status before the first one is recorded."""
 STATUS_WRITERS = frozenset({MAIN, DELIVERY_WRITER})
+BUCKETS = 30
+MOST_MAGNITUDE = 1e150
+"""Larger values are left out of histograms: their squares overflow."""
 
 
 class RunProgress(msgspec.Struct):
@@ -274,3 +278,23 @@ def _membership(known: Any) -> Membership | None:
 
 def _key(*parts: str) -> str:
     return uuid.uuid5(uuid.NAMESPACE_URL, "hookline:" + "\n".join(parts)).hex
+
+
+def finite(values: Iterable[Any]) -> list[float]:
+    """The numbers that a histogram can hold."""
+    return [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST_MAGNITUDE]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value."""
+    return math.fsum(values) / len(values)
+
+
+def histogram(values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The number of values in each bucket, and the edges of the buckets, of which there is one more."""
+    low, high = min(values), max(values)
+    width = (high - low) / BUCKETS or 1.0
+    counts = [0] * BUCKETS
+    for value in values:
+        counts[min(int((value - low) / width), BUCKETS - 1)] += 1
+    return counts, [low + width * index for index in range(BUCKETS)] + [max(high, low + width)]

@@ -9,7 +9,13 @@ They carry the last completed step, so a run that is alive but stuck can be reco
 start, so that a wrong address or a bad token fails early. A heartbeat that failed is not repeated; the next one has
 newer information.
 
-Samples, rewards and log lines are not reported.
+Samples, rewards and log lines are not reported. The formats are:
+
+- ``json``: one object per record, each with the run's progress.
+- ``tao``: the lines of NVIDIA TAO's ``status.json``.
+- ``kubeflow``: the ``trainerStatus`` of a Kubeflow TrainJob; a state, so events are not sent.
+
+JSON has no NaN: numbers that are not finite are written as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 """
 
 import importlib.util
@@ -17,6 +23,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 from urllib.parse import quote
@@ -25,17 +32,22 @@ import msgspec
 
 from hookline._engine.errors import MissingExtraError, OptionError, closest
 from hookline._record.reader import MAIN, JournalEntry
-from hookline._record.records import BOOKKEEPING, AnyRecord, Event, Metrics, Status
+from hookline._record.records import BOOKKEEPING, AnyRecord, Event, Metrics, Status, clean
 from hookline._record.sink import Sink, register_sink
 from hookline.sinks.http import MessageEndpoint, expanded, require_url, without_secrets
 from hookline.sinks.output_files import AppendedFile, file_loss, set_aside
-from hookline.sinks.run_progress import CREATED, RunMetadata, RunProgress, read_metadata
-from hookline.sinks.status_formats import FORMATS, Message
+from hookline.sinks.run_progress import CREATED, STATUS_WRITERS, RunMetadata, RunProgress, is_report, read_metadata
 
 Format = Literal["json", "tao", "kubeflow"]
 WhichMetrics = Literal["latest", "all", "none"]
-KUBEFLOW = "KUBEFLOW_TRAINER_STATUS_"
-"""The prefix of the variables that Kubeflow Trainer sets in a TrainJob's pods."""
+KUBEFLOW = ("KUBEFLOW_TRAINER_SERVER_", "KUBEFLOW_TRAINER_STATUS_")
+"""The prefixes of the variables that Kubeflow Trainer sets in a TrainJob's pods: the one that Hugging Face's trainer
+reads, and that of Kubeflow's proposal."""
+Payload = dict[str, Any]
+_INT32 = 2**31 - 1
+_VALIDATION = ("val", "eval", "test", "benchmark")
+_VERBOSITY = {"failed": "ERROR", "training_failed": "ERROR", "hook_error": "WARNING", "records_lost": "ERROR"}
+_MESSAGES = {"running": "Training starts.", "finished": "Training is complete.", "failed": "Training failed."}
 
 
 @register_sink("status")
@@ -105,8 +117,10 @@ class StatusSink(Sink):
             return
         if importlib.util.find_spec("httpx") is None:
             raise MissingExtraError("The sink 'status'", "status")
-        if self.endpoint is None and KUBEFLOW + "URL" not in os.environ:
-            raise OptionError(f"endpoint=None: not in a TrainJob's pod ({KUBEFLOW}URL is not set). Give an endpoint.")
+        if self.endpoint is None and _pod_setting("URL") is None:
+            raise OptionError(
+                f"endpoint=None: not in a TrainJob's pod ({KUBEFLOW[0]}URL is not set). Give an endpoint."
+            )
         for what, text in {"endpoint": self.endpoint or "", **self.headers}.items():
             expanded(text, what)
 
@@ -130,7 +144,7 @@ class StatusSink(Sink):
     def uses(cls, settings: Mapping[str, Any]) -> list[str]:
         if settings.get("path") is not None:
             return []
-        return [f"address {settings.get('endpoint') or KUBEFLOW + 'URL'}"]
+        return [f"address {settings.get('endpoint') or KUBEFLOW[0] + 'URL'}"]
 
     def open(self, run_dir: Path, state: Any) -> dict[str, Any]:
         saved = state or {}
@@ -196,8 +210,8 @@ class StatusSink(Sink):
     def _new_endpoint(self) -> MessageEndpoint:
         url, ca_file, token_file = self.endpoint, self.ca_file, None
         if url is None:
-            certificates, token = os.environ.get(KUBEFLOW + "CA_CERT"), os.environ.get(KUBEFLOW + "TOKEN")
-            url = os.environ[KUBEFLOW + "URL"]
+            certificates, token = _pod_setting("CA_CERT"), _pod_setting("TOKEN")
+            url = _pod_setting("URL") or ""
             ca_file = ca_file or (Path(certificates) if certificates else None)
             token_file = Path(token) if token else None
         return MessageEndpoint(
@@ -217,6 +231,11 @@ class StatusSink(Sink):
         return state | {"bytes": self._destination.size, "begin": self._begin} | self._destination.mark()
 
 
+def _pod_setting(name: str) -> str | None:
+    """What Kubeflow Trainer has set in the environment of a TrainJob's pod; None outside of one."""
+    return next((value for prefix in KUBEFLOW if (value := os.environ.get(prefix + name))), None)
+
+
 class StatusFile(AppendedFile):
     """A file of messages, one per line."""
 
@@ -226,3 +245,179 @@ class StatusFile(AppendedFile):
 
     def settle(self) -> None:
         """Do nothing: reopening the file truncates messages that were not delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send: a record, or None for a heartbeat, with the run's progress and metadata."""
+
+    id: str
+    time: float
+    record: AnyRecord | None
+    progress: RunProgress
+    metadata: RunMetadata
+    component: str
+    writer: str = MAIN
+
+    @property
+    def source(self) -> str:
+        """The reporting component: that of the record, else the configured one, else the run."""
+        own = self.report.get("component")
+        return str(own or self.component or self.progress.component or self.metadata.name or self.metadata.id)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The data of a status function."""
+        return self.record.data if isinstance(self.record, Status) and is_report(self.record) else {}
+
+    @property
+    def phase(self) -> str | None:
+        """The name of a status or an event."""
+        match self.record:
+            case Status():
+                return str(self.report.get("phase") or self.record.status)
+            case Event():
+                return self.record.name
+        return None
+
+    @property
+    def step(self) -> int:
+        """The step of the record, else of the run."""
+        own = getattr(self.record, "step", None)
+        return self.progress.step if own is None else own
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The metrics of the record; a heartbeat has the latest of all."""
+        match self.record:
+            case Metrics():
+                return self.record.values
+            case Status():
+                return dict(self.report.get("metrics") or {})
+            case None:
+                return {name: value for values in self.progress.metrics.values() for name, value in values.items()}
+        return {}
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data of a status or an event."""
+        if not isinstance(self.record, Status | Event):
+            return {}
+        return dict(self.report.get("report", self.record.data))
+
+
+def as_json(message: Message) -> Payload:
+    """Formats a message as a plain object."""
+    progress, record = message.progress, message.record
+    payload: Payload = {
+        "id": message.id,
+        "kind": "heartbeat" if record is None else str(record.__struct_config__.tag),
+        "component": message.source,
+        "project": message.metadata.project if message.metadata.name else None,
+        "run": message.metadata.id if message.metadata.name else None,
+        "timestamp": message.time,
+        "status": progress.status,
+        "step": message.step,
+        "num_steps": progress.num_steps,
+        "progress": progress.progress,
+        "eta_seconds": progress.eta_seconds,
+        "phase": message.phase,
+        "message": getattr(record, "message", None) or None,
+        "axis": getattr(record, "axis", None),
+        "writer": None if message.writer == MAIN else message.writer,
+        "metrics": message.values or None,
+        "data": message.data or None,
+    }
+    return _without_none(payload)
+
+
+def as_tao(message: Message) -> Payload | None:
+    """Formats a message as a line of TAO's ``status.json``."""
+    if message.writer not in STATUS_WRITERS:
+        return None
+    progress, moment = message.progress, time.localtime(message.time)
+    is_eval = isinstance(message.record, Metrics) and message.record.axis == "eval"
+    groups: dict[str, Payload] = {}  # validation metrics are kpi, other numbers graphical, everything else categorical
+    for name, value in message.values.items():
+        if isinstance(value, bool | str):
+            group = "categorical"
+        else:
+            group = "kpi" if is_eval or name.lower().startswith(_VALIDATION) else "graphical"
+        groups.setdefault(group, {})[name] = value
+    payload: Payload = {
+        "date": f"{moment.tm_mon}/{moment.tm_mday}/{moment.tm_year}",
+        "time": f"{moment.tm_hour}:{moment.tm_min}:{moment.tm_sec}",
+        "status": _tao_status(message),
+        "verbosity": _VERBOSITY.get(message.phase or "", "INFO"),
+        "message": _tao_message(message),
+        "component": message.source,
+        "phase": message.phase,
+        "data": message.data or None,
+        **groups,
+        "epoch": progress.epoch,
+        "max_epoch": progress.num_epochs,
+        "step": message.step,
+        "max_step": progress.num_steps,
+        "time_per_epoch": _duration(progress.seconds_per_epoch),
+        "time_per_step": _duration(progress.seconds_per_step),
+        "eta": _duration(progress.eta_seconds),
+    }
+    return _without_none(payload)
+
+
+def as_trainer_status(message: Message) -> Payload | None:
+    """Formats a message as the ``trainerStatus`` of a Kubeflow TrainJob."""
+    if isinstance(message.record, Event) or message.writer not in STATUS_WRITERS:
+        return None
+    progress = message.progress
+    counts = {"currentEpoch": progress.epoch, "totalEpochs": progress.num_epochs}
+    counts |= {"currentStep": progress.step, "totalSteps": progress.num_steps}
+    latest = {name: value for values in progress.metrics.values() for name, value in values.items()}
+    shown = {name: str(clean(value)) for name, value in (counts | latest).items() if name and value is not None}
+    payload = {
+        "progressPercentage": None if progress.progress is None else int(100 * progress.progress),
+        "estimatedRemainingSeconds": None if progress.eta_seconds is None else min(_INT32, int(progress.eta_seconds)),
+        "metrics": [{"name": name, "value": value} for name, value in shown.items() if value],
+        "lastUpdatedTime": datetime.fromtimestamp(message.time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return {"trainerStatus": _without_none(payload)}
+
+
+FORMATS: Mapping[str, Callable[[Message], Payload | None]] = {
+    "json": as_json,
+    "kubeflow": as_trainer_status,
+    "tao": as_tao,
+}
+"""The formats by name; a message that gives None is not sent."""
+
+
+def _without_none(payload: Payload) -> Payload:
+    return {key: clean(value) for key, value in payload.items() if value is not None}
+
+
+def _tao_status(message: Message) -> str:
+    record = message.record
+    is_start = isinstance(record, Status) and "num_steps" in record.data
+    if is_start or (record is None and message.progress.status == CREATED):
+        return "STARTED"
+    if not isinstance(record, Status):
+        return "RUNNING"
+    if record.status == "stopped":  # TAO has no word for it: an interrupted run failed, early stopping did not
+        is_interrupt = record.message.startswith(("SIG", "KeyboardInterrupt", "SystemExit"))
+        return "FAILURE" if is_interrupt else "SUCCESS"
+    return {"finished": "SUCCESS", "failed": "FAILURE"}.get(record.status, "RUNNING")
+
+
+def _tao_message(message: Message) -> str:
+    match message.record:
+        case None:
+            return "Alive."
+        case Status():
+            return message.record.message or _MESSAGES.get(message.record.status, str(message.phase))
+        case Metrics():
+            return f"{message.record.axis} metrics at step {message.step}"
+    return str(message.phase)
+
+
+def _duration(seconds: float | None) -> str | None:
+    return None if seconds is None else str(timedelta(seconds=seconds))

@@ -247,7 +247,11 @@ class StatusReport:
     def pre_validation_hook(self, worker: Any, report_data: dict[str, Any]) -> None:
         """Report the start of a validation."""
         if _is_rank_zero(worker):
-            self.outbox.step = _evaluated_step(worker, otherwise=self.outbox.step)
+            # A validation report has no step, and the training hooks may not be in use: ask the worker.
+            loop = getattr(worker, "trainer", worker)
+            evaluated = getattr(loop, "evaluated_step", None)
+            step = evaluated() if callable(evaluated) else getattr(loop, "step", None)
+            self.outbox.step = step if isinstance(step, int) else self.outbox.step
             self.outbox.begin("validation", worker)
             self._last_batch = self._clock()
             self._report("running", "validation_starting", "Validation starts.", report_data)
@@ -298,14 +302,6 @@ def _http_outbox(
     sink = StatusSink(endpoint, headers=dict(headers or {}), heartbeat_seconds=_sink_heartbeat(heartbeat_seconds))
     sink.check()
     return outbox_for({"endpoint": sink}, root)
-
-
-def _evaluated_step(worker: Any, *, otherwise: int) -> int:
-    """Return the step that a validation evaluates: its report has none, and training hooks may not be used."""
-    loop = getattr(worker, "trainer", worker)
-    evaluated = getattr(loop, "evaluated_step", None)
-    step = evaluated() if callable(evaluated) else getattr(loop, "step", None)
-    return step if isinstance(step, int) else otherwise
 
 
 def _is_rank_zero(worker: Any) -> bool:

@@ -46,6 +46,7 @@ _SEGMENT_BYTES = 256 << 10
 _FAILED: dict[str, Any] = {"phase": "training_failed", "report": {}}
 _OUTBOXES: dict[tuple[Any, ...], "StatusOutbox"] = {}
 _TABLE = threading.Lock()
+"""Held while `_OUTBOXES` is searched: two threads must not make two outboxes for one destination."""
 
 
 class WatchedWorker:
@@ -147,6 +148,7 @@ class StatusOutbox:
     def close(self, seconds: float = EXIT_SECONDS) -> None:
         """Deliver what is left, for at most this long, and stop; the next `report` starts again."""
         with self._lock:
+            # A forked child inherits the object, but not the threads: its parent delivers and closes.
             if self._recorder is None or self._pid != os.getpid():
                 return
             outboxes, self._recorder, self._outboxes = self._outboxes, None, []
@@ -191,7 +193,7 @@ class StatusOutbox:
                 self._outboxes = [own, *leftovers]
                 self._pid = os.getpid()
                 atexit.register(self._at_exit)
-                self._recorder = own.recorder
+                self._recorder = own.recorder  # last: `report` uses it without the lock
             return self._recorder
 
     def _claim_outboxes(self) -> list[Outbox]:
@@ -204,7 +206,7 @@ class StatusOutbox:
         try:
             own = next(outbox for each in numbered if (outbox := self._outbox(self.home / each)).claim())
         except OSError as error:
-            text = "%s cannot be written (%s): what is not delivered by the end is lost."
+            text = "%s cannot be written (%s): reports not delivered by the end are lost."
             logger.warning(text, self.home, error.strerror)
             own = self._outbox(Path(tempfile.mkdtemp(prefix="hookline-outbox-")))
             own.claim()

@@ -1,9 +1,12 @@
-"""`TrackioSink`: metrics and samples in trackio's local database, for its dashboard.
+"""`TrackioSink`: metrics, samples and media in trackio's local database, for its dashboard.
 
 Each record has its own id there (trackio's ``log_id``), which the table accepts once, so a repeated batch changes
 nothing. A batch is committed when `write` returns. A resume mark removes the rows that will be recorded again. Names
 that trackio reserves (``step``, ``time``, ...) are prefixed with ``__``, as trackio does it, and names of a writer
 other than the main one with the writer's name.
+
+Media are files in trackio's folder ``media``, as trackio writes them, but named by their digest: a repeated batch
+writes the same files, and equal content of a step is stored once.
 
 Only the local database is written: no server, no thread, no network, no Space. The sink uses its own copy of trackio's
 storage module, because the original has one directory per process, read at import, which the user's own trackio may be
@@ -18,14 +21,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from hookline._engine.errors import MissingExtraError, RefusedError
 from hookline._record.reader import EVERY_AXIS, MAIN, JournalEntry, is_resume, resumed_steps
-from hookline._record.records import Event, Metrics, Sample
+from hookline._record.records import Event, Media, Metrics, Sample, TableRows, clean
 from hookline._record.sink import Sink, register_sink
+from hookline.sinks.artifacts import leave_out_artifacts
+from hookline.sinks.media import (
+    CannotShowError,
+    RunMedia,
+    file_suffix,
+    histogram_bins,
+    media_of,
+    plotly_html,
+    plural,
+    safe_name,
+    table_of,
+)
 from hookline.sinks.output_files import file_loss
 from hookline.sinks.run_progress import RunMetadata, clamped_step, read_metadata
 
@@ -56,6 +72,7 @@ class TrackioSink(Sink):
     def __post_init__(self) -> None:
         self.directory = Path(self.directory).absolute() if self.directory is not None else None
         self._run: TrackioRun | None = None
+        self._media = RunMedia("trackio")
 
     def check(self) -> None:
         if importlib.util.find_spec("trackio") is None:
@@ -91,8 +108,12 @@ class TrackioSink(Sink):
         except ValueError as error:
             raise RefusedError(f"project={project!r}: {error} Give the sink another project.") from error
         path = storage.init_db(project)
-        self._run = TrackioRun(storage, project, path, metadata, _config(metadata, self.group), path.stat().st_ino)
-        return self._run.state()
+        self._media.open(run_dir, state)
+        folder = Path(path.stem) / safe_name(metadata.id).replace("/", "_")
+        files = MediaFiles(self._media, path.parent / "media", folder)
+        config = _config(metadata, self.group)
+        self._run = TrackioRun(storage, project, path, metadata, config, path.stat().st_ino, files)
+        return self._run.state() | self._media.state()
 
     def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         assert self._run is not None
@@ -100,7 +121,8 @@ class TrackioSink(Sink):
             self._run.remove_repeated(entries[0])
         else:
             self._run.add([entry for entry in entries if self.samples or not isinstance(entry.record, Sample)])
-        return self._run.state()
+            leave_out_artifacts(self._media, entries)
+        return self._run.state() | self._media.state()
 
     def ids(self, state: Any) -> dict[str, str]:
         return {"run_id": state["run_id"]}
@@ -116,6 +138,7 @@ class TrackioRun:
     metadata: RunMetadata
     config: dict[str, Any] | None
     inode: int
+    files: "MediaFiles"
 
     def state(self) -> dict[str, Any]:
         """What identifies the run and its database."""
@@ -124,7 +147,7 @@ class TrackioRun:
 
     def add(self, entries: Sequence[JournalEntry]) -> None:
         """Write the entries that the table does not have yet, in one transaction."""
-        rows = [(entry, values) for entry in entries if (values := _values(entry))]
+        rows = [(entry, values) for entry in entries if (values := _values(entry, self.files))]
         if not rows:
             return
         self.storage.bulk_log(
@@ -157,6 +180,72 @@ class TrackioRun:
         return f"{self._prefix(entry)}{axis}/{entry.id}"
 
 
+@dataclass(slots=True)
+class MediaFiles:
+    """Writes the files of media, and converts media to trackio's values.
+
+    Args:
+        media: Reads the run's media.
+        root: trackio's folder for media.
+        folder: The run's folder in it.
+    """
+
+    media: RunMedia
+    root: Path
+    folder: Path
+
+    def value(self, record: Media | TableRows) -> Any:
+        """The value for a record; None if trackio cannot show it, which is counted."""
+        return self.media.convert(record, self._form if isinstance(record, Media) else self._table)
+
+    def _form(self, record: Media) -> dict[str, Any]:
+        match record.type, record.format:
+            case "figure", "plotly.json":
+                page = plotly_html(self.media.content(record)).encode()
+                return self._file("trackio.html", record, page, ".html")
+            case "image" | "figure", _:
+                content, found, _ = self.media.picture(record)
+                return self._file("trackio.image", record, content, f".{found}")
+            case "video", "webp":
+                return self._file("trackio.video", record, self.media.gif(record)[0], ".gif")
+            case "audio" | "video" | "html", _:
+                return self._file(f"trackio.{record.type}", record, None, file_suffix(record))
+            case "histogram", _:
+                counts, edges = histogram_bins(record)
+                return {"_type": "trackio.histogram", "bins": edges, "values": counts}
+            case "markdown", _:
+                return {"_type": "trackio.markdown", "_value": self.media.text(record)}
+            case "text", _:  # as a block, because only Markdown is shown
+                block = "\n".join("    " + line for line in self.media.text(record).split("\n"))
+                return {"_type": "trackio.markdown", "_value": block}
+            case "plot", _:
+                columns, rows = table_of(record)
+                return {"_type": "trackio.table", "_value": [dict(zip(columns, row, strict=True)) for row in rows]}
+        raise CannotShowError(plural(record.type))
+
+    def _table(self, record: TableRows) -> dict[str, Any]:
+        rows = [dict(zip(record.columns, map(partial(self._cell, record), row), strict=False)) for row in record.rows]
+        return {"_type": "trackio.table", "_value": _storable(clean(rows))}
+
+    def _cell(self, record: TableRows, cell: Any) -> Any:
+        media = media_of(cell)
+        if media is None:
+            return cell
+        media.step = record.step
+        if media.type not in ("image", "figure"):  # the only media in cells that trackio shows
+            return f"({media.type}) {media.caption}".strip()
+        return self.media.convert(media, self._form) or f"({media.type})"
+
+    def _file(self, kind: str, record: Media, content: bytes | None, suffix: str) -> dict[str, Any]:
+        path = self.folder / str(clamped_step(record.step)) / f"{record.blob[:40]}{suffix}"
+        if content is None:
+            self.media.copy(record, self.root / path)
+        else:
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_bytes(content)
+        return {"_type": kind, "file_path": str(path), "caption": record.caption or None}
+
+
 @functools.cache
 def storage_of(directory: Path | None) -> Any:
     """A copy of trackio's storage with its own directory, separate from the user's trackio.
@@ -179,14 +268,21 @@ def storage_of(directory: Path | None) -> Any:
     return storage
 
 
-def _values(entry: JournalEntry) -> dict[str, Any]:
+def _values(entry: JournalEntry, files: MediaFiles) -> dict[str, Any]:
     record = entry.record
     prefix = "" if entry.file.name == MAIN else f"{entry.file.name}/"
+    if isinstance(record, Sample):
+        return {f"{prefix}samples": _trace(record)}
+    values: dict[str, Any] = {}
     if isinstance(record, Metrics):
-        named = {f"{prefix}{name}": _storable(value) for name, value in record.values.items() if value is not None}
-        reserved = {name for name in named if name in _RESERVED or name.startswith("__")}
-        return {f"__{name}" if name in reserved else name: value for name, value in named.items()}
-    return {f"{prefix}samples": _trace(record)} if isinstance(record, Sample) else {}
+        values = {name: _storable(value) for name, value in record.values.items()}
+    elif isinstance(record, Media):
+        values = {f"{record.name}/{record.index}" if record.index else record.name: files.value(record)}
+    elif isinstance(record, TableRows) and record.rows:
+        values = {record.name: files.value(record)}
+    named = {f"{prefix}{name}": value for name, value in values.items() if value is not None}
+    reserved = {name for name in named if name in _RESERVED or name.startswith("__")}
+    return {f"__{name}" if name in reserved else name: value for name, value in named.items()}
 
 
 def _trace(sample: Sample) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""`WandbSink`: metrics, rewards and samples in a Weights & Biases run, online or offline.
+"""`WandbSink`: metrics, rewards, samples, media and artifacts in a Weights & Biases run, online or offline.
 
 Each row arrives once: it has its own number, W&B drops a number that it already has, and a batch counts as delivered
 when wandb has it on disk. A resumed run continues the same W&B run; W&B removes nothing, so repeated steps appear
 twice. Values are plotted over the steps of their axis: those of ``train`` and ``eval`` over ``train/step`` under their
 own names, those of another axis, such as ``rollout``, over ``rollout/step`` as ``rollout/<name>``. Values of another
-process are prefixed with its name. The samples of a batch are a table.
+process are prefixed with its name. The samples of a batch are a table, and so are the rows that a table gained in it:
+W&B would store a growing table whole each time.
+
+Artifacts that the run saves are W&B artifacts with W&B's own version numbers; files with the same content are one
+version there, so a repeated batch adds none. The uses of artifacts stay in the run: wandb needs a server for them.
 
 wandb sends its files asynchronously. ``wandb sync`` sends what is still on disk when the training ends or wandb's
 process is killed.
@@ -13,8 +17,10 @@ process is killed.
 import importlib.util
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +28,10 @@ from hookline._engine.checks import require_integer
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError, closest
 from hookline._record.delivery import SINKS_FOLDER
 from hookline._record.reader import JournalEntry
-from hookline._record.records import DESCRIPTION, Event, Metrics, Rewards, Sample, Status
+from hookline._record.records import DESCRIPTION, Event, Media, Metrics, Rewards, Sample, Status, TableRows
 from hookline._record.sink import Sink, register_sink
+from hookline.sinks.artifacts import convert_artifact, saved_artifacts, used_artifacts
+from hookline.sinks.media import RunMedia
 from hookline.sinks.run_progress import STATUS_WRITERS, RunMetadata, read_metadata
 
 if TYPE_CHECKING:
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 
 MODES = ("online", "offline", "disabled")
 _MOST_TAG_LETTERS = 64
+_DROP_INS = ("hookline/compat/wandb/__init__.py", "hookline/compat/wandb/import_path/wandb/__init__.py")
+"""Where ``wandb`` is found if it is hookline's drop-in."""
 
 
 @register_sink("wandb")
@@ -76,10 +86,14 @@ class WandbSink(Sink):
         self._failed, self._status_time = False, 0.0
         self._run: WandbRun | None = None
         self._numbers: RowNumbers | None = None
+        self._media = RunMedia("W&B")
 
     def check(self) -> None:
-        if importlib.util.find_spec("wandb") is None:
+        found = importlib.util.find_spec("wandb")
+        if found is None:
             raise MissingExtraError("The sink 'wandb'", "wandb")
+        if (found.origin or "").endswith(_DROP_INS):  # which would record a run of hookline again
+            raise RefusedError("The sink 'wandb' needs W&B's own package, and `wandb` is hookline's drop-in here.")
 
     @classmethod
     def uses(cls, settings: Mapping[str, Any]) -> list[str]:
@@ -94,6 +108,7 @@ class WandbSink(Sink):
         from hookline.sinks.wandb_run import RowNumbers, WandbRun
 
         metadata = read_metadata(run_dir)
+        self._media.open(run_dir, state)
         if not state:
             readable = re.sub(r"[^\w.-]", "-", metadata.id)[:100]
             self._generated_id = self._generated_id or f"{readable}-{secrets.token_hex(4)}"
@@ -110,17 +125,28 @@ class WandbSink(Sink):
         return self._state(state["id"])
 
     def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
+        from hookline.sinks.wandb_media import WandbMedia, artifact_form
         from hookline.sinks.wandb_run import row
 
         assert self._run is not None
         assert self._numbers is not None
-        kinds = Metrics | Rewards | Sample if self.samples_per_step else Metrics | Rewards
-        wanted = [entry for entry in entries if isinstance(entry.record, kinds)]
+        kinds = Metrics | Rewards | Media | TableRows
+        shown = kinds | Sample if self.samples_per_step else kinds
+        wanted = [entry for entry in entries if isinstance(entry.record, shown)]
         numbered = self._numbers.assign(wanted) if wanted else []
-        rows = [(number, *row(group, self.samples_per_step)) for number, group in numbered]
-        self._run.write([each for each in rows if each[2]])
-        if rows:
-            self._numbers.next = rows[-1][0] + 1
+        with tempfile.TemporaryDirectory(prefix="hookline-wandb-") as folder:
+            media = WandbMedia(self._media, Path(folder), self._run.run)
+            self._run.write((number, *row(group, self.samples_per_step, media)) for number, group in numbered)
+        if numbered:
+            self._numbers.next = numbered[-1][0] + 1
+        for event in saved_artifacts(entries):
+            made = convert_artifact(self._media, event, partial(artifact_form, event))
+            if made is not None:
+                self._run.save_artifact(*made)
+        for event in used_artifacts(entries):
+            made = convert_artifact(self._media, event, partial(artifact_form, event))
+            if made is not None:
+                self._run.save_artifact(*made, is_used=True)
         for entry in entries:
             record = entry.record
             if isinstance(record, Status) and entry.file.name in STATUS_WRITERS:
@@ -166,4 +192,4 @@ class WandbSink(Sink):
     def _state(self, wandb_id: str) -> dict[str, Any]:
         assert self._numbers is not None
         status = {"failed": self._failed, "status_time": self._status_time}
-        return {"id": wandb_id, "rows": self._numbers.next, **status}
+        return {"id": wandb_id, "rows": self._numbers.next, **status, **self._media.state()}

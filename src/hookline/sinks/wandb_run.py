@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,20 @@ from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 from hookline._engine.errors import RefusedError
 from hookline._record.files import write_atomically
 from hookline._record.reader import MAIN, JournalEntry
-from hookline._record.records import HYPERPARAMETERS, NOTES, Event, Metrics, Rewards, Sample, parse_nonfinite
-from hookline.sinks.rows import finite, histogram, mean
+from hookline._record.records import (
+    HYPERPARAMETERS,
+    NOTES,
+    Event,
+    Media,
+    Metrics,
+    Rewards,
+    Sample,
+    TableRows,
+    parse_nonfinite,
+)
+from hookline.sinks.media import safe_name
+from hookline.sinks.run_progress import finite, histogram, mean
+from hookline.sinks.wandb_media import WandbMedia
 
 logger = logging.getLogger("hookline")
 
@@ -80,10 +92,6 @@ class WandbFile:
             self._offset = end
             yield Record.FromString(data)
 
-    def new_rows(self) -> Iterator[int]:
-        """The numbers of the rows since the last call."""
-        return (record.history.step.num for record in self.new() if record.HasField("history"))
-
 
 def _records(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
     """The records from an offset, each with its end offset."""
@@ -128,15 +136,35 @@ class WandbRun:
         self._file = None if self.run.disabled else WandbFile(Path(self.run.settings.sync_file))
         self._defined: set[str] = set()
 
-    def write(self, rows: Sequence[tuple[int, str, Mapping[str, Any]]]) -> None:
+    def write(self, rows: Iterable[tuple[int, str, Mapping[str, Any]]]) -> None:
         """Write rows of (number, name of the step metric, values), and wait until they are on disk."""
+        last = -1
         for number, step, values in rows:
-            if number >= self.next:
+            if number >= self.next and values:
                 self._define(step, values)
                 self.run.log(dict(values), step=number, commit=True)
-        if rows and rows[-1][0] >= self.next:
-            self._wait_until_written(rows[-1][0])
-            self.next = rows[-1][0] + 1
+                last = number
+        if last >= 0:
+            self._wait_until_written(
+                f"row {last}", lambda record: record.HasField("history") and record.history.step.num == last
+            )
+            self.next = last + 1
+
+    def save_artifact(self, artifact: wandb.Artifact, aliases: Sequence[str], *, is_used: bool = False) -> None:
+        """Save an artifact with the run, and wait until wandb has its description on disk.
+
+        Args:
+            is_used: Whether it is an input of the run. W&B knows it by its content: what it has is not sent again.
+        """
+        interface = self.run._interface
+        if self.run.disabled or interface is None:
+            return
+        # `log_artifact` would do the same offline, and online send a request that wandb does not write down. So would
+        # `use_artifact` of an artifact that has not been logged; offline it refuses to.
+        names = [] if is_used else ["latest", *aliases]
+        interface.publish_artifact(self.run, artifact, names, is_user_created=is_used, use_after_commit=is_used)
+        known = artifact._client_id
+        self._wait_until_written(f"artifact {artifact.name}", lambda record: record.artifact.client_id == known)
 
     def describe(self, event: Event) -> None:
         """Update notes, configuration or summary after a change in the run."""
@@ -170,13 +198,13 @@ class WandbRun:
             else:
                 self.run.define_metric(name, step_metric=step)
 
-    def _wait_until_written(self, number: int) -> None:
+    def _wait_until_written(self, what: str, is_it: Callable[[Record], bool]) -> None:
         if self._file is None:
             return
         deadline = time.monotonic() + WRITTEN_SECONDS
-        while number not in self._file.new_rows():
+        while not any(map(is_it, self._file.new())):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"wandb has not written row {number} to {self._file.path}")
+                raise TimeoutError(f"wandb has not written {what} to {self._file.path}")
             threading.Event().wait(_POLL_SECONDS)
             _require_disk_space(self._file.path)
             _ = self.run.step  # raises if wandb's process is gone
@@ -265,23 +293,36 @@ class RowNumbers:
             self._started = {record: number for record, number in saved.items() if number >= following}
 
     def assign(self, entries: Sequence[JournalEntry]) -> list[tuple[int, list[JournalEntry]]]:
-        """The rows of a batch by number; the samples of a writer and axis share one row."""
+        """The rows of a batch by number.
+
+        The samples of a writer and axis share a row, so do the rows of a table, and the media of a step.
+        """
         rows: dict[int, list[JournalEntry]] = {}
         new: dict[Any, int] = {}
         first = max([self.next, *(number + 1 for number in self._started.values())])
         for entry in entries:
             number = self._started.get(entry.id, -1)
             if number < self.next:
-                is_sample = isinstance(entry.record, Sample)
-                key = (entry.file.name, entry.record.axis) if is_sample else entry.id  # type: ignore[union-attr]
-                number = new.setdefault(key, first + len(new))
+                number = new.setdefault(_row_key(entry), first + len(new))
             rows.setdefault(number, []).append(entry)
         numbers = {entry.id: number for number, row in rows.items() for entry in row}
         write_atomically(self.path, json.dumps(numbers).encode(), sync=False)
         return sorted(rows.items())
 
 
-def row(entries: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, dict[str, Any]]:
+def _row_key(entry: JournalEntry) -> Any:
+    record = entry.record
+    match record:
+        case Sample():
+            return entry.file.name, record.axis
+        case TableRows():
+            return entry.file.name, record.axis, record.name, record.table
+        case Media():
+            return entry.file.name, record.axis, record.step
+    return entry.id
+
+
+def row(entries: Sequence[JournalEntry], samples_per_step: int, media: WandbMedia) -> tuple[str, dict[str, Any]]:
     """The name of a row's step metric, and its values by name."""
     entry = entries[-1]
     record = entry.record
@@ -290,8 +331,7 @@ def row(entries: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, di
     prefix = "" if entry.file.name == MAIN else f"{entry.file.name}/"
     values: dict[str, Any] = {}
     if isinstance(record, Metrics):
-        own = "" if axis in _TRAINING_AXES else f"{axis}/"
-        values = {own * (not name.startswith(own)) + name: _plain(value) for name, value in record.values.items()}
+        values = {name: _plain(value) for name, value in record.values.items()}
     elif isinstance(record, Rewards):
         rewards = finite(record.values)
         if rewards:
@@ -302,6 +342,13 @@ def row(entries: Sequence[JournalEntry], samples_per_step: int) -> tuple[str, di
             }
     elif isinstance(record, Sample):
         values = {f"samples/{axis}": _table([each.record for each in entries], samples_per_step)}
+    elif isinstance(record, Media):
+        values = media.values([each.record for each in entries if isinstance(each.record, Media)])
+    elif isinstance(record, TableRows):
+        table = media.table([each.record for each in entries if isinstance(each.record, TableRows)])
+        values = {safe_name(record.name): table}
+    own = "" if axis in _TRAINING_AXES or isinstance(record, Rewards | Sample) else f"{axis}/"
+    values = {own * (not name.startswith(own)) + name: value for name, value in values.items()}
     values = {prefix + name: value for name, value in values.items() if value is not None}
     return step, values | {step: record.step, "_timestamp": record.time} if values else {}
 
