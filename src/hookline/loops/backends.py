@@ -10,9 +10,10 @@ sharding and mixed precision. How many processes there are is up to the launcher
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,47 +27,93 @@ from hookline.loops.training_step import StepFunction, checked_outputs
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+logger = logging.getLogger("hookline")
 
-class Backend(Protocol):
-    """Computes the steps of a Trainer."""
+PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+"""Accelerate's names for them."""
 
-    device: Any
-    optimizer: Any
-    model: Any
-    """The user's model, without wrappers."""
 
+class Backend(ABC):
+    """Computes the steps of a Trainer.
+
+    Attributes:
+        device: Where it computes.
+        model: The user's model, without wrappers.
+        optimizer: The optimizer that updates it.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.model: Any = None
+        self.optimizer: Any = None
+        self._is_sharded = False
+        self._moved: list[Any] = []
+        self._others: list[Any] = []
+
+    @abstractmethod
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
 
+    def _find_parameters(self) -> None:
+        self._moved = moved_parameters(self.optimizer)
+        known = set(map(id, self._moved))
+        # These get gradients and are in no optimizer: nothing else would clear them.
+        self._others = [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
+
     def place(self, batch: Any) -> Any:
         """Move a batch to the device."""
+        return moved(batch, self.device)
 
+    @abstractmethod
     def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Run forward and backward for a batch with its share in a step; after the last, the gradients are complete.
 
-        The share is a number, or a tensor of one where it comes from other processes.
+        Processes exchange gradients with the last batch only. The share is a number, or a tensor of one where it comes
+        from other processes.
         """
 
     def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
         """Run forward only."""
+        return checked_outputs(self.predict(step, batch), trains=False)
 
+    @abstractmethod
     def predict(self, step: StepFunction, batch: Any) -> Any:
         """Run forward only, and return the result unchecked."""
 
     def clip(self, max_norm: float) -> Any:
         """Scale the gradients down to a norm, and return the norm before."""
+        norm: Any = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
+        # A collective, like the norm itself: clipping is a setting, so all ranks do it or none.
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def gradient_norm(self) -> Any:
+        """Return the norm of all gradients, which stay as they are; a collective where the model is sharded."""
+        gradients = [parameter.grad for parameter in self._moved if parameter.grad is not None]
+        norm: Any = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).synchronize()
 
     def update(self) -> None:
         """Update the weights and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for parameter in self._others:
+            parameter.grad = None
 
+    @abstractmethod
     def release(self) -> None:
         """Remove wrappers from the model, at the end of a training."""
 
+    @abstractmethod
     def parts(self) -> dict[str, Any]:
         """Return torch's optimizer and, in mixed precision, the gradient scaler, for checkpoints."""
 
 
-def is_sharding_asked_for() -> bool:
+def is_sharding_requested() -> bool:
     """Whether ``accelerate launch`` is set to shard the model."""
     return is_launched_with("FSDP") or is_launched_with("DEEPSPEED")
 
@@ -74,12 +121,6 @@ def is_sharding_asked_for() -> bool:
 def is_launched_with(plugin: str) -> bool:
     """Whether ``accelerate launch`` turned on a plugin, such as ``"FSDP"``."""
     return os.environ.get(f"ACCELERATE_USE_{plugin}", "").lower() in ("1", "true")
-
-
-def other_parameters(model: Any, moved: list[Any]) -> list[Any]:
-    """Return parameters that get gradients and are in no optimizer: nothing else would clear them."""
-    known = set(map(id, moved))
-    return [p for p in model.parameters() if p.requires_grad and id(p) not in known]
 
 
 def moved(batch: Any, device: Any) -> Any:
@@ -100,8 +141,6 @@ def check_device(device: str) -> Any:
     Raises:
         OptionError: torch does not know it, or it does not exist here.
     """
-    import torch
-
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -119,16 +158,11 @@ def check_device(device: str) -> Any:
     return found
 
 
-class PlainBackend:
+class PlainBackend(Backend):
     """Computes on one device, the first GPU where there is one."""
 
     def __init__(self, device: str | None) -> None:
-        self.device = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.model: Any = None
-        self.optimizer: Any = None
-        self._moved: list[Any] = []
-        self._others: list[Any] = []
-        self._is_sharded = False
+        super().__init__(check_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         if self.device.type == "cpu":
             self.place = _unchanged  # type: ignore[method-assign]  # no walk through each batch
 
@@ -137,12 +171,7 @@ class PlainBackend:
         self._is_sharded = is_sharded(model)
         # Shards lie on the devices of their mesh already.
         self.model, self.optimizer = model if self._is_sharded else model.to(self.device), optimizer
-        self._moved = moved_parameters(optimizer)
-        self._others = other_parameters(model, self._moved)
-
-    def place(self, batch: Any) -> Any:
-        """Move a batch to the device."""
-        return moved(batch, self.device)
+        self._find_parameters()
 
     def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Run forward and backward; gradients are exchanged between processes with the last part only."""
@@ -154,26 +183,9 @@ class PlainBackend:
         (loss if is_all else loss * share).backward()
         return outputs
 
-    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
-        """Run forward only."""
-        return checked_outputs(self.predict(step, batch), trains=False)
-
     def predict(self, step: StepFunction, batch: Any) -> Any:
         """Run forward only, and return the result unchecked."""
         return step(self.model, batch)
-
-    def clip(self, max_norm: float) -> Any:
-        """Scale the gradients down to a norm, and return the norm before."""
-        norm: Any = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
-        # A collective, like the norm itself: clipping is a setting, so all ranks do it or none.
-        return norm.full_tensor() if self._is_sharded else norm
-
-    def update(self) -> None:
-        """Update the weights and clear the gradients."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        for parameter in self._others:
-            parameter.grad = None
 
     def release(self) -> None:
         """Do nothing: the model has no wrappers."""
@@ -187,39 +199,30 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-logger = logging.getLogger("hookline")
-
-PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-
-
-class AccelerateBackend:
+class AccelerateBackend(Backend):
     """Computes through an `accelerate.Accelerator`."""
 
     def __init__(self, precision: Precision, device: str | None) -> None:
-        on_cpu = (check_device(device).type if device else "") == "cpu" or not torch.cuda.is_available()
+        requested = check_device(device) if device else None
+        on_cpu = (requested is not None and requested.type == "cpu") or not torch.cuda.is_available()
         self._accelerator = _accelerator(PRECISIONS[precision], on_cpu)
-        self.device = self._accelerator.device
-        self.model: Any = None
-        self.optimizer: Any = None
+        super().__init__(self._accelerator.device)
         self._wrapped: Any = None
-        self._is_sharded = False
-        self._moved: list[Any] = []
-        self._others: list[Any] = []
-        _require_device(device, self.device)
+        given = self.device
+        if requested is not None and (requested.type != given.type or requested.index not in (None, given.index or 0)):
+            raise OptionError(
+                f"device={device!r}: with several processes or in mixed precision Accelerate chooses the device, and "
+                f"chose {str(given)!r}. Set CUDA_VISIBLE_DEVICES to choose among several."
+            )
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         """Take over the model and its optimizer."""
-        if self._accelerator.distributed_type == "MULTI_CPU" and is_sharding_asked_for():
+        if self._accelerator.distributed_type == "MULTI_CPU" and is_sharding_requested():
             logger.warning("Accelerate shards no model on CPUs: each process holds and trains all of it.")
         self._wrapped, self.optimizer = self._accelerator.prepare(model, optimizer)
         self.model = self._accelerator.unwrap_model(self._wrapped)
         self._is_sharded = is_sharded(self._wrapped)
-        self._moved = moved_parameters(self.optimizer)
-        self._others = other_parameters(self.model, self._moved)
-
-    def place(self, batch: Any) -> Any:
-        """Move a batch to the device."""
-        return moved(batch, self.device)
+        self._find_parameters()
 
     def learn(self, step: StepFunction, batch: Any, share: Any, *, last: bool) -> dict[str, Any]:
         """Run forward and backward; gradients are exchanged between processes with the last part only."""
@@ -234,27 +237,11 @@ class AccelerateBackend:
             self._accelerator.unscale_gradients()
         return outputs
 
-    def evaluate(self, step: StepFunction, batch: Any) -> dict[str, Any]:
-        """Run forward only."""
-        return checked_outputs(self.predict(step, batch), trains=False)
-
     def predict(self, step: StepFunction, batch: Any) -> Any:
         """Run forward only; a model that is whole here is called without its wrapper, which would communicate."""
         model = self._wrapped if self._is_sharded else self.model
         with self._accelerator.autocast():
             return step(model, batch)
-
-    def clip(self, max_norm: float) -> Any:
-        """Scale the gradients down to a norm, and return the norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self._moved, max_norm)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-    def update(self) -> None:
-        """Update the weights and clear the gradients."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        for parameter in self._others:
-            parameter.grad = None
 
     def release(self) -> None:
         """Remove Accelerate's wrapper of the model's forward."""
@@ -266,18 +253,6 @@ class AccelerateBackend:
         # A checkpoint names the class of the optimizer, which must not depend on the backend.
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return {"optimizer": optimizer} | ({} if scaler is None else {"scaler": scaler})
-
-
-def _require_device(asked: str | None, given: Any) -> None:
-    """Refuse a device that is not the one Accelerate chose."""
-    device = None if asked is None else check_device(asked)
-    if device is None:
-        return
-    if device.type != given.type or (device.index is not None and device.index != (given.index or 0)):
-        raise OptionError(
-            f"device={asked!r}: with several processes or in mixed precision Accelerate chooses the device, and chose "
-            f"{str(given)!r}. Set CUDA_VISIBLE_DEVICES to choose among several."
-        )
 
 
 def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
@@ -305,7 +280,7 @@ def _accelerator(precision: str, on_cpu: bool) -> "Accelerator":
         ) from None
     if accelerator.num_processes != distributed.world_size():
         raise OptionError(
-            f"Accelerate was set up for {accelerator.num_processes} processes, and here are "
+            f"Accelerate was set up for {accelerator.num_processes} processes, but there are "
             f"{distributed.world_size()}: "
             "connect them, with torchrun or init_process_group(), before anything makes an Accelerator."
         )
@@ -331,10 +306,13 @@ def choose_backend(precision: Precision, device: str | None, model: Any) -> Back
     """Return plain torch for one process in full precision or a model that is sharded already, else Accelerate."""
     if is_sharded(model):
         return PlainBackend(_device_of_shards(model, precision, device))
-    if distributed.world_size() == 1 and precision == "fp32" and not is_sharding_asked_for():
+    if distributed.world_size() == 1 and precision == "fp32" and not is_sharding_requested():
         return PlainBackend(device)
-    _require_known_sharding()
-
+    # Refused: these would save a part of the weights as if it were all of them.
+    if is_launched_with("DEEPSPEED"):
+        raise OptionError("accelerate launch --use_deepspeed is not supported: give --use_fsdp --fsdp_version 2.")
+    if is_launched_with("FSDP") and os.environ.get("FSDP_VERSION", "1") != "2":
+        raise OptionError("accelerate launch --use_fsdp without --fsdp_version 2: only version 2 is supported.")
     return AccelerateBackend(precision, device)
 
 
@@ -354,16 +332,4 @@ def _device_of_shards(model: Any, precision: Precision, device: str | None) -> s
     if device is not None and check_device(device).type != kind:
         raise OptionError(f"device={device!r}: the model is sharded over devices of the kind {kind!r}.")
     # The mesh knows the kind only. Which device is this process's was set before the model was sharded.
-    if kind == "cuda":
-        import torch
-
-        return f"cuda:{torch.cuda.current_device()}"
-    return str(kind)
-
-
-def _require_known_sharding() -> None:
-    """Refuse a kind of sharding that would save a part of the weights as if it were all of them."""
-    if is_launched_with("DEEPSPEED"):
-        raise OptionError("accelerate launch --use_deepspeed is not supported: give --use_fsdp --fsdp_version 2.")
-    if is_launched_with("FSDP") and os.environ.get("FSDP_VERSION", "1") != "2":
-        raise OptionError("accelerate launch --use_fsdp without --fsdp_version 2: only version 2 is supported.")
+    return f"cuda:{torch.cuda.current_device()}" if kind == "cuda" else str(kind)

@@ -108,7 +108,7 @@ class Batches:
             self.data.load_state_dict(position)
 
     def epoch(self, number: int, *, done: int = 0) -> Iterator[Any]:
-        """Return the batches of an epoch behind those that are done, which are skipped before this returns."""
+        """Return the batches of an epoch after those that are done, which are skipped before this returns."""
         self.counts = True
         parts = [getattr(self.data, name, None) for name in ("dataset", "sampler", "batch_sampler")]
         for part in (self.data, *parts):  # those that want to know which epoch begins
@@ -122,7 +122,7 @@ class Batches:
             if getattr(self.data, "_iterator", None) is not None:
                 # Workers that persist do not draw the seed that new ones would. A resume starts new ones.
                 torch.empty((), dtype=torch.int64).random_(generator=self.data.generator)
-            source = self._counted(self._share_of(self.data))
+            source = self._counted(self.data if self._shares == 1 else self._share_of(self.data))
             _skip(source, done - self._already_drawn(done))
             return source
         indices = self._share_of(self.data.batch_sampler)
@@ -137,25 +137,20 @@ class Batches:
             return 0
         if self._taken > done:
             raise OptionError(
-                f"{self.what} is an iterator that has yielded {self._taken} batches, and training continues behind the "
+                f"{self.what} is an iterator that has yielded {self._taken} batches, and training continues after the "
                 f"first {done} of them. Give a list or a loader, or a fresh iterator."
             )
         return self._taken
 
     def _counted(self, source: Iterable[Any]) -> Iterator[Any]:
-        repeated = self._repeated_at()
+        repeated: int | None = None  # the index of a batch that only fills up a round
+        if self._last_round == "filled up" and self._shares > 1 and self.length is not None:
+            repeated = self.length - 1 if 0 < len(self.data) % self._shares <= self._rank else -1
         for index, batch in enumerate(source):
             if repeated is not None:
                 self.counts = index != repeated
             self._taken += 1
             yield batch
-
-    def _repeated_at(self) -> int | None:
-        """Return the index of the batch that only fills up a round; None where the length is unknown, -1 for none."""
-        if self.length is None or self._shares == 1 or self._last_round == "left out":
-            return None
-        over = len(self.data) % self._shares
-        return self.length - 1 if 0 < over <= self._rank else -1
 
     def _is_positioned_by_sampler(self, done: int) -> bool:
         """Whether batches can be skipped in the sampler, before they are loaded."""
@@ -194,6 +189,28 @@ class Batches:
         )
         found = {id(g): g for g in (getattr(holder, "generator", None) for holder in holders)}
         return [generator for generator in found.values() if isinstance(generator, Generator)]
+
+
+def evaluation_sets(data: Any, what: str, **options: Any) -> dict[str, Batches]:
+    """Return the batches of evaluation data by the names of its sets; a single set has the empty name.
+
+    Args:
+        data: The data, or a mapping of data by name; None for none.
+        what: Its name in messages.
+        options: As for `Batches`.
+    """
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        return {"": Batches(data, what=what, last_round="filled up", **options)}
+    if not data:
+        raise OptionError(f"{what}={data!r} is empty: give data, or a dict of data by name.")
+    for name in data:
+        if not isinstance(name, str) or not name or name != name.strip("/"):
+            raise OptionError(f"{what}: {name!r} is not a name for a set. Give a text such as 'easy'.")
+    return {
+        name: Batches(each, what=f"{what}[{name!r}]", last_round="filled up", **options) for name, each in data.items()
+    }
 
 
 class FabricBatches(Batches):
@@ -295,7 +312,7 @@ class SharedOrder(LoaderOrder):
         self._restore_position()
 
     def state(self, *, nothing_done: bool = False) -> dict[str, Any]:
-        """Return what a checkpoint holds of it, with the present position of the data also after `pause`."""
+        """Return its state for a checkpoint, with the current position of the data even after `pause`."""
         state = super().state(nothing_done=nothing_done)
         if self._now is not None and state["now"] is self._now and self._batches is not None:
             state["now"] = {**self._now, "place": self._batches.position()}
@@ -357,9 +374,11 @@ def _with_sampler(loader: Any, sampler: Any) -> Any:
 
 
 def _is_shared_out(data: Any) -> bool:
-    """Whether its own sampler already gives each process its share."""
+    """Whether it already gives each process its share: by its own sampler, or because it says so."""
     samplers = (getattr(data, "sampler", None), getattr(getattr(data, "batch_sampler", None), "sampler", None))
-    return any(isinstance(sampler, DistributedSampler) for sampler in samplers)
+    return getattr(data, "is_shared_out", False) is True or any(
+        isinstance(sampler, DistributedSampler) for sampler in samplers
+    )
 
 
 def _described(data: Any) -> str:

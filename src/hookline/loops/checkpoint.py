@@ -27,10 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.encoding import TENSOR, decode, encode
 from hookline._engine.errors import CheckpointError
 from hookline._engine.metrics import plain
 from hookline._engine.state import ManifestRow
+from hookline._engine.state_encoding import TENSOR, decode, encode
 from hookline._record.files import file_digest, sync_descriptor, sync_directory, sync_file, write_atomically
 from hookline._record.records import DamagedLineError, line_number, seal_line
 
@@ -81,7 +81,7 @@ def make_partial(path: Path, *, name: str | None = None) -> Path:
     # Only the content counts: a directory called step-00000010 may be the user's own.
     if not path.name or (path.exists() and not (is_checkpoint(path) or _is_empty(path))):
         raise CheckpointError(
-            f"The checkpoint {path} is not saved: what exists there is no checkpoint, and it would be replaced. "
+            f"The checkpoint {path} is not saved: what exists there is not a checkpoint and would be replaced. "
             "Give a path that does not exist yet."
         )
     partial = path.with_name(f"{name or '.' + path.name}.partial")
@@ -192,7 +192,7 @@ def recover(path: Path) -> None:
 
 
 def damage_of(path: Path, *, digests: bool = False) -> str | None:
-    """Return what is wrong with a checkpoint's files, or None.
+    """Return the damage of a checkpoint's files, or None.
 
     Args:
         path: The checkpoint.
@@ -200,13 +200,15 @@ def damage_of(path: Path, *, digests: bool = False) -> str | None:
     """
     if path.is_file():
         return damage_of_file(path) if digests else None
+    if (path / MANIFEST_FILE).exists() and not (path / MANIFEST_FILE).is_file():  # reading a pipe would wait for ever
+        return f"its {MANIFEST_FILE} is not a regular file"
     try:
         text = (path / MANIFEST_FILE).read_bytes()
         line_number(text)  # checks it
         manifest = json.loads(text)
         files: dict[str, int] = dict(manifest["files"])
         noted: dict[str, str] = dict(manifest.get("sha256", {}))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedLineError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedLineError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
     there = _sizes(path)
     for name, size in files.items():
@@ -220,7 +222,7 @@ def damage_of(path: Path, *, digests: bool = False) -> str | None:
         return f"{error.filename} cannot be read ({error.strerror})"
     for name in files:
         if name in found and found[name] != noted[name]:
-            return f"the content of {name} changed since it was saved (its SHA-256 is another)"
+            return f"the content of {name} changed since it was saved (its SHA-256 differs)"
     return None
 
 
@@ -264,7 +266,7 @@ def _age(path: Path) -> tuple[float, str]:
 
 def _others(path: Path) -> str:
     names = _whole_beside(path, digests=True)
-    return f"Whole ones beside it: {', '.join(names)}." if names else "There is no other one beside it."
+    return f"Intact checkpoints beside it: {', '.join(names)}." if names else "There is no other checkpoint beside it."
 
 
 def _whole_beside(path: Path, *, digests: bool = False) -> list[str]:
@@ -368,6 +370,21 @@ def read_tensors(path: Path) -> Any:
         raise CheckpointError(f"{path} is missing: that checkpoint was not saved by a Trainer.") from None
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def require_equal_shapes(path: Path, what: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Compare names and shapes in a checkpoint with those of the program, before anything is restored.
+
+    Raises:
+        CheckpointError: Some differ.
+    """
+    wrong = [f"{name} is not in this {what}" for name in saved.keys() - here.keys()]
+    wrong += [f"{name} is not in the checkpoint" for name in here.keys() - saved.keys()]
+    both = saved.keys() & here.keys()
+    wrong += [f"{name} is {saved[name]} there and {here[name]} here" for name in both if saved[name] != here[name]]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise CheckpointError(f"The checkpoint {path} is from another {what}: {shown}. Nothing was changed.")
 
 
 def _sizes(directory: Path) -> dict[str, int]:
@@ -502,7 +519,7 @@ def damage_of_file(path: Path) -> str | None:
             damaged = archive.testzip()
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         # A flipped bit in the zip directory can name a compression that does not exist, or ask for a password.
-        return f"it is not a file of torch any more ({error})"
+        return f"it is no longer a torch file ({error})"
     return None if damaged is None else f"the content of {damaged} in it changed since it was saved"
 
 

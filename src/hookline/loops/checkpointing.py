@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import CheckpointError
-from hookline._engine.metrics import plain
+from hookline._engine.metrics import find_metric, plain
 from hookline._engine.state import LoopState, ManifestRow
 from hookline._engine.torch_models import is_sharded
 from hookline._record.reader import JOURNAL, count_missing_lines
@@ -49,7 +49,7 @@ class CheckpointRule(Protocol):
         """Whether it saves a checkpoint at the end of every training."""
 
     def save_at_end(self, loop: LoopState, /) -> None:
-        """Save what is left to save, when training ends or stops."""
+        """Save the final checkpoint if one is due, when training ends or stops."""
 
     def checkpoint_request(self) -> Any:
         """Return what this process's instance has requested and knows; anything that can be pickled."""
@@ -122,7 +122,7 @@ class Checkpointing:
             if session.rank != 0:
                 return Path("checkpoints") / f"step-{step:08d}"  # rank zero writes
             why = "Nothing is recorded (root=None)" if session.root is None else "It has no directory before it begins"
-            raise CheckpointError(f"Where to? {why}: give save_checkpoint(path).")
+            raise CheckpointError(f"{why}, so a checkpoint needs a path: give save_checkpoint(path).")
         return session.output_dir / "checkpoints" / f"step-{step:08d}"
 
     def save(self, path: str | Path | None, *, kind: str) -> ManifestRow:
@@ -159,7 +159,10 @@ class Checkpointing:
             # Each stage ends on all processes before the next begins. Otherwise one that failed in its own files would
             # leave the others waiting in the collectives of theirs.
             if self.is_sharded:
-                processes.all_do(lambda: self._write_callback_shards(partial))
+                from hookline.loops.sharded import write_callback_shards
+
+                states = session.callbacks.state_dict
+                processes.all_do(lambda: write_callback_shards(states(), partial, processes.group()))
             processes.all_do(lambda: session._save_common_files(partial) if session.rank == 0 else None)
             processes.all_do(lambda: session._save_rank_files(partial))
         # An interrupt too: a partial checkpoint may fill the disk.
@@ -172,22 +175,21 @@ class Checkpointing:
         )
         return row
 
-    def _write_callback_shards(self, directory: Path) -> None:
-        from hookline.loops.sharded import write_callback_shards
-
-        write_callback_shards(self._session.callbacks.state_dict(), directory, self._session.processes.group())
-
     def announce(self, row: ManifestRow) -> ManifestRow:
         """Record a checkpoint that was written, and fire `on_checkpoint`."""
         session = self._session
         session.checkpoints.append(row)
         if session.recorder is not None and session.rank == 0:
-            session.recorder.event("checkpoint", step=row.step, path=str(row.path), bytes=row.bytes, kind=row.kind)
+            facts: dict[str, Any] = {"path": str(row.path), "bytes": row.bytes, "kind": row.kind}
+            monitors = dict.fromkeys(rule.monitor for rule in self.rules if rule.monitor is not None)
+            values = {name: value for name in monitors if (value := find_metric(row.metrics, name)) is not None}
+            session.recorder.event("checkpoint", step=row.step, **facts | ({"values": values} if values else {}))
         session.callbacks.on_checkpoint(session, row)
+        session.control.saved(row)
         return row
 
     def base_state(self, step: int) -> dict[str, Any]:
-        """Return what every checkpoint holds: counters, metrics, the callbacks' states, the journal's position."""
+        """Return the state in every checkpoint: counters, metrics, the callbacks' states, the journal's position."""
         session = self._session
         states = session.callbacks.state_dict()
         if self.is_sharded:
@@ -195,8 +197,8 @@ class Checkpointing:
 
             states = taken_from(states, "callbacks", {})  # every process has written its own shards
         state = {"step": step, "epoch": session.epoch, "metrics": plain(dict(session.metrics)), "callbacks": states}
-        position = session.recording.journal_position
-        return state | ({"journal": position} if position else {})
+        extra = {"journal": session.recording.journal_position, "control": session.control.state_dict()}
+        return state | {name: value for name, value in extra.items() if value}
 
     def write_pending(self) -> None:
         """Have rank zero write the present weights now; `complete_pending` makes a checkpoint of them.
@@ -266,7 +268,9 @@ class Checkpointing:
         session, path = self._session, Path(path)
         with checkpoint.unpacked(path) as directory:
             state = checkpoint.load(directory)
-            session.callbacks.check_state_dict(callback_states(state))  # before anything is changed
+            # First: a subscriber that a command had added has a state in the checkpoint, too.
+            session.control.restore(state.get("control", {}))
+            session.callbacks.check_state_dict(callback_states(state))  # before anything else is changed
             if (directory / checkpoint.CALLBACK_SHARDS).is_dir():
                 from hookline.loops.sharded import read_callback_shards
 
@@ -286,7 +290,7 @@ class Checkpointing:
         return row
 
     def resume(self, saved: Path | None) -> None:
-        """Load the checkpoint that a session resumes from, and mark the rows recorded behind it as obsolete."""
+        """Load the checkpoint that a session resumes from, and mark the rows recorded after it as obsolete."""
         session = self._session
         recorder, directory = session.recorder, session.output_dir
         if recorder is None or directory is None:
@@ -298,12 +302,14 @@ class Checkpointing:
                 )
             if recorder.journal.session:  # rows of an earlier session are there, and will be recorded again
                 recorder.resume(-1)
+                session.control.resumed(-1)
                 if session.rank == 0:
                     logger.warning(
                         "%r has no checkpoint: it starts over at step 0. %s", session.name, session.resume_hint
                     )
             return
         session.load_checkpoint(saved)
+        session.control.resumed(session.step)
         if session.rank == 0:
             self._report_missing_lines(directory, saved)
         if session.resumed_row or session.rows_are_indexed:

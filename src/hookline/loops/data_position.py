@@ -5,7 +5,7 @@ other, and ``steps()`` several times in an epoch. So a position is the number of
 of the pass over data in the epoch, and the completed batches of that pass. Everything before it is complete.
 `DataProgress` follows a bare loop through such calls; a Trainer has one call of one pass per epoch.
 
-`DataOrder` opens epochs behind completed batches. `ReplayedOrder` also repeats their order, which comes from the random
+`DataOrder` opens epochs after completed batches. `ReplayedOrder` also repeats their order, which comes from the random
 states at the beginning of the epoch (Python's, NumPy's, torch's). They are noted there; a resume sets them again, draws
 the completed batches once more, skips them, and then sets the states that held when the checkpoint was saved. A
 checkpoint that is saved before the first batch is complete resumes at the beginning of the epoch: the order is drawn
@@ -69,7 +69,7 @@ class DataPosition:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it, besides the epoch."""
+        """Return its state for a checkpoint, besides the epoch."""
         return {
             "calls_done": self.calls,
             "passes_done": self.passes,
@@ -85,7 +85,7 @@ class DataPosition:
         self.pass_left, self.cut_short = not stopped, stopped
 
     def within(self, epochs: int) -> "DataPosition":
-        """Return where a call of so many epochs continues; in the epoch behind the last where nothing is left.
+        """Return where a call of this many epochs continues; in the epoch after the last if nothing is left.
 
         The last epoch continues also where it is complete: there may be more data now.
         """
@@ -165,10 +165,10 @@ class DataProgress:
 
 
 class DataOrder:
-    """Opens the epochs of a loop, each from the beginning or behind completed batches."""
+    """Opens the epochs of a loop, each from the beginning or after completed batches."""
 
     def epoch(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
-        """Yield the batches of an epoch behind those that are done; it is opened when the first one is drawn."""
+        """Yield the batches of an epoch after those that are done; it is opened when the first one is drawn."""
         source = iter(data)
         next(itertools.islice(source, done, done), None)
         for batch in source:  # noqa: UP028 - "yield from" would close an iterator that the program may continue
@@ -184,7 +184,7 @@ class ReplayedOrder(DataOrder):
         self._is_open = False  # since `_began`: the order may be drawn already
 
     def epoch(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
-        """Yield the batches of an epoch behind those that are done; it is opened when the first one is drawn."""
+        """Yield the batches of an epoch after those that are done; it is opened when the first one is drawn."""
         # Not in the generator, whose body only runs with the first batch: a checkpoint saved until then would take the
         # states of the last epoch for those of this one.
         self._is_open = False
@@ -230,7 +230,7 @@ class ReplayedOrder(DataOrder):
             self._now = self._states()
 
     def state(self, *, nothing_done: bool = False) -> dict[str, Any]:
-        """Return what a checkpoint holds of it.
+        """Return its state for a checkpoint.
 
         Args:
             nothing_done: Whether no batch of the epoch in progress is complete.
@@ -247,7 +247,7 @@ class ReplayedOrder(DataOrder):
         """Look at the data, before anything is drawn from it."""
 
     def _open(self, data: Iterable[Any], number: int, done: int) -> Iterator[Any]:
-        """Return the batches behind those that are done, which are skipped before this returns."""
+        """Return the batches after those that are done, which are skipped before this returns."""
         set_epoch = getattr(data, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(number)
@@ -265,7 +265,7 @@ class ReplayedOrder(DataOrder):
 def check_resumed_body(steps: Any, frame: FrameType | None, *, name: str, step: int, batch_idx: int) -> None:
     """Warn about a loop body whose own counters or iterators start over after a resume.
 
-    A resume gives the body the batches behind the completed ones. A count of its own (`enumerate`) or an iterator of
+    A resume gives the body the batches after the completed ones. A count of its own (`enumerate`) or an iterator of
     its own (`next`) starts from the beginning, and the training would differ without an error.
 
     Args:
@@ -290,7 +290,7 @@ def check_resumed_body(steps: Any, frame: FrameType | None, *, name: str, step: 
     if own:
         logger.warning(
             "%r is resumed after step %d, and its loop calls next() on iterators of its own (%s), which begin again "
-            "with their first item. Give the data to run.steps(...), which continues behind the batches that are done.",
+            "with their first item. Give the data to run.steps(...), which continues after the batches that are done.",
             *(name, step, ", ".join(own)),
         )
 

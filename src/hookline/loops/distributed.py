@@ -53,7 +53,7 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._askers: dict[str, tuple[int, str]] = {}
+        self._requesters: dict[str, tuple[int, str]] = {}
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of the ranks."""
@@ -109,17 +109,17 @@ class ProcessGroup:
             return Agreed(reason, wishes)
         torch = sys.modules["torch"]
         # One small all-reduce per step boundary. The reasons are texts, and are only gathered when there is one.
-        asked = torch.tensor([reason is not None, *wishes], dtype=torch.int32, device="cpu")  # whatever the default is
-        distributed.all_reduce(asked, op=distributed.ReduceOp.MAX, group=self._gloo(distributed))
-        stop, *granted = map(bool, asked.tolist())
+        flags = torch.tensor([reason is not None, *wishes], dtype=torch.int32, device="cpu")  # whatever the default is
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._gloo(distributed))
+        stop, *granted = map(bool, flags.tolist())
         return Agreed(self._first_reason(reason) if stop else None, tuple(granted))
 
     def _first_reason(self, reason: str | None) -> str:
         """Return the lowest rank's reason; one agreed on before still counts as that of the rank that gave it."""
-        own = None if reason is None else self._askers.get(reason, (rank(), reason))
-        asker, given = next(asked for asked in self.gather(own) if asked is not None)
-        agreed = given if asker == rank() else f"{given} (asked by rank {asker})"
-        self._askers = {agreed: (asker, given)}
+        own = None if reason is None else self._requesters.get(reason, (rank(), reason))
+        requester, given = next(each for each in self.gather(own) if each is not None)
+        agreed = given if requester == rank() else f"{given} (requested by rank {requester})"
+        self._requesters = {agreed: (requester, given)}
         return agreed
 
     def is_connected(self) -> bool:

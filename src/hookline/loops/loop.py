@@ -5,17 +5,19 @@ committed when the step ends; metrics logged outside of a step are a row of thei
 thread only, so metrics logged from other threads wait in a queue until that thread commits them.
 """
 
+import logging
+import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import MetricsRow, collect, copied, find_metric
+from hookline._engine.metrics import LatestMetrics, MetricsRow, collect, copied, find_metric
 from hookline._engine.state import LogContext, ManifestRow
 from hookline._record.device import defer, defer_uniform
 from hookline._record.reader import MAIN, read
@@ -23,6 +25,12 @@ from hookline._record.recorder import Recorder, checked_step
 from hookline._record.records import Metrics
 from hookline.loops import distributed
 from hookline.loops.step import StepLifecycle
+
+if TYPE_CHECKING:
+    from hookline._record.artifact_saving import ArtifactSave
+    from hookline._record.artifacts import Artifact
+
+logger = logging.getLogger("hookline")
 
 EVALUATIONS = "eval"
 """The axis of evaluations in the record."""
@@ -73,7 +81,7 @@ class Loop(ABC):
         self.rank = distributed.rank()
         self.world_size = distributed.world_size()
         self.ctx = ctx or LogContext(rank=self.rank)
-        self.metrics = MetricsRow()
+        self.metrics: MetricsRow = LatestMetrics()
         self.validation_metrics: dict[str, Any] = {}
         self._rows: list[Row] = []
         self.samples: list[dict[str, Any]] = []  # only used where nothing is recorded
@@ -82,6 +90,9 @@ class Loop(ABC):
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
         self.validation_requested = False
+        # Not None, so that a step boundary reads it without a check.
+        self.command_flag: bytes | mmap.mmap = b"\0"
+        """Its first byte is not 0 when a command may wait; read at each step boundary."""
         self._thread = threading.get_ident()
         self.lifecycle = StepLifecycle(self)
         # Logged by other threads: the step, the metrics, and the name of an evaluation. A SimpleQueue may be filled by
@@ -209,6 +220,67 @@ class Loop(ABC):
         if self.recorder is not None:
             self.recorder.status(status, message, step=self.step + self.in_step, **data)
 
+    def save_artifact(
+        self,
+        name: str,
+        files: Any,
+        *,
+        kind: str = "artifact",
+        aliases: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        reference: bool = False,
+        link: bool = False,
+    ) -> "ArtifactSave":
+        """Save files as a version of an artifact: ``save_artifact("model", "out/", kind="model", aliases=["best"])``.
+
+        Files are hashed and copied on another thread, and equal files are stored once for all runs of the root. They
+        may be deleted or replaced at once, but must not be changed in place before ``wait()`` of the result has
+        returned. The end of the run waits until everything is saved. If saving fails, that is logged and recorded, and
+        training continues. Rank zero saves; other ranks do nothing.
+
+        Args:
+            name: The artifact's name; it belongs to the run's project.
+            files: A file, a directory, an address such as ``s3://bucket/file``, which is recorded as a reference, or a
+                dict of those by their names in the artifact.
+            kind: What it is: ``"model"``, ``"dataset"``, ...
+            aliases: Names for this version, taken from the version that had them. ``latest`` is set by itself and
+                refused here.
+            metadata: Anything worth knowing about it, as plain data. Other metadata make another version.
+            reference: Record where local files are, with their digests, instead of storing them.
+            link: The files are never changed in place, so they may be hard-linked instead of copied.
+        """
+        has_ended = getattr(self, "has_ended", False)
+        if self.rank != 0 or self.recorder is None or has_ended:
+            from hookline._record.artifact_saving import ArtifactSave
+
+            if self.rank == 0:
+                why = "has ended" if has_ended else "records nothing"
+                logger.warning("The artifact %r is not saved: the run %s.", name, why)
+            return ArtifactSave(name)
+        options: dict[str, Any] = {"kind": kind, "aliases": aliases, "metadata": metadata, "reference": reference}
+        return self.recorder.save_artifact(name, files, link=link, step=self.step + self.in_step, **options)
+
+    def use_artifact(self, reference: str, *, root: str | Path | None = None) -> "Artifact":
+        """Find a version of an artifact, and record that this run uses it: ``use_artifact("project/model:best")``.
+
+        Args:
+            reference: ``project/name:version``. The version is an alias, a number such as ``v3``, or left out for the
+                latest; the project is the run's own where it is left out. ``name@sha256:...`` names it by its digest.
+            root: The root that it is stored below; the run's by default.
+
+        Raises:
+            UnknownNameError: There is no such artifact or version.
+        """
+        if self.rank == 0 and self.recorder is not None and not getattr(self, "has_ended", False):
+            return self.recorder.use_artifact(reference, root=root, step=self.step + self.in_step)
+        from hookline._record.artifacts import artifact
+
+        if root is None and self.output_dir is None:
+            raise OptionError(f"use_artifact({reference!r}): nothing is recorded, so there is no root; give root=.")
+        place = self.output_dir.resolve().parent if self.output_dir is not None else None
+        found = root if root is not None else place.parent if place is not None else "runs"
+        return artifact(reference, root=found, project="default" if place is None else place.name)
+
     @abstractmethod
     def save_checkpoint(self, path: Any = None) -> ManifestRow:
         """Save a checkpoint now, fire `on_checkpoint`, and return its manifest row."""
@@ -289,11 +361,22 @@ class Loop(ABC):
             self._committing = False
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
-        self.metrics.update(metrics)
+        if type(metrics) is not dict and metrics.media:  # type: ignore[attr-defined]
+            self._record_media(step, metrics, axis)
+        # The same as the row's own update() with fewer calls: this runs at each step.
+        dict.update(self.metrics, metrics if type(metrics) is dict else dict.items(metrics))
         if self.recorder is None:
             self._rows.append(Row(step, copied(metrics)))
         elif metrics and (self.rank == 0 or not common):
             self.recorder.metrics(metrics, step, axis or self.axis)
+
+    def _record_media(self, step: int, metrics: dict[str, Any], axis: str | None) -> None:
+        """Record the media that were logged with a row; each process records its own."""
+        if type(metrics) is dict or not isinstance(metrics, MetricsRow):
+            return
+        media = metrics.take_media()
+        if media and self.recorder is not None:
+            self.recorder.media(media, step, axis or self.axis, step_now=lambda: self.step + self.in_step)
 
     def commit_held_back(self) -> None:
         """Commit what other threads have logged since the last call."""

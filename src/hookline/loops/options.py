@@ -6,9 +6,12 @@ on, so an option that is added here exists everywhere at once.
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
+from hookline._record.console_capture import ConsoleMode
 from hookline._record.journal import Durability
+from hookline._record.redaction import Redact
+from hookline._record.source_code import Code
 from hookline.loops.run_sinks import DeliveryMode
 
 
@@ -24,6 +27,9 @@ class RecordOptions(TypedDict, total=False):
     delivery: DeliveryMode
     drain_seconds: float
     durability: Durability
+    console: ConsoleMode
+    code: Code | Literal[False]
+    redact: Redact
 
 
 class RunOptions(RecordOptions, total=False):
@@ -31,6 +37,8 @@ class RunOptions(RecordOptions, total=False):
 
     strict: bool
     summary: bool
+    control: bool | Literal["own"]
+    resume_commands: Literal["apply", "drop"]
 
 
 class LoopOptions(RunOptions, total=False):
@@ -40,3 +48,9 @@ class LoopOptions(RunOptions, total=False):
     resume: str | Path | None
     save: Callable[[Path], object] | None
     load: Callable[[Path], object] | None
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """Return the options of a session from settings that have a field for each; the root is called ``output_dir``."""
+    fields = RunOptions.__annotations__.keys() - {"root", "config"} | {"resume"}
+    return {name: getattr(config, name) for name in fields} | {"root": config.output_dir, "config": config}

@@ -161,8 +161,8 @@ class RankMeans:
         """Return each kept name reduced over the processes that have it; of anything but numbers the first."""
         own, self._reductions = self._reductions, {}
         gathered: dict[str, tuple[str, list[Any]]] = {}
-        for asked in self._processes.gather({name: (reduce, plain(value)) for name, (reduce, value) in own.items()}):
-            for name, (reduce, value) in asked.items():
+        for given in self._processes.gather({name: (reduce, plain(value)) for name, (reduce, value) in own.items()}):
+            for name, (reduce, value) in given.items():
                 gathered.setdefault(name, (reduce, []))[1].append(value)
         return {
             name: REDUCTIONS[reduce](values) if all(isinstance(value, int | float) for value in values) else values[0]

@@ -11,7 +11,7 @@ costs are one event at the end, however the run ends. Both events are bounded in
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -19,12 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline._engine.errors import CheckpointError, HooklineError, OptionError, UnknownNameError
-from hookline._engine.policy import Failure
+from hookline._engine.failures import Failure
 from hookline._engine.subscriber_list import SubscriberList
 from hookline._record import run_directory
+from hookline._record.console import ConsoleWriter
+from hookline._record.console_capture import Attachment, ConsoleMode, attach, checked_mode
+from hookline._record.console_rest import redact_leftovers
+from hookline._record.crash import failure_document, interrupt_document
+from hookline._record.environment import EnvironmentGathering, RankEnvironmentGathering, shared_facts
 from hookline._record.journal import Durability, checked_durability
-from hookline._record.recorder import Recorder
-from hookline._record.records import HOOKS_COST, HOOKS_PLAN
+from hookline._record.recorder import Recorder, checked_step
+from hookline._record.records import FAILURE, HOOKS_COST, HOOKS_PLAN, INTERRUPT
+from hookline._record.redaction import as_redactor
+from hookline._record.source_code import checked_code
 from hookline.loops import checkpoint
 from hookline.loops.distributed import PeerWatch, remove_failure_notes
 from hookline.loops.run_sinks import RunSinks
@@ -52,28 +59,67 @@ class Recording:
         session: The session.
         project, root: Where its directory is; nothing is recorded where the root is None.
         durability: What survives a power cut.
+        console: Whether and how what the process prints is recorded.
         sinks: The destinations of the record.
+        code: How much of the code is recorded.
+        redact: How texts are redacted.
     """
 
     def __init__(
-        self, session: "Session", *, project: str, root: str | Path | None, durability: Durability, sinks: RunSinks
+        self,
+        session: "Session",
+        *,
+        project: str,
+        root: str | Path | None,
+        durability: Durability,
+        console: ConsoleMode,
+        sinks: RunSinks,
+        code: Any = "diff",
+        redact: Any = None,
     ) -> None:
         if sinks and root is None:
             raise OptionError("sinks= with root=None: sinks are fed from the record. Give a root.")
         self._session = session
         self.project, self.root, self.sinks = project, root, sinks
         self.durability = checked_durability(durability)
+        self.console_mode = checked_mode(console)
+        self._console: Attachment | None = None
+        self.code = checked_code(code)
+        self.redactor = as_redactor(redact)
+        """Redacts everything that the session records; a function of a text, for other threads too."""
+        self._environment: EnvironmentGathering | None = None
+        self.owner: Session | None = None
+        """The session whose run this one records into; None where it has a run of its own."""
+        self.is_joined = False
+        """Whether rank zero's session records into another one's run; the same on all ranks."""
+        self._source = ""
         self.journal_position: dict[str, Any] = {}
         """The journal and the number of its lines when `secure` was last called, for checkpoints."""
+
+    def join(self, owner: "Session", source: str = "") -> None:
+        """Record into the run of another session of this process, which begins before this one and ends after it.
+
+        Directory, console, environment, sinks and ending are the owner's.
+
+        Args:
+            source: Comes before names that other sessions of the run use already; see `JoinedRecorder`.
+        """
+        self.owner, self.is_joined, self._source = owner, True, source
+        self.root, self.project = owner.root, owner.project
+        self.redactor = owner.recording.redactor
+        self.sinks = RunSinks((), delivery="thread", drain_seconds=0.0)
+
+    def continue_steps(self, step: int) -> None:
+        """Count on from the last step of the run that is joined, where another training starts from the beginning."""
+        if isinstance(self._session.recorder, JoinedRecorder):
+            self._session.recorder.continue_steps(step)
 
     def begin(self) -> None:
         """Find or create the run's directory, open the journal, resume if asked to, and start delivery."""
         session = self._session
         if self.root is None:
             return
-        # Only rank zero looks: two processes that search for the latest run, or create one, may find different ones.
-        # Its error is a value here, because the other ranks already wait in the broadcast.
-        found = session.processes.share(self._find_or_create(self.root) if session.rank == 0 else None)
+        found, facts = session.processes.share(self._place_and_facts(self.root))
         if isinstance(found, Exception):  # rank zero's, raised on all
             raise found
         if found is None:
@@ -90,15 +136,20 @@ class Recording:
         if session.world_size > 1:
             session.peers = PeerWatch(directory, session.rank, partial(recorder.status, "failed"))
             session.peers.start()
+        session.control.open()
         try:
             if session.resume_from is not None:
                 session.facts.restore(run_directory.read_metadata(directory))
                 session.checkpointing.resume(saved)
+            self._gather_environment(directory, recorder, facts)
             if session.rank == 0:
                 self.sinks.open(directory)
         # A session that did not begin is never finished, so the lock and the journal are released here.
         except BaseException as error:
-            recorder.status("failed", session.explain(error))
+            session.control.close()
+            reason = session.explain(error)
+            self.record_failure(error)
+            recorder.status("failed", reason)
             self._close(directory, recorder)
             raise
 
@@ -107,12 +158,25 @@ class Recording:
         session = self._session
         if session.recorder is None or session.output_dir is None:
             return
+        # Artifacts come before the ending in the journal. What saving them logs is in the console.
+        session.recorder.finish_artifacts()
+        # Before the ending: a sink that sees it finds all lines.
+        self._close_console()
         # Rows that wait for a device come before the ending in the journal.
         session.recorder.flush()
+        if self._environment is not None:
+            self._environment.finish()
+            self._environment = None
+        if self.redactor.failures:
+            session.recorder.event("redaction_failed", step=session.step, count=self.redactor.failures)
         if session.hook_record is not None:
             session.hook_record.close(session.callbacks)
+        session.control.close()
         if session.stop_reason is not None:
             session.recorder.event("stop", step=session.step, reason=session.stop_reason)
+        if self.owner is not None:
+            self._leave(session.recorder)
+            return
         self._record_ending(session.recorder)
         self._close(session.output_dir, session.recorder)
 
@@ -141,12 +205,13 @@ class Recording:
             yield
         finally:
             session.has_ended = True
+            recorder.finish_artifacts()
             recorder.flush()
             self._record_ending(recorder)
             self._close(directory, recorder)
 
     def secure(self) -> None:
-        """Bring everything recorded so far to the disk: a resume continues behind the checkpoint that is saved next.
+        """Bring everything recorded so far to the disk: a resume continues after the checkpoint that is saved next.
 
         Raises:
             CheckpointError: The disk fails.
@@ -163,25 +228,74 @@ class Recording:
             if self.durability != "process":
                 journal.sync()
         except OSError as error:
-            raise CheckpointError(f"The record before the checkpoint cannot be brought to the disk: {error}") from error
+            raise CheckpointError(f"The record before the checkpoint cannot be synced to the disk: {error}") from error
+
+    def record_failure(self, error: BaseException) -> None:
+        """Record the traceback of an error with the last console lines; of an interrupt, only where it came."""
+        recorder, step = self._session.recorder, self._session.step
+        if recorder is None or self.owner is not None:  # the owner records it, unless the program handles it
+            return
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            recorder.event(INTERRUPT, step=step, **interrupt_document(error))
+            return
+        lines = [] if self._console is None else self._console.last_lines()  # they often say why
+        recorder.event(FAILURE, step=step, **failure_document(error, lines))
 
     def _open(self, directory: Path) -> Recorder:
         rank = self._session.rank
+        if self.owner is not None:
+            assert self.owner.recorder is not None
+            return JoinedRecorder(self.owner.recorder, self._source)
         try:
-            return Recorder(directory, name="main" if rank == 0 else f"rank{rank}", durability=self.durability)
+            name = "main" if rank == 0 else f"rank{rank}"
+            recorder = Recorder(directory, name=name, durability=self.durability, redact=self.redactor)
         except BaseException:
             # The lock was taken before, and no other place would release it.
             if rank == 0:
                 run_directory.release(directory)
             raise
+        self._redact_leftovers(directory)
+        writer = ConsoleWriter(directory, rank=rank, step=lambda: self._session.step, redact=self.redactor)
+        self._console = attach(writer, self.console_mode)
+        return recorder
+
+    def _gather_environment(self, directory: Path, recorder: Recorder, facts: dict[str, Any]) -> None:
+        """Start gathering the environment: all of it on rank zero, what differs from its facts on others."""
+        if self.owner is not None:
+            return
+        if self._session.rank == 0:
+            self._environment = EnvironmentGathering(directory, self.redactor, code=self.code)
+        elif facts:
+            self._environment = RankEnvironmentGathering(directory, self.redactor, facts, recorder.event)
+        if self._environment is not None:
+            self._environment.start()
+
+    def _redact_leftovers(self, directory: Path) -> None:
+        """Redact what killed sessions of the run printed last, which only other processes could save."""
+        if self._session.rank == 0 and self.redactor.is_active:
+            redact_leftovers(directory, self.redactor)
 
     def _record_ending(self, recorder: Recorder) -> None:
         session = self._session
         recorder.status(session.ending, session.ctx.error or session.stop_reason or "", step=session.step)
 
+    def _leave(self, recorder: Recorder) -> None:
+        recorder.flush()
+        if self._session.peers is not None:
+            self._session.peers.close()
+
     def _close(self, directory: Path, recorder: Recorder) -> None:
+        if self.owner is not None:  # the session did not begin
+            self._leave(recorder)
+            return
+        if self._environment is not None:  # the session did not begin
+            self._environment.finish(0.0)
+            self._environment = None
         # The journal first: sinks deliver what is in it. The directory last: another process may resume the run as
         # soon as it is released.
+        self._close_console()
+        # Again: the pump of a session that was killed just before this one may have written since.
+        self._redact_leftovers(directory)
         recorder.close()
         try:
             self.sinks.close()
@@ -190,15 +304,32 @@ class Recording:
                 self._session.peers.close()
             run_directory.release(directory)
 
+    def _close_console(self) -> None:
+        console, self._console = self._console, None
+        if console is not None:
+            console.close()
+
+    def _place_and_facts(self, root: str | Path) -> tuple[tuple[Path, Path | None] | Exception | None, dict[str, Any]]:
+        """Return the run's directory and rank zero's facts; on the other ranks nothing."""
+        # Only rank zero looks: two processes that search for the latest run, or create one, may find different ones.
+        # Its error is a value here, because the other ranks already wait in the broadcast.
+        if self._session.rank != 0:
+            return None, {}
+        return self._find_or_create(root), shared_facts() if self._session.world_size > 1 else {}
+
     def _find_or_create(self, root: str | Path) -> tuple[Path, Path | None] | Exception:
         """Return the run's directory, locked, and the checkpoint to resume from; or the error, for all ranks."""
         session = self._session
+        if self.owner is not None:
+            return self._joined_directory(self.owner)
         try:
             directory, saved = (None, None) if session.resume_from is None else self._find(root, session.resume_from)
             if directory is None:
                 known = session.facts.initial(session.recorded_config)
-                known |= {"project": self.project, "parents": session.ctx.ids}
-                directory = run_directory.create(root, self.project, known)
+                known |= {"project": self.project, "parents": session.ctx.ids, **session.description}
+                directory = run_directory.create(
+                    root, self.project, known, run_id=session.run_id, redactor=self.redactor
+                )
             if not run_directory.acquire(directory):  # another process resumed it at the same moment
                 raise run_directory.still_running_error(directory)
             # Under the lock, and before the other ranks learn of the directory: they would take an old note for a new
@@ -207,6 +338,15 @@ class Recording:
         except (HooklineError, OSError) as error:
             return error
         return directory, saved
+
+    def _joined_directory(self, owner: "Session") -> tuple[Path, Path | None] | Exception:
+        """Return the directory of the run that is joined, and add this session's settings to it."""
+        if owner.output_dir is None or owner.has_ended:
+            return OptionError(f"The run {owner.name!r} has ended, and cannot be joined.")
+        found = self._session.facts.initial(self._session.recorded_config)["config"]
+        if isinstance(found, Mapping) and found:
+            owner.update_config(dict(found))
+        return owner.output_dir, None
 
     def _find(self, root: str | Path, resume: str | Path) -> tuple[Path | None, Path | None]:
         """Resolve ``resume``: a checkpoint, with the run that contains it, or a run, with its latest checkpoint."""
@@ -231,6 +371,83 @@ class Recording:
             raise UnknownNameError(f"resume={str(reference)!r}: there is no such checkpoint or run. {hint}")
         found = run_directory.find(root, self.project, resume, name=name)
         return found, None if found is None else checkpoint.last(found)
+
+
+class JoinedRecorder(Recorder):
+    """Writes to the journal of another recorder of this process, for a session that joins its run.
+
+    Several sessions may record one training: a trainer's callback, and a tracker that the trainer logs to. A name
+    belongs to the session that uses it first. Another one's values get its source before the name, so they are neither
+    lost nor mixed in one series with others that may count steps differently.
+
+    Args:
+        recorder: The recorder of the session that owns the run.
+        source: Comes before names that belong to another source: ``tensorboard/loss``.
+    """
+
+    __slots__ = ("_latest", "_names", "_offset", "_own_names", "_source")
+
+    def __init__(self, recorder: Recorder, source: str) -> None:
+        # One journal, one media writer and one queue of values on a device for both, whichever method is called. What
+        # differs is in slots, which are not part of the shared dict.
+        self.__dict__ = recorder.__dict__
+        self._source, self._offset = source, 0
+        self._names: dict[str, str] = self.__dict__.setdefault("joined_names", {})
+        self._latest: dict[str, int] = self.__dict__.setdefault("joined_steps", {})
+        self._own_names: dict[str, str] = {}
+
+    @property
+    def last_step(self) -> int:
+        """The last step of any source."""
+        return max(self._latest.values(), default=0)
+
+    def continue_steps(self, step: int) -> None:
+        """Count on from the last step of this source, if a training starts before it."""
+        last = self._latest.get(self._source, 0)
+        self._offset = last if step < last else 0
+
+    def metrics(self, values: dict[str, Any], step: int, axis: str = "train", *, has_texts: bool = True) -> None:
+        """Record flat, plain values."""
+        super().metrics(self._named(values), self._placed(step), axis, has_texts=has_texts)
+
+    def metrics_at(self, time: float, values: dict[str, Any], step: int, axis: str = "train") -> None:
+        """Record flat, plain values as of a time in seconds since 1970."""
+        super().metrics_at(time, self._named(values), self._placed(step), axis)
+
+    def media(self, media: Mapping[str, Sequence[Any]], step: int, axis: str = "train", **options: Any) -> None:
+        """Record captured media."""
+        super().media(self._named(dict(media)), self._placed(step), axis, **options)
+
+    def samples(self, rows: Iterable[Mapping[str, Any]], step: int = 0, axis: str = "train") -> None:
+        """Record samples."""
+        offset = self._offset
+        placed = [{**row, "step": row["step"] + offset} if offset and "step" in row else row for row in rows]
+        super().samples(placed, self._placed(step), axis)
+
+    def event(self, name: str, /, *, step: int | None = None, **data: Any) -> None:
+        """Record something that happened."""
+        super().event(name, step=None if step is None else step + self._offset, **data)
+
+    def status(self, status: str, /, message: str = "", *, step: int | None = None, **data: Any) -> None:
+        """Record the status of the run."""
+        super().status(status, message, step=None if step is None else step + self._offset, **data)
+
+    def close(self) -> None:
+        """Do nothing: the owner closes the journal."""
+
+    def _placed(self, step: int) -> int:
+        placed = checked_step(step) + self._offset
+        if placed > self._latest.get(self._source, 0):
+            self._latest[self._source] = placed
+        return placed
+
+    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+        own = self._own_names
+        for name in values:
+            if name not in own:
+                owner = self._names.setdefault(name, self._source)
+                own[name] = name if owner == self._source else f"{self._source or 'training'}/{name}"
+        return {own[name]: value for name, value in dict.items(values)}
 
 
 def check_resume(reference: Any) -> None:

@@ -9,7 +9,7 @@ the body breaks out of the loop; a body that raises is not. Stop requests, SIGIN
 next step boundary.
 
 A resume continues where the checkpoint was saved: calls of `steps` and `epochs` that were complete yield nothing, and
-the one in progress continues behind its last batch. A call that was left with ``break`` is complete, unless a stop was
+the one in progress continues after its last batch. A call that was left with ``break`` is complete, unless a stop was
 requested.
 
 Where several batches make a step (`Updates`), the moments of a batch fire around each, and the step with its row lasts
@@ -30,10 +30,11 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, Unpack, overload
 
 from hookline._engine.checks import require_integer
-from hookline._engine.errors import OptionError
-from hookline._engine.metrics import collect, copied
+from hookline._engine.defaults import NAME
+from hookline._engine.errors import OptionError, closest
+from hookline._engine.metrics import collect
 from hookline._engine.state import ManifestRow
-from hookline._record.device import defer
+from hookline._record.device import defer, defer_uniform
 from hookline.loops import checkpoint
 from hookline.loops.data_position import (
     DataOrder,
@@ -46,6 +47,7 @@ from hookline.loops.data_position import (
 from hookline.loops.options import LoopOptions, RunOptions
 from hookline.loops.session import Session
 from hookline.loops.step import LoggedSteps
+from hookline.loops.updates import Updates
 from hookline.loops.validation import Validation
 
 logger = logging.getLogger("hookline")
@@ -60,41 +62,6 @@ class StepStart(NamedTuple):
     order: dict[str, Any]
 
 
-class Updates:
-    """Decides which batches make a step: here each batch is one. Runs over torch watch their optimizers instead.
-
-    Attributes:
-        batches_per_step: How many batches make a step, as far as that is planned.
-        is_watching: Whether updates of the weights are seen.
-        count: The updates in the step in progress.
-        forbidden: Whether the weights must not change until the step ends: they were evaluated, and are saved then.
-    """
-
-    batches_per_step: int = 1
-    is_watching: bool = False
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.forbidden = False
-
-    @property
-    def needs_step_starts(self) -> bool:
-        """Whether a checkpoint may have to go back to the beginning of a step."""
-        return self.batches_per_step > 1
-
-    def has_updated(self) -> bool:
-        """Whether the weights were updated since the last step."""
-        return True
-
-    def completes_step(self) -> bool:
-        """Whether the batch that ends now is the last one of its step; asked once for each batch."""
-        return True
-
-    def batch_ended(self, *, completed: bool) -> bool:
-        """Note that a batch ended; returns whether `batches_per_step` changed."""
-        return False
-
-
 class Run(Session):
     """Drives a loop of your own, as ``hl.run(...)``: a context that fires the moments of training around it.
 
@@ -107,7 +74,8 @@ class Run(Session):
         save: Called with a checkpoint's directory to write the model and what else belongs to it.
         load: Called with a checkpoint's directory to read it back.
         options: ``project``, ``root``, ``sinks``, ``config``, ``tags``, ``notes``, ``strict``, ``summary``,
-            ``delivery``, ``drain_seconds`` and ``durability``, as for every `Session`.
+            ``delivery``, ``drain_seconds``, ``durability``, ``console``, ``code``, ``redact``, ``control`` and
+            ``resume_commands``, as for every `Session`.
     """
 
     exchanges_rows = True
@@ -124,7 +92,11 @@ class Run(Session):
         load: Callable[[Path], object] | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
-        super().__init__(name or "run", callbacks=callbacks, resume=resume, **options)
+        if unknown := options.keys() - RunOptions.__annotations__.keys():
+            # Here, because the error of Python would name an internal class, and no similar option.
+            given, known = min(unknown), {*LoopOptions.__annotations__, "name"}
+            raise TypeError(f"A run has no option {given!r}. {closest(given, known)}")
+        super().__init__(name or NAME, callbacks=callbacks, resume=resume, **options)
         self._save, self._load = save, load
         self.start_from: Path | None = None
         """A checkpoint to start from, given by the previous stage of an experiment."""
@@ -265,7 +237,7 @@ class Run(Session):
         is_unread = self.resumed_from is not None and self._load is None and not self.restores_itself
         if is_unread and not self.has_started and self.rank == 0:
             logger.warning(
-                "%r continues at step %s from %s, but with the present model: no function reads the one in "
+                "%r continues at step %s from %s, but with the present model: no function loads the one in "
                 "checkpoints. Give %s, or call run.checkpoint_with, unless a callback reads them.",
                 *(self.name, self.step, self.resumed_from, "save= and load=" if self._save is None else "load="),
             )
@@ -381,8 +353,11 @@ class Run(Session):
             is_over = self._agreed_to_stop and self.stop_requested
             at = data.at if is_over else data.begin_pass()
             for batch_idx, batch in () if at.pass_left else self._fetch(batches, total):
-                # With a batch in hand: an epoch that a stop prevents has no start that would need an end.
-                self.enter_epoch()
+                # With a batch in hand: an epoch that a stop prevents has no start that would need an end. From here to
+                # the next batch, methods are called only where they have something to do: after the work of a step the
+                # caches are cold, and what a call touches has to be fetched again.
+                if self._epoch_state == "waiting":
+                    self.enter_epoch()
                 if self._checks_body:
                     self._checks_body = False
                     loop = sys._getframe().f_back
@@ -409,7 +384,7 @@ class Run(Session):
                 return
 
     def _fetch(self, batches: Iterable[B], total: int | None) -> Iterator[tuple[int, B]]:
-        """Yield the batches of an epoch behind those done before a resume; none is drawn that would not be used."""
+        """Yield the batches of an epoch after those done before a resume; none is drawn that would not be used."""
         done = self._data.to_skip
         source = self._order.epoch(batches, self.epoch, done)
         for batch_idx in itertools.count(done):
@@ -417,7 +392,7 @@ class Run(Session):
             # several processes this is a collective, which each of them enters once per step.
             if self._must_stop() or (total is not None and self.step >= total):
                 return
-            notes_start = self._notes_step_starts and not self._is_between_batches
+            notes_start = (self._evaluates_first or self._updates.needs_step_starts) and not self._is_between_batches
             # Before the draw, which may use the random states for this very batch.
             if notes_start and batch_idx > 0:
                 self._note_step_start()
@@ -513,7 +488,7 @@ class Run(Session):
         return self.lifecycle.is_open and self._batch is None and self._logged_steps is None
 
     def _begin_batch(self, batch: Any, batch_idx: int) -> None:
-        continues_step = self._is_between_batches
+        continues_step = self.lifecycle.is_open and self._is_between_batches
         self._batch, self._data.resume = (batch, batch_idx), None
         if not continues_step:
             self._evaluated = []
@@ -535,7 +510,7 @@ class Run(Session):
             self._data.at.batches = batch_idx + 1
             self._repeated.clear()
             # The argument is evaluated first: all ranks exchange their numbers before on_step_end fires on any.
-            self.lifecycle.end(batch, commit=self._share_step())
+            self.lifecycle.end(batch, commit=None if self.world_size == 1 else self._share_step())
             self.after_step()
         if self._updates.batch_ended(completed=completed):
             self._plan_steps(self.epoch, self._data.at.batches)
@@ -543,9 +518,21 @@ class Run(Session):
     def after_step(self) -> None:
         """Record what other threads logged, and answer requests; several processes do that at the next boundary."""
         self._updates.count, self._updates.forbidden = 0, False
-        self.commit_held_back()
-        if self.world_size == 1:
+        if not self._held_back.empty():
+            self.commit_held_back()
+        if self.command_flag[0]:
+            self.receive_alone()
+        if self.checkpoint_requested and self.world_size == 1:
             self.answer_requests()
+
+    def receive_alone(self) -> None:
+        """Apply commands, where no other process has to apply them as well."""
+        if self._is_between_batches:
+            return
+        if self.world_size == 1:
+            self.control.receive()
+        elif self._logged_steps is not None:
+            self.control.receive(refusal="Several processes can only be controlled in a loop with run.steps().")
 
     def _must_stop(self) -> bool:
         """Whether to stop; several processes also agree here on checkpoints and validations that one requested.
@@ -554,7 +541,10 @@ class Run(Session):
         a step of the scheduler, a validation) is done again by a resume, and must not be part of it.
         """
         # Gradients are partial here, so stops and checkpoints wait for the update.
-        if self._is_between_batches:
+        if self.lifecycle.is_open and self._is_between_batches:
+            return False
+        if self.stop_reason is None and self.world_size == 1:  # the usual case: nothing to agree on
+            self._agreed_to_stop = False
             return False
         had_to_stop = self._agreed_to_stop
         if self.world_size == 1:
@@ -569,7 +559,14 @@ class Run(Session):
         fresh = self.validation_requested and not self._validation_agreed
         validated = self._validation_agreed and not self.validation_requested
         has_pending = self.checkpointing.pending is not None
-        save, validate, validated, evaluated = self._agree(self.checkpoint_requested, fresh, validated, has_pending)
+        wishes = (self.checkpoint_requested, fresh, validated, has_pending, self.command_flag[0] != 0)
+        save, validate, validated, evaluated, has_commands = self._agree(*wishes)
+        if has_commands:
+            self.control.receive()
+            # Again, with what the commands request; it is the same on all ranks.
+            fresh = self.validation_requested and not self._validation_agreed
+            validate, save = validate or fresh, save or self.checkpoint_requested
+            self._agree()
         # One rank may validate for all. Then the request is withdrawn on the others as well.
         self.validation_requested = self._validation_agreed = validate or (self._validation_agreed and not validated)
         # Agreed, so all ranks enter the collectives in here. Before the other checkpoint: the pending one is of the
@@ -604,7 +601,7 @@ class Run(Session):
         if step is not None:
             self._logged_steps.row_at(step)
         elif self.lifecycle.row is None or not self._logged_steps.counts:
-            self._logged_steps.log(copied(collect(args, values, defer)), commit=commit)
+            self._logged_steps.log(collect(args, values, defer, defer_uniform), commit=commit)
             return True
         return False
 
@@ -646,19 +643,16 @@ class Run(Session):
         self._repeated = set(state.get("evaluated", ()))
         self.rows_are_indexed = state.get("rows_are_indexed", False)
 
-    def _order_state(self, *, before_step: bool = False) -> dict[str, Any]:
-        """Return the random states and the order of the data, as a resume needs them."""
-        if (before_step or self._before_step) and self._step_start is not None:
-            return self._step_start.order
-        nothing_done = self._epoch_state == "open" and self._batch is None and self._data.at.batches == 0
-        return self._replayed().state(nothing_done=nothing_done)
-
     def _save_common_files(self, directory: Path) -> None:
         if self._save is not None:
             self._save(directory)
 
     def _save_rank_files(self, directory: Path, *, before_step: bool = False) -> None:
-        states = self._order_state(before_step=before_step)
+        if (before_step or self._before_step) and self._step_start is not None:
+            states = self._step_start.order
+        else:
+            nothing_done = self._epoch_state == "open" and self._batch is None and self._data.at.batches == 0
+            states = self._replayed().state(nothing_done=nothing_done)
         checkpoint.write_tensors(states, directory / checkpoint.random_file(self.rank))
 
     def _load_files(self, directory: Path) -> None:

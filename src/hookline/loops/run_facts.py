@@ -1,4 +1,4 @@
-"""What users say about a run: its configuration, tags, notes and summary, recorded as they change.
+"""Facts that users set on a run: its configuration, tags, notes and summary, recorded as they change.
 
 Each change is written to ``run.json`` at once, by rank zero, also after the run has ended, when results are often put
 together. While the run is live, an event in the journal says when it happened, and sinks follow it.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hookline._engine.metrics import plain
 from hookline._record import run_directory
 from hookline._record.records import HYPERPARAMETERS, NOTES, SUMMARY, parse_nonfinite
+from hookline._record.redaction import Redactor
 from hookline._record.run_directory import checked_notes, checked_tags
 from hookline._record.settings import is_open, plain_settings, settings
 
@@ -131,7 +132,7 @@ class RunFacts:
     @notes.setter
     def notes(self, notes: str) -> None:
         self._notes = checked_notes(notes)
-        self._write("notes", self._notes or None)
+        self._write("notes", self._redactor(self._notes) or None)
         self._record_event(NOTES, {"text": self._notes})
 
     def update_config(self, *given: Any, **values: Any) -> None:
@@ -157,7 +158,7 @@ class RunFacts:
     def restore(self, known: Mapping[str, Any]) -> None:
         """Take over the notes and the summary of a resumed run; notes given for this session replace the old ones."""
         if self._notes and self._notes != known.get("notes"):
-            self._write("notes", self._notes)
+            self._write("notes", self._redactor(self._notes))
         self._notes = self._notes or str(known.get("notes") or "")
         summary = known.get("summary")
         if isinstance(summary, dict):
@@ -165,14 +166,19 @@ class RunFacts:
 
     def _record_config(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
         new = {str(name): plain_settings(value) for name, value in changes.items()}
-        self._write("config", (new, removed))
+        self._write("config", (self._redactor.settings(new), removed))
         if new:
             self._record_event(HYPERPARAMETERS, {"values": new})
 
     def _record_summary(self, changes: Mapping[str, Any], removed: Iterable[str]) -> None:
         new = {str(name): plain(value) for name, value in changes.items()}
-        self._write("summary", (new, removed))
+        self._write("summary", (self._redactor.settings(new), removed))
         self._record_event(SUMMARY, {"values": new, "removed": list(removed)})
+
+    @property
+    def _redactor(self) -> Redactor:
+        # For ``run.json``; the recorder redacts the events.
+        return self._session.recording.redactor
 
     def _write(self, name: str, change: Any) -> None:
         session = self._session

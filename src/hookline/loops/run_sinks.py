@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from hookline._engine.defaults import mode
 from hookline._engine.errors import HooklineError, OptionError
 from hookline._engine.factories import Entries
 
@@ -41,6 +42,7 @@ class RunSinks:
         self._mode, self._drain_seconds = delivery, drain_seconds
         self.pace: Pace | None = None
         self._manager: DeliveryManager | DeliveryProcess | None = None
+        self._left_to_sync: Path | None = None  # the directory of a run whose sinks are all left to `runs sync`
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -49,15 +51,29 @@ class RunSinks:
         """Start delivery."""
         if not self._sinks:
             return
+        sinks = self._sinks if mode() == "online" else self._without_network(run_dir)
+        if not sinks:
+            self._left_to_sync = run_dir
+            return
         if self._mode == "thread":
             from hookline._record.delivery_manager import DeliveryManager
 
-            self._manager = DeliveryManager(run_dir, self._sinks, pace=self.pace)
+            self._manager = DeliveryManager(run_dir, sinks, pace=self.pace)
         else:
             from hookline._record.delivery_manager import DeliveryProcess
 
-            self._manager = DeliveryProcess(run_dir, self._sinks, pace=self.pace)
+            self._manager = DeliveryProcess(run_dir, sinks, pace=self.pace)
         self._manager.start()
+
+    def _without_network(self, run_dir: Path) -> "dict[str, Sink]":
+        """Leave the sinks that use more than files of the run to ``hookline runs sync``; returns the others."""
+        from hookline._record.delivery import Delivery
+        from hookline._record.sink import external_access
+
+        later = {name for name, sink in self._sinks.items() if external_access(sink.spec(), run_dir)}
+        for name in later:
+            Delivery(run_dir, name, self._sinks[name])  # only lists the sink, for `hookline runs sync`
+        return {name: sink for name, sink in self._sinks.items() if name not in later}
 
     def close(self) -> None:
         """Deliver the remaining records, within the time limit."""
@@ -66,7 +82,13 @@ class RunSinks:
 
     def states(self) -> list["SinkState"]:
         """Return the state of each sink."""
-        return [] if self._manager is None else self._manager.states()
+        if self._manager is not None:
+            return self._manager.states()
+        if self._left_to_sync is None:
+            return []
+        from hookline._record.delivery import sink_states
+
+        return sink_states(self._left_to_sync)
 
     def ids(self) -> dict[str, str]:
         """Return the ids of the run at its destinations, as ``<sink>_<id>``, e.g. ``wandb_run_id``."""

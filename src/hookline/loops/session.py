@@ -7,6 +7,7 @@ Between `begin` and `finish` a session has a directory and a journal, turns sign
     recording       directory, journal, sinks                           (`hookline.loops.recording`)
     facts           configuration, tags, notes, summary                 (`hookline.loops.run_facts`)
     checkpointing   saving, loading, resuming                           (`hookline.loops.checkpointing`)
+    control         commands from outside                               (`hookline.loops.control`)
     processes       the other processes and the collectives with them   (`hookline.loops.distributed`)
     means           metrics averaged over the processes                 (`hookline.loops.rank_means`)
 
@@ -21,15 +22,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from hookline._engine.defaults import PROJECT, ROOT
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import MetricsRow, collect, copied
+from hookline._engine.metrics import MetricsRow, collect, copied, is_collected
 from hookline._engine.state import LoopArtifacts, ManifestRow
+from hookline._engine.subscriber_list import SubscriberList
+from hookline._record.console_capture import ConsoleMode
+from hookline._record.crash import message_of
 from hookline._record.device import defer, defer_uniform
 from hookline._record.journal import Durability
 from hookline._record.recorder import checked_step
+from hookline._record.redaction import Redact
+from hookline._record.source_code import Code
+from hookline.config.variables import choose
 from hookline.loops.checkpointing import Checkpointing
+from hookline.loops.control import Control, Tunable
 from hookline.loops.distributed import PeerWatch, ProcessGroup
 from hookline.loops.loop import Loop
 from hookline.loops.rank_means import NOT_REDUCED, LooseRow, RankMeans, is_number, is_reduction, is_waiting
@@ -70,19 +79,33 @@ class Session(Loop):
         durability: What survives a power cut, besides checkpoints. ``"checkpoint"``: everything recorded before the
             last checkpoint or the end of the run. ``"power"``: everything until about a second before. ``"process"``:
             what the system had written by itself. The death of the process loses nothing in any case.
+        console: Record what the process prints. True chooses the level: that of file descriptors, with C code and child
+            processes, where output goes to a file or a pipe; that of Python on a terminal and in notebooks.
+            ``"fd"`` and ``"python"`` ask for one of them; False records nothing.
+        code: How much of the code is recorded besides the git commit: ``"diff"`` the changes against it, ``"all"`` also
+            untracked files, ``"none"`` or False nothing.
+        redact: A function that is called with every text before it is recorded and returns what is recorded, a regular
+            expression whose matches are replaced, ``"module:function"``, or a list of these. Well-known secrets are
+            redacted as well; False records everything unchanged.
+        control: Whether the owner of the run may send commands to it while it runs (`hl.control`). ``"own"`` offers no
+            learning rates by itself; ``HOOKLINE_CONTROL=off`` switches it off.
+        resume_commands: ``"apply"`` repeats the commands that were applied after the resumed checkpoint, at the same
+            steps; ``"drop"`` does not.
     """
 
     exchanges_rows: ClassVar[bool] = False
     """Whether its processes end their steps together, and record the means of what they log."""
     saves_together: ClassVar[bool] = False
     """Whether all processes save a checkpoint together; otherwise rank zero saves it alone."""
+    control_refusal: ClassVar[str | None] = None
+    """Why loops of this kind do not listen to commands, where they do not."""
 
     def __init__(
         self,
         name: str,
         *,
-        project: str = "default",
-        root: str | Path | None = "runs",
+        project: str = PROJECT,
+        root: str | Path | None = ROOT,
         callbacks: Iterable[Any] = (),
         sinks: Iterable[Any] = (),
         config: Any = None,
@@ -94,7 +117,19 @@ class Session(Loop):
         delivery: DeliveryMode = "thread",
         drain_seconds: float = DRAIN_SECONDS,
         durability: Durability = "checkpoint",
+        console: ConsoleMode = True,
+        code: Code | Literal[False] = "diff",
+        redact: Redact = None,
+        control: bool | Literal["own"] = True,
+        resume_commands: Literal["apply", "drop"] = "apply",
     ) -> None:
+        name, project, root, tags, sinks, callbacks, resume = choose(
+            name=name, project=project, root=root, tags=tags, sinks=sinks, callbacks=callbacks, resume=resume
+        )
+        if not isinstance(name, str):
+            raise OptionError(f"name={name!r:.80}: give a string.")
+        if isinstance(config, bool | int | float | str | bytes):
+            raise OptionError(f"config={config!r:.80}: give a dict, a dataclass, or another object with settings.")
         super().__init__(callbacks, strict=strict)
         if resume is not None:
             check_resume(resume)
@@ -102,9 +137,19 @@ class Session(Loop):
                 raise OptionError(f"resume={resume!r} with root=None: a run that was not recorded cannot be resumed.")
         self.name = name
         run_sinks = RunSinks(sinks, delivery=delivery, drain_seconds=drain_seconds)
-        self.recording = Recording(self, project=project, root=root, durability=durability, sinks=run_sinks)
+        self.recording = Recording(
+            self,
+            project=project,
+            root=root,
+            durability=durability,
+            console=console,
+            sinks=run_sinks,
+            code=code,
+            redact=redact,
+        )
         self.facts = RunFacts(self, config=config, tags=tags, notes=notes)
         self.checkpointing = Checkpointing(self)
+        self.control = Control(self, mode=control, resume_commands=resume_commands)
         self.processes = ProcessGroup()
         self.means = RankMeans(self.processes, lambda step, row: self._write(step, row, common=True))
         self.config = self.facts.config
@@ -113,6 +158,10 @@ class Session(Loop):
         self.recorded_config: Any = None
         """What is recorded as the configuration, where `config` is only a part of it."""
         self.resume_from = resume
+        self.run_id: str | None = None
+        """The name of the new run's directory, where a bridge gives it; a readable unique one by default."""
+        self.description: dict[str, Any] = {}
+        """What a bridge adds to ``run.json`` of a new run, such as the group that its host knows."""
         self.resumed_row: dict[str, Any] = {}
         """What the step in progress had logged when the resumed checkpoint was saved in its body."""
         self.rows_are_indexed = False
@@ -155,6 +204,12 @@ class Session(Loop):
         """Short words that the run is found by."""
         return self.facts.tags
 
+    def _repr_html_(self) -> str:
+        from hookline._engine import notebook
+        from hookline.loops.summary import summary_html
+
+        return notebook.display(lambda: summary_html(self))
+
     @property
     def notes(self) -> str:
         """A description of the run in words; assigning records it."""
@@ -191,6 +246,47 @@ class Session(Loop):
         same where `config` was a mapping, a namespace or nothing.
         """
         self.facts.update_config(*given, **values)
+
+    def tunable(
+        self,
+        name: str,
+        value: Any,
+        *,
+        min: float | None = None,  # noqa: A002 - what they are called
+        max: float | None = None,  # noqa: A002
+        choices: Iterable[Any] | None = None,
+    ) -> Tunable:
+        """Offer a parameter that may be changed while the run is live, and return the object that holds its value.
+
+            clip = run.tunable("clip", 1.0, min=0, max=10)
+            for batch in run.steps(loader):
+                train_step(batch, clip.value)
+
+        A later call with the same name returns the same object. The value belongs to checkpoints.
+
+        Args:
+            name: Its name in commands: ``hookline control RUN set clip 0.5``.
+            value: Its value at the beginning: a number, a text, True or False. Commands give one of the same type.
+            min: The lowest value accepted.
+            max: The highest value accepted.
+            choices: The values accepted, where only some are.
+        """
+        return self.control.tunable(name, value, (min, max), choices)
+
+    def command_refusal(self, name: str) -> str | None:
+        """Return why this loop cannot apply a command, such as ``validate``; None if it can."""
+        return None
+
+    def subscriber_lists(self) -> list[SubscriberList]:
+        """Return the lists whose subscribers commands can change."""
+        return [self.callbacks]
+
+    def save_at_boundary(self) -> ManifestRow | None:
+        """Save a checkpoint between two steps, on all processes; None where this loop cannot save one right now."""
+        if self.output_dir is None or (self.world_size > 1 and not self.saves_together):
+            return None
+        self.checkpointing.share_requests(self.step)
+        return self.save_checkpoint()
 
     def sinks(self) -> list["SinkState"]:
         """Return the state of each sink: ``ok``, ``lagging`` or ``refused``, how much it was given, and its error."""
@@ -260,6 +356,7 @@ class Session(Loop):
         if self.hook_record is not None:
             self.hook_record.open()
         self.callbacks.on_train_start(self)
+        self.control.started()
         # No moment comes before on_train_start, so a checkpoint that was loaded earlier is announced after it.
         loaded, self.checkpointing.loaded = self.checkpointing.loaded, None
         if loaded is not None:
@@ -293,22 +390,31 @@ class Session(Loop):
         ):
             # Within a step, which is nearly always: the same as `Loop.log` with fewer calls. After the work of a
             # training step the caches are cold, and a Python call costs microseconds.
+            given = values if not args else args[0] if len(args) == 1 and not values else None
+            if type(given) is dict and is_collected(given):
+                dict.update(row, given)
+                dict.update(self.metrics, given)
+                return
             metrics = collect(args, values, defer, defer_uniform, as_dict=True)
             items = metrics if type(metrics) is dict else list(dict.items(metrics))
+            if type(metrics) is MetricsRow and metrics.media:
+                row.media = (row.media or {}) | metrics.media
             dict.update(row, items)
             dict.update(self.metrics, items)
             return
         if self._logged_steps is not None and self._log_without_steps(args, values, step, reduce, commit):
             return
         if self.has_ended:
-            logger.warning("%s has ended: what is logged now is not recorded.", self.name)
+            logger.warning("%s has ended: values logged now are not recorded.", self.name)
         elif reduce == NOT_REDUCED:
             self._log_own(collect(args, values, defer), step)
         elif reduce is not None and step is not None:
             raise OptionError(f"log(step={step}, reduce={reduce!r}): a reduced value belongs to the step in progress.")
         # One process falls through once the name is checked: its own value is the reduction.
         elif reduce is not None and is_reduction(reduce) and self.world_size > 1:
-            self.means.reduce_later(collect(args, values, defer), reduce)
+            metrics = collect(args, values, defer)
+            self._record_media(self.step + self.in_step, metrics, None)
+            self.means.reduce_later(metrics, reduce)
         elif self.has_started or self.state != "running":
             super().log(*args, step=step, **values)
         else:
@@ -324,6 +430,12 @@ class Session(Loop):
         super()._write(at, copied(metrics))
         if not self._committing:  # rows logged in on_log do not fire it again
             self._notify_log(at, metrics)
+
+    def record_evaluation(self, name: str, metrics: dict[str, Any], **options: Any) -> None:
+        """Record an evaluation, and answer the commands that asked for one."""
+        super().record_evaluation(name, metrics, **options)
+        if options.get("ends_validation"):
+            self.control.completed("validate", f"Validated {name} at step {self.step}.")
 
     def log_early(self, metrics: dict[str, Any], *, step: int | None = None) -> None:
         """Record a row that belongs to no step, at the present count or at ``step``.
@@ -355,7 +467,7 @@ class Session(Loop):
         return self.checkpointing.load(path)
 
     def _checkpoint_state(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint holds of the loop, in plain values and tensors."""
+        """Return the loop's state for a checkpoint, as plain values and tensors."""
         return self.checkpointing.base_state(step)
 
     def _restore_position(self, state: dict[str, Any]) -> None:
@@ -388,7 +500,7 @@ class Session(Loop):
     def _agree(self, *wishes: bool) -> tuple[bool, ...]:
         """Agree with the other processes on what happens now; returns which of the wishes some process has."""
         if self.world_size == 1:
-            self._agreed_to_stop = self._cuts_short(self.stop_reason)
+            self._agreed_to_stop = self.stop_reason is not None and self._cuts_short(self.stop_reason)
             return wishes
         # A collective: every rank comes here at every boundary, also one that wishes nothing. Whether there are rows
         # and reductions to exchange travels in the same message, so all ranks enter those collectives below, or none.
@@ -427,6 +539,8 @@ class Session(Loop):
         )
 
     def _write(self, step: int, metrics: dict[str, Any], axis: str | None = None, *, common: bool = False) -> None:
+        if type(metrics) is not dict and metrics.media:  # type: ignore[attr-defined]
+            self._record_media(step, metrics, axis)
         # A row with values on a device is not kept for the boundary: there all ranks would wait for the slowest device.
         if common or self.world_size == 1 or is_waiting(metrics) or not self._exchanges():
             super()._write(step, metrics, axis, common=common)
@@ -444,6 +558,7 @@ class Session(Loop):
         self.metrics.update(row)
 
         def commit(step: int, row: MetricsRow) -> None:
+            self._record_media(step, row, None)
             dict.update(row, shared)  # a value that a subscriber read in the meantime is this process's own
             later = {name: value for name, value in dict.items(row) if name not in shared}
             numbers = {name: value for name, value in later.items() if is_number(value)}
@@ -457,7 +572,7 @@ class Session(Loop):
         return commit
 
     def _finish_open_work(self) -> None:
-        """Complete what is in progress at an orderly end."""
+        """Complete open work at an orderly end."""
 
     def _abandon_step(self) -> None:
         """Forget the step in progress, after an error."""
@@ -492,11 +607,12 @@ class Session(Loop):
         self._interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         number, row = self.lifecycle.abandon()
         self._abandon_step()
-        if row:  # the metrics of the failed step often explain the failure
+        if row or row.media:  # the metrics of the failed step often explain the failure
             self._write(number, row)
         # Before on_exception, whose subscribers may take long: `explain` leaves the note that the other processes watch
         # for.
         self.ctx.status, self.ctx.error = "failed", self.explain(error)
+        self.recording.record_failure(error)
         try:
             self.callbacks.on_exception(self, error)
         finally:
@@ -506,7 +622,8 @@ class Session(Loop):
 
     def explain(self, error: BaseException) -> str:
         """Return why the run fails: this error, or that of another process which came first."""
-        own = f"{type(error).__name__}: {error}"
+        # Redacted here: the other processes read it in a file, and an experiment in the run's result.
+        own = self.recording.redactor(f"{type(error).__name__}: {message_of(error)}")
         reason = own if self.peers is None else self.peers.explain(own)
         if reason != own:
             error.add_note(f"hookline: {reason}")
@@ -536,6 +653,6 @@ class Session(Loop):
             self.recording.end()
 
     def artifacts(self) -> LoopArtifacts:
-        """Return what the loop leaves behind, as of now."""
+        """Return the loop's current artifacts."""
         existing = tuple(row for row in self.checkpoints if row.path.exists())  # callbacks may have deleted others
         return LoopArtifacts(self.step, dict(self.metrics), existing, self.output_dir, self.stop_reason)

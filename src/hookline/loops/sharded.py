@@ -20,6 +20,7 @@ import torch
 from hookline._engine.errors import CheckpointError, OptionError
 from hookline._engine.torch_models import (
     in_layout_of,
+    is_adapted,
     is_fsdp1,
     is_sharded,
     named_parameters,
@@ -174,7 +175,7 @@ def load_weights_into(model: torch.nn.Module, state: dict[str, Any]) -> None:
     state = state_named_for(own, state)
     if any(map(is_sharded, own.values())):
         state = {name: _spread(value, own[name]) for name, value in state.items()}
-    inner.load_state_dict(state)
+    inner.load_state_dict(state, strict=not is_adapted(inner))  # its frozen weights are not saved
 
 
 def load_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
@@ -260,7 +261,7 @@ class _Unpickler(pickle.Unpickler):
         is_index = module == "torch.distributed.checkpoint.metadata" and name in _OF_INDEX
         if is_torch or is_index or (module, name) in _OTHERS:
             return super().find_class(module, name)
-        raise CheckpointError(f"it names {module}.{name}, which is no part of a checkpoint's index")
+        raise CheckpointError(f"it names {module}.{name}, which does not belong in a checkpoint's index")
 
 
 _OF_INDEX = {

@@ -41,12 +41,12 @@ class StopSignals:
     def __init__(self, request_stop: Callable[[str], None]) -> None:
         self._request_stop = request_stop
         self._previous: dict[int, Any] = {}
-        self._asked = False
+        self._is_requested = False
         self._process = 0
 
     def install(self) -> None:
         """Install the handlers."""
-        self._asked = False
+        self._is_requested = False
         if threading.current_thread() is threading.main_thread():
             _let_go_in_children()
             self._process = os.getpid()
@@ -77,22 +77,22 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked child where another handler calls this one
             _act(self._previous.get(number), number, frame)
-        # Whichever run was asked: a second signal must stop the process, even if an inner run has ended in between.
-        elif _LISTENING and not any(each._asked for each in _LISTENING):
-            self._ask_all(signal.Signals(number).name)
+        # Whichever run got the first one: a second signal must stop the process, even if an inner run ended in between.
+        elif _LISTENING and not any(each._is_requested for each in _LISTENING):
+            self._request_stops(signal.Signals(number).name)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             raise SystemExit(128 + number)
 
-    def _ask_all(self, name: str) -> None:
+    def _request_stops(self, name: str) -> None:
         # A copy, innermost first: a request may end a run, which then leaves the list.
         for each in reversed(_LISTENING.copy()):
             each._request_stop(name)
-        if all(each._asked for each in _LISTENING):
+        if all(each._is_requested for each in _LISTENING):
             return  # a request_stop sent the signal again, and the nested call has notified everyone
         for each in _LISTENING:
-            each._asked = True
+            each._is_requested = True
         if self.are_announced:
             logger.warning("%s: stopping after this step. Send it again to stop at once.", name)
 

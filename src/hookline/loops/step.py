@@ -14,6 +14,7 @@ nothing here: a rank may log where the others do not.
 import logging
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._engine.errors import OptionError
@@ -70,16 +71,16 @@ class StepLifecycle:
         loop = self._loop
         row = MetricsRow() if self.row is None else self.row
         # Before on_step_end: the weights are updated, and a checkpoint that is saved there counts the step as done.
-        loop.step = loop.step + 1 if completed is None else completed
+        step = loop.step = loop.step + 1 if completed is None else completed
         self.is_open = False
-        at = loop.step if number is None else number
+        at = step if number is None else number
         try:
-            loop.callbacks.on_step_end(loop, loop.step - 1, batch, row)
+            loop.callbacks.on_step_end(loop, step - 1, batch, row)
         except BaseException:
             # The program may catch it and continue with the next step, which would open another row: write this one
             # now, without on_log, which belongs to a step that completed.
             self.row = None
-            if row:
+            if row or row.media:
                 loop.write_row(at, row)
             raise
         # Before the row is written: what subscribers of on_log log would otherwise go into a row that is in the record
@@ -105,6 +106,7 @@ class LoggedSteps:
         self._run = run
         self.boundary: Boundary = "unknown"
         self._first_step = MetricsRow()  # logged before it was known that there is a loop
+        self._first_names: set[str] = set()  # the same, with the names of media
         self._pending = MetricsRow()  # logged with commit=False
         self._lowest: int | None = None  # the lowest step= of a row
         self._step_before = 0  # run.step before anything was counted here
@@ -116,7 +118,12 @@ class LoggedSteps:
         return self.boundary in ("log", "step_end")
 
     def log(self, metrics: dict[str, Any], *, commit: bool) -> None:
-        """Record metrics that were logged without ``step=``, and complete a step where that is the boundary."""
+        """Record metrics that were logged without ``step=``, and complete a step where that is the boundary.
+
+        Args:
+            metrics: What `collect` returned, perhaps the caller's own dict: it is copied into rows, never kept.
+            commit: Whether they complete a step, or wait for the next call.
+        """
         run = self._run
         if not commit:
             self._pending.update(metrics)
@@ -124,6 +131,9 @@ class LoggedSteps:
         if self.boundary == "step_end":
             self._open_step().update(metrics)
             run.metrics.update(metrics)
+            return
+        if self.boundary == "log" and not self._pending and not self._pending.media:
+            self._log_step(metrics)  # the usual case
             return
         merged = self._take_pending()
         merged.update(metrics)
@@ -133,14 +143,14 @@ class LoggedSteps:
         if self.boundary == "unknown":
             # Facts ahead of run.steps(), or the first step of a loop: not known yet. The row is written at once with
             # the number that fits both, so that no row is ever renumbered.
-            if not any(name in self._first_step for name in merged):
-                self._first_step.update(merged)
+            names = {*merged, *(merged.media or ())}
+            if self._first_names.isdisjoint(names):
+                self._first_names |= names
+                self._first_step.update(dict.items(merged))  # without media, which are recorded now
                 run.log_early(merged)
                 return
             self._begin("log")
-        self._open_step().update(merged)
-        run.metrics.update(merged)
-        self._end_step(None)
+        self._log_step(merged)
 
     def step_end(self, batch: Any) -> None:
         """Complete a step with what was logged since the last one."""
@@ -153,7 +163,7 @@ class LoggedSteps:
         if self.boundary == "unknown":
             self._begin("step_end", batch)
             # `_begin` has completed the first step, and this was logged in it.
-            if self._pending:
+            if self._pending or self._pending.media:
                 self._run.commit(self._run.step - 1, self._take_pending())
             return
         self._open_step().update(self._take_pending())
@@ -179,6 +189,8 @@ class LoggedSteps:
         if self.boundary == "rows":
             self._run.step = max(self._run.step, at)
             self._run.commit_held_back()
+            if self._run.command_flag[0]:
+                self._run.receive_alone()
 
     def give_up(self) -> None:
         """Stop counting, since the loop uses ``run.steps()`` after all, and undo what was counted."""
@@ -188,8 +200,13 @@ class LoggedSteps:
     def close(self) -> None:
         """Record what was logged with ``commit=False`` and no later step took."""
         pending = self._take_pending()
-        if pending:
+        if pending or pending.media:
             self._run.commit(self._run.step, pending)
+
+    def _log_step(self, metrics: dict[str, Any]) -> None:
+        self._open_step().update(metrics)
+        self._run.metrics.update(metrics)
+        self._end_step(None)
 
     def _begin(self, boundary: Boundary, batch: Any = None) -> None:
         """Complete the first step of the loop: the rows so far are its rows."""
@@ -209,27 +226,22 @@ class LoggedSteps:
 
     def _end_step(self, batch: Any, *, recorded: MetricsRow | None = None) -> None:
         run = self._run
-
-        def commit(index: int, row: MetricsRow) -> None:
-            if recorded is None:
-                run.commit(index, row)
-            elif row.keys() - recorded.keys():  # added by subscribers; the rest is in the record already
-                run.commit(index, MetricsRow({name: row[name] for name in row if name not in recorded}))
-
+        commit = None if recorded is None else partial(self._commit_added, recorded)
         # The index of the step, not the count after it: rows of such a loop are 0, 1, 2, as in other trackers.
         run.lifecycle.end(batch, number=run.step, commit=commit)
         run.after_step()
-        self._leave_after_a_signal()
-
-    def _leave_after_a_signal(self) -> None:
-        run = self._run
-        # Nothing can stop a loop that never checks run.stop_requested but an exception. It gets one step to check.
-        if run.signal is None or not is_signal(run.stop_reason or ""):
-            return
-        if not self._stop_seen:
+        if run.signal is not None and is_signal(run.stop_reason or ""):
+            # Nothing can stop a loop that never checks run.stop_requested but an exception. It gets one step to check.
+            if self._stop_seen:
+                raise KeyboardInterrupt if run.signal == "SIGINT" else SystemExit(128 + signal.Signals[run.signal])
             self._stop_seen = True
-            return
-        raise KeyboardInterrupt if run.signal == "SIGINT" else SystemExit(128 + signal.Signals[run.signal])
+
+    def _commit_added(self, recorded: MetricsRow, index: int, row: MetricsRow) -> None:
+        """Commit what subscribers have added to a row; the rest is in the record already."""
+        if row.keys() - recorded.keys() or row.media:
+            added = MetricsRow({name: row[name] for name in row if name not in recorded})
+            added.media = row.media
+            self._run.commit(index, added)
 
     def _take_pending(self) -> MetricsRow:
         pending, self._pending = self._pending, MetricsRow()

@@ -1,10 +1,12 @@
-"""Prints the summary of a run that ended: how it went, its last metrics, and the cost of each subscriber."""
+"""Shows a run: printed at its end, with its last metrics and the cost of each subscriber; as HTML in notebooks."""
 
 import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hookline._engine import notebook
 from hookline._engine.costs import Costs, duration
+from hookline._record.terminal import plural, terminal_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from hookline.loops.session import Session
 
 LOG_FILE_WIDTH = 120
+_SHOWN_METRICS, _CHART_POINTS = 6, 120
+"""How many metrics a notebook shows, and how many points of each."""
 
 
 def print_summary(run: "Session") -> None:
@@ -20,8 +24,6 @@ def print_summary(run: "Session") -> None:
 
     Where that is closed (``| head``), nothing is printed: the run itself went well.
     """
-    from hookline._record.terminal import terminal_console
-
     console = terminal_console(stderr=True, markup=True)
     if not console.is_terminal:
         console.width = LOG_FILE_WIDTH
@@ -56,8 +58,10 @@ def _print_sinks(console: "Console", run: "Session") -> None:
     states = run.sinks()
     for state in states:
         colour = {"ok": "green", "lagging": "yellow"}.get(state.status, "red")
-        behind = f", {state.behind_bytes:,} bytes wait" if state.behind_bytes else ""
-        console.print(f"  [{colour}]{state.status}[/] {state.name}: {state.delivered:,} records delivered{behind}")
+        behind = f", {plural(state.behind_bytes, 'byte')} wait" if state.behind_bytes else ""
+        console.print(
+            f"  [{colour}]{state.status}[/] {state.name}: {plural(state.delivered, 'record')} delivered{behind}"
+        )
         if state.error:
             console.print(f"    {state.error}", style=colour, markup=False, soft_wrap=True)
     if any(state.behind_bytes for state in states):
@@ -85,6 +89,31 @@ def _headline(run: "Session") -> str:
     reason = f" ({escape(run.stop_reason)})" if run.stop_reason else ""
     how = f"[{colour}]{run.ending}[/]{reason}"
     return f"[bold]{escape(run.name)}[/] {how} after {run.step} steps in {duration(run.seconds)}"
+
+
+def summary_html(run: "Session") -> str:
+    """A run as a notebook shows it, also while it is running: how it goes, and its last metrics with small charts."""
+    step = f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "")
+    reason = f" ({run.stop_reason})" if run.stop_reason else ""
+    parts = [f"<div><b>{notebook.text(run.name)}</b> {notebook.text(f'{run.ending}{reason}, {step}')}</div>"]
+    metrics = {name: value for name, value in run.metrics.items() if not name.startswith("hooks/")}
+    shown = list(metrics)[:_SHOWN_METRICS]
+    if shown:
+        history = run.history
+        rows = []
+        for name in shown:
+            points = [
+                (row.step, row.metrics[name]) for row in history if isinstance(row.metrics.get(name), int | float)
+            ]
+            points = points[:: max(1, len(points) // _CHART_POINTS)]
+            chart = notebook.line_chart([x for x, _ in points], [y for _, y in points], name)
+            rows.append((notebook.text(name), notebook.text(_shown(metrics[name])), chart))
+        parts.append(notebook.table(("metric", "last", ""), rows, numbers=[1]))
+    if len(metrics) > len(shown):
+        parts.append(notebook.note(f"{len(metrics) - len(shown):,} more metrics are not shown."))
+    if run.dir is not None:
+        parts.append(notebook.note(f"recorded in {run.dir}"))
+    return "".join(parts)
 
 
 def _shown(value: Any) -> str:

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,9 +32,10 @@ from hookline._record.device import defer
 from hookline.callbacks.nan_guard import NaNGuard
 from hookline.loops import checkpoint, rng
 from hookline.loops.backends import choose_backend, moved
-from hookline.loops.batches import Batches, SharedOrder
+from hookline.loops.batches import Batches, SharedOrder, evaluation_sets
 from hookline.loops.checkpointing import all_callbacks
 from hookline.loops.data_position import DataPosition
+from hookline.loops.options import options_of
 from hookline.loops.recording import check_resume
 from hookline.loops.session import Session
 from hookline.loops.sharded import require_supported
@@ -99,6 +100,8 @@ class Trainer(Session):
 
     exchanges_rows = True
     saves_together = True
+    measures_grad_norm: ClassVar[bool] = False
+    """Whether the norm of the gradients is recorded where they are not clipped either."""
     config: TrainerConfig
     worker: Any
     """Passed to hook functions in place of the Trainer, once it is set."""
@@ -120,30 +123,16 @@ class Trainer(Session):
         hook_fns: Mapping[str, Any] | None = None,
     ) -> None:
         config = checked_config(config, has_val_data=val_data is not None)
-        super().__init__(
-            config.name,
-            project=config.project,
-            root=config.output_dir,
-            callbacks=subscribers(config, callbacks, custom_logger_fns, hook_fns),
-            sinks=config.sinks,
-            config=config,
-            tags=config.tags,
-            notes=config.notes,
-            resume=config.resume,
-            strict=config.strict,
-            summary=config.summary,
-            delivery=config.delivery,
-            drain_seconds=config.drain_seconds,
-            durability=config.durability,
-        )
+        given = subscribers(config, callbacks, custom_logger_fns, hook_fns)
+        super().__init__(config.name, callbacks=given, **options_of(config))
         self._step_function = step_function(loss, training_step)
         shared: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
         shared |= {"batch_size": batch_size_for(train_data, config), "workers": config.workers}
         self.train_batches = Batches(train_data, what="train_data", shuffle=config.shuffle, **shared)
         self._batch_options = shared
-        self.val_sets = self._sets(val_data, "val_data")
+        self.val_sets = evaluation_sets(val_data, "val_data", **shared)
         """The batches of each validation set by name; a single set has the empty name."""
-        self.test_sets = self._sets(test_data, "test_data")
+        self.test_sets = evaluation_sets(test_data, "test_data", **shared)
         self.plan = Plan(config, self.train_batches.length, validates=val_data is not None)
         self.num_steps, self.num_epochs = self.plan.num_steps, self.plan.num_epochs
         require_supported(checked_model(model), optimizer)
@@ -170,7 +159,7 @@ class Trainer(Session):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next step; after a complete epoch, the one behind it."""
+        """The epoch of the next step; after a complete epoch, the one after it."""
         return self.epoch + (self._position.epoch_complete and not self._is_done())
 
     @property
@@ -233,8 +222,15 @@ class Trainer(Session):
         decides = self.state == "running" and name == VALIDATION
         metrics = self._evaluated(name, self.val_sets, limit=self.config.validation_batches, decides=decides)
         if decides and self.scheduler is not None and is_plateau(self.scheduler):
-            self.scheduler.step(_loss_of(metrics, f"{_joined(name, next(iter(self.val_sets)))}/loss"))
-        self._save_if_asked()
+            loss = f"{_joined(name, next(iter(self.val_sets)))}/loss"
+            if loss not in metrics:
+                found = ", ".join(metrics) or "no metrics"
+                raise OptionError(
+                    f"ReduceLROnPlateau needs the loss of validations, which have {found}: "
+                    "return a 'loss' from validation_step."
+                )
+            self.scheduler.step(metrics[loss])
+        self._save_requested()
         return metrics
 
     def test(self, data: Any = None) -> dict[str, Any]:
@@ -246,11 +242,11 @@ class Trainer(Session):
         Args:
             data: A data set, a loader, or several by name (``test/<name>/loss``); by default the ``test_data``.
         """
-        sets = self.test_sets if data is None else self._sets(data, "data")
+        sets = self.test_sets if data is None else evaluation_sets(data, "data", **self._batch_options)
         if not sets:
             raise OptionError("test(): there is no data to test on. Give test(data), or Trainer(..., test_data=...).")
         metrics = self._evaluated(TEST, sets)
-        self._save_if_asked()
+        self._save_requested()
         return metrics
 
     def predict(self, data: Any) -> list[Any]:
@@ -273,30 +269,13 @@ class Trainer(Session):
             getattr(torch, self.device.type).synchronize()
         return predictions
 
-    def _sets(self, data: Any, what: str) -> dict[str, Batches]:
-        """Return the batches of evaluation data by the names of its sets."""
-        named = {"": data} if not isinstance(data, Mapping) else data
-        if data is None:
-            return {}
-        if not named:
-            raise OptionError(f"{what}={data!r} is empty: give data, or a dict of data by name.")
-        for name in named if isinstance(data, Mapping) else ():
-            if not isinstance(name, str) or not name or name != name.strip("/"):
-                raise OptionError(f"{what}: {name!r} is not a name for a set. Give a text such as 'easy'.")
-        return {
-            name: Batches(
-                each, what=f"{what}[{name!r}]" if name else what, last_round="filled up", **self._batch_options
-            )
-            for name, each in named.items()
-        }
-
     def _evaluated(
         self, name: str, sets: Mapping[str, Batches], *, limit: int | None = None, decides: bool = False
     ) -> dict[str, Any]:
         """Evaluate each of the sets, and return all their metrics.
 
         Args:
-            limit: Stop after so many batches of each.
+            limit: The maximum number of batches of each.
             decides: Whether this is the regular validation of this step.
         """
         self._prepared()
@@ -385,8 +364,8 @@ class Trainer(Session):
         # A validation that was still due sees the checkpoint's states, and so does the epoch that is opened after it.
         self._order.proceed(keep=True)
         # Agreed on: a validation is a collective, and a rank that began one alone would wait forever.
-        (asked,) = self._agree(self.validation_requested and self.val_batches is not None)
-        if at_start or self._is_validation_due() or asked:  # also where a checkpoint was saved just before one
+        (is_requested,) = self._agree(self.validation_requested and self.val_batches is not None)
+        if at_start or self._is_validation_due() or is_requested:  # also where a checkpoint was saved just before one
             self.validate()
         while not self._must_stop() and not self._is_done():
             if self._position.epoch_complete:
@@ -459,7 +438,11 @@ class Trainer(Session):
             outputs["loss"] = outputs["loss"].detach()
             recorded.append(scalars(outputs))
             callbacks.on_train_batch_end(self, outputs, batch, batch_idx)
-        dict.update(row, dict.items(recorded[0] if parts == 1 else combined(recorded, shares)))
+        metrics = recorded[0] if parts == 1 else combined(recorded, shares)
+        # A plain dict is merged as a whole, the items of a row one by one, which takes several times as long.
+        dict.update(row, metrics if type(metrics) is dict else dict.items(metrics))
+        if type(metrics) is MetricsRow and metrics.media:
+            row.media = (row.media or {}) | metrics.take_media()
         if self._finite_loss is not None:
             # While the weights are still good, where the loss is known by now.
             self._finite_loss.check(self.step + 1, dict.get(row, "loss"))
@@ -470,14 +453,16 @@ class Trainer(Session):
         self.lifecycle.end(batch, commit=None if self.world_size == 1 else self._share_step())
 
     def _update(self, row: MetricsRow) -> None:
-        """Update the weights, and log the learning rate and the gradient norm."""
-        optimizer = self.optimizer
+        """Update the weights, and log the learning rate and the gradient norm; learners add what follows an update."""
+        optimizer, backend = self.optimizer, self.backend
         # That of this update: the schedule advances below.
         row["learning_rate"] = float(optimizer.param_groups[0]["lr"])
         self.callbacks.on_before_optimizer_step(self, optimizer)
         if self.config.gradient_clip_norm is not None:
-            row.update(collect((), {"grad_norm": self.backend.clip(self.config.gradient_clip_norm)}, defer))
-        self.backend.update()
+            row.update(collect((), {"grad_norm": backend.clip(self.config.gradient_clip_norm)}, defer))
+        elif self.measures_grad_norm:
+            row.update(collect((), {"grad_norm": backend.gradient_norm()}, defer))
+        backend.update()
         if self.scheduler is not None and not is_plateau(self.scheduler):
             self.scheduler.step()
 
@@ -485,13 +470,22 @@ class Trainer(Session):
         """Agree with the other processes, and validate or save between two steps."""
         # First: an evaluation that ended on another thread may make a rule request a checkpoint.
         self.commit_held_back()
-        save, validate = self._agree(bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested)
+        save, validate, has_commands = self._agree(
+            bool(self.checkpoint_requested or self._saves_waiting), self.validation_requested, self.command_flag[0] != 0
+        )
+        if has_commands:
+            self.control.receive()
+            save, validate = self._agree(save or self.checkpoint_requested, validate or self.validation_requested)
         validate = validate and self.val_batches is not None
         self.validation_requested = validate and self._is_preempted()  # a resume begins with it
         if (validate or self._is_validation_due()) and not self._is_preempted():
             self.validate()  # saves what waits, too
         elif save:
             self._save_waiting()
+
+    def command_refusal(self, name: str) -> str | None:
+        """Return why this training cannot apply a command; None if it can."""
+        return "This Trainer has no val_data." if name == "validate" and self.val_batches is None else None
 
     def _is_preempted(self) -> bool:
         """Whether a signal stops all processes: little time may be left."""
@@ -501,7 +495,7 @@ class Trainer(Session):
         """Whether a checkpoint has to wait: training does not continue from the present state."""
         return self.lifecycle.row is not None or self._validating
 
-    def _save_if_asked(self) -> None:
+    def _save_requested(self) -> None:
         if not self._must_wait() and self._is_under_way():
             (save,) = self._agree(bool(self.checkpoint_requested or self._saves_waiting))
             if save:
@@ -515,7 +509,7 @@ class Trainer(Session):
             self.checkpoint_requested = False
             waiting.append((None, "step"))
         kinds: dict[Path | None, str] = {}
-        # Ranks may have asked for different paths. All save all of them in the same order, since every save is a series
+        # Ranks may have requested different paths. All save all of them in the same order, since every save is a series
         # of collectives.
         for own in self.processes.gather(waiting):
             for path, kind in own:
@@ -597,7 +591,7 @@ class Trainer(Session):
         # The rest of the epoch begins again, with its start moment.
         self._position.epoch_open = False
         self._validated_at, self.validation_requested = state["validated_at"], state["validation_requested"]
-        # Those behind it are of steps that are made again.
+        # Those after it are of steps that are made again.
         self.checkpoints = [row for row in self.checkpoints if row.step <= self.step]
         warn_of_changes(state["plan"], self._shape(), "the position in the epoch is not the same")
         then, now = state["settings"], self._settings()
@@ -630,12 +624,3 @@ class Trainer(Session):
 def _joined(name: str, own: str) -> str:
     """Return the name of an evaluation, with that of its set where there are several."""
     return f"{name}/{own}" if own else name
-
-
-def _loss_of(metrics: Mapping[str, Any], name: str) -> Any:
-    if name not in metrics:
-        raise OptionError(
-            f"ReduceLROnPlateau needs the loss of validations, which have {', '.join(metrics) or 'no metrics'}: "
-            "return a 'loss' from validation_step."
-        )
-    return metrics[name]

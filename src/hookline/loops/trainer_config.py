@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from hookline._engine.defaults import NAME_VARIABLE, PROJECT, ROOT, Default
 from hookline._engine.errors import OptionError
+from hookline._record.console_capture import ConsoleMode
 from hookline._record.journal import Durability
+from hookline._record.redaction import as_redactor
 from hookline._record.run_directory import checked_tags
-from hookline.config.structs import CheckedStruct
+from hookline._record.source_code import Code
+from hookline.config.loading import CheckedStruct
 from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode
 
 logger = logging.getLogger("hookline")
@@ -32,6 +36,7 @@ class CheckpointRules(CheckedStruct, kw_only=True):
     save_last: bool = True
     every_n_epochs: int | None = None
     every_n_steps: int | None = None
+    artifact: str | None = None
 
 
 class TrainerConfig(CheckedStruct, kw_only=True):
@@ -57,11 +62,11 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         warmup_steps: Steps over which the learning rate rises from 0.
         schedule: After that, the learning rate stays "constant", or falls to 0, "linear" or as a "cosine".
         gradient_clip_norm: The norm that gradients are scaled down to.
-        validate_every_steps: Validate after every so many steps.
-        validate_every_epochs: Validate at the end of every so many epochs; of each, where neither is given.
+        validate_every_steps: Validate every N steps.
+        validate_every_epochs: Validate at the end of every N epochs; of every epoch if neither is given.
         validate_at_start: Validate before the first step too.
         validate_at_end: Validate when training is complete, unless a validation just ended.
-        validation_batches: Stop each validation after so many batches.
+        validation_batches: The maximum number of batches of a validation.
         checkpoint: When to save checkpoints and which to keep.
         save_at_end: Save a checkpoint when training ends in an orderly way.
         nan_loss: A loss that is not finite is an "error", unless a `NaNGuard` handles it; "pass" accepts it.
@@ -74,15 +79,23 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         drain_seconds: How long the end of the run waits for its sinks; ``hookline runs sync`` delivers the rest.
         durability: What survives a power cut, besides checkpoints: everything recorded before the last "checkpoint";
             with "power", until about a second before; with "process", what the system had written by itself.
+        console: Whether to record what the process prints, and at which level: True, False, "fd" or "python".
+        code: How much of the code is recorded besides the git commit: "diff" the changes against it, "all" untracked
+            files too, "none" nothing.
+        redact: A function that is called with every text before it is recorded, a regular expression whose matches are
+            replaced, "module:function", or a list of these; False also records well-known secrets.
+        control: Whether the owner of the run may send commands to it while it runs; "own" offers no learning rates.
+        resume_commands: "apply" repeats the commands that were applied after the resumed checkpoint, at the same
+            steps; "drop" does not.
         strict: Let exceptions of subscribers propagate.
         summary: Print how the run ended.
     """
 
-    name: str = "train"
-    project: str = "default"
+    name: str = Default("train", NAME_VARIABLE)
+    project: str = PROJECT
     tags: Sequence[str] = ()
     notes: str = ""
-    output_dir: str | None = "runs"
+    output_dir: str | None = ROOT
     epochs: int | None = None
     max_steps: int | None = None
     batch_size: int | None = None
@@ -112,6 +125,11 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     delivery: DeliveryMode = "thread"
     drain_seconds: float = DRAIN_SECONDS
     durability: Durability = "checkpoint"
+    console: ConsoleMode = True
+    code: Code = "diff"
+    redact: Any = None
+    control: bool | Literal["own"] = True
+    resume_commands: Literal["apply", "drop"] = "apply"
     strict: bool = False
     summary: bool = True
 
@@ -120,6 +138,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
         self.resume = str(self.resume) if isinstance(self.resume, Path) else self.resume
         super().__post_init__()
         self.tags = checked_tags(self.tags)
+        as_redactor(self.redact)
         at_least_one = ("epochs", "max_steps", "batch_size", "accumulation", "validate_every_steps")
         for name in (*at_least_one, "validate_every_epochs", "validation_batches"):
             self._require(name, 1, "a whole number of at least 1")
@@ -138,7 +157,7 @@ class TrainerConfig(CheckedStruct, kw_only=True):
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Load the settings from a YAML, TOML or JSON file, with overrides such as ``"epochs=3"``."""
-        from hookline.config.structs import load_config
+        from hookline.config.loading import load_config
 
         return load_config(path, cls, overrides)
 
@@ -174,7 +193,7 @@ class Plan:
     def is_validated_at(self, step: int) -> bool:
         """Whether a validation follows a step."""
         every = self._config.validate_every_steps
-        return self._validates and every is not None and step > 0 and step % every == 0
+        return every is not None and self._validates and step > 0 and step % every == 0
 
     def is_validated_after_epoch(self, epoch: int) -> bool:
         """Whether a validation ends an epoch; by default each epoch."""

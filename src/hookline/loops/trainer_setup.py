@@ -15,7 +15,7 @@ from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import OptionError
 from hookline._engine.moments import Callback
 from hookline.callbacks.checkpoint import CheckpointCallback
-from hookline.config.subscribers import load_callbacks
+from hookline.config.loading import load_callbacks
 from hookline.loops.batches import is_data_set
 from hookline.loops.checkpointing import checkpoint_rules
 from hookline.loops.trainer_config import BATCH_SIZE, LEARNING_RATE, CheckpointRules, TrainerConfig
@@ -31,12 +31,12 @@ def checked_config(config: Any, *, has_val_data: bool) -> TrainerConfig:
     if not isinstance(config, TrainerConfig):
         raise OptionError(f"config={config!r}: give a TrainerConfig, e.g. hl.TrainerConfig(epochs=3).")
     if config.epochs is None and config.max_steps is None:
-        raise OptionError("How long to train? Give the TrainerConfig epochs= or max_steps=, or both.")
-    asked = [name for name in ("validate_every_steps", "validate_every_epochs") if getattr(config, name) is not None]
-    asked += ["validate_at_start"] if config.validate_at_start else []
-    if asked and not has_val_data:
+        raise OptionError("The training has no end: give TrainerConfig(epochs=...) or TrainerConfig(max_steps=...).")
+    given = [name for name in ("validate_every_steps", "validate_every_epochs") if getattr(config, name) is not None]
+    given += ["validate_at_start"] if config.validate_at_start else []
+    if given and not has_val_data:
         raise OptionError(
-            f"{asked[0]}={getattr(config, asked[0])!r} without val_data: there is nothing to validate on."
+            f"{given[0]}={getattr(config, given[0])!r} without val_data: there is nothing to validate on."
         )
     for name in ("checkpoint", "resume", "sinks") if config.output_dir is None else ():
         if getattr(config, name):
@@ -151,14 +151,10 @@ def make_optimizer(given: Any, model: torch.nn.Module, config: TrainerConfig) ->
     optimizer = given if isinstance(given, Optimizer) else given(parameters) if callable(given) else given
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer={given!r}: give a torch optimizer, or a function of the parameters.")
-    _require_shared(optimizer, model)
-    return optimizer
-
-
-def _require_shared(optimizer: Optimizer, model: torch.nn.Module) -> None:
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
         raise OptionError(f"The optimizer holds no parameter of this {type(model).__name__}: was it made for another?")
+    return optimizer
 
 
 def make_scheduler(given: Any, optimizer: Optimizer, config: TrainerConfig, steps: int | None) -> Any:

@@ -1,6 +1,8 @@
 """The model, the optimizer and the schedule of a training in a checkpoint's directory.
 
-``model.pt`` holds the weights and ``optimizer.pt`` all other states, written by rank zero. Of a sharded model every
+``model.pt`` holds the weights and ``optimizer.pt`` all other states, written by rank zero. Of a model with adapters
+(PEFT) they are the weights that are trained: the frozen ones are those of the model that it was made from, and a resume
+needs that model. Of a sharded model every
 process writes its own shards (`hookline.loops.sharded`), and the two files hold the rest. A checkpoint is read whole
 and compared with the training before anything is changed. The order of the data and the random states are not here but
 in `hookline.loops.data_position`.
@@ -14,9 +16,9 @@ from typing import Any
 import torch
 
 from hookline._engine.errors import CheckpointError
-from hookline._engine.torch_models import plain_state, state_named_for
+from hookline._engine.torch_models import plain_state, state_named_for, trained_state
 from hookline.loops.backends import Backend
-from hookline.loops.checkpoint import read_tensors, write_tensors
+from hookline.loops.checkpoint import read_tensors, require_equal_shapes, write_tensors
 from hookline.loops.distributed import ProcessGroup
 from hookline.loops.sharded import (
     layouts_of,
@@ -48,7 +50,7 @@ class TrainingState(ABC):
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """Return what has a ``state_dict()``, by name; ``optimizer`` is torch's, without wrappers."""
+        """Return the objects with a ``state_dict()``, by name; ``optimizer`` is torch's, without wrappers."""
 
     @abstractmethod
     def kinds(self) -> Any:
@@ -67,7 +69,7 @@ class TrainingState(ABC):
         states = {name: None if part is None else part.state_dict() for name, part in self.parts().items()}
         states["kinds"] = self.kinds()
         shards: dict[str, Any] = {}
-        weights = taken_from(plain_state(self._model()), "model", shards)
+        weights = taken_from(trained_state(self._model()), "model", shards)
         states = {name: taken_from(state, name, shards) for name, state in states.items()}
         if shards:  # first, because all have to take part: a failure of one is raised on all
             write_sharded(shards, directory / SHARDED_FOLDER, self._processes.group())
@@ -88,8 +90,8 @@ class TrainingState(ABC):
         own = [len(group["params"]) for group in optimizer.param_groups]
         if groups != own:
             raise CheckpointError(
-                f"The checkpoint {directory} is one of another optimizer: its groups have {groups} parameters, "
-                f"those of this one {own}. Nothing was changed."
+                f"The checkpoint {directory} is from another optimizer: its groups have {groups} parameters, and "
+                f"{own} here. Nothing was changed."
             )
         # Each process reads its own part of the shards where the model here is sharded too.
         layouts = layouts_of(model, optimizer)
@@ -137,7 +139,7 @@ class TrainerState(TrainingState):
         for what, there, here in zip(("optimizer", "scheduler"), states["kinds"], self.kinds(), strict=True):
             if there != here:
                 raise CheckpointError(
-                    f"The checkpoint {directory} is one of another {what}: {there} there, {here} here. "
+                    f"The checkpoint {directory} is from another {what}: {there} there, {here} here. "
                     "Nothing was changed."
                 )
 
@@ -179,14 +181,8 @@ def require_weights(directory: Path, weights: dict[str, Any], model: torch.nn.Mo
     Raises:
         CheckpointError: Names or shapes differ.
     """
-    own = plain_state(model)
+    own = trained_state(model)
     weights = state_named_for(own, weights)
     here = {name: shape for name, value in own.items() if (shape := shape_of(value)) is not None}
     there = {name: shape for name, value in weights.items() if (shape := shape_of(value)) is not None}
-    wrong = [f"{name} is not in this model" for name in there.keys() - here.keys()]
-    wrong += [f"{name} is not in the checkpoint" for name in here.keys() - there.keys()]
-    both = here.keys() & there.keys()
-    wrong += [f"{name} is {there[name]} there and {here[name]} here" for name in both if here[name] != there[name]]
-    if wrong:
-        shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise CheckpointError(f"The checkpoint {directory} is one of another model: {shown}. Nothing was changed.")
+    require_equal_shapes(directory, "model", there, here)

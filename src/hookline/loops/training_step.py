@@ -1,4 +1,4 @@
-"""What a step computes: functions ``(model, batch) -> {"loss": ..., ...}``, and what becomes of their outputs.
+"""The computation of a step: functions ``(model, batch) -> {"loss": ..., ...}``, and handling of their outputs.
 
 A loss function makes a step for batches of inputs and targets; a model that returns its own loss, as Hugging Face's
 do, needs none. The numbers among the outputs become metrics; those of several batches are combined by their shares.
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from hookline._engine.errors import NonFiniteError, OptionError
-from hookline._engine.metrics import PLAIN, Deferred, MetricsRow, collect, plain
+from hookline._engine.metrics import Deferred, MetricsRow, collect, is_collected, plain
 from hookline._record.device import defer
 from hookline.callbacks.throughput_monitor import samples_of
 from hookline.loops.distributed import ProcessGroup
@@ -191,9 +191,13 @@ def _error(step: int, loss: float) -> NonFiniteError:
 def scalars(outputs: dict[str, Any]) -> dict[str, Any]:
     """Return those of a step's outputs that can be recorded; callbacks get the others only."""
     loss: Any = outputs.get("loss")
-    is_there = getattr(loss, "is_cpu", False)
-    values = outputs | {"loss": loss.item()} if is_there else outputs
-    if len(values) > 1 and not PLAIN.issuperset(map(type, values.values())):
+    values = outputs
+    if getattr(loss, "is_cpu", False):
+        values = outputs.copy()
+        values["loss"] = loss.item()
+    if is_collected(values):  # the usual case, decided by one call: this runs at each step
+        return values
+    if len(values) > 1:
         # Arrays are no metrics, even with one element: the predictions of one sample are such.
         values = {name: value for name, value in values.items() if not getattr(value, "ndim", 0)}
     try:
@@ -270,6 +274,10 @@ def combined(parts: list[dict[str, Any]], shares: list[float]) -> MetricsRow:
         ]
         given = [value for value, _ in values]
         row[name] = sum(plain(given)) if name in COUNTS else mean(given, [share for _, share in values])
+    for part in parts:
+        for name, captured in part.take_media().items() if isinstance(part, MetricsRow) else ():
+            row.media = row.media or {}
+            row.media[name] = [*row.media.get(name, ()), *captured]
     return row
 
 

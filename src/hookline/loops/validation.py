@@ -75,6 +75,7 @@ class Validation:
         self._counts = frozenset(counts)
         self._everywhere = everywhere
         self._batch = MetricsRow()
+        self._media: dict[str, list[Any]] = {}
         self._outputs: Any = None  # what the Trainer's validation step returned
         self._in_batch = False
         self._values: defaultdict[str, list[Any]] = defaultdict(list)
@@ -104,6 +105,7 @@ class Validation:
         if self._everywhere:
             self._gather()
         self.metrics = MetricsRow({f"{self.name}/{key}": self._result(key) for key in self._values})
+        self.metrics.media, self._media = self._media or None, {}
         if self._is_repeated:
             return
         run.validation_metrics = self.metrics
@@ -157,6 +159,8 @@ class Validation:
         Args:
             outputs: All that the validation step returned, for `on_validation_batch_end`; the metrics by default.
         """
+        for key, captured in metrics.take_media().items() if isinstance(metrics, MetricsRow) else ():
+            self._media.setdefault(f"{self.name}/{key}", []).extend(captured)
         self._batch.update(metrics)
         self._outputs = outputs
         for key, value in dict.items(metrics) if weight else ():  # values on their way from a device stay deferred

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, OptionError, UnknownNameError
 from hookline._engine.state import LogContext, LoopArtifacts
-from hookline.config.structs import load_config
+from hookline.config.loading import load_config
 from hookline.loops.sft import prepare, read_rows, training_step
 from hookline.loops.sft.data import template_text
 from hookline.loops.sharded import whole_state
@@ -169,14 +169,21 @@ def main(
         callbacks: Callbacks besides those of the configuration.
         argv: The command line; the program's by default.
     """
-    arguments, overrides = _parser().parse_known_args(sys.argv[1:] if argv is None else list(argv))
+    parser = argparse.ArgumentParser(
+        description="Fine-tune a causal language model.",
+        epilog="Settings of the file are overridden by their path: train.epochs=3 or --train.epochs 3.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML, TOML or JSON file with the settings")
+    arguments, overrides = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
     try:
-        worker = _worker(arguments.config, overrides, custom_logger_fns, hook_fns, callbacks)
+        config = load_config(arguments.config, WorkerConfig, overrides)
+        worker = SFTPolicyWorker(config, custom_logger_fns=custom_logger_fns, hook_fns=hook_fns, callbacks=callbacks)
     except HooklineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - output of the program
         raise SystemExit(USAGE_ERROR) from error
     try:
-        result: LoopArtifacts = worker.run()
+        result = worker.run()
     except (UnknownNameError, ConfigError) as error:  # the run to resume
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - output of the program
         raise SystemExit(USAGE_ERROR) from error
@@ -186,25 +193,6 @@ def main(
     if status is not None:
         raise SystemExit(status)
     return result
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Fine-tune a causal language model.",
-        epilog="Settings of the file are overridden by their path: train.epochs=3 or --train.epochs 3.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML, TOML or JSON file with the settings")
-    return parser
-
-
-def _worker(path: str, overrides: Sequence[str], logger_fns: Any, hook_fns: Any, callbacks: Any) -> Any:
-    try:
-        import torch  # noqa: F401 - to name what is missing
-    except ImportError as error:
-        raise MissingExtraError("hookline.main", "hf") from error
-    config = load_config(path, WorkerConfig, overrides)
-    return SFTPolicyWorker(config, custom_logger_fns=logger_fns, hook_fns=hook_fns, callbacks=callbacks)
 
 
 def leave_process_group() -> None:

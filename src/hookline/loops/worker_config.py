@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from hookline._engine.errors import OptionError
-from hookline.config.structs import CheckedStruct
+from hookline.config.loading import CheckedStruct
 from hookline.loops.sft.data import SFTOptions
 from hookline.loops.trainer_config import TrainerConfig
 
@@ -39,7 +39,7 @@ class ModelOptions(CheckedStruct, kw_only=True):
         if (self.path is None) == (self.tiny is None):
             raise OptionError("model: give either path, a directory or name for from_pretrained, or tiny: {}.")
         if self.tiny is not None and self.tokenizer is not None:
-            raise OptionError("model: tiny has a tokenizer of its own; leave tokenizer out.")
+            raise OptionError("model: tiny has its own tokenizer; leave tokenizer out.")
 
 
 class DataOptions(CheckedStruct, kw_only=True):

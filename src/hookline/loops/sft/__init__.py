@@ -19,17 +19,22 @@ ignores positions (a recurrent one, or one with ALiBi) would mix examples: `chec
 it.
 """
 
-from hookline.loops.sft.batches import (
-    PaddingCollator,
-    TokenCounts,
-    causal_lm_loss,
-    check_packing,
-    prepare,
-    token_counts,
-    training_step,
-)
+from typing import TYPE_CHECKING, Any
+
+from hookline._engine.optional import load_lazy
 from hookline.loops.sft.data import SFTOptions, read_rows
 from hookline.loops.sft.dataset import PackedDataset, SFTDataset
+
+if TYPE_CHECKING:
+    from hookline.loops.sft.batches import (
+        PaddingCollator,
+        TokenCounts,
+        causal_lm_loss,
+        check_packing,
+        prepare,
+        token_counts,
+        training_step,
+    )
 
 __all__ = [
     "PackedDataset",
@@ -44,3 +49,17 @@ __all__ = [
     "token_counts",
     "training_step",
 ]
+
+# Imported on first use: configurations, and with them every command of the program, need `SFTOptions` without torch.
+_BATCHES = frozenset(__all__) - set(globals())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BATCHES:
+        raise AttributeError(f"module 'hookline.loops.sft' has no attribute {name!r}")
+    value = globals()[name] = load_lazy(f"hookline.sft.{name}", f"hookline.loops.sft.batches:{name}")
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,9 +13,10 @@ from weakref import WeakSet
 import torch
 from torch.nn import functional
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
 from hookline._engine.torch_models import unwrapped
-from hookline.loops.sft.data import IGNORED, Row, SFTOptions, require_length
+from hookline.loops.sft.data import IGNORED, Row, SFTOptions
 from hookline.loops.sft.dataset import Item, PackedDataset, SFTDataset
 from hookline.loops.training_step import set_to_evaluate
 
@@ -51,11 +52,9 @@ class PaddingCollator:
     """
 
     def __init__(self, tokenizer: Any, *, pad_to_multiple_of: int | None = None) -> None:
-        if pad_to_multiple_of is not None:
-            require_length("pad_to_multiple_of", pad_to_multiple_of, least=1)
+        self.multiple = require_integer("pad_to_multiple_of", pad_to_multiple_of, optional=True) or 1
         ids = (getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "eos_token_id", None), 0)
         self.pad_id: int = next(token for token in ids if token is not None)
-        self.multiple = pad_to_multiple_of or 1
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         packed = {"position_ids" in item for item in items}

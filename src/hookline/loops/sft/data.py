@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError, closest
 
 Truncate = Literal["right", "left", "drop", "error"]
@@ -52,9 +53,8 @@ class SFTOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froze
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        require_length("max_length", self.max_length, least=2)
-        if self.pad_to_multiple_of is not None:
-            require_length("pad_to_multiple_of", self.pad_to_multiple_of, least=1)
+        require_integer("max_length", self.max_length, minimum=2)
+        require_integer("pad_to_multiple_of", self.pad_to_multiple_of, optional=True)
         for name in ("packing", "train_on_prompt"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"{name}={value!r}: give true or false.")
@@ -65,14 +65,8 @@ class SFTOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froze
             )
 
 
-def require_length(name: str, value: object, *, least: int) -> None:
-    """Refuse what is not a number of tokens."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name}={value!r}: give a whole number of at least {least}.")
-
-
 def template_text(given: str) -> str:
-    """A chat template as it stands in the options, or in a file that they name."""
+    """Return the chat template of the options, or of the file that they name."""
     if "{" in given:
         return given
     try:

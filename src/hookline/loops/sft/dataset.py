@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
-from hookline.loops.sft.data import FORMATS, IGNORED, Row, RowEncoder, SFTOptions, Tokens, require_length, template_text
+from hookline.loops.sft.data import FORMATS, IGNORED, Row, RowEncoder, SFTOptions, Tokens, template_text
 
 logger = logging.getLogger("hookline")
 
@@ -40,8 +41,11 @@ class SFTDataset:
             tokenizer = copy.copy(tokenizer)  # the caller's is not changed
             tokenizer.chat_template = template_text(self.options.chat_template)
         encoder = RowEncoder(tokenizer, train_on_prompt=self.options.train_on_prompt)
+        if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+            hint = " Read a file with read_rows(path)." if isinstance(rows, str) else ""
+            raise OptionError(f"rows={rows!r}: give a list of rows: {FORMATS}.{hint}")
         count = 0
-        for index, row in enumerate(_iterable(rows)):
+        for index, row in enumerate(rows):
             self._add(encoder.encode(row, index), index)
             count += 1
         self._report(count)
@@ -112,8 +116,8 @@ class PackedDataset:
 
     def __init__(self, dataset: SFTDataset, max_length: int | None = None) -> None:
         self.dataset = dataset
-        self.max_length = dataset.options.max_length if max_length is None else max_length
-        require_length("max_length", self.max_length, least=2)
+        given = dataset.options.max_length if max_length is None else max_length
+        self.max_length = require_integer("max_length", given, minimum=2)
         lengths = dataset.lengths()
         if lengths and max(lengths) > self.max_length:
             raise OptionError(
@@ -168,10 +172,3 @@ def _cut(tokens: Tokens, most: int, truncate: str) -> Tokens:
         return Tokens([], [])
     part = slice(-most, None) if truncate == "left" else slice(most)
     return Tokens(tokens.ids[part], tokens.trained[part])
-
-
-def _iterable(rows: Any) -> Iterable[Any]:
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        hint = " Read a file with read_rows(path)." if isinstance(rows, str) else ""
-        raise OptionError(f"rows={rows!r}: give a list of rows: {FORMATS}.{hint}")
-    return rows
